@@ -1,0 +1,47 @@
+# Each target sets up .venv by itself. Needs CPython 3.10+ and make; Inductor also needs a C++ compiler.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+# torch goes first and pinned, so that no package can pull in another build of it.
+PIP := $(PY) -m pip install --quiet --constraint constraints.txt
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all bench lint gpu clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(VENV)/base: pyproject.toml constraints.txt
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) torch numpy
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/base
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/demo: $(VENV)/base
+	@$(PIP) --editable '.[demo]'
+	@touch $@
+
+demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, compile it
+	@$(PY) examples/minilm.py
+
+test: $(VENV)/dev ## every operator on every route once (10 minutes on two cores)
+	@$(PY) -m pytest -m "not full"
+
+test-all: $(VENV)/dev ## the full product of operators, routes and dtypes (30 minutes on two cores)
+	@$(PY) -m pytest
+
+bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results
+	@$(PY) -m benchmarks
+
+lint: $(VENV)/dev ## ruff and pyright
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright
+
+gpu: $(VENV)/dev ## the tests that need a GPU
+	@$(PY) -m pytest -m "not full" --device cuda
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,278 @@
+"""Hop, the base class of our operators: every dispatch key and transform, each written once.
+
+A concrete operator supplies what it means, and nothing about dispatch:
+
+    check       validate the arguments and bring them to one canonical form
+    reference   the meaning, in plain ATen; also the decomposition, the fallback, the shape rule and the oracle of tests
+    kernels     the fast implementations, in the order in which they are asked
+    gradient    the gradient of each tensor argument, made of operators of ours
+    batch       the rule under vmap that keeps our node, or None where there is none
+    shard       the rule for DTensors
+
+A call takes the first of these routes that applies:
+
+    plain eager tensors, nothing watching      check, then the first kernel that supports the call, else the reference
+    torch.jit.trace                            the reference, since a script graph knows ATen only
+    everything else                            PyTorch's dispatcher, by the rules registered in `Hop.__init__`
+"""
+
+import abc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from hop import _compile
+from hop._compile import DispatchKey, HigherOrderOperator, TransformType
+from hop.kernels import Kernel
+
+_hops: list["Hop"] = []
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+class Hop(HigherOrderOperator):
+    """A higher-order operator that returns one tensor, never an alias of an input, and mutates nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, cacheable=True)
+        self.py_impl(DispatchKey.CompositeExplicitAutograd)(self._run)
+        self.py_impl(DispatchKey.Autograd)(self._autograd)
+        self.py_impl(TransformType.Grad)(self._grad_level)
+        self.py_impl(TransformType.Jvp)(self._jvp_level)
+        self.py_impl(TransformType.Vmap)(self._vmap_level)
+        self.py_impl(_compile.ProxyTorchDispatchMode)(self._trace)
+        self.py_functionalize_impl(self._functionalize)
+        _compile.register_fake(self, self.reference)
+        _compile.register_inductor_decomposition(self, self._run)
+        _compile.when_imported("torch.distributed.tensor", self._register_dtensor)
+        _compile.when_imported("torch.utils.flop_counter", self._register_flop_counter)
+        _hops.append(self)
+
+    # ---- what a concrete operator supplies
+
+    @abc.abstractmethod
+    def check(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Raise for arguments that break a rule; return them in canonical form. Does not touch data."""
+
+    @abc.abstractmethod
+    def reference(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The meaning, in plain ATen."""
+
+    def kernels(self, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Any]]:
+        """The kernels to ask for this call, best first, each with the call in the form that it takes."""
+        return ()
+
+    @abc.abstractmethod
+    def differentiable(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether the result can carry a gradient at all."""
+
+    @abc.abstractmethod
+    def gradient(self, grad: Tensor, needed: Sequence[bool], *args: Any, **kwargs: Any) -> Sequence[Tensor | None]:
+        """The gradient of each leaf of `(args, kwargs)` for which `needed` is true, in that leaf's dtype."""
+
+    def batch(self, size: int, dims: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, int] | None:
+        """Compute all `size` members of a batch at once; `dims` has the batch dimension (or None) of each leaf. Returns
+        the result and its batch dimension, or None where the reference should be batched by PyTorch's rules."""
+        return None
+
+    @abc.abstractmethod
+    def shard(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The result for operands some of which are DTensors: a DTensor."""
+
+    # ---- calls
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Tensor:
+        args, kwargs = self.check(*args, **kwargs)
+        if _compile.is_plain_eager() and _all_plain(args, kwargs):
+            return self._run(*args, **kwargs)
+        if _compile.is_tracing_script():
+            return self.reference(*args, **kwargs)
+        args, kwargs = tree_map_only(Tensor, _resolve, (args, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
+        if dispatch_key == DispatchKey.Python:
+            mode = _compile.current_mode()
+            known = mode is None or type(mode) in self.python_key_table
+            if not known and not getattr(mode, "supports_higher_order_operators", False):
+                return self.reference(*args, **kwargs)  # a mode that knows ATen only sees ATen
+            for subclass in _unknown_subclasses(self, args, kwargs):
+                self.py_impl(subclass)(self.reference)
+        return super().dispatch(dispatch_key, *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Which implementation a call would take, and why each one before it declined."""
+        args, kwargs = self.check(*args, **kwargs)
+        lines = []
+        for kernel, call in self.kernels(*args, **kwargs):
+            reason = kernel.declines(call)
+            lines.append(f"{kernel.name}: {'chosen' if reason is None else reason}")
+            if reason is None:
+                return "\n".join(lines)
+        return "\n".join([*lines, "reference: chosen"])
+
+    # ---- below autograd
+
+    def _run(self, *args: Any, **kwargs: Any) -> Tensor:
+        for kernel, call in self.kernels(*args, **kwargs):
+            if kernel.declines(call) is None:
+                return kernel.run(call)
+        return self.reference(*args, **kwargs)
+
+    def _trace(self, mode: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return _compile.trace_node(mode, self, args, kwargs)
+
+    def _functionalize(self, ctx: Any, *args: Any, **kwargs: Any) -> Tensor:
+        inner_args, inner_kwargs = ctx.unwrap_tensors(args), ctx.unwrap_tensors(kwargs)
+        with ctx.redispatch_to_next():
+            out = self(*inner_args, **inner_kwargs)
+        return ctx.wrap_tensors(out)
+
+    # ---- differentiation
+
+    def _autograd(self, *args: Any, **kwargs: Any) -> Tensor:
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if self.differentiable(*args, **kwargs):
+            if any(map(_compile.has_tangent, tensors)):
+                return self.reference(*args, **kwargs)  # PyTorch's own rules propagate tangent and gradient
+            if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+                call, tensors = _Call.take(self, args, kwargs)
+                return _AutogradRule.apply(call, *tensors)
+        with _compile.below_autograd():
+            return self(*args, **kwargs)
+
+    def _grad_level(self, interpreter: Any, *args: Any, **kwargs: Any) -> Tensor:
+        call, tensors = _Call.take(self, args, kwargs)
+        return _compile.apply_at_level(_Rule, interpreter, call.run, call, tensors)
+
+    def _jvp_level(self, interpreter: Any, *args: Any, **kwargs: Any) -> Tensor:
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if self.differentiable(*args, **kwargs) and any(map(_compile.has_tangent, tensors)):
+            return self.reference(*args, **kwargs)
+        level = interpreter.level()
+        inner = tree_map_only(Tensor, lambda x: _compile.unwrap_for_grad(x, level), (args, kwargs))
+        with interpreter.lower():
+            out = self(*inner[0], **inner[1])
+        return _compile.wrap_for_grad(out, level)
+
+    def _vmap_level(self, interpreter: Any, *args: Any, **kwargs: Any) -> Tensor:
+        (inner_args, inner_kwargs), dims = _compile.unwrap_batched((args, kwargs), interpreter.level())
+        dims = tree_leaves(dims, is_leaf=lambda d: d is None)
+        with interpreter.lower():
+            if all(dim is None for dim in dims):
+                return self(*inner_args, **inner_kwargs)
+            batched = self.batch(interpreter.batch_size(), dims, *inner_args, **inner_kwargs)
+        if batched is None:
+            return self.reference(*args, **kwargs)
+        return _compile.add_batch_dim(*batched, interpreter.level())
+
+    # ---- registrations that wait for an import
+
+    def _register_dtensor(self) -> None:
+        from torch.distributed.tensor import DTensor
+
+        self.py_impl(DTensor)(self.shard)
+
+    def _register_flop_counter(self) -> None:
+        self.py_impl(_compile.flop_counter_mode())(self._count_flops)
+
+    def _count_flops(self, mode: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Count what the reference does, on tensors without data, under the names of its ATen operators."""
+        described = tree_map_only(Tensor, lambda x: x.detach().to("meta"), (args, kwargs))
+        with mode:
+            self.reference(*described[0], **described[1])
+        return self(*args, **kwargs)
+
+
+def decompositions() -> Any:
+    """PyTorch's default decomposition table for `ExportedProgram.run_decompositions`, plus our operators: what is left
+    afterwards is core ATen. Returns a fresh table that the caller may change."""
+    table = _compile.core_decompositions()
+    for hop in _hops:
+        table[hop] = hop.reference
+    return table
+
+
+class _Call:
+    """One call without its tensors: a context that outlives the call keeps none of them alive."""
+
+    def __init__(self, hop: Hop, leaves: list[Any], spec: Any) -> None:
+        self.hop, self.spec = hop, spec
+        self.positions = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        self.rest = [None if isinstance(x, Tensor) else x for x in leaves]
+
+    @classmethod
+    def take(cls, hop: Hop, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple["_Call", list[Tensor]]:
+        leaves, spec = tree_flatten((args, kwargs))
+        call = cls(hop, leaves, spec)
+        return call, [leaves[i] for i in call.positions]
+
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = list(self.rest)
+        for i, x in zip(self.positions, tensors, strict=True):
+            leaves[i] = x
+        return tree_unflatten(leaves, self.spec)
+
+    def run(self, *tensors: Tensor) -> Tensor:
+        args, kwargs = self.arguments(tensors)
+        return self.hop(*args, **kwargs)
+
+
+class _Rule:
+    """The gradient of a call, for torch.autograd.Function: inputs are the _Call, then its tensors."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        call, *tensors = inputs
+        ctx.call = call
+        ctx.save_for_backward(*tensors)
+        if not (output.is_floating_point() or output.is_complex()):
+            ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), call = grad_outputs, ctx.call
+        needed = [False] * len(call.rest)
+        for i, need in zip(call.positions, ctx.needs_input_grad[1:], strict=True):
+            needed[i] = need
+        args, kwargs = call.arguments(ctx.saved_tensors)
+        grads = call.hop.gradient(grad, needed, *args, **kwargs)
+        return None, *(grads[i] for i in call.positions)
+
+
+class _AutogradRule(_Rule, torch.autograd.Function):
+    @staticmethod
+    def forward(call: _Call, *tensors: Tensor) -> Tensor:
+        with _compile.below_autograd():
+            return call.run(*tensors)
+
+
+def _all_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if no operand needs a rule of the dispatcher: strided tensors of PyTorch's own class, without a gradient or
+    tangent to propagate and without a lazy conjugation or negation."""
+    grad = torch.is_grad_enabled()
+    forward_ad = _compile.is_forward_ad_active()
+    for x in tree_leaves((args, kwargs)) if kwargs or any(type(a) in (list, tuple) for a in args) else args:
+        if isinstance(x, Tensor) and (
+            type(x) not in _PLAIN
+            or x.layout is not torch.strided
+            or (grad and x.requires_grad)
+            or (forward_ad and x.is_floating_point())
+            or x.is_conj()
+            or x.is_neg()
+        ):
+            return False
+    return True
+
+
+def _resolve(x: Tensor) -> Tensor:
+    """Carry out a lazy conjugation or negation, for which the dispatcher would ask us for rules."""
+    return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
+
+
+def _unknown_subclasses(hop: Hop, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[type]:
+    """Types of operands with a `__torch_dispatch__` of their own that have no rule for `hop` yet."""
+    types = {type(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+    return {t for t in types if t not in hop.python_key_table and _compile.is_foreign_subclass(t)}

@@ -1,0 +1,119 @@
+"""What out_dtype knows about the operator it is given, all of it read from the operator's schema and tags."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop._compile import OpOverload
+
+aten = torch.ops.aten
+
+# Arguments that say where, not how much: they keep their dtype.
+_INDEX_NAMES = frozenset({"index", "indices", "offsets", "mask", "condition", "repeats"})
+_INDEX_OF_OPERATOR = {
+    "aten::nll_loss": {"target"},
+    "aten::nll_loss_nd": {"target"},
+    "aten::nll_loss2d": {"target"},
+    "aten::ctc_loss": {"targets", "input_lengths", "target_lengths"},
+    "aten::multi_margin_loss": {"target"},
+    "aten::multilabel_margin_loss": {"target"},
+}
+
+
+@dataclass(frozen=True)
+class Inner:
+    """The operator that out_dtype runs."""
+
+    op: OpOverload
+    positional: tuple[Any, ...]  # schema arguments
+    keyword_only: dict[str, Any]
+    promoted: frozenset[str]  # names of the tensor and Scalar arguments that are brought to the common dtype
+    returns_view: bool
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments in canonical form: positional up to the last one that differs from its default, the keyword-only
+        ones by name."""
+        if not kwargs and len(args) <= len(self.positional) and self._complete(len(args)):
+            return args, kwargs
+        if len(args) > len(self.positional):
+            raise RuntimeError(
+                f"{self.op} takes {len(self.positional)} positional arguments, got {len(args)}: {self.op._schema}"
+            )
+        given = dict(zip((a.name for a in self.positional), args, strict=False))
+        keywords = {}
+        for name, value in kwargs.items():
+            if name in given:
+                raise RuntimeError(f"{self.op} got two values for argument {name!r}: {self.op._schema}")
+            if name in self.keyword_only:
+                keywords[name] = value
+            elif any(a.name == name for a in self.positional):
+                given[name] = value
+            else:
+                raise RuntimeError(f"{self.op} has no argument {name!r}: {self.op._schema}")
+        last = max((i for i, a in enumerate(self.positional) if a.name in given), default=-1)
+        missing = [a.name for i, a in enumerate(self.positional) if a.name not in given and not a.has_default_value()]
+        missing += [n for n, a in self.keyword_only.items() if n not in keywords and not a.has_default_value()]
+        if missing:
+            raise RuntimeError(f"{self.op} is missing a value for argument {missing[0]!r}: {self.op._schema}")
+        ordered = tuple(given.get(a.name, a.default_value) for a in self.positional[: last + 1])
+        return ordered, keywords
+
+    def _complete(self, given: int) -> bool:
+        rest = [*self.positional[given:], *self.keyword_only.values()]
+        return all(a.has_default_value() for a in rest)
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """(name, value) of every argument given; the members of a list under the list's name."""
+        pairs = [*((a.name, v) for a, v in zip(self.positional, args, strict=False)), *kwargs.items()]
+        flat = []
+        for name, value in pairs:
+            if isinstance(value, list | tuple):
+                flat += [(name, v) for v in value]
+            else:
+                flat.append((name, value))
+        return flat
+
+    def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
+        """The arguments with every promoted tensor brought to `dtype`."""
+
+        def one(name: str, value: Any) -> Any:
+            if name not in self.promoted:
+                return value
+            if isinstance(value, Tensor):
+                return value.to(dtype)
+            if isinstance(value, list | tuple):
+                return [one(name, v) for v in value]
+            return value
+
+        positional = tuple(one(a.name, v) for a, v in zip(self.positional, args, strict=False))
+        return positional, {name: one(name, v) for name, v in kwargs.items()}
+
+
+@functools.cache
+def describe(op: OpOverload) -> Inner:
+    """Read the schema of `op`; raises ValueError for an operator that out_dtype cannot run."""
+    schema = op._schema
+    if schema.is_mutable:
+        raise ValueError(f"out_dtype: op must be functional, but {op} writes to its arguments: {schema}")
+    if len(schema.returns) != 1 or str(schema.returns[0].type) != "Tensor":
+        raise ValueError(f"out_dtype: op must return exactly one tensor: {schema}")
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        raise ValueError(
+            f"out_dtype: op must be a function of its arguments, but {op} draws random numbers; call it outside"
+        )
+    index = _INDEX_NAMES | _INDEX_OF_OPERATOR.get(schema.name, set())
+    promoted = frozenset(
+        a.name
+        for a in schema.arguments
+        if a.name not in index and any(word in str(a.type) for word in ("Tensor", "number", "Scalar"))
+    )
+    return Inner(
+        op=op,
+        positional=tuple(a for a in schema.arguments if not a.kwarg_only),
+        keyword_only={a.name: a for a in schema.arguments if a.kwarg_only},
+        promoted=promoted,
+        returns_view=schema.returns[0].alias_info is not None,
+    )

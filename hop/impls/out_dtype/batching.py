@@ -1,0 +1,189 @@
+"""out_dtype under vmap: rules that answer a batched call with one call of out_dtype.
+
+Each rule moves the batch into a dimension that some operator already has: a batched mm is a bmm, a batched convolution
+has a larger batch or more groups, an elementwise operator takes any shape. Operators without a rule are batched through
+their reference, by PyTorch's own rules.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hop._compile import OpOverload
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.out_dtype.forms import as_convolution, convolution_arguments
+from hop.impls.out_dtype.promotion import common_dtype
+
+aten = torch.ops.aten
+
+# An argument and whether it has the batch as its first dimension.
+Arg = tuple[Any, bool]
+
+
+def batch(
+    size: int,
+    dims: Sequence[int | None],
+    op: OpOverload,
+    output_dtype: torch.dtype,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, int] | None:
+    """The results of all members and their batch dimension, or None; `dims` belongs to the leaves of (args, kwargs)."""
+    rule = _RULES.get(op)
+    if rule is None and torch.Tag.pointwise in op.tags:
+        rule = _pointwise
+    batched: list[Arg] = []
+    logical = []
+    position = 0
+    for arg in args:
+        leaves = len(tree_leaves(arg))
+        dim = dims[position] if isinstance(arg, Tensor) else None
+        if not isinstance(arg, Tensor) and any(d is not None for d in dims[position : position + leaves]):
+            return None  # a list of tensors
+        position += leaves
+        batched.append((arg, False) if dim is None else (arg.movedim(dim, 0), True))
+        logical.append(arg if dim is None else arg.select(dim, 0) if size else arg.new_empty(_without(arg, dim)))
+    if rule is None or any(d is not None for d in dims[position:]):
+        return None
+    common = common_dtype(describe(op), output_dtype, tuple(logical), kwargs)
+    # A member without dimensions counts for less in promotion; in a batch it has one.
+    batched = [(x.to(common), True) if b and x.dim() == 1 else (x, b) for x, b in batched]
+    if op in _CONVOLUTIONS:
+        return _convolution(size, op, output_dtype, batched, tuple(logical))
+    return rule(size, op, output_dtype, batched, kwargs)
+
+
+def _without(x: Tensor, dim: int) -> tuple[int, ...]:
+    return tuple(s for i, s in enumerate(x.shape) if i != dim % x.dim())
+
+
+def _call(op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
+    from hop.impls.out_dtype import operator  # the operator is made of this rule, and this rule of the operator
+
+    return operator(op, output_dtype, *args, **kwargs)
+
+
+def _three(args: list[Arg]) -> Any:
+    """The first three arguments; the bias, which is the third, may be missing."""
+    return (*args, (None, False))[:3]
+
+
+def _with_batch(size: int, arg: Arg) -> Tensor:
+    x, batched = arg
+    return x if batched else x.expand(size, *x.shape)
+
+
+def _mm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+    lhs, (rhs, rhs_batched) = args[0][0], args[1]
+    if not rhs_batched:
+        return _call(aten.mm.default, dtype, lhs.flatten(0, 1), rhs).unflatten(0, (size, -1)), 0
+    return _call(aten.bmm.default, dtype, _with_batch(size, args[0]), rhs), 0
+
+
+def _bmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+    lhs, rhs = (_with_batch(size, arg) for arg in args)
+    return _call(aten.bmm.default, dtype, lhs.flatten(0, 1), rhs.flatten(0, 1)).unflatten(0, (size, -1)), 0
+
+
+def _addmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+    added, lhs, rhs = args
+    product = [_with_batch(size, arg) for arg in (lhs, rhs)]
+    return _call(aten.baddbmm.default, dtype, _align(added, 2), *product, **kwargs), 0
+
+
+def _baddbmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+    lhs, rhs = (_with_batch(size, arg) for arg in args[1:])
+    added = _align((_with_batch(size, args[0]), True), 3).expand(size, lhs.shape[1], *[-1] * 2).flatten(0, 1)
+    out = _call(aten.baddbmm.default, dtype, added, lhs.flatten(0, 1), rhs.flatten(0, 1), **kwargs)
+    return out.unflatten(0, (size, -1)), 0
+
+
+def _matmul(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+    """Also mv and dot: vectors become matrices of one row or column."""
+    (lhs, lhs_batched), (rhs, rhs_batched) = args
+    is_row, is_column = lhs.dim() - lhs_batched == 1, rhs.dim() - rhs_batched == 1
+    lhs = lhs.unsqueeze(-2) if is_row else lhs
+    rhs = rhs.unsqueeze(-1) if is_column else rhs
+    rank = max(lhs.dim() - lhs_batched, rhs.dim() - rhs_batched)
+    out = _call(aten.matmul.default, dtype, _align((lhs, lhs_batched), rank), _align((rhs, rhs_batched), rank))
+    out = out.squeeze(-1) if is_column else out
+    return (out.squeeze(-1 if is_column else -2) if is_row else out), 0
+
+
+def _linear(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int] | None:
+    (x, x_batched), (weight, weight_batched), (bias, bias_batched) = _three(args)
+    if not weight_batched and not bias_batched:
+        return _call(op, dtype, x, weight, bias), 0
+    if weight.dim() - weight_batched != 2:
+        return None
+    lead = x.shape[x_batched:-1]
+    rows = _with_batch(size, (x, x_batched)).reshape(size, -1, x.shape[-1])
+    weights = _with_batch(size, (weight, weight_batched)).mT
+    if bias is None:
+        out = _call(aten.bmm.default, dtype, rows, weights)
+    else:
+        added = bias.unsqueeze(1) if bias_batched else bias
+        out = _call(aten.baddbmm.default, dtype, added, rows, weights)
+    return out.reshape(size, *lead, weights.shape[-1]), 0
+
+
+def _align(arg: Arg, rank: int) -> Tensor:
+    """Put ones between the batch and the other dimensions, so that a member has `rank` dimensions."""
+    x, batched = arg
+    if not batched:
+        return x
+    return x.reshape(x.shape[0], *[1] * (rank + 1 - x.dim()), *x.shape[1:])
+
+
+def _pointwise(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
+    rank = max(x.dim() - batched for x, batched in args if isinstance(x, Tensor))
+    return _call(op, dtype, *(_align(arg, rank) if arg[1] else arg[0] for arg in args), **kwargs), 0
+
+
+def _convolution(
+    size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], logical: tuple[Any, ...]
+) -> tuple[Tensor, int] | None:
+    form = as_convolution(op, logical)
+    if form is None:
+        return None
+    (x, x_batched), (weight, weight_batched), (bias, bias_batched) = _three(args)
+    x = x.unsqueeze(int(x_batched)) if form.unbatched else x
+    if not weight_batched and not bias_batched:  # the batch joins the examples
+        conv = replace(form.conv, x=x.flatten(0, 1))
+        out = _call(aten.convolution.default, dtype, *convolution_arguments(conv, bias)).unflatten(0, (size, -1))
+    else:  # the batch joins the groups
+        x = _with_batch(size, (x, x_batched)).transpose(0, 1).flatten(1, 2)
+        weight = _with_batch(size, (weight, weight_batched)).flatten(0, 1)
+        bias = None if bias is None else _with_batch(size, (bias, bias_batched)).flatten(0, 1)
+        conv = replace(form.conv, x=x, weight=weight, groups=size * form.conv.groups)
+        out = _call(aten.convolution.default, dtype, *convolution_arguments(conv, bias))
+        out = out.unflatten(1, (size, -1)).transpose(0, 1)
+    return (out.squeeze(1) if form.unbatched else out), 0
+
+
+_CONVOLUTIONS = frozenset(
+    {
+        aten.convolution.default,
+        aten.conv1d.default,
+        aten.conv2d.default,
+        aten.conv3d.default,
+        aten.conv_transpose1d.default,
+        aten.conv_transpose2d.input,
+        aten.conv_transpose3d.input,
+    }
+)
+_RULES: dict[OpOverload, Callable[..., tuple[Tensor, int] | None]] = {
+    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    aten.mm.default: _mm,
+    aten.bmm.default: _bmm,
+    aten.addmm.default: _addmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.matmul.default: _matmul,
+    aten.mv.default: _matmul,
+    aten.dot.default: _matmul,
+    aten.linear.default: _linear,
+}

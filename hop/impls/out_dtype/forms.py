@@ -1,0 +1,225 @@
+"""Two normal forms that kernels, gradients and batching share: a matrix product and a convolution."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop._compile import OpOverload
+from hop.kernels.convolution import Convolution
+
+aten = torch.ops.aten
+
+
+_View = Callable[[Tensor], Tensor]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Product:
+    """`finish(lhs @ rhs)` for lhs (M, K), rhs (K, N), or with one batch dimension on both.
+
+    lhs and rhs are views of two of the operator's arguments. `finish` takes the product in any dtype, adds what the
+    operator adds and gives the operator's shape."""
+
+    lhs: Tensor
+    rhs: Tensor
+    finish: _View = _same
+    operands: tuple[int, int] = (0, 1)  # which arguments lhs and rhs are
+    restore: tuple[_View, _View] = (_same, _same)  # from the shape of lhs and rhs to that of the argument, or wider
+    added: int | None = None  # which argument `finish` adds
+    alpha: Any = 1  # factor of the product
+    beta: Any = 1  # factor of what is added
+
+
+def as_product(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """The product that `op` is, or None if it is none or its operands do not fit together."""
+    form = _PRODUCTS.get(op)
+    product = form(*args, **kwargs) if form is not None else None
+    if product is None or not _fits(product.lhs, product.rhs):
+        return None
+    return product
+
+
+def _fits(lhs: Tensor, rhs: Tensor) -> bool:
+    return lhs.dim() == rhs.dim() and lhs.shape[-1] == rhs.shape[-2] and lhs.shape[:-2] == rhs.shape[:-2]
+
+
+def _mm(lhs: Tensor, rhs: Tensor) -> Product | None:
+    return Product(lhs, rhs) if lhs.dim() == rhs.dim() == 2 else None
+
+
+def _bmm(lhs: Tensor, rhs: Tensor) -> Product | None:
+    return Product(lhs, rhs) if lhs.dim() == rhs.dim() == 3 else None
+
+
+def _addmm(self: Tensor, lhs: Tensor, rhs: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Product | None:
+    shape = (*lhs.shape[:-1], rhs.shape[-1])
+    if lhs.dim() != rhs.dim() or not _expands(self, shape):
+        return None
+
+    def finish(product: Tensor) -> Tensor:
+        scaled = product if alpha == 1 else product * alpha
+        if beta == 0:
+            return scaled
+        term = self.to(product.dtype)
+        return scaled + (term if beta == 1 else term * beta)
+
+    return Product(lhs, rhs, finish, (1, 2), added=0, alpha=alpha, beta=beta)
+
+
+def _expands(x: Tensor, shape: tuple[int, ...]) -> bool:
+    if x.dim() > len(shape):
+        return False
+    return all(s in (1, t) for s, t in zip(reversed(x.shape), reversed(shape), strict=False))
+
+
+def _addmm_2d(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: Any) -> Product | None:
+    return _addmm(self, lhs, rhs, **scale) if lhs.dim() == rhs.dim() == 2 else None
+
+
+def _baddbmm(self: Tensor, lhs: Tensor, rhs: Tensor, **scale: Any) -> Product | None:
+    return _addmm(self, lhs, rhs, **scale) if lhs.dim() == rhs.dim() == 3 else None
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Product | None:
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return None
+
+    def finish(product: Tensor) -> Tensor:
+        if bias is not None:
+            product = product + bias.to(product.dtype)
+        return product.view(*x.shape[:-1], weight.shape[0])
+
+    rows = x if x.dim() == 2 else x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
+    added = None if bias is None else 2
+    return Product(rows, weight.t(), finish, restore=(lambda d: d.view(x.shape), torch.t), added=added)
+
+
+def _matmul(lhs: Tensor, rhs: Tensor) -> Product | None:
+    if lhs.dim() == 0 or rhs.dim() == 0:
+        return None
+    a = lhs.unsqueeze(0) if lhs.dim() == 1 else lhs
+    b = rhs.unsqueeze(1) if rhs.dim() == 1 else rhs
+    if a.shape[-1] != b.shape[-2]:
+        return None
+    matrix_shape: tuple[int, ...]
+    if b.dim() == 2:
+        matrix_shape = (*a.shape[:-1], b.shape[-1])
+        a = a.flatten(0, -2) if a.dim() > 2 else a
+    else:
+        try:
+            lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        except RuntimeError:
+            return None  # the reference raises PyTorch's own error for it
+        matrix_shape = (*lead, a.shape[-2], b.shape[-1])
+        a = a.expand(*lead, *a.shape[-2:]).flatten(0, -3)
+        b = b.expand(*lead, *b.shape[-2:]).flatten(0, -3)
+
+    def finish(product: Tensor) -> Tensor:
+        out = product.view(matrix_shape)
+        out = out.squeeze(-1) if rhs.dim() == 1 else out
+        return out.squeeze(-2 if rhs.dim() > 1 else -1) if lhs.dim() == 1 else out
+
+    def restore_lhs(d: Tensor) -> Tensor:
+        return d.view(*matrix_shape[:-1], a.shape[-1]).squeeze(-2) if lhs.dim() == 1 else d.view(*matrix_shape[:-1], -1)
+
+    def restore_rhs(d: Tensor) -> Tensor:
+        d = d.view(*matrix_shape[:-2], *b.shape[-2:]) if b.dim() > 2 else d
+        return d.squeeze(-1) if rhs.dim() == 1 else d
+
+    return Product(a, b, finish, restore=(restore_lhs, restore_rhs))
+
+
+def _mv(matrix: Tensor, vector: Tensor) -> Product | None:
+    if matrix.dim() != 2 or vector.dim() != 1:
+        return None
+    return Product(matrix, vector.unsqueeze(1), lambda y: y.squeeze(1), restore=(_same, lambda d: d.squeeze(1)))
+
+
+def _dot(lhs: Tensor, rhs: Tensor) -> Product | None:
+    if lhs.dim() != 1 or rhs.dim() != 1:
+        return None
+    restore: tuple[_View, _View] = (lambda d: d.squeeze(0), lambda d: d.squeeze(1))
+    return Product(lhs.unsqueeze(0), rhs.unsqueeze(1), lambda y: y.view(()), restore=restore)
+
+
+_PRODUCTS: dict[OpOverload, Callable[..., Product | None]] = {
+    aten.mm.default: _mm,
+    aten.bmm.default: _bmm,
+    aten.addmm.default: _addmm_2d,
+    aten.baddbmm.default: _baddbmm,
+    aten.linear.default: _linear,
+    aten.matmul.default: _matmul,
+    aten.mv.default: _mv,
+    aten.dot.default: _dot,
+}
+
+
+@dataclass(frozen=True)
+class BiasedConvolution:
+    """A convolution, its bias, and whether the operator was given one example without a batch dimension."""
+
+    conv: Convolution
+    bias: Tensor | None
+    unbatched: bool
+
+
+def as_convolution(op: OpOverload, args: tuple[Any, ...]) -> BiasedConvolution | None:
+    """The convolution that `op` is, or None if it is none (padding given as a string is none)."""
+    form = _CONVOLUTIONS.get(op)
+    if form is None or args[0].dim() not in (args[1].dim(), args[1].dim() - 1):
+        return None
+    return form(*args)
+
+
+def _expand(value: Any, length: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * length if len(values) == 1 else values
+
+
+def _biased(x: Tensor, weight: Tensor, bias: Tensor | None, lists: list[Any], transposed: bool, groups: int) -> Any:
+    spatial = weight.dim() - 2
+    stride, padding, dilation, output_padding = (_expand(v, spatial) for v in lists)
+    unbatched = x.dim() == weight.dim() - 1
+    x = x.unsqueeze(0) if unbatched else x
+    conv = Convolution(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    return BiasedConvolution(conv, bias, unbatched)
+
+
+def _convolution(x: Any, w: Any, b: Any, stride: Any, padding: Any, dilation: Any, transposed: Any, out: Any, g: Any):
+    return _biased(x, w, b, [stride, padding, dilation, out], transposed, g)
+
+
+def _conv(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1):
+    return _biased(x, w, b, [stride, padding, dilation, 0], False, groups)
+
+
+def _conv_transpose(
+    x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, out: Any = 0, groups: int = 1, dilation: Any = 1
+):
+    return _biased(x, w, b, [stride, padding, dilation, out], True, groups)
+
+
+_CONVOLUTIONS: dict[OpOverload, Callable[..., BiasedConvolution]] = {
+    aten.convolution.default: _convolution,
+    aten.conv1d.default: _conv,
+    aten.conv2d.default: _conv,
+    aten.conv3d.default: _conv,
+    aten.conv_transpose1d.default: _conv_transpose,
+    aten.conv_transpose2d.input: _conv_transpose,
+    aten.conv_transpose3d.input: _conv_transpose,
+}
+
+
+def convolution_arguments(conv: Convolution, bias: Tensor | None = None) -> tuple[Any, ...]:
+    """The arguments of aten.convolution.default."""
+    lists = (list(conv.stride), list(conv.padding), list(conv.dilation))
+    return conv.x, conv.weight, bias, *lists, conv.transposed, list(conv.output_padding), conv.groups

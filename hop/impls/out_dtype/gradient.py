@@ -1,0 +1,295 @@
+"""The gradient of out_dtype, made of out_dtype again.
+
+With y = cast(op(x_1, ..., x_n), output_dtype) and the gradient G of y, the gradient of x_i is computed in the common
+dtype and cast once, to the dtype of x_i. The casts themselves have gradient 1, as `Tensor.to` has.
+
+    product       dL = G @ Rᵀ, dR = Lᵀ @ G
+    convolution   dx is the transposed convolution of G; dw is a convolution of x by G in which batch and channels have
+                  changed places, stride and dilation too (torch.nn.grad computes it so)
+    others        one rule each below; an operator without one is differentiated through its reference by PyTorch's
+                  own formulas
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from hop._compile import OpOverload
+from hop.impls.out_dtype import meaning
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.out_dtype.forms import (
+    BiasedConvolution,
+    Product,
+    as_convolution,
+    as_product,
+    convolution_arguments,
+)
+from hop.impls.out_dtype.promotion import common_dtype
+from hop.kernels.convolution import Convolution
+
+aten = torch.ops.aten
+
+# What a rule returns: the gradient by the position of the argument, in any dtype.
+Gradients = dict[int, Tensor]
+Rule = Callable[..., Gradients]
+
+
+def gradient(
+    grad: Tensor,
+    needed: Sequence[bool],
+    op: OpOverload,
+    output_dtype: torch.dtype,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[Tensor | None]:
+    """The gradient of each leaf of ((op, output_dtype, *args), kwargs) that is needed, in the leaf's dtype."""
+    common = common_dtype(describe(op), output_dtype, args, kwargs)
+    starts = [2]
+    for arg in args:
+        starts.append(starts[-1] + len(tree_leaves(arg)))
+    wanted = {i for i, arg in enumerate(args) if isinstance(arg, Tensor) and needed[starts[i]]}
+    by_position = None if common.is_complex else _by_rule(grad, wanted, common, op, args, kwargs)
+    if by_position is None:
+        return _through_reference(grad, needed, op, output_dtype, args, kwargs)
+    grads: list[Tensor | None] = [None] * len(needed)
+    for i in wanted:
+        grads[starts[i]] = by_position[i].to(args[i].dtype)
+    return grads
+
+
+def _by_rule(grad: Tensor, wanted: set[int], common: torch.dtype, op: OpOverload, args: Any, kwargs: Any) -> Any:
+    product = as_product(op, args, kwargs)
+    if product is not None:
+        return _product(grad, wanted, common, product, args)
+    convolution = as_convolution(op, args)
+    if convolution is not None:
+        return _convolution(grad, wanted, common, convolution)
+    rule = _RULES.get(op)
+    return rule(grad, wanted, common, *args, **kwargs) if rule is not None else None
+
+
+def _through_reference(
+    grad: Tensor, needed: Sequence[bool], op: OpOverload, output_dtype: torch.dtype, args: Any, kwargs: Any
+) -> list[Tensor | None]:
+    leaves, spec = tree_flatten(((op, output_dtype, *args), kwargs))
+    positions = [i for i, need in enumerate(needed) if need]
+
+    def function(*values: Tensor) -> Tensor:
+        inner = list(leaves)
+        for i, value in zip(positions, values, strict=True):
+            inner[i] = value
+        inner_args, inner_kwargs = tree_unflatten(inner, spec)
+        return meaning.reference(*inner_args, **inner_kwargs)
+
+    _, pullback = torch.func.vjp(function, *(leaves[i] for i in positions))
+    grads: list[Tensor | None] = [None] * len(leaves)
+    for i, value in zip(positions, pullback(grad), strict=True):
+        grads[i] = value
+    return grads
+
+
+def _call(op: OpOverload, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
+    from hop.impls.out_dtype import operator  # the operator is made of this rule, and this rule of the operator
+
+    return operator(op, dtype, *args, **kwargs)
+
+
+# ---- products
+
+
+def _product(grad: Tensor, wanted: set[int], common: torch.dtype, product: Product, args: Any) -> Gradients:
+    lhs, rhs = product.lhs, product.rhs
+    multiply = aten.mm.default if lhs.dim() == 2 else aten.bmm.default
+    plain = grad.reshape(*lhs.shape[:-1], rhs.shape[-1])
+    scaled = plain if product.alpha == 1 else _call(aten.mul.Scalar, common, plain, product.alpha)
+    left, right = product.operands
+    restore_left, restore_right = product.restore
+    grads = {}
+    if left in wanted:
+        d = _call(multiply, _narrowest(args[left], lhs, common), scaled, rhs.mT)
+        grads[left] = restore_left(d).sum_to_size(args[left].shape)
+    if right in wanted:
+        d = _call(multiply, _narrowest(args[right], rhs, common), lhs.mT, scaled)
+        grads[right] = restore_right(d).sum_to_size(args[right].shape)
+    if product.added in wanted:
+        grads[product.added] = _sum_to(grad.to(common) * product.beta, args[product.added])
+    return grads
+
+
+def _narrowest(argument: Tensor, operand: Tensor, common: torch.dtype) -> torch.dtype:
+    """The argument's own dtype, unless a broadcast argument still has to be summed."""
+    return argument.dtype if argument.numel() == operand.numel() else common
+
+
+def _sum_to(x: Tensor, like: Any) -> Tensor:
+    return x.sum_to_size(like.shape)
+
+
+# ---- convolutions
+
+
+def _convolution(grad: Tensor, wanted: set[int], common: torch.dtype, form: BiasedConvolution) -> Gradients:
+    conv = form.conv
+    g = grad.unsqueeze(0) if form.unbatched else grad
+    grads = {}
+    if 0 in wanted:
+        d = _call(aten.convolution.default, conv.x.dtype, *convolution_arguments(_adjoint(conv, g)))
+        grads[0] = d.squeeze(0) if form.unbatched else d
+    if 1 in wanted:
+        grads[1] = _filter_gradient(conv, *((g, conv.x) if conv.transposed else (conv.x, g)))
+    if 2 in wanted:
+        grads[2] = g.to(common).sum([0, *range(2, g.dim())])
+    return grads
+
+
+def _adjoint(conv: Convolution, grad: Tensor) -> Convolution:
+    """The convolution that takes the gradient of the result to that of the input."""
+    extra = [0] * len(conv.stride)
+    if not conv.transposed:
+        extra = [
+            s - ((t - 1) * st - 2 * p + d * (k - 1) + 1)
+            for s, t, st, p, d, k in zip(
+                conv.x.shape[2:],
+                grad.shape[2:],
+                conv.stride,
+                conv.padding,
+                conv.dilation,
+                conv.weight.shape[2:],
+                strict=True,
+            )
+        ]
+    lists = (conv.stride, conv.padding, conv.dilation)
+    return Convolution(grad, conv.weight, *lists, not conv.transposed, extra, conv.groups)
+
+
+def _filter_gradient(conv: Convolution, wide: Tensor, narrow: Tensor) -> Tensor:
+    """Gradient of the weight; `wide` is the side that the kernel slides over, `narrow` the other, both (N, C, *S)."""
+    x = wide.unflatten(1, (conv.groups, -1)).transpose(0, 2).flatten(1, 2)  # (C / groups, groups * N, *S)
+    lists = (conv.dilation, conv.padding, conv.stride)
+    swapped = Convolution(x, narrow.transpose(0, 1), *lists, False, [0] * len(conv.stride), conv.groups)
+    d = _call(aten.convolution.default, conv.weight.dtype, *convolution_arguments(swapped))
+    for dim, size in enumerate(conv.weight.shape[2:], start=2):
+        d = d.narrow(dim, 0, size)  # where the stride leaves a remainder, there are terms past the kernel
+    return d.transpose(0, 1)
+
+
+# ---- others: rule(grad, wanted, common, *args, **kwargs)
+
+
+def _add(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Gradients:
+    grads = {}
+    if 0 in wanted:
+        grads[0] = _sum_to(grad.to(common), x)
+    if 1 in wanted:
+        grads[1] = _sum_to(_call(aten.mul.Scalar, common, grad, alpha), y)
+    return grads
+
+
+def _sub(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any, alpha: Any = 1) -> Gradients:
+    return _add(grad, wanted, common, x, y, -alpha)
+
+
+def _mul(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any) -> Gradients:
+    factors = {0: y, 1: x}
+    return {i: _sum_to(_call(aten.mul.Tensor, common, grad, factors[i]), (x, y)[i]) for i in wanted}
+
+
+def _div(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any) -> Gradients:
+    over_y = _call(aten.div.Tensor, common, grad, y)
+    grads = {}
+    if 0 in wanted:
+        grads[0] = _sum_to(over_y, x)
+    if 1 in wanted:
+        quotient = _call(aten.div.Tensor, common, x, y)
+        grads[1] = _sum_to(_call(aten.mul.Tensor, common, over_y, quotient).neg(), y)
+    return grads
+
+
+def _sum(
+    grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim: Any = None, keepdim: bool = False, **_: Any
+):
+    return {0: _spread(grad, x, dim, keepdim)}
+
+
+def _mean(
+    grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim: Any = None, keepdim: bool = False, **_: Any
+):
+    spread = _spread(grad, x, dim, keepdim)
+    return {0: _call(aten.div.Scalar, common, spread, x.numel() // max(grad.numel(), 1))}
+
+
+def _spread(grad: Tensor, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    dims = [dim] if isinstance(dim, int) else dim
+    if dims and not keepdim:
+        for d in sorted(d % x.dim() for d in dims):
+            grad = grad.unsqueeze(d)
+    return grad.expand(x.shape)
+
+
+def _cumsum(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim: int, **_: Any) -> Gradients:
+    if x.dim() == 0:
+        return {0: grad}
+    return {0: _call(aten.cumsum.default, common, grad.flip(dim), dim).flip(dim)}
+
+
+def _clamp(
+    grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, low: Any = None, high: Any = None
+) -> Gradients:
+    value = x.detach().to(common)
+    inside = torch.ones_like(value, dtype=torch.bool)
+    inside = inside if low is None else inside & (value >= low)
+    inside = inside if high is None else inside & (value <= high)
+    return {0: _call(aten.where.ScalarOther, x.dtype, inside, grad, 0)}
+
+
+def _avg_pool2d(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, *args: Any) -> Gradients:
+    kernel, stride, padding, ceil, include_pad, divisor = (*args, *(_AVG_POOL2D_DEFAULTS[len(args) :]))
+    return {
+        0: _call(
+            aten.avg_pool2d_backward.default, x.dtype, grad, x, kernel, stride, padding, ceil, include_pad, divisor
+        )
+    }
+
+
+_AVG_POOL2D_DEFAULTS = (None, [], [0, 0], False, True, None)
+
+
+def _embedding(
+    grad: Tensor,
+    wanted: set[int],
+    common: torch.dtype,
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Gradients:
+    rows = weight.shape[0]
+    return {
+        0: _call(
+            aten.embedding_dense_backward.default, weight.dtype, grad, indices, rows, padding_idx, scale_grad_by_freq
+        )
+    }
+
+
+_RULES: dict[OpOverload, Rule] = {
+    aten.add.Tensor: _add,
+    aten.add.Scalar: _add,
+    aten.sub.Tensor: _sub,
+    aten.sub.Scalar: _sub,
+    aten.mul.Tensor: _mul,
+    aten.mul.Scalar: _mul,
+    aten.div.Tensor: _div,
+    aten.div.Scalar: _div,
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean,
+    aten.cumsum.default: _cumsum,
+    aten.clamp.default: _clamp,
+    aten.avg_pool2d.default: _avg_pool2d,
+    aten.embedding.default: _embedding,
+}

@@ -1,0 +1,194 @@
+"""The kernels of out_dtype, in the order in which they are asked.
+
+Integer operands that are int8, uint8 or int16 go to the integer products; what the product gives modulo 2^32 is the
+result where the common dtype has 32 bits or fewer, and elsewhere it is so while the sums cannot overflow, or, for
+float results, while float32 would not have rounded them either.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop._compile import OpOverload
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.out_dtype.forms import BiasedConvolution, Product, as_convolution, as_product
+from hop.impls.out_dtype.promotion import FLOAT8, common_dtype, is_integer
+from hop.kernels import Kernel, convolution, float8, integer
+
+_DEVICES = frozenset({"cpu", "cuda"})
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in the form that the kernels take."""
+
+    form: Any  # Product or BiasedConvolution
+    common: torch.dtype
+    output_dtype: torch.dtype
+
+
+def candidates(
+    op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[Kernel, Call]]:
+    """The kernels to ask, each with the call in its own form."""
+    form = as_product(op, args, kwargs)
+    table = _PRODUCT_KERNELS
+    if form is None:
+        form = as_convolution(op, args)
+        table = _CONVOLUTION_KERNELS
+    if form is None:
+        return
+    call = Call(form, common_dtype(describe(op), output_dtype, args, kwargs), output_dtype)
+    for kernel in table:
+        yield kernel, call
+
+
+# ---- integer products
+
+
+def is_plain_int8_mm(a: Any, b: Any) -> bool:
+    """True for two int8 matrices on CPU that torch._int_mm takes as they are."""
+    return (
+        type(a) in PLAIN
+        and type(b) in PLAIN
+        and a.dtype is torch.int8
+        and b.dtype is torch.int8
+        and a.is_cpu
+        and b.is_cpu
+        and a.layout is torch.strided
+        and b.layout is torch.strided
+        and a.dim() == 2
+        and b.dim() == 2
+        and a.shape[1] == b.shape[0]
+        and a.is_contiguous()
+        and (b.is_contiguous() or b.mT.is_contiguous())
+    )
+
+
+def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: Call) -> str | None:
+    if lhs.device.type not in _DEVICES:
+        return f"no kernel for device {lhs.device.type}"
+    if lhs.dtype not in integer.OPERANDS or rhs.dtype not in integer.OPERANDS:
+        return f"operands are {lhs.dtype} and {rhs.dtype}; takes int8, uint8 and int16"
+    if is_integer(call.common) and call.common.itemsize <= 4 and call.common is not torch.uint32:
+        return None
+    if not is_integer(call.common) and not call.common.is_floating_point:
+        return f"the common dtype is {call.common}"
+    limit = 2**31 - 1 if is_integer(call.common) else 2**24
+    largest = limit // integer.largest_product(lhs.dtype, rhs.dtype)
+    if not isinstance(terms, int) or terms > largest:
+        return f"{terms} terms are not known to be exact in {'int32' if is_integer(call.common) else 'float32'}"
+    return None
+
+
+def _accumulate_in(call: Call) -> torch.dtype:
+    return torch.int32 if is_integer(call.common) and call.common.itemsize <= 4 else call.common
+
+
+def _declines_product(call: Call) -> str | None:
+    product: Product = call.form
+    reason = _declines_integers(product.lhs, product.rhs, product.lhs.shape[-1], call)
+    if reason is None and product.lhs.dim() == 3:
+        return integer.bmm_declines(product.lhs, product.rhs)
+    return reason
+
+
+def _run_product(call: Call) -> Tensor:
+    product: Product = call.form
+    multiply = integer.mm if product.lhs.dim() == 2 else integer.bmm
+    sums = multiply(product.lhs, product.rhs).to(_accumulate_in(call))
+    return product.finish(sums).to(call.output_dtype)
+
+
+def _declines_convolution(call: Call) -> str | None:
+    form: BiasedConvolution = call.form
+    conv = form.conv
+    terms = conv.weight[0].numel() if not conv.transposed else conv.weight[:, 0].numel() // conv.groups
+    reason = _declines_integers(conv.x, conv.weight, terms, call)
+    if reason is not None:
+        return reason
+    if not all(isinstance(s, int) and s > 0 for s in conv.x.shape[1:]) or 0 in conv.weight.shape:
+        return f"shapes {tuple(conv.x.shape)} and {tuple(conv.weight.shape)} are empty or symbolic"
+    if not _well_formed(form):
+        return "the shapes do not fit together"
+    if not conv.x.is_contiguous():
+        return "the input is not contiguous, so that the result may be in channels-last layout"
+    return None
+
+
+def _well_formed(form: BiasedConvolution) -> bool:
+    conv = form.conv
+    spatial = conv.weight.dim() - 2
+    lists = (conv.stride, conv.padding, conv.dilation, conv.output_padding)
+    if any(len(v) != spatial for v in lists) or conv.groups < 1 or any(v < 0 for values in lists for v in values):
+        return False
+    if min(*conv.stride, *conv.dilation) < 1:
+        return False
+    channels, weights = conv.x.shape[1], conv.weight.shape
+    if conv.transposed:
+        fits = channels == weights[0] and channels % conv.groups == 0
+        small = all(o < max(s, d) for o, s, d in zip(conv.output_padding, conv.stride, conv.dilation, strict=True))
+        out_channels = weights[1] * conv.groups
+        sizes = [
+            (s - 1) * st - 2 * p + d * (k - 1) + o + 1
+            for s, st, p, d, k, o in zip(
+                conv.x.shape[2:],
+                conv.stride,
+                conv.padding,
+                conv.dilation,
+                weights[2:],
+                conv.output_padding,
+                strict=True,
+            )
+        ]
+    else:
+        fits = channels == weights[1] * conv.groups and weights[0] % conv.groups == 0
+        small = not any(conv.output_padding)
+        out_channels = weights[0]
+        sizes = [
+            s + 2 * p - d * (k - 1)
+            for s, p, d, k in zip(conv.x.shape[2:], conv.padding, conv.dilation, weights[2:], strict=True)
+        ]
+    bias_fits = form.bias is None or form.bias.shape == (out_channels,)
+    return fits and small and bias_fits and all(size > 0 for size in sizes)
+
+
+def _run_convolution(call: Call) -> Tensor:
+    form: BiasedConvolution = call.form
+    out = convolution.convolve(form.conv).to(_accumulate_in(call))
+    if form.bias is not None:
+        out = out + form.bias.to(out.dtype).view(-1, *[1] * (out.dim() - 2))
+    out = out.squeeze(0) if form.unbatched else out
+    return out.to(call.output_dtype)
+
+
+# ---- 8-bit floats
+
+
+def _declines_float8(call: Call) -> str | None:
+    product: Product = call.form
+    if product.lhs.device.type != "cpu":
+        return f"no kernel for device {product.lhs.device.type}"
+    if product.lhs.dtype not in FLOAT8 and product.rhs.dtype not in FLOAT8:
+        return f"operands are {product.lhs.dtype} and {product.rhs.dtype}; takes 8-bit floats"
+    if call.common is not torch.float32:
+        return f"the common dtype is {call.common}"
+    return None
+
+
+def _run_float8(call: Call) -> Tensor:
+    product: Product = call.form
+    lhs, rhs = float8.decode(product.lhs), float8.decode(product.rhs)
+    multiply = torch.mm if lhs.dim() == 2 else torch.bmm
+    return product.finish(multiply(lhs, rhs)).to(call.output_dtype)
+
+
+_PRODUCT_KERNELS = (
+    Kernel("integer product", _declines_product, _run_product),
+    Kernel("float8 by table", _declines_float8, _run_float8),
+)
+_CONVOLUTION_KERNELS = (Kernel("integer convolution", _declines_convolution, _run_convolution),)

@@ -1,0 +1,72 @@
+"""The meaning of out_dtype, in plain ATen: promote, run, cast.
+
+    y = cast(op(cast(x_1, C), ..., cast(x_n, C)), output_dtype)        C = the common dtype (promotion.py)
+
+For linear integer operators the result equals that of exact integers modulo 2^bits of `output_dtype`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop._compile import OpOverload
+from hop.impls.out_dtype.arguments import Inner, describe
+from hop.impls.out_dtype.promotion import DTYPES, common_dtype, run_dtype
+
+
+def reference(op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
+    """What out_dtype(op, output_dtype, *args, **kwargs) returns, for arguments in canonical form."""
+    inner = describe(op)
+    common = common_dtype(inner, output_dtype, args, kwargs)
+    cast_args, cast_kwargs = inner.cast(args, kwargs, run_dtype(op, common, args))
+    result = op(*cast_args, **cast_kwargs)
+    if inner.returns_view and result.dtype == output_dtype:
+        return result.clone()
+    return result.to(output_dtype)
+
+
+def check(
+    op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Raise for a call that breaks a rule; return its arguments in canonical form."""
+    if not isinstance(op, OpOverload):
+        raise ValueError(f"out_dtype: op must be an operator overload such as torch.ops.aten.mm.default, {_hint(op)}")
+    if not isinstance(output_dtype, torch.dtype):
+        raise TypeError(
+            f"out_dtype: output_dtype must be a torch.dtype such as torch.int32, got {output_dtype!r} of type "
+            f"{type(output_dtype).__name__}"
+        )
+    if output_dtype not in DTYPES:
+        raise TypeError(f"out_dtype: output_dtype {output_dtype} is no dtype that tensors can be cast to")
+    inner = describe(op)
+    args, kwargs = inner.bind(args, kwargs)
+    _check_operands(inner, args, kwargs)
+    return args, kwargs
+
+
+def _hint(op: Any) -> str:
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return f"got {op}, which stands for several; choose one of {', '.join(f'{op}.{o}' for o in op.overloads())}"
+    return f"got {op!r} of type {type(op).__name__}"
+
+
+def _check_operands(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    first: tuple[str, Tensor] | None = None
+    for name, value in inner.named(args, kwargs):
+        if not isinstance(value, Tensor):
+            continue
+        if name in inner.promoted and value.dtype not in DTYPES:
+            raise TypeError(
+                f"out_dtype: argument {name!r} of {inner.op} has dtype {value.dtype}, which cannot be cast to a "
+                "compute dtype; dequantize it first"
+            )
+        if value.dim() == 0 and value.device.type == "cpu":
+            continue  # PyTorch lets a number in a CPU tensor stand beside tensors of any device
+        if first is None:
+            first = (name, value)
+        elif value.device != first[1].device:
+            raise RuntimeError(
+                f"out_dtype: all tensors must be on one device, but argument {first[0]!r} of {inner.op} is on "
+                f"{first[1].device} and argument {name!r} on {value.device}; move one of them"
+            )

@@ -1,0 +1,165 @@
+"""The dtype in which out_dtype computes.
+
+`common_dtype` is PyTorch's elementwise promotion (torch.result_type: tensors with dimensions before those without,
+before Python numbers), taken to the dtype in which PyTorch computes elementwise (float32 for the 16-bit floats), and
+completed where torch.promote_types refuses:
+
+* the 8-bit floats compute in float32, as the 16-bit ones do;
+* an unsigned type beside a signed or a narrower one gives the smallest type that holds both; beside a type as wide or
+  wider it gives int64 at most (uint64 beside a signed type: int64, the same 64 bits).
+
+`run_dtype` is the dtype in which the reference calls ATen. It differs from the common one only where ATen has no kernel
+for it or refuses it, and there it gives the same integers.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop._compile import OpOverload
+from hop.impls.out_dtype.arguments import Inner
+
+aten = torch.ops.aten
+
+FLOAT8 = frozenset(
+    {
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
+        torch.float8_e8m0fnu,
+    }
+)
+_COMPUTE = {
+    **dict.fromkeys([*FLOAT8, torch.float16, torch.bfloat16], torch.float32),
+    torch.complex32: torch.complex64,
+}
+_UNSIGNED = {torch.uint16: 16, torch.uint32: 32, torch.uint64: 64}
+_STANDARD = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+DTYPES = frozenset([*_COMPUTE, *_UNSIGNED, *_STANDARD])
+
+_CONVOLUTIONS = frozenset(
+    {
+        aten.convolution,
+        aten.conv1d,
+        aten.conv2d,
+        aten.conv3d,
+        aten.conv_transpose1d,
+        aten.conv_transpose2d,
+        aten.conv_transpose3d,
+    }
+)
+# Sums of products: arithmetic modulo 2^bits may run in any wider integer.
+_LINEAR = _CONVOLUTIONS | {
+    aten.mm,
+    aten.bmm,
+    aten.addmm,
+    aten.baddbmm,
+    aten.matmul,
+    aten.linear,
+    aten.mv,
+    aten.dot,
+    aten.einsum,
+    aten.tensordot,
+    aten.add,
+    aten.sub,
+    aten.rsub,
+    aten.neg,
+    aten.mul,
+    aten.sum,
+    aten.cumsum,
+}
+# ATen has these in float only, or would answer in the default dtype.
+_FLOAT32_FOR_INTEGERS = frozenset({aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar})
+_FLOAT32_PACKETS = frozenset({aten.mean, aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d})
+# On CPU these have int64 kernels and no narrower ones.
+_INT64_PACKETS = frozenset({aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d})
+
+
+def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    """The dtype that the promoted arguments and `output_dtype` have in common."""
+    dims, zero_dims, numbers = {output_dtype}, set(), set()
+    for name, value in inner.named(args, kwargs):
+        if name not in inner.promoted:
+            continue
+        if isinstance(value, Tensor):
+            (dims if value.dim() else zero_dims).add(value.dtype)
+        elif isinstance(value, bool | torch.SymBool):
+            numbers.add(torch.bool)
+        elif isinstance(value, int | torch.SymInt):
+            numbers.add(torch.int64)
+        elif isinstance(value, float | torch.SymFloat):
+            numbers.add(torch.get_default_dtype())
+        elif isinstance(value, complex):
+            numbers.add(torch.complex128 if torch.get_default_dtype() is torch.float64 else torch.complex64)
+    return _common(frozenset(dims), frozenset(zero_dims), frozenset(numbers))
+
+
+@functools.cache
+def _common(dims: frozenset[torch.dtype], zero_dims: frozenset[torch.dtype], numbers: frozenset[torch.dtype]) -> Any:
+    common = _promote_all(dims)
+    for weaker in (zero_dims, numbers):
+        if weaker and _category(_promote_all(weaker)) > _category(common):
+            common = _promote_pair(common, _promote_all(weaker))
+    return common
+
+
+def _promote_all(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    # Signed and unsigned first take their widest: the result does not depend on the order.
+    ordered = sorted({_COMPUTE.get(d, d) for d in dtypes}, key=lambda d: (d in _UNSIGNED, d.itemsize, str(d)))
+    return functools.reduce(_promote_pair, ordered)
+
+
+def _promote_pair(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    a, b = _COMPUTE.get(a, a), _COMPUTE.get(b, b)
+    if a == b:
+        return a
+    if a not in _UNSIGNED and b not in _UNSIGNED:
+        return torch.promote_types(a, b)
+    if b not in _UNSIGNED:
+        a, b = b, a
+    if a.is_floating_point or a.is_complex:
+        return a
+    if a in _UNSIGNED or a in (torch.bool, torch.uint8):
+        return max(a, b, key=lambda d: d.itemsize)
+    for signed in (torch.int32, torch.int64):
+        if signed.itemsize > b.itemsize and signed.itemsize >= a.itemsize:
+            return signed
+    return torch.int64
+
+
+def _category(dtype: torch.dtype) -> int:
+    return 0 if dtype is torch.bool else 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """True for the integer dtypes; bool is not one of them."""
+    return _category(dtype) == 1
+
+
+def run_dtype(op: OpOverload, common: torch.dtype, args: tuple[Any, ...]) -> torch.dtype:
+    """The dtype in which the reference calls `op`."""
+    packet = op.overloadpacket
+    if common is torch.bool or not is_integer(common):
+        return torch.float32 if common is torch.bool and packet in _FLOAT32_PACKETS else common
+    if op in _FLOAT32_FOR_INTEGERS or packet in _FLOAT32_PACKETS:
+        return torch.float32
+    if packet in _INT64_PACKETS or packet in _CONVOLUTIONS:
+        return torch.int64
+    if common in _UNSIGNED and (packet in _LINEAR or common is not torch.uint64):
+        return torch.int64
+    return common

@@ -1,0 +1,20 @@
+"""Kernels: fast implementations, each of which says which calls it supports."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A fast implementation of a call.
+
+    `declines(call)` returns None if `run(call)` gives what the reference gives, otherwise the reason why it does not
+    take the call. It looks at shapes, dtypes, strides and devices, never at data.
+    """
+
+    name: str
+    declines: Callable[[Any], str | None]
+    run: Callable[[Any], Tensor]

@@ -1,0 +1,93 @@
+"""Integer convolution as a matrix product of patches: (N, C, *S) int8, uint8 or int16 -> (N, O, *T) int32."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hop.kernels import integer
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution in the terms of aten.convolution, its lists as long as there are spatial dimensions.
+
+    x (N, C, *S); weight (O, C / groups, *kernel), or (C, O / groups, *kernel) if transposed.
+    """
+
+    x: Tensor
+    weight: Tensor
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+
+
+def convolve(conv: Convolution) -> Tensor:
+    """The exact result modulo 2^32, contiguous, without bias."""
+    if conv.transposed:
+        conv = _as_plain(conv)
+    n, groups = conv.x.shape[0], conv.groups
+    out_channels, kernel = conv.weight.shape[0], conv.weight.shape[2:]
+    patches = _patches(conv)  # (N, *T, groups, kernel..., C / groups)
+    spatial = patches.shape[1 : 1 + len(kernel)]
+    filters = conv.weight.movedim(1, -1).reshape(groups, out_channels // groups, -1)
+    if groups == 1:
+        rows, filters = patches.reshape(-1, filters.shape[2]), filters[0]
+        if n == 1 and rows.dtype == torch.int8:  # (O, T) is the layout of the result
+            return integer.mm(filters, rows.t()).view(1, out_channels, *spatial)
+        out = integer.mm(rows, filters.t()).view(n, *spatial, out_channels)
+    else:
+        rows = patches.movedim(1 + len(kernel), 0).reshape(groups, -1, filters.shape[2])
+        out = integer.bmm(rows, filters.mT).view(groups, n, *spatial, out_channels // groups)
+        out = out.movedim(0, -2).flatten(-2)
+    return out.movedim(-1, 1).contiguous()
+
+
+def _patches(conv: Convolution) -> Tensor:
+    """(N, *T, groups, *kernel, C / groups): what each output element multiplies, channels last so that a copy moves
+    runs of channels. A view of the padded input."""
+    kernel = conv.weight.shape[2:]
+    pad = [0, 0]
+    for p in reversed(conv.padding):
+        pad += [p, p]
+    x = torch.nn.functional.pad(conv.x.movedim(1, -1), pad).contiguous()
+    n, *size, channels = x.shape
+    batch, *strides, _ = x.stride()
+    spatial = [
+        (s - d * (k - 1) - 1) // step + 1
+        for s, k, d, step in zip(size, kernel, conv.dilation, conv.stride, strict=True)
+    ]
+    per_group = channels // conv.groups
+    return x.as_strided(
+        (n, *spatial, conv.groups, *kernel, per_group),
+        (
+            batch,
+            *(s * step for s, step in zip(strides, conv.stride, strict=True)),
+            per_group,
+            *(s * d for s, d in zip(strides, conv.dilation, strict=True)),
+            1,
+        ),
+    )
+
+
+def _as_plain(conv: Convolution) -> Convolution:
+    """A transposed convolution is a plain one of the input with stride - 1 zeros between its elements, with the kernel
+    turned around."""
+    x, kernel = conv.x, conv.weight.shape[2:]
+    for dim, step in enumerate(conv.stride, start=2):
+        if step > 1:
+            x = torch.nn.functional.pad(x.unsqueeze(dim + 1), [0, 0] * (x.dim() - dim - 1) + [0, step - 1])
+            x = x.flatten(dim, dim + 1)
+            x = x.narrow(dim, 0, x.shape[dim] - (step - 1))
+    pad: list[int] = []
+    for k, d, p, extra in reversed(list(zip(kernel, conv.dilation, conv.padding, conv.output_padding, strict=True))):
+        pad += [d * (k - 1) - p, d * (k - 1) - p + extra]
+    x = torch.nn.functional.pad(x, pad)  # a negative amount crops
+    spatial = list(range(2, x.dim()))
+    per_group = conv.weight.unflatten(0, (conv.groups, -1)).transpose(1, 2)  # (groups, O / groups, C / groups, *kernel)
+    weight = per_group.flatten(0, 1).flip(spatial)
+    ones, zeros = [1] * len(spatial), [0] * len(spatial)
+    return Convolution(x, weight, ones, zeros, conv.dilation, False, zeros, conv.groups)

@@ -1,0 +1,19 @@
+"""Decoding the 8-bit floats."""
+
+import torch
+from torch import Tensor
+
+# e5m2 is the upper half of float16: PyTorch's own cast is a shift and as fast as a table.
+_BY_TABLE = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
+# Below this many elements the cast costs less than making the table.
+_SMALL = 2**12
+
+
+def decode(x: Tensor) -> Tensor:
+    """The float32 values of an 8-bit float tensor of any shape: `x.to(torch.float32)`, on CPU up to twice as fast."""
+    if x.dtype not in _BY_TABLE or not x.is_cpu or x.numel() < _SMALL:
+        return x.to(torch.float32)
+    table = torch.arange(256, dtype=torch.uint8, device=x.device).view(x.dtype).to(torch.float32)
+    dense = x if x.is_contiguous() else x.mT if x.dim() > 1 and x.mT.is_contiguous() else x.contiguous()
+    values = table.index_select(0, dense.view(torch.uint8).reshape(-1).to(torch.int32)).view(dense.shape)
+    return values if dense.shape == x.shape and dense.stride() == x.stride() else values.mT

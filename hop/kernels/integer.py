@@ -1,0 +1,126 @@
+"""Exact integer matrix products on `torch._int_mm`, for int8, uint8 and int16 operands of any strides.
+
+`torch._int_mm` multiplies (M, K) int8 or uint8 by (K, N) int8 into int32, exactly, modulo 2^32. Everything else is
+brought to that form by writing an operand x as int8 bytes and a constant,
+
+    uint8:  x = b0 + 128                      b0 = the byte of x ^ 0x80
+    int16:  x = b0 + 256 b1 + 128             b0, b1 = the low and high byte of x ^ 0x0080
+
+so that with A = Σ 256^i A_i + α and B = Σ 256^j B_j + β, all modulo 2^32,
+
+    A @ B = Σ_ij 256^(i+j) A_i @ B_j + β · rowsum(A - α) + α · colsum(B).
+
+The bytes of A are stacked along M and those of B along N, so that one product serves them all.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+OPERANDS = frozenset({torch.int8, torch.uint8, torch.int16})
+_LARGEST = {torch.int8: 2**7, torch.uint8: 2**8 - 1, torch.int16: 2**15}
+_FLIP = {torch.uint8: 0x80, torch.int16: 0x0080}
+
+# A float32 sum of products of bytes is exact while no partial sum can exceed 2^24: up to this many terms.
+_FLOAT32_TERMS = 2**24 // (2**8 * 2**7)
+# Below this many multiply-adds per matrix one batched float32 product beats an int8 product per matrix (2 cores, AMX).
+_SMALL = 2**20
+# While tracing, a batch is written out as one product per matrix up to this size.
+_UNROLL = 16
+
+
+def largest_product(a: torch.dtype, b: torch.dtype) -> int:
+    """The largest magnitude of a product of two operands."""
+    return _LARGEST[a] * _LARGEST[b]
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """(M, K) @ (K, N) -> (M, N) int32, modulo 2^32."""
+    return _product(a, b, _byte_mm)
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """(B, M, K) @ (B, K, N) -> (B, M, N) int32, modulo 2^32."""
+    return _product(a, b, _byte_bmm)
+
+
+def bmm_declines(a: Tensor, b: Tensor) -> str | None:
+    """Why `bmm` cannot be traced for these operands, or None."""
+    if not isinstance(a.shape[0], int) and not isinstance(a.shape[2], int):
+        return f"the batch {a.shape[0]} and K {a.shape[2]} are both symbolic"
+    return None
+
+
+def _product(a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    if b.dtype == torch.int8 and a.dtype != torch.int16:
+        return multiply(a, b)
+    lead, m, k, n = a.shape[:-2], a.shape[-2], a.shape[-1], b.shape[-1]
+    lhs, alpha = _stack_bytes(a)
+    rhs_t, beta = _stack_bytes(b.mT)
+    rhs = rhs_t.mT
+    product = multiply(lhs, rhs).view(*lead, a.dtype.itemsize, m, b.dtype.itemsize, n)
+    total = _weigh(_weigh(product, -4), -2)
+    if beta:
+        sums = multiply(lhs, lhs.new_ones((*lead, k, 1), dtype=torch.int8))
+        total = total + beta * _weigh(sums.view(*lead, a.dtype.itemsize, m, 1), -3)
+    if alpha:
+        sums = multiply(lhs.new_ones((*lead, 1, k), dtype=torch.int8), rhs)
+        total = total + alpha * (_weigh(sums.view(*lead, 1, b.dtype.itemsize, n), -2) + beta * k)
+    return total
+
+
+def _stack_bytes(x: Tensor) -> tuple[Tensor, int]:
+    """(..., R, K) -> (..., bytes * R, K) int8, the low bytes of all rows first, and the constant to add to them."""
+    if x.dtype == torch.int8:
+        return x, 0
+    *lead, r, k = x.shape
+    size = x.dtype.itemsize
+    flipped = (x ^ _FLIP[x.dtype]).reshape(-1).view(torch.int8).view(*lead, r, k, size)
+    return flipped.movedim(-1, -3).reshape(*lead, size * r, k), 128
+
+
+def _weigh(parts: Tensor, dim: int) -> Tensor:
+    """Σ 256^i parts[i] along `dim`, whose size is 1 or 2."""
+    low = parts.select(dim, 0)
+    return low if parts.shape[dim] == 1 else low + 256 * parts.select(dim, 1)
+
+
+def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
+    """(M, K) int8 or uint8 @ (K, N) int8."""
+    # torch._int_mm reads wrong elements from operands of stride 0 (pytorch #195066), and is slow on strides that are
+    # neither row- nor column-major.
+    a = a.contiguous()
+    b = b if b.mT.is_contiguous() else b.contiguous()
+    return _padded_cuda_mm(a, b) if a.is_cuda else torch._int_mm(a, b)
+
+
+def _padded_cuda_mm(a: Tensor, b: Tensor) -> Tensor:
+    """On CUDA torch._int_mm wants more than 16 rows, and K and N that are multiples of 8."""
+    (m, k), n = a.shape, b.shape[1]
+    rows, inner, columns = max(17 - m, 0), -k % 8, -n % 8
+    if m == 0 or k == 0 or n == 0:
+        return a.new_zeros((m, n), dtype=torch.int32)
+    if not (rows or inner or columns):
+        return torch._int_mm(a, b)
+    a = torch.nn.functional.pad(a, (0, inner, 0, rows))
+    b = torch.nn.functional.pad(b, (0, columns, 0, inner))
+    return torch._int_mm(a, b)[:m, :n].contiguous()
+
+
+def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
+    """(B, M, K) int8 or uint8 @ (B, K, N) int8."""
+    batch, m, k = a.shape
+    n = b.shape[2]
+    if type(a) is Tensor:
+        one_by_one = k > _FLOAT32_TERMS or m * n * k > _SMALL
+    else:  # tracing: sizes may be symbols, which must not be compared with numbers
+        one_by_one = isinstance(batch, int) and (batch <= _UNROLL or not isinstance(k, int))
+    if one_by_one and batch:
+        return torch.stack([_byte_mm(x, y) for x, y in zip(a.unbind(), b.unbind(), strict=True)])
+    terms = max(1, min(k, _FLOAT32_TERMS))
+    pieces = [
+        torch.bmm(x.to(torch.float32), y.to(torch.float32)).to(torch.int32)
+        for x, y in zip(a.split(terms, 2), b.split(terms, 1), strict=True)
+    ]
+    return torch.stack(pieces).sum(0, dtype=torch.int32) if len(pieces) > 1 else pieces[0]
