@@ -23,6 +23,7 @@ from torch._C import (
 from torch._C._functorch import TransformType, _add_batch_dim, peek_interpreter_stack
 from torch._C._functorch import _unwrap_for_grad as unwrap_for_grad
 from torch._C._functorch import _wrap_for_grad as wrap_for_grad
+from torch._C._functorch import unwrap_if_dead as unwrap_if_dead
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import unwrap_batched
 from torch._higher_order_ops.utils import register_fake

@@ -39,6 +39,7 @@ class Hop(HigherOrderOperator):
         super().__init__(name, cacheable=True)
         self.py_impl(DispatchKey.CompositeExplicitAutograd)(self._run)
         self.py_impl(DispatchKey.Autograd)(self._autograd)
+        self.py_impl(DispatchKey.FuncTorchGradWrapper)(self._unwrap_dead)
         self.py_impl(TransformType.Grad)(self._grad_level)
         self.py_impl(TransformType.Jvp)(self._jvp_level)
         self.py_impl(TransformType.Vmap)(self._vmap_level)
@@ -156,6 +157,11 @@ class Hop(HigherOrderOperator):
         with interpreter.lower():
             out = self(*inner[0], **inner[1])
         return _compile.wrap_for_grad(out, level)
+
+    def _unwrap_dead(self, *args: Any, **kwargs: Any) -> Tensor:
+        """A backward pass may run after the level of torch.func that wrapped its tensors has ended."""
+        args, kwargs = tree_map_only(Tensor, _compile.unwrap_if_dead, (args, kwargs))
+        return self(*args, **kwargs)
 
     def _vmap_level(self, interpreter: Any, *args: Any, **kwargs: Any) -> Tensor:
         (inner_args, inner_kwargs), dims = _compile.unwrap_batched((args, kwargs), interpreter.level())

@@ -87,7 +87,8 @@ def _as_plain(conv: Convolution) -> Convolution:
         pad += [d * (k - 1) - p, d * (k - 1) - p + extra]
     x = torch.nn.functional.pad(x, pad)  # a negative amount crops
     spatial = list(range(2, x.dim()))
-    per_group = conv.weight.unflatten(0, (conv.groups, -1)).transpose(1, 2)  # (groups, O / groups, C / groups, *kernel)
-    weight = per_group.flatten(0, 1).flip(spatial)
+    channels, *rest = conv.weight.shape
+    per_group = conv.weight.reshape(conv.groups, channels // conv.groups, *rest)
+    weight = per_group.transpose(1, 2).flatten(0, 1).flip(spatial)  # (O, C / groups, *kernel)
     ones, zeros = [1] * len(spatial), [0] * len(spatial)
     return Convolution(x, weight, ones, zeros, conv.dilation, False, zeros, conv.groups)

@@ -31,13 +31,14 @@ class Inner:
     positional: tuple[Any, ...]  # schema arguments
     keyword_only: dict[str, Any]
     promoted: frozenset[str]  # names of the tensor and Scalar arguments that are brought to the common dtype
+    lists: dict[int, int]  # position and length of the arguments that are lists of so many integers
     returns_view: bool
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments in canonical form: positional up to the last one that differs from its default, the keyword-only
         ones by name."""
         if not kwargs and len(args) <= len(self.positional) and self._complete(len(args)):
-            return args, kwargs
+            return self._with_lists(args), kwargs
         if len(args) > len(self.positional):
             raise RuntimeError(
                 f"{self.op} takes {len(self.positional)} positional arguments, got {len(args)}: {self.op._schema}"
@@ -59,7 +60,16 @@ class Inner:
         if missing:
             raise RuntimeError(f"{self.op} is missing a value for argument {missing[0]!r}: {self.op._schema}")
         ordered = tuple(given.get(a.name, a.default_value) for a in self.positional[: last + 1])
-        return ordered, keywords
+        return self._with_lists(ordered), keywords
+
+    def _with_lists(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments with a number where the schema wants a list of N made a list, as torch.nn.functional does it."""
+        if not any(isinstance(args[i], int | torch.SymInt) for i in self.lists if i < len(args)):
+            return args
+        return tuple(
+            [v] * self.lists[i] if i in self.lists and isinstance(v, int | torch.SymInt) else v
+            for i, v in enumerate(args)
+        )
 
     def _complete(self, given: int) -> bool:
         rest = [*self.positional[given:], *self.keyword_only.values()]
@@ -110,10 +120,12 @@ def describe(op: OpOverload) -> Inner:
         for a in schema.arguments
         if a.name not in index and any(word in str(a.type) for word in ("Tensor", "number", "Scalar"))
     )
+    positional = tuple(a for a in schema.arguments if not a.kwarg_only)
     return Inner(
         op=op,
-        positional=tuple(a for a in schema.arguments if not a.kwarg_only),
+        positional=positional,
         keyword_only={a.name: a for a in schema.arguments if a.kwarg_only},
         promoted=promoted,
+        lists={i: a.N for i, a in enumerate(positional) if a.N is not None and "int" in str(a.type)},
         returns_view=schema.returns[0].alias_info is not None,
     )

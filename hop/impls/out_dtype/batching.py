@@ -77,16 +77,21 @@ def _with_batch(size: int, arg: Arg) -> Tensor:
     return x if batched else x.expand(size, *x.shape)
 
 
+def _split(x: Tensor, dim: int, size: int) -> Tensor:
+    """Take the batch out of `dim` again, in front of it. (Tensor.unflatten has no rule under an outer vmap.)"""
+    return x.reshape(*x.shape[:dim], size, x.shape[dim] // size if size else 0, *x.shape[dim + 1 :])
+
+
 def _mm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
     lhs, (rhs, rhs_batched) = args[0][0], args[1]
     if not rhs_batched:
-        return _call(aten.mm.default, dtype, lhs.flatten(0, 1), rhs).unflatten(0, (size, -1)), 0
+        return _split(_call(aten.mm.default, dtype, lhs.flatten(0, 1), rhs), 0, size), 0
     return _call(aten.bmm.default, dtype, _with_batch(size, args[0]), rhs), 0
 
 
 def _bmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
     lhs, rhs = (_with_batch(size, arg) for arg in args)
-    return _call(aten.bmm.default, dtype, lhs.flatten(0, 1), rhs.flatten(0, 1)).unflatten(0, (size, -1)), 0
+    return _split(_call(aten.bmm.default, dtype, lhs.flatten(0, 1), rhs.flatten(0, 1)), 0, size), 0
 
 
 def _addmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
@@ -99,7 +104,7 @@ def _baddbmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwa
     lhs, rhs = (_with_batch(size, arg) for arg in args[1:])
     added = _align((_with_batch(size, args[0]), True), 3).expand(size, lhs.shape[1], *[-1] * 2).flatten(0, 1)
     out = _call(aten.baddbmm.default, dtype, added, lhs.flatten(0, 1), rhs.flatten(0, 1), **kwargs)
-    return out.unflatten(0, (size, -1)), 0
+    return _split(out, 0, size), 0
 
 
 def _matmul(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
@@ -154,14 +159,14 @@ def _convolution(
     x = x.unsqueeze(int(x_batched)) if form.unbatched else x
     if not weight_batched and not bias_batched:  # the batch joins the examples
         conv = replace(form.conv, x=x.flatten(0, 1))
-        out = _call(aten.convolution.default, dtype, *convolution_arguments(conv, bias)).unflatten(0, (size, -1))
+        out = _split(_call(aten.convolution.default, dtype, *convolution_arguments(conv, bias)), 0, size)
     else:  # the batch joins the groups
         x = _with_batch(size, (x, x_batched)).transpose(0, 1).flatten(1, 2)
         weight = _with_batch(size, (weight, weight_batched)).flatten(0, 1)
         bias = None if bias is None else _with_batch(size, (bias, bias_batched)).flatten(0, 1)
         conv = replace(form.conv, x=x, weight=weight, groups=size * form.conv.groups)
         out = _call(aten.convolution.default, dtype, *convolution_arguments(conv, bias))
-        out = out.unflatten(1, (size, -1)).transpose(0, 1)
+        out = _split(out, 1, size).transpose(0, 1)
     return (out.squeeze(1) if form.unbatched else out), 0
 
 

@@ -167,7 +167,10 @@ def _adjoint(conv: Convolution, grad: Tensor) -> Convolution:
 
 def _filter_gradient(conv: Convolution, wide: Tensor, narrow: Tensor) -> Tensor:
     """Gradient of the weight; `wide` is the side that the kernel slides over, `narrow` the other, both (N, C, *S)."""
-    x = wide.unflatten(1, (conv.groups, -1)).transpose(0, 2).flatten(1, 2)  # (C / groups, groups * N, *S)
+    n, channels, *size = wide.shape
+    per_group = channels // conv.groups
+    x = wide.reshape(n, conv.groups, per_group, *size).transpose(0, 2)
+    x = x.reshape(per_group, conv.groups * n, *size)
     lists = (conv.dilation, conv.padding, conv.stride)
     swapped = Convolution(x, narrow.transpose(0, 1), *lists, False, [0] * len(conv.stride), conv.groups)
     d = _call(aten.convolution.default, conv.weight.dtype, *convolution_arguments(swapped))

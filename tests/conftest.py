@@ -1,0 +1,24 @@
+"""Options shared by all tests."""
+
+import shutil
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="device of the tests that run on any: cpu or cuda")
+
+
+def pytest_collection_modifyitems(config, items):
+    compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    for item in items:
+        if item.get_closest_marker("compiler") and not compiler:
+            item.add_marker(pytest.mark.skip(reason="no C++ compiler, which Inductor needs"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler_state():
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset() if "torch._dynamo" in __import__("sys").modules else None
