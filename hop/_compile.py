@@ -39,7 +39,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "DispatchKey",
@@ -221,29 +221,24 @@ def apply_at_level(rule: type, interpreter: Any, call: Callable[..., Any], conte
 class Sharding(NamedTuple):
     """How an operator wants its DTensor operands placed, and where its result then lies."""
 
-    inputs: list[Any]  # one per positional argument: placements, or None for what is no DTensor
+    inputs: list[Any]  # placements of each DTensor among the leaves of the arguments, in order
     mesh: Any
     output: Any  # placements
     shape: torch.Size
     stride: tuple[int, ...]
 
 
-def propagate_sharding(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    """Ask DTensor's own strategy for `op` on operands that were cast to `dtype`: a Sharding, or None if DTensor has no
-    strategy for `op` itself (as for composite operators). No data moves."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+def propagate_sharding(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharding | None:
+    """Ask DTensor's own strategy for `op`, or None if DTensor has none for `op` itself (as for composite operators).
 
-    def describe(x: Any) -> Any:
-        if not isinstance(x, DTensor):
-            return x
-        meta = TensorMeta(x.shape, x.stride(), dtype)
-        spec = DTensorSpec(x.device_mesh, x.placements, tensor_meta=meta)
-        return DTensor(x._local_tensor.to("meta", dtype), spec, requires_grad=False)
+    `args` are as `describe_dtensor` makes them; no data moves."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     dispatcher = DTensor._op_dispatcher
-    described = tuple(describe(x) for x in args)
-    info: Any = dispatcher.unwrap_to_op_info(op, described, kwargs)
+    info: Any = dispatcher.unwrap_to_op_info(op, args, kwargs)
+    if op in dispatcher._custom_op_handlers:
+        return None  # the strategy alone is not enough: a convolution of a sharded image talks to its neighbours
     try:
         dispatcher.sharding_propagator.propagate(info)
     except NotImplementedError:
@@ -252,10 +247,39 @@ def propagate_sharding(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
     spec = result.output_spec
     if not isinstance(spec, DTensorSpec) or spec.tensor_meta is None or result.use_val_from_redistribute_schema:
         return None
-    wanted = result.redistribute_schema.args_schema if result.needs_redistribute else info.schema.args_schema
-    inputs = [getattr(w, "placements", None) for w in wanted]
+    schema = result.redistribute_schema if result.needs_redistribute else info.schema
+    inputs = [x.placements for x in tree_leaves(schema.args_schema) if isinstance(x, DTensorSpec)]
     meta = spec.tensor_meta
     return Sharding(inputs, spec.mesh, spec.placements, meta.shape, meta.stride)
+
+
+def describe_dtensor(x: Any, dtype: torch.dtype) -> Any:
+    """A DTensor without data, placed as `x`, of `dtype`."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    spec = DTensorSpec(x.device_mesh, x.placements, tensor_meta=TensorMeta(x.shape, x.stride(), dtype))
+    return DTensor(x._local_tensor.to("meta", dtype), spec, requires_grad=False)
+
+
+def local_part(x: Any, placements: Any) -> torch.Tensor:
+    """The part of DTensor `x` that this process has once it is placed as `placements`.
+
+    Where they are Partial sums of a replicated `x`, the first process has the value and the others zeros; DTensor's own
+    redistribution divides by their number, which integers do not survive."""
+    from torch.distributed.tensor import Partial, Replicate
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+    mesh = x.device_mesh
+    spread = [type(p) is Partial and q.is_replicate() for p, q in zip(placements, x.placements, strict=True)]
+    target = tuple(Replicate() if s else p for p, s in zip(placements, spread, strict=True))
+    local = x.to_local()
+    if target != tuple(x.placements):
+        spec = DTensorSpec(mesh, target, tensor_meta=x._spec.tensor_meta)
+        local = redistribute_local_tensor(local, x._spec, spec)
+    elsewhere = any(s and place for s, place in zip(spread, mesh.get_coordinate(), strict=True))
+    return torch.zeros_like(local) if elsewhere else local
 
 
 def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:

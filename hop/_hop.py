@@ -54,32 +54,32 @@ class Hop(HigherOrderOperator):
     # ---- what a concrete operator supplies
 
     @abc.abstractmethod
-    def check(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def check(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Raise for arguments that break a rule; return them in canonical form. Does not touch data."""
 
     @abc.abstractmethod
-    def reference(self, *args: Any, **kwargs: Any) -> Tensor:
+    def reference(self, /, *args: Any, **kwargs: Any) -> Tensor:
         """The meaning, in plain ATen."""
 
-    def kernels(self, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Any]]:
+    def kernels(self, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Any]]:
         """The kernels to ask for this call, best first, each with the call in the form that it takes."""
         return ()
 
     @abc.abstractmethod
-    def differentiable(self, *args: Any, **kwargs: Any) -> bool:
+    def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         """Whether the result can carry a gradient at all."""
 
     @abc.abstractmethod
-    def gradient(self, grad: Tensor, needed: Sequence[bool], *args: Any, **kwargs: Any) -> Sequence[Tensor | None]:
+    def gradient(self, grad: Tensor, needed: Sequence[bool], /, *args: Any, **kwargs: Any) -> Sequence[Tensor | None]:
         """The gradient of each leaf of `(args, kwargs)` for which `needed` is true, in that leaf's dtype."""
 
-    def batch(self, size: int, dims: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, int] | None:
+    def batch(self, size: int, dims: Any, /, *args: Any, **kwargs: Any) -> tuple[Tensor, int] | None:
         """Compute all `size` members of a batch at once; `dims` has the batch dimension (or None) of each leaf. Returns
         the result and its batch dimension, or None where the reference should be batched by PyTorch's rules."""
         return None
 
     @abc.abstractmethod
-    def shard(self, *args: Any, **kwargs: Any) -> Tensor:
+    def shard(self, /, *args: Any, **kwargs: Any) -> Tensor:
         """The result for operands some of which are DTensors: a DTensor."""
 
     # ---- calls
@@ -103,7 +103,7 @@ class Hop(HigherOrderOperator):
                 self.py_impl(subclass)(self.reference)
         return super().dispatch(dispatch_key, *args, **kwargs)
 
-    def explain(self, *args: Any, **kwargs: Any) -> str:
+    def explain(self, /, *args: Any, **kwargs: Any) -> str:
         """Which implementation a call would take, and why each one before it declined."""
         args, kwargs = self.check(*args, **kwargs)
         lines = []
@@ -116,16 +116,16 @@ class Hop(HigherOrderOperator):
 
     # ---- below autograd
 
-    def _run(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _run(self, /, *args: Any, **kwargs: Any) -> Tensor:
         for kernel, call in self.kernels(*args, **kwargs):
             if kernel.declines(call) is None:
                 return kernel.run(call)
         return self.reference(*args, **kwargs)
 
-    def _trace(self, mode: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Tensor:
         return _compile.trace_node(mode, self, args, kwargs)
 
-    def _functionalize(self, ctx: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Tensor:
         inner_args, inner_kwargs = ctx.unwrap_tensors(args), ctx.unwrap_tensors(kwargs)
         with ctx.redispatch_to_next():
             out = self(*inner_args, **inner_kwargs)
@@ -133,7 +133,7 @@ class Hop(HigherOrderOperator):
 
     # ---- differentiation
 
-    def _autograd(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _autograd(self, /, *args: Any, **kwargs: Any) -> Tensor:
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if self.differentiable(*args, **kwargs):
             if any(map(_compile.has_tangent, tensors)):
@@ -144,11 +144,11 @@ class Hop(HigherOrderOperator):
         with _compile.below_autograd():
             return self(*args, **kwargs)
 
-    def _grad_level(self, interpreter: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _grad_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Tensor:
         call, tensors = _Call.take(self, args, kwargs)
         return _compile.apply_at_level(_Rule, interpreter, call.run, call, tensors)
 
-    def _jvp_level(self, interpreter: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _jvp_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Tensor:
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if self.differentiable(*args, **kwargs) and any(map(_compile.has_tangent, tensors)):
             return self.reference(*args, **kwargs)
@@ -158,12 +158,12 @@ class Hop(HigherOrderOperator):
             out = self(*inner[0], **inner[1])
         return _compile.wrap_for_grad(out, level)
 
-    def _unwrap_dead(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _unwrap_dead(self, /, *args: Any, **kwargs: Any) -> Tensor:
         """A backward pass may run after the level of torch.func that wrapped its tensors has ended."""
         args, kwargs = tree_map_only(Tensor, _compile.unwrap_if_dead, (args, kwargs))
         return self(*args, **kwargs)
 
-    def _vmap_level(self, interpreter: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _vmap_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Tensor:
         (inner_args, inner_kwargs), dims = _compile.unwrap_batched((args, kwargs), interpreter.level())
         dims = tree_leaves(dims, is_leaf=lambda d: d is None)
         with interpreter.lower():
@@ -184,7 +184,7 @@ class Hop(HigherOrderOperator):
     def _register_flop_counter(self) -> None:
         self.py_impl(_compile.flop_counter_mode())(self._count_flops)
 
-    def _count_flops(self, mode: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _count_flops(self, mode: Any, /, *args: Any, **kwargs: Any) -> Tensor:
         """Count what the reference does, on tensors without data, under the names of its ATen operators."""
         described = tree_map_only(Tensor, lambda x: x.detach().to("meta"), (args, kwargs))
         with mode:

@@ -56,9 +56,7 @@ OPERATORS = [
         {"beta": 3, "alpha": 2},
     ),
     Operator("matmul", aten.matmul.default, (T((2, 1, 5, 24)), T((3, 24, 7), "rhs")), oracles.mm, 24),
-    Operator(
-        "linear", aten.linear.default, (T((2, 3, 24)), T((7, 24), "rhs"), T((7,), "added")), oracles.linear, 25
-    ),
+    Operator("linear", aten.linear.default, (T((2, 3, 24)), T((7, 24), "rhs"), T((7,), "added")), oracles.linear, 25),
     Operator("mv", aten.mv.default, (T((5, 24)), T((24,), "rhs")), oracles.mm, 24),
     Operator("dot", aten.dot.default, (T((24,)), T((24,), "rhs")), oracles.mm, 24),
     Operator(
@@ -73,7 +71,11 @@ OPERATORS = [
         "conv2d", aten.conv2d.default, (T((2, 3, 6, 5)), T((4, 3, 3, 3), "rhs"), T((4,), "added")), oracles.conv, 28
     ),
     Operator(
-        "conv3d", aten.conv3d.default, (T((1, 2, 4, 5, 4)), T((3, 2, 2, 3, 2), "rhs"), None, [1, 2, 1]), oracles.conv, 24
+        "conv3d",
+        aten.conv3d.default,
+        (T((1, 2, 4, 5, 4)), T((3, 2, 2, 3, 2), "rhs"), None, [1, 2, 1]),
+        oracles.conv,
+        24,
     ),
     Operator(
         "conv_transpose2d",
@@ -210,9 +212,7 @@ def tolerance(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs: di
 
 
 def _widen(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        a.to(torch.float64) if isinstance(a, Tensor) and a.dtype != torch.int64 else a for a in args
-    )
+    return tuple(a.to(torch.float64) if isinstance(a, Tensor) and a.dtype != torch.int64 else a for a in args)
 
 
 def assert_right(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs: dict[str, Any], got: Tensor) -> None:

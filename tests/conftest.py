@@ -1,6 +1,7 @@
-"""Options shared by all tests."""
+"""Options and state shared by all tests."""
 
 import shutil
+import sys
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def _fresh_compiler_state():
+def reproducible():
     torch.manual_seed(0)
     yield
-    torch._dynamo.reset() if "torch._dynamo" in __import__("sys").modules else None
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

@@ -81,9 +81,7 @@ def convolution(x, w, b, stride, padding, dilation, transposed, output_padding, 
         if transposed:
             y[(slice(None), outs, *window)] += np.einsum("nc...,co->no...", x[:, ins], w[(ins, slice(None), *offset)])
         else:
-            y[:, outs] += np.einsum(
-                "nc...,oc->no...", x[(slice(None), ins, *window)], w[(outs, slice(None), *offset)]
-            )
+            y[:, outs] += np.einsum("nc...,oc->no...", x[(slice(None), ins, *window)], w[(outs, slice(None), *offset)])
     if transposed:
         y = y[(slice(None), slice(None), *(slice(p, f - p) for p, f in zip(padding, full, strict=True)))]
     return y if b is None else y + b.reshape(-1, *[1] * len(kernel))

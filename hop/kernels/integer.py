@@ -88,11 +88,22 @@ def _weigh(parts: Tensor, dim: int) -> Tensor:
 
 def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     """(M, K) int8 or uint8 @ (K, N) int8."""
-    # torch._int_mm reads wrong elements from operands of stride 0 (pytorch #195066), and is slow on strides that are
-    # neither row- nor column-major.
-    a = a.contiguous()
-    b = b if b.mT.is_contiguous() else b.contiguous()
+    a, b = row_major(a), b if is_column_major(b) else row_major(b)
     return _padded_cuda_mm(a, b) if a.is_cuda else torch._int_mm(a, b)
+
+
+# On CPU torch._int_mm reads wrong elements where strides do not say which dimension is the inner one: stride 0
+# (pytorch #195066), and any other stride than the usual one in a dimension of size 1, which torch calls contiguous.
+
+
+def row_major(x: Tensor) -> Tensor:
+    """A matrix with exactly the strides (columns, 1)."""
+    return x if x.stride() == (x.shape[1], 1) else x.clone(memory_format=torch.contiguous_format)
+
+
+def is_column_major(x: Tensor) -> bool:
+    """True for a matrix with exactly the strides (1, rows) that cannot be mistaken for a row-major one."""
+    return x.stride() == (1, x.shape[0]) and x.shape[0] != 1
 
 
 def _padded_cuda_mm(a: Tensor, b: Tensor) -> Tensor:

@@ -21,19 +21,19 @@ from hop.kernels import Kernel
 class OutDtype(Hop):
     """The operator behind `hop.out_dtype`."""
 
-    def check(self, op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+    def check(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = meaning.check(op, output_dtype, args, kwargs)
         return (op, output_dtype, *args), kwargs
 
-    def reference(self, op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
+    def reference(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
         return meaning.reference(op, output_dtype, *args, **kwargs)
 
     def kernels(
-        self, op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any
+        self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any
     ) -> Iterable[tuple[Kernel, Any]]:
         return kernels.candidates(op, output_dtype, args, kwargs)
 
-    def differentiable(self, op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any) -> bool:
+    def differentiable(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> bool:
         return output_dtype.is_floating_point or output_dtype.is_complex
 
     def gradient(
@@ -42,17 +42,18 @@ class OutDtype(Hop):
         needed: Sequence[bool],
         op: OpOverload,
         output_dtype: torch.dtype,
+        /,
         *args: Any,
         **kwargs: Any,
     ) -> Sequence[Tensor | None]:
         return gradient.gradient(grad, needed, op, output_dtype, args, kwargs)
 
     def batch(
-        self, size: int, dims: Sequence[Any], op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any
+        self, size: int, dims: Sequence[Any], op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, int] | None:
         return batching.batch(size, dims[2:], op, output_dtype, args, kwargs)
 
-    def shard(self, op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
+    def shard(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
         return sharding.shard(op, output_dtype, args, kwargs)
 
 

@@ -1,6 +1,7 @@
 """What out_dtype knows about the operator it is given, all of it read from the operator's schema and tags."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,7 @@ class Inner:
         return self._with_lists(ordered), keywords
 
     def _with_lists(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments with a number where the schema wants a list of N made a list, as torch.nn.functional does it."""
+        """The arguments, with a number made a list where the schema wants a list of N, as torch.nn.functional does."""
         if not any(isinstance(args[i], int | torch.SymInt) for i in self.lists if i < len(args)):
             return args
         return tuple(
@@ -86,20 +87,22 @@ class Inner:
                 flat.append((name, value))
         return flat
 
+    def map_promoted(self, args: tuple[Any, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+        """The positional arguments with `function` applied to every promoted tensor."""
+
+        def one(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return function(value)
+            return [one(v) for v in value] if isinstance(value, list | tuple) else value
+
+        return tuple(one(v) if a.name in self.promoted else v for a, v in zip(self.positional, args, strict=False))
+
     def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
         """The arguments with every promoted tensor brought to `dtype`."""
-
-        def one(name: str, value: Any) -> Any:
-            if name not in self.promoted:
-                return value
-            if isinstance(value, Tensor):
-                return value.to(dtype)
-            if isinstance(value, list | tuple):
-                return [one(name, v) for v in value]
-            return value
-
-        positional = tuple(one(a.name, v) for a, v in zip(self.positional, args, strict=False))
-        return positional, {name: one(name, v) for name, v in kwargs.items()}
+        keywords = {
+            name: v.to(dtype) if isinstance(v, Tensor) and name in self.promoted else v for name, v in kwargs.items()
+        }
+        return self.map_promoted(args, lambda x: x.to(dtype)), keywords
 
 
 @functools.cache

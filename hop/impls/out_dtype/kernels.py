@@ -64,8 +64,8 @@ def is_plain_int8_mm(a: Any, b: Any) -> bool:
         and a.dim() == 2
         and b.dim() == 2
         and a.shape[1] == b.shape[0]
-        and a.is_contiguous()
-        and (b.is_contiguous() or b.mT.is_contiguous())
+        and a.stride() == (a.shape[1], 1)
+        and (b.stride() == (b.shape[1], 1) or integer.is_column_major(b))
     )
 
 

@@ -15,7 +15,7 @@ from hop.impls.out_dtype.arguments import Inner, describe
 from hop.impls.out_dtype.promotion import DTYPES, common_dtype, run_dtype
 
 
-def reference(op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
+def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
     """What out_dtype(op, output_dtype, *args, **kwargs) returns, for arguments in canonical form."""
     inner = describe(op)
     common = common_dtype(inner, output_dtype, args, kwargs)

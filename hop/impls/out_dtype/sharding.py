@@ -12,32 +12,44 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from hop import _compile
 from hop._compile import OpOverload
-from hop.impls.out_dtype import meaning
 from hop.impls.out_dtype.arguments import describe
-from hop.impls.out_dtype.forms import as_product
-from hop.impls.out_dtype.promotion import common_dtype, is_integer
+from hop.impls.out_dtype.forms import Product, as_convolution, as_product
+from hop.impls.out_dtype.promotion import common_dtype, is_integer, run_dtype
 
 aten = torch.ops.aten
 
 
+# Collectives do not sum these; a wider integer has the same sum, modulo 2^bits.
+_REDUCED_IN = {
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+}
+
+
 def shard(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """out_dtype for operands of which at least one is a DTensor: a DTensor of `output_dtype`."""
-    common = common_dtype(describe(op), output_dtype, args, kwargs)
-    args = tuple(_reduce(x, common) for x in args)
-    sharding = _compile.propagate_sharding(op, args, kwargs, common)
+    inner = describe(op)
+    run = run_dtype(op, common_dtype(inner, output_dtype, args, kwargs), args)
+    args = inner.map_promoted(args, lambda x: _reduce(x, run))
+    described = inner.map_promoted(args, lambda x: _compile.describe_dtensor(x, run) if _is_dtensor(x) else x)
+    sharding = _compile.propagate_sharding(op, described, kwargs)
     if sharding is None:
-        return _without_strategy(op, output_dtype, common, args, kwargs)
-    return _local(op, output_dtype, common, args, kwargs, sharding)
+        return _without_strategy(op, output_dtype, run, args, kwargs)
+    return _local(op, output_dtype, run, args, kwargs, sharding)
 
 
-def _reduce(x: Any, common: torch.dtype) -> Any:
+_is_dtensor = _compile.is_dtensor
+
+
+def _reduce(x: Any, run: torch.dtype) -> Any:
     """A Partial operand of another dtype, summed up."""
-    if not _compile.is_dtensor(x) or x.dtype == common:
-        return x
-    return _replicate_partials(x)
+    return _replicate_partials(x) if _is_dtensor(x) and x.dtype != run else x
 
 
 def _replicate_partials(x: Any) -> Any:
@@ -45,43 +57,64 @@ def _replicate_partials(x: Any) -> Any:
     return x.redistribute(placements=placements) if placements != list(x.placements) else x
 
 
-def _commutes(common: torch.dtype, output_dtype: torch.dtype) -> bool:
+def _commutes(run: torch.dtype, output_dtype: torch.dtype) -> bool:
     """Whether summing and casting may change places."""
-    if common == output_dtype:
+    if output_dtype in _REDUCED_IN:
+        return False
+    if run == output_dtype:
         return True
-    return is_integer(common) and is_integer(output_dtype) and output_dtype.itemsize <= common.itemsize
+    return is_integer(run) and is_integer(output_dtype) and output_dtype.itemsize <= run.itemsize
 
 
 def _local(
-    op: OpOverload, output_dtype: torch.dtype, common: torch.dtype, args: Any, kwargs: Any, sharding: _compile.Sharding
+    op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: Any, kwargs: Any, sharding: _compile.Sharding
 ) -> Tensor:
     from hop.impls.out_dtype import operator
 
-    local_args = tuple(
-        x.redistribute(placements=wanted).to_local() if wanted is not None and _compile.is_dtensor(x) else x
-        for x, wanted in zip(args, sharding.inputs, strict=True)
-    )
+    wanted = iter(sharding.inputs)
+    local_args = tree_map(lambda x: _compile.local_part(x, next(wanted)) if _is_dtensor(x) else x, args)
     partial = any(p.is_partial() for p in sharding.output)
     summed = all(p.is_partial("sum") for p in sharding.output if p.is_partial())
-    cast_first = not partial or (summed and _commutes(common, output_dtype))
-    out = operator(op, output_dtype if cast_first else common, *local_args, **kwargs)
+    cast_first = not partial or (summed and _commutes(run, output_dtype))
+    out = operator(op, output_dtype if cast_first else _REDUCED_IN.get(run, run), *local_args, **kwargs)
     wrapped = _compile.make_dtensor(out, sharding)
     return wrapped if cast_first else _replicate_partials(wrapped).to(output_dtype)
 
 
-def _without_strategy(op: OpOverload, output_dtype: torch.dtype, common: torch.dtype, args: Any, kwargs: Any) -> Tensor:
-    """Composite products become mm or bmm; anything else runs its reference on the DTensors."""
+def _without_strategy(op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: Any, kwargs: Any) -> Tensor:
+    """Composite products become mm or bmm, convolutions keep a sharded batch, and anything else runs its reference on
+    the DTensors."""
+    product = as_product(op, args, kwargs)
+    if product is not None:
+        return _product(product, output_dtype, run)
+    if as_convolution(op, args) is not None and all(_is_dtensor(x) for x in args[:3] if isinstance(x, Tensor)):
+        return _convolution(op, output_dtype, args)
+    inner_args, inner_kwargs = describe(op).cast(args, kwargs, run)
+    out = op(*inner_args, **inner_kwargs)
+    return (out if _commutes(run, output_dtype) else _replicate_partials(out)).to(output_dtype)
+
+
+def _product(product: Product, output_dtype: torch.dtype, run: torch.dtype) -> Tensor:
     from hop.impls.out_dtype import operator
 
-    product = as_product(op, args, kwargs)
-    if product is None:
-        inner_args, inner_kwargs = describe(op).cast(args, kwargs, meaning.run_dtype(op, common, args))
-        out = op(*inner_args, **inner_kwargs)
-        if not _commutes(common, output_dtype):
-            out = _replicate_partials(out)
-        return out.to(output_dtype)
     multiply = aten.mm.default if product.lhs.dim() == 2 else aten.bmm.default
-    out = operator(multiply, common if product.added is not None else output_dtype, product.lhs, product.rhs)
+    out = operator(multiply, output_dtype if product.added is None else run, product.lhs, product.rhs)
     if product.added is not None:
         out = _replicate_partials(out)
     return product.finish(out).to(output_dtype)
+
+
+def _convolution(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
+    """Each process takes its examples whole, with all of the weight."""
+    from hop.impls.out_dtype import operator
+
+    x, weight = args[:2]
+    everywhere = [_compile.replicate()] * x.device_mesh.ndim
+    batched = x.dim() == weight.dim()
+    placed = [p if batched and p.is_shard(0) else r for p, r in zip(x.placements, everywhere, strict=True)]
+    local_x = _compile.local_part(x, placed)
+    rest = [_compile.local_part(a, everywhere) if _is_dtensor(a) else a for a in args[1:]]
+    whole = [a.to("meta") if isinstance(a, Tensor) else a for a in rest]
+    result = operator.reference(op, output_dtype, torch.empty(x.shape, dtype=x.dtype, device="meta"), *whole)
+    sharding = _compile.Sharding([], x.device_mesh, placed, result.shape, result.stride())
+    return _compile.make_dtensor(operator(op, output_dtype, local_x, *rest), sharding)

@@ -1,0 +1,166 @@
+"""out_dtype on DTensors, over two processes: integers equal one process's bit for bit."""
+
+import itertools
+import os
+import socket
+import unittest
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import hop
+from tests.cases import BY_NAME, FLOAT, INTEGER, OPERATORS, arguments, assert_right, draw
+
+aten = torch.ops.aten
+WORLD = 2
+COVERED = {(o.name, "dtensor") for o in OPERATORS}
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _worker(rank: int, port: int, name: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
+    try:
+        CHECKS[name](init_device_mesh("cpu", (WORLD,)), rank)
+    finally:
+        dist.destroy_process_group()
+
+
+def run(name: str) -> None:
+    mp.start_processes(_worker, args=(_free_port(), name), nprocs=WORLD, join=True, start_method="spawn")
+
+
+# ---- what runs in each process
+
+
+def every_operator(mesh: Any, rank: int) -> None:
+    """Each operand replicated or sharded along its first or last dimension, in all combinations."""
+    for operator, fmt in itertools.product(OPERATORS, (INTEGER, FLOAT)):
+        args, kwargs = arguments(operator, fmt)
+        tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+        for placements in itertools.product((Replicate(), Shard(0), Shard(-1)), repeat=len(tensors)):
+            filled = list(args)
+            for i, p in zip(tensors, placements, strict=True):
+                dim = p.dim % args[i].dim() if isinstance(p, Shard) else None
+                filled[i] = distribute_tensor(args[i], mesh, [p if dim is None else Shard(dim)])
+            got = hop.out_dtype(operator.op, fmt.output, *filled, **kwargs)
+            assert isinstance(got, DTensor)
+            assert_right(operator, fmt, args, kwargs, got.full_tensor())
+
+
+def at_least_one_sharding(mesh: Any, rank: int) -> None:
+    """Placements that must work and must not gather: a sharded batch, and a sharded sum."""
+    a, b = draw((6, 8), torch.int8, RNG()), draw((8, 4), torch.int8, RNG())
+    row = hop.out_dtype(
+        aten.mm.default, torch.int32, distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Replicate()])
+    )
+    assert row.placements == (Shard(0),)
+    split = hop.out_dtype(
+        aten.mm.default, torch.int32, distribute_tensor(a, mesh, [Shard(1)]), distribute_tensor(b, mesh, [Shard(0)])
+    )
+    assert split.placements[0].is_partial()
+    want = hop.out_dtype(aten.mm.default, torch.int32, a, b)
+    assert torch.equal(row.full_tensor(), want) and torch.equal(split.full_tensor(), want)
+
+
+def wrapping_partials(mesh: Any, rank: int) -> None:
+    """Two parts of 100 make -56 in int8, before anything is promoted."""
+    part = torch.full((3, 4), 100, dtype=torch.int8)
+    x = DTensor.from_local(part, mesh, [Partial()])
+    one = torch.full((3, 4), -56, dtype=torch.int8)
+    for output in (torch.int32, torch.float32, torch.int8):
+        got = hop.out_dtype(aten.mul.Scalar, output, x, 3)
+        assert torch.equal(got.full_tensor(), hop.out_dtype(aten.mul.Scalar, output, one, 3))
+    y = draw((4, 5), torch.int8, RNG())
+    got = hop.out_dtype(aten.mm.default, torch.int32, x, distribute_tensor(y, mesh, [Replicate()]))
+    assert torch.equal(got.full_tensor(), hop.out_dtype(aten.mm.default, torch.int32, one, y))
+
+
+def sums_before_casts(mesh: Any, rank: int) -> None:
+    """A product whose sum is spread over processes, cast to formats that round or wrap."""
+    a, b = draw((16, 64), torch.int8, RNG()), draw((64, 32), torch.int8, RNG())
+    left, right = distribute_tensor(a, mesh, [Shard(1)]), distribute_tensor(b, mesh, [Shard(0)])
+    for output in (torch.bfloat16, torch.int8, torch.int16, torch.float16, torch.int64):
+        got = hop.out_dtype(aten.mm.default, output, left, right)
+        assert got.dtype == output
+        assert torch.equal(got.full_tensor(), hop.out_dtype(aten.mm.default, output, a, b)), output
+    bias = draw((7,), torch.int32, RNG())
+    w = draw((7, 64), torch.int8, RNG())
+    got = hop.out_dtype(
+        aten.linear.default,
+        torch.int32,
+        left,
+        distribute_tensor(w, mesh, [Shard(1)]),
+        distribute_tensor(bias, mesh, [Replicate()]),
+    )
+    assert torch.equal(got.full_tensor(), hop.out_dtype(aten.linear.default, torch.int32, a, w, bias))
+
+
+def gradients(mesh: Any, rank: int) -> None:
+    a, b = draw((6, 8), torch.float64, RNG()), draw((8, 4), torch.float64, RNG())
+    for left, right in itertools.product((Replicate(), Shard(0), Shard(1)), repeat=2):
+        x = distribute_tensor(a, mesh, [left]).requires_grad_()
+        w = distribute_tensor(b, mesh, [right]).requires_grad_()
+        hop.out_dtype(aten.mm.default, torch.float64, x, w).full_tensor().square().sum().backward()
+        p, q = a.clone().requires_grad_(), b.clone().requires_grad_()
+        (p @ q).square().sum().backward()
+        torch.testing.assert_close(x.grad.full_tensor(), p.grad)
+        torch.testing.assert_close(w.grad.full_tensor(), q.grad)
+
+
+def compiled(mesh: Any, rank: int) -> None:
+    args, _ = arguments(BY_NAME["mm"], INTEGER)
+    a, b = (distribute_tensor(x, mesh, [p]) for x, p in zip(args, (Shard(0), Replicate()), strict=True))
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        return hop.out_dtype(aten.mm.default, torch.int32, a, b)
+
+    got = torch.compile(f, backend="aot_eager", fullgraph=True)(a, b)
+    assert torch.equal(got.full_tensor(), f(*args))
+
+
+def RNG() -> Any:
+    import numpy as np
+
+    return np.random.default_rng(3)
+
+
+CHECKS: dict[str, Callable[[Any, int], None]] = {
+    f.__name__: f
+    for f in (every_operator, at_least_one_sharding, wrapping_partials, sums_before_casts, gradients, compiled)
+}
+
+
+@pytest.mark.full
+class TestTwoProcesses(unittest.TestCase):
+    def test_every_operator(self):
+        run("every_operator")
+
+    def test_placements(self):
+        run("at_least_one_sharding")
+
+    def test_partial_operands_are_reduced_before_promotion(self):
+        run("wrapping_partials")
+
+    def test_partial_results_are_reduced_before_the_cast(self):
+        run("sums_before_casts")
+
+    def test_gradients(self):
+        run("gradients")
+
+    def test_compiled(self):
+        run("compiled")

@@ -1,0 +1,72 @@
+"""The house's import order, and what `import hop` costs."""
+
+import ast
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# Each layer may import itself and those named.
+LAYERS = {
+    "hop._compile": set(),
+    "hop.kernels": set(),
+    "hop._hop": {"hop._compile", "hop.kernels"},
+    "hop.impls": {"hop._compile", "hop._hop", "hop.kernels"},
+    "cutlass_kernels": set(),
+}
+
+
+def layer(module: str) -> str | None:
+    return next((name for name in LAYERS if module == name or module.startswith(name + ".")), None)
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports anywhere, `from hop import x` counted as hop.x."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+class TestImports(unittest.TestCase):
+    def test_run_one_way(self):
+        for path in [*ROOT.glob("hop/**/*.py"), *ROOT.glob("cutlass_kernels/**/*.py")]:
+            own = layer(".".join(path.relative_to(ROOT).with_suffix("").parts))
+            if own is None:
+                continue
+            for module in imports(path):
+                if module.split(".")[0] in ("hop", "cutlass_kernels"):
+                    assert layer(module) in {own, *LAYERS[own]}, f"{path} imports {module}"
+
+    def test_private_torch_is_named_in_one_file(self):
+        for path in ROOT.glob("hop/**/*.py"):
+            if path.name == "_compile.py":
+                continue
+            for module in imports(path):
+                parts = module.split(".")
+                private = [p for p in parts[1:] if p.startswith("_")]
+                allowed = module.startswith("torch.utils._pytree")  # what every operator of operators is written with
+                assert parts[0] != "torch" or not private or allowed, f"{path} imports {module}"
+
+    def test_cheap(self):
+        """Nothing heavy comes with it: not Dynamo, Inductor, DTensor or the CuTe DSL."""
+        code = "import torch, sys; before = set(sys.modules); import hop; print(*set(sys.modules) - before)"
+        new = {m for m in run(code).split() if not m.startswith("hop")}
+        assert not {m for m in new if m.split(".")[0] in ("torch", "cutlass", "numpy", "sympy")}, new
+
+    def test_importing_dynamo_first_or_last(self):
+        call = "hop.out_dtype(torch.ops.aten.mm.default, torch.int32, x, x)"
+        body = (
+            f"f = torch.compile(lambda x: {call}, backend='eager', fullgraph=True);"
+            "x = torch.ones(2, 2, dtype=torch.int8); print(f(x).sum().item())"
+        )
+        for imports in ("import torch, torch._dynamo, hop", "import torch, hop, torch._dynamo", "import torch, hop"):
+            assert run(f"{imports}; {body}").strip() == "8"

@@ -1,0 +1,375 @@
+"""What out_dtype computes: against numpy, against stock, and over shapes, strides and values that are nasty."""
+
+import itertools
+import unittest
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parameterized import parameterized
+
+import hop
+from hop.impls.out_dtype import operator
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.out_dtype.promotion import DTYPES, FLOAT8, common_dtype
+from tests import routes
+from tests.cases import FORMATS, OPERATORS, arguments, assert_right, draw
+
+aten = torch.ops.aten
+stock = torch.ops.higher_order.out_dtype
+
+PAIRS = list(itertools.product(OPERATORS, FORMATS))
+
+
+class TestAgainstOracle(unittest.TestCase):
+    """Every operator in every format, fast path and reference, and the same strides from both."""
+
+    @parameterized.expand([(f"{o.name}_{f.name}", o, f) for o, f in PAIRS])
+    def test_value(self, _name, op, fmt):
+        args, kwargs = arguments(op, fmt, seed=1)
+        got = hop.out_dtype(op.op, fmt.output, *args, **kwargs)
+        assert_right(op, fmt, args, kwargs, got)
+        reference = operator.reference(op.op, fmt.output, *args, **kwargs)
+        assert_right(op, fmt, args, kwargs, reference)
+        assert got.stride() == reference.stride()
+
+    def test_keyword_arguments_mean_the_same(self):
+        a, b = draw((3, 4), torch.int8, RNG), draw((4, 5), torch.int8, RNG)
+        c = draw((5,), torch.int32, RNG)
+        got = hop.out_dtype(aten.addmm.default, torch.int32, mat2=b, self=c, mat1=a, alpha=2)
+        assert torch.equal(got, c + 2 * (a.int() @ b.int()))
+
+
+RNG = np.random.default_rng(7)
+STOCK = [
+    ("linear", aten.linear.default, [(2, 3, 8), (5, 8), (5,)]),
+    ("mm", aten.mm.default, [(3, 8), (8, 5)]),
+    ("conv2d", aten.conv2d.default, [(1, 3, 6, 5), (4, 3, 3, 2), (4,)]),
+    ("convolution", aten.convolution.default, [(1, 3, 6, 5), (4, 3, 3, 2), None]),
+    ("mul", aten.mul.Tensor, [(3, 4), (4,)]),
+    ("mul_scalar", aten.mul.Scalar, [(3, 4)]),
+    ("div", aten.div.Tensor, [(3, 4), (4,)]),
+    ("div_scalar", aten.div.Scalar, [(3, 4)]),
+]
+STOCK_DTYPES = [
+    (torch.int8, torch.int32),
+    (torch.uint8, torch.int32),
+    (torch.int16, torch.int32),
+    (torch.int32, torch.int32),
+    (torch.int32, torch.int64),
+    (torch.int8, torch.float32),
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float32),
+    (torch.float32, torch.int32),
+]
+
+
+class TestAgainstStock(unittest.TestCase):
+    """The eight operators that torch.ops.higher_order.out_dtype takes."""
+
+    @parameterized.expand(
+        [(f"{name}_{i}_{o}", op, s, i, o) for (name, op, s), (i, o) in itertools.product(STOCK, STOCK_DTYPES)]
+    )
+    def test_equal(self, _name, op, shapes, input_dtype, output_dtype):
+        args: list[Any] = [None if s is None else draw(s, input_dtype, RNG, full_range=False) for s in shapes]
+        if op is aten.convolution.default:
+            args += [[1, 2], [1, 0], [1, 1], False, [0, 0], 1]
+        if op in (aten.mul.Scalar, aten.div.Scalar):
+            args.append(3)
+        if op is aten.div.Tensor:
+            args[1] = torch.where(args[1] == 0, torch.ones_like(args[1]), args[1])
+        got, want = hop.out_dtype(op, output_dtype, *args), stock(op, output_dtype, *args)
+        if output_dtype.is_floating_point:
+            torch.testing.assert_close(got, want)
+        else:
+            assert torch.equal(got, want)
+        assert got.dtype == want.dtype
+
+
+class TestPromotion(unittest.TestCase):
+    def promote(self, *operands, output):
+        args = tuple(torch.zeros(2, dtype=x) if isinstance(x, torch.dtype) else x for x in operands)
+        return common_dtype(describe(aten.add.Tensor), output, args, {})
+
+    @parameterized.expand(
+        [
+            (str(a), str(b), str(o), a, b, o)
+            for a, b, o in itertools.product(
+                [torch.bool, torch.uint8, torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float64],
+                [torch.uint8, torch.int8, torch.int16, torch.int64, torch.float32, torch.complex64],
+                [torch.int32, torch.bfloat16, torch.float64],
+            )
+        ]
+    )
+    def test_is_torch_result_type(self, _a, _b, _o, a, b, output):
+        want = torch.promote_types(torch.promote_types(a, b), output)
+        want = {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(want, want)
+        assert self.promote(a, b, output=output) == want
+
+    @parameterized.expand(
+        [
+            ("zero_dim_weak", torch.tensor(2, dtype=torch.int64), torch.int32, torch.int32),
+            ("zero_dim_category", torch.tensor(2.0, dtype=torch.float64), torch.int32, torch.float64),
+            ("python_int", 2, torch.int16, torch.int16),
+            ("python_float", 2.5, torch.int32, torch.float32),
+            ("python_bool", True, torch.int8, torch.int8),
+            ("python_complex", 1j, torch.float64, torch.complex128),
+        ]
+    )
+    def test_numbers_count_less(self, _name, other, output, want):
+        if want == torch.complex128:
+            want = torch.complex64 if output != torch.float64 else want
+        assert self.promote(torch.int8, other, output=output) == want
+
+    @parameterized.expand([(str(d), d) for d in sorted(FLOAT8, key=str)])
+    def test_float8_computes_in_float32(self, _name, dtype):
+        for other in (dtype, torch.int8, torch.bfloat16, torch.float8_e5m2):
+            assert self.promote(dtype, other, output=torch.float16) == torch.float32
+        assert self.promote(dtype, dtype, output=torch.float64) == torch.float64
+        assert self.promote(dtype, dtype, output=dtype) == torch.float32
+
+    @parameterized.expand(
+        [
+            (torch.uint16, torch.int8, torch.int32),
+            (torch.uint16, torch.int32, torch.int32),
+            (torch.uint16, torch.uint8, torch.uint16),
+            (torch.uint16, torch.uint32, torch.uint32),
+            (torch.uint32, torch.int32, torch.int64),
+            (torch.uint64, torch.int8, torch.int64),
+            (torch.uint32, torch.float32, torch.float32),
+        ]
+    )
+    def test_unsigned(self, a, b, want):
+        assert self.promote(a, b, output=a) == self.promote(b, a, output=b) == want
+
+    def test_default_dtype_decides_for_python_floats(self):
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert self.promote(torch.int8, 0.5, output=torch.int32) == torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def test_index_keeps_its_dtype(self):
+        weight, index = torch.randn(5, 3), torch.tensor([1, 4])
+        got = hop.out_dtype(aten.embedding.default, torch.bfloat16, weight, index)
+        assert torch.equal(got, weight[index].bfloat16())
+        got = hop.out_dtype(aten.index_select.default, torch.float64, weight, 0, index)
+        assert torch.equal(got, weight[index].double())
+        mask = torch.tensor([True, False, True])
+        got = hop.out_dtype(
+            aten.where.self, torch.int32, mask, torch.ones(3, dtype=torch.int8), torch.zeros(3, dtype=torch.int16)
+        )
+        assert torch.equal(got, mask.int())
+
+    def test_list_of_tensors(self):
+        x, y = torch.ones(2, dtype=torch.int8), torch.full((2,), 300, dtype=torch.int16)
+        got = hop.out_dtype(aten.cat.default, torch.int32, [x, y])
+        assert torch.equal(got, torch.tensor([1, 1, 300, 300], dtype=torch.int32))
+
+    def test_view_operator_gives_a_new_tensor(self):
+        x = torch.randn(3, 4)
+        got = hop.out_dtype(aten.t.default, torch.float32, x)
+        got.zero_()
+        assert x.abs().min() > 0
+
+    def test_factory(self):
+        assert torch.equal(
+            hop.out_dtype(aten.full.default, torch.int8, [3], 300), torch.full((3,), 44, dtype=torch.int8)
+        )
+
+    def test_conjugate_view(self):
+        x = torch.randn(3, dtype=torch.complex64).conj()
+        y = x.clone().requires_grad_()
+        torch.testing.assert_close(hop.out_dtype(aten.mul.Tensor, torch.complex64, x, y), x * y)
+
+    def test_every_dtype_is_reachable(self):
+        for dtype in DTYPES:
+            assert hop.out_dtype(aten.add.Tensor, dtype, torch.ones(2, dtype=torch.int8), 1).dtype == dtype
+
+
+class TestFloat8(unittest.TestCase):
+    @parameterized.expand([(str(d), d) for d in sorted(FLOAT8 - {torch.float8_e8m0fnu}, key=str)])
+    def test_every_code(self, _name, dtype):
+        """All 256 codes, NaN and infinities among them, times one."""
+        codes = torch.arange(256, dtype=torch.uint8).view(dtype).repeat(32).view(64, 128)
+        one = torch.eye(128).to(dtype)
+        got = hop.out_dtype(aten.mm.default, torch.float32, codes[:, :], one)
+        finite = codes.float().nan_to_num(0, 0, 0)
+        clean = hop.out_dtype(aten.mm.default, torch.float32, finite.to(dtype), one)
+        assert torch.equal(clean, finite)
+        assert torch.equal(got.isnan().all(dim=1), codes.float().isfinite().logical_not().any(dim=1))
+
+    def test_result_is_accumulated_in_float32(self):
+        rng = np.random.default_rng(0)
+        a, b = draw((8, 4096), torch.float8_e4m3fn, rng), draw((4096, 8), torch.float8_e4m3fn, rng)
+        exact = a.double() @ b.double()
+        bound = 4096 * 2**-24 * (a.double().abs() @ b.double().abs())
+        for output in (torch.float32, torch.bfloat16, torch.float16):
+            got = hop.out_dtype(aten.mm.default, output, a, b)
+            rounding = exact.abs() * torch.finfo(output).eps / 2 + 1e-7
+            assert ((got.double() - exact).abs() <= bound + rounding).all()
+
+
+SIZES = st.sampled_from([0, 1, 2, 3, 7, 8, 16, 17, 33, 65])
+INTS = st.sampled_from([torch.int8, torch.uint8, torch.int16])
+LAYOUTS = st.sampled_from(["row", "column", "strided", "expanded", "offset"])
+
+
+def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same values (but for "expanded", which repeats the first row) in other strides."""
+    if layout == "column":
+        return values.mT.contiguous().mT
+    if layout == "strided":
+        wide = torch.zeros(*values.shape[:-1], 2 * values.shape[-1], dtype=values.dtype)
+        wide[..., ::2] = values
+        return wide[..., ::2]
+    if layout == "expanded" and values.shape[-2] > 0:
+        return values[..., :1, :].expand(values.shape)
+    if layout == "offset":
+        return torch.cat([values[..., :1, :], values], -2)[..., 1:, :] if values.shape[-2] else values
+    return values
+
+
+def extreme(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    if seed % 3 == 0:  # all at one end: the largest sums
+        info = torch.iinfo(dtype)
+        return torch.full(shape, (info.min, info.max)[seed % 2], dtype=dtype)
+    return draw(shape, dtype, rng)
+
+
+class TestIntegerProducts(unittest.TestCase):
+    @settings(max_examples=150, deadline=None)
+    @given(SIZES, SIZES, SIZES, INTS, INTS, LAYOUTS, LAYOUTS, st.integers(0, 10**6))
+    def test_mm(self, m, k, n, a_dtype, b_dtype, a_layout, b_layout, seed):
+        a = lay_out(extreme((m, k), a_dtype, seed), a_layout)
+        b = lay_out(extreme((k, n), b_dtype, seed + 1), b_layout)
+        want = torch.from_numpy(a.numpy().astype(np.int64) @ b.numpy().astype(np.int64)).to(torch.int32)
+        got = hop.out_dtype(aten.mm.default, torch.int32, a, b)
+        assert torch.equal(got, want) and got.is_contiguous()
+        assert hop.explain(aten.mm.default, torch.int32, a, b) == "integer product: chosen"
+
+    @settings(max_examples=100, deadline=None)
+    @given(SIZES, SIZES, SIZES, SIZES, INTS, INTS, LAYOUTS, LAYOUTS, st.integers(0, 10**6))
+    def test_bmm(self, batch, m, k, n, a_dtype, b_dtype, a_layout, b_layout, seed):
+        a = lay_out(extreme((batch, m, k), a_dtype, seed), a_layout)
+        b = lay_out(extreme((batch, k, n), b_dtype, seed + 1), b_layout)
+        want = torch.from_numpy(a.numpy().astype(np.int64) @ b.numpy().astype(np.int64)).to(torch.int32)
+        assert torch.equal(hop.out_dtype(aten.bmm.default, torch.int32, a, b), want)
+
+    def test_bmm_larger_than_float32_is_exact(self):
+        for k in (512, 513, 1024, 2048):
+            a, b = torch.full((2, 3, k), 255, dtype=torch.uint8), torch.full((2, k, 3), -128, dtype=torch.int8)
+            want = torch.full((2, 3, 3), -255 * 128 * k, dtype=torch.int32)
+            assert torch.equal(hop.out_dtype(aten.bmm.default, torch.int32, a, b), want)
+            symbolic = routes.make_fx(
+                lambda a, b: operator._run(aten.bmm.default, torch.int32, a, b), tracing_mode="symbolic"
+            )
+            assert torch.equal(symbolic(a, b)(a, b), want)
+
+    @settings(max_examples=100, deadline=None)
+    @given(
+        st.integers(1, 2),
+        st.sampled_from([1, 2, 4]),
+        st.integers(1, 3),
+        st.tuples(st.integers(5, 9), st.integers(5, 9)),
+        st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        st.tuples(*[st.integers(1, 3)] * 2),
+        st.tuples(*[st.integers(0, 2)] * 2),
+        st.tuples(*[st.integers(1, 2)] * 2),
+        st.booleans(),
+        INTS,
+        st.sampled_from(["row", "column", "strided", "expanded"]),
+        st.integers(0, 10**6),
+    )
+    def test_convolution(
+        self, n, groups, per, size, kernel, stride, padding, dilation, transposed, dtype, layout, seed
+    ):
+        x = lay_out(extreme((n, groups * per, *size), dtype, seed), layout)
+        shape = (groups * per, 2, *kernel) if transposed else (2 * groups, per, *kernel)
+        w = extreme(shape, torch.int8, seed + 1)
+        lists = [list(stride), list(padding), list(dilation)]
+        args = (x, w, None, *lists, transposed, [0, 0], groups)
+        if transposed and any(
+            (s - 1) * st - 2 * p + d * (k - 1) + 1 < 1
+            for s, st, p, d, k in zip(size, stride, padding, dilation, kernel, strict=True)
+        ):
+            return
+        got = hop.out_dtype(aten.convolution.default, torch.int32, *args)
+        want = operator.reference(aten.convolution.default, torch.int32, *args)
+        assert torch.equal(got, want) and got.stride() == want.stride()
+
+    def test_channels_last(self):
+        for dtype in (torch.int8, torch.uint8):
+            x = draw((2, 6, 8, 7), dtype, RNG).contiguous(memory_format=torch.channels_last)
+            w = draw((4, 6, 3, 3), torch.int8, RNG)
+            for weight in (w, w.contiguous(memory_format=torch.channels_last)):
+                args = (x, weight, None, [1, 1], [1, 1])
+                got = hop.out_dtype(aten.conv2d.default, torch.int32, *args)
+                want = operator.reference(aten.conv2d.default, torch.int32, *args)
+                assert torch.equal(got, want) and got.stride() == want.stride()
+
+
+class TestEmpty(unittest.TestCase):
+    @parameterized.expand([(f"{m}_{k}_{n}", m, k, n) for m, k, n in itertools.product((0, 3), repeat=3)])
+    def test_products(self, _name, m, k, n):
+        for dtype, output in (
+            (torch.int8, torch.int32),
+            (torch.int16, torch.int32),
+            (torch.bfloat16, torch.float32),
+            (torch.float8_e4m3fn, torch.float32),
+        ):
+            a, b = torch.zeros(m, k).to(dtype), torch.zeros(k, n).to(dtype)
+            bias = torch.arange(n).to(output)
+            want = bias.expand(m, n)
+            assert torch.equal(hop.out_dtype(aten.addmm.default, output, bias, a, b), want)
+            assert torch.equal(hop.out_dtype(aten.linear.default, output, a, b.t(), bias), want)
+            got = hop.out_dtype(aten.bmm.default, output, a.expand(2, m, k), b.expand(2, k, n))
+            assert torch.equal(got, torch.zeros(2, m, n, dtype=output))
+
+
+class TestNonFinite(unittest.TestCase):
+    def test_floats_pass_through(self):
+        x = torch.tensor([[float("nan"), float("inf"), -float("inf"), -0.0]])
+        got = hop.out_dtype(aten.mul.Tensor, torch.bfloat16, x, torch.ones(1, 4, dtype=torch.int8))
+        assert torch.equal(got.isnan(), x.isnan()) and torch.equal(got.isinf(), x.isinf())
+        assert torch.equal(got.signbit()[~x.isnan()], x.signbit()[~x.isnan()])
+
+    def test_float8_output_saturates_as_the_cast_does(self):
+        x = torch.tensor([1e6, -1e6, float("nan"), 0.1])
+        got = hop.out_dtype(aten.mul.Tensor, torch.float8_e4m3fn, x, 1.0)
+        assert torch.equal(got.view(torch.uint8), x.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+@pytest.mark.full
+class TestEveryFormatOnEveryRoute(unittest.TestCase):
+    """The full product: every operator, format and route."""
+
+    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(routes.SINGLE, OPERATORS)])
+    def test_single(self, _name, route, op):
+        route.run(op, FORMATS)
+
+    @parameterized.expand(
+        [
+            (f"{r.name}_{f.name}", r, f)
+            for r, f in itertools.product(routes.BATCHED, FORMATS)
+            if not r.compiler and "training" not in r.name
+        ]
+    )
+    def test_program(self, _name, route, fmt):
+        route.run(OPERATORS, [fmt])
+
+    @parameterized.expand(
+        [
+            (f"{r.name}_{f.name}", r, f)
+            for r, f in itertools.product(routes.BATCHED, FORMATS)
+            if r.compiler and "training" not in r.name
+        ]
+    )
+    @pytest.mark.compiler
+    def test_compiled_program(self, _name, route, fmt):
+        route.run(OPERATORS, [fmt])
