@@ -49,7 +49,6 @@ __all__ = [
     "Sharding",
     "TransformType",
     "add_batch_dim",
-    "allow_in_graph",
     "apply_at_level",
     "below_autograd",
     "core_decompositions",
@@ -60,6 +59,7 @@ __all__ = [
     "propagate_sharding",
     "register_fake",
     "register_inductor_decomposition",
+    "trace_as",
     "trace_node",
     "unwrap_batched",
     "when_imported",
@@ -170,9 +170,14 @@ def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kw
     return track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
 
 
-def allow_in_graph(function: Callable[..., Any]) -> None:
-    """Make Dynamo record calls of `function` as one node instead of tracing into it."""
-    when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(function) and None)
+def trace_as(function: Callable[..., Any], traceable: Callable[..., Any], node: Callable[..., Any]) -> None:
+    """Make Dynamo trace `traceable` where a program calls `function`, and record calls of `node` as one node."""
+
+    def register() -> None:
+        torch.compiler.allow_in_graph(node)
+        torch.compiler.substitute_in_graph(function)(traceable)
+
+    when_imported("torch._dynamo", register)
 
 
 def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> None:

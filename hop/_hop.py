@@ -29,14 +29,14 @@ from hop._compile import DispatchKey, HigherOrderOperator, TransformType
 from hop.kernels import Kernel
 
 _hops: list["Hop"] = []
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 class Hop(HigherOrderOperator):
     """A higher-order operator that returns one tensor, never an alias of an input, and mutates nothing."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, cacheable=True)
+        super().__init__(name)
         self.py_impl(DispatchKey.CompositeExplicitAutograd)(self._run)
         self.py_impl(DispatchKey.Autograd)(self._autograd)
         self.py_impl(DispatchKey.FuncTorchGradWrapper)(self._unwrap_dead)
@@ -262,7 +262,7 @@ def _all_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     forward_ad = _compile.is_forward_ad_active()
     for x in tree_leaves((args, kwargs)) if kwargs or any(type(a) in (list, tuple) for a in args) else args:
         if isinstance(x, Tensor) and (
-            type(x) not in _PLAIN
+            type(x) not in PLAIN
             or x.layout is not torch.strided
             or (grad and x.requires_grad)
             or (forward_ad and x.is_floating_point())

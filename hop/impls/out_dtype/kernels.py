@@ -19,7 +19,6 @@ from hop.impls.out_dtype.promotion import FLOAT8, common_dtype, is_integer
 from hop.kernels import Kernel, convolution, float8, integer
 
 _DEVICES = frozenset({"cpu", "cuda"})
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 @dataclass(frozen=True)
@@ -48,25 +47,6 @@ def candidates(
 
 
 # ---- integer products
-
-
-def is_plain_int8_mm(a: Any, b: Any) -> bool:
-    """True for two int8 matrices on CPU that torch._int_mm takes as they are."""
-    return (
-        type(a) in PLAIN
-        and type(b) in PLAIN
-        and a.dtype is torch.int8
-        and b.dtype is torch.int8
-        and a.is_cpu
-        and b.is_cpu
-        and a.layout is torch.strided
-        and b.layout is torch.strided
-        and a.dim() == 2
-        and b.dim() == 2
-        and a.shape[1] == b.shape[0]
-        and a.stride() == (a.shape[1], 1)
-        and (b.stride() == (b.shape[1], 1) or integer.is_column_major(b))
-    )
 
 
 def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: Call) -> str | None:

@@ -1,0 +1,1 @@
+"""Timings against the best that PyTorch offers: `python -m benchmarks`."""

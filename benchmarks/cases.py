@@ -1,0 +1,166 @@
+"""What is timed. Each function yields rows; both sides get the same tensors and allocate their results."""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import hop
+from benchmarks.timing import Row, interleaved, per_call
+
+aten = torch.ops.aten
+stock = torch.ops.higher_order.out_dtype
+
+
+def integers(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    info = torch.iinfo(dtype)
+    return torch.randint(info.min, info.max + 1, shape, dtype=dtype)
+
+
+def compare(group: str, case: str, ours: Any, peers: list[tuple[str, Any, str]], **options: Any) -> Iterator[Row]:
+    """A row for each (name, function, target) of `peers`."""
+    ours_ms, *peers_ms = interleaved([ours, *(f for _, f, _ in peers)], **options)
+    for (name, _, target), ms in zip(peers, peers_ms, strict=True):
+        yield Row(group, case, ours_ms, name, ms, target)
+
+
+def mm() -> Iterator[Row]:
+    for m, k, n in [(1, 4096, 4096), (16, 4096, 4096), (128, 1024, 1024), (512, 1024, 1024), (1024, 4096, 4096)]:
+        a, w = integers(m, k), integers(n, k)
+        target = ">= 0.95" if m >= 128 else ""
+        for layout, b in (("B row-major", w.t().contiguous()), ("B transposed", w.t())):
+            peers = [("torch._int_mm", lambda a=a, b=b: torch._int_mm(a, b), target)]
+            if (m, k) == (128, 1024):
+                peers.append(("stock out_dtype", lambda a=a, b=b: stock(aten.mm.default, torch.int32, a, b), ">= 80"))
+            yield from compare(
+                "int8 mm",
+                f"{m}x{k}x{n}, {layout}",
+                lambda a=a, b=b: hop.out_dtype(aten.mm.default, torch.int32, a, b),
+                peers,
+                rounds=61 if m <= 512 else 25,
+            )
+
+
+def products() -> Iterator[Row]:
+    x8, w8, bias = integers(128, 1024), integers(1024, 1024), integers(1024, dtype=torch.int16).int()
+    x16, w16, xu = integers(128, 1024, dtype=torch.int16), w8.short(), integers(128, 1024, dtype=torch.uint8)
+    linear = aten.linear.default
+    for case, x, w, target in [
+        ("int8", x8, w8, ""),
+        ("uint8 x int8", xu, w8, ""),
+        ("int16", x16, w16, ">= 25"),
+    ]:
+        yield from compare(
+            "linear",
+            f"{case}, 128x1024x1024, bias",
+            lambda x=x, w=w: hop.out_dtype(linear, torch.int32, x, w, bias),
+            [("stock out_dtype", lambda x=x, w=w: stock(linear, torch.int32, x, w, bias), target)],
+        )
+    for batch, m, k, n in [(96, 128, 64, 128), (12, 512, 64, 512)]:
+        a, b = integers(batch, m, k), integers(batch, k, n)
+        a32, b32 = a.float(), b.float()
+        yield from compare(
+            "int8 bmm",
+            f"{batch}x{m}x{k}x{n}",
+            lambda a=a, b=b: hop.out_dtype(aten.bmm.default, torch.int32, a, b),
+            [
+                ("torch.bmm in int32", lambda a=a, b=b: torch.bmm(a.int(), b.int()), ""),
+                ("torch.bmm in float32", lambda a=a32, b=b32: torch.bmm(a, b), ""),
+            ],
+        )
+
+
+def convolution() -> Iterator[Row]:
+    x, w = integers(1, 64, 56, 56), integers(64, 64, 3, 3)
+    args = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    op = aten.convolution.default
+    x32, w32 = x.float(), w.float()
+    last = torch.channels_last
+    xl, wl = x32.contiguous(memory_format=last), w32.contiguous(memory_format=last)
+    yield from compare(
+        "int8 conv2d",
+        "64->64, 3x3, 56x56",
+        lambda: hop.out_dtype(op, torch.int32, x, w, *args),
+        [
+            ("stock out_dtype", lambda: stock(op, torch.int32, x, w, *args), ">= 30"),
+            ("float32", lambda: op(x32, w32, *args), ">= 2"),
+            ("float32, channels last", lambda: op(xl, wl, *args), ">= 2"),
+        ],
+        rounds=61,
+    )
+
+
+def float8() -> Iterator[Row]:
+    a, w = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((128, 1024), (1024, 1024)))
+    one = torch.ones(())
+    yield from compare(
+        "fp8 mm",
+        "e4m3, 128x1024x1024 -> bfloat16",
+        lambda: hop.out_dtype(aten.mm.default, torch.bfloat16, a, w.t()),
+        [
+            ("torch._scaled_mm", lambda: torch._scaled_mm(a, w.t(), one, one, out_dtype=torch.bfloat16), ">= 300"),
+            ("cast to float32, mm", lambda: (a.float() @ w.t().float()).bfloat16(), ""),
+        ],
+        rounds=5,
+        budget_s=20.0,
+    )
+
+
+def overhead() -> Iterator[Row]:
+    a, b = integers(1, 16), integers(16, 8)
+    functions = [
+        lambda: hop.out_dtype(aten.mm.default, torch.int32, a, b),
+        lambda: torch._int_mm(a, b),
+        lambda: stock(aten.mm.default, torch.int32, a, b),
+    ]
+    ours, direct, other = per_call(functions)
+    yield Row("call", "1x16x8, eager, plain tensors", ours, "torch._int_mm", direct, "<= 2 µs")
+    yield Row("call", "1x16x8, eager, plain tensors", ours, "stock out_dtype", other)
+
+
+def imports() -> Iterator[Row]:
+    def seconds(code: str) -> float:
+        timed = f"import time, torch; t = time.perf_counter(); {code}; print(time.perf_counter() - t)"
+        return float(subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True).stdout)
+
+    pairs = [(seconds("import hop"), seconds("pass")) for _ in range(7)]
+    ours, nothing = (statistics.median(side) * 1e3 for side in zip(*pairs, strict=True))
+    yield Row("import", "import hop after import torch", ours, "nothing", nothing, "<= 0.15 s")
+
+
+def tracing() -> Iterator[Row]:
+    a, w = torch.ones(8, 8, dtype=torch.int32), torch.ones(8, 8, dtype=torch.int32)
+
+    def chain(call: Any, n: int) -> Any:
+        def f(x: Tensor, w: Tensor) -> Tensor:
+            for _ in range(n):
+                x = call(x, w)
+            return x
+
+        return f
+
+    def ours(x: Tensor, w: Tensor) -> Tensor:
+        return hop.out_dtype(aten.mm.default, torch.int32, x, w)
+
+    def plain(x: Tensor, w: Tensor) -> Tensor:
+        return aten.mm.default(x, w)
+
+    def trace(call: Any, n: int) -> float:
+        begin = time.perf_counter()
+        make_fx(chain(call, n), tracing_mode="fake")(a, w)
+        return (time.perf_counter() - begin) * 1e3
+
+    trace(ours, 10), trace(plain, 10)
+    for n in (250, 1000):
+        pairs = [(trace(ours, n), trace(plain, n)) for _ in range(3)]
+        mine, other = (statistics.median(side) / n for side in zip(*pairs, strict=True))
+        yield Row("tracing", f"a node of {n}, make_fx on fakes", mine, "aten.mm", other, "<= 2 ms")
+
+
+GROUPS = [mm, products, convolution, float8, overhead, imports, tracing]
