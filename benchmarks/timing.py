@@ -39,13 +39,15 @@ class Row:
 
 
 def interleaved(functions: Sequence[Function], rounds: int = 25, budget_s: float = 4.0) -> list[float]:
-    """Median milliseconds of each function over at most `rounds` rounds, in which each runs once."""
-    for f in functions:
-        f()
+    """Median milliseconds of each function over at most `rounds` rounds.
+
+    In each round each function runs twice and the second time counts: the first one brings its operands back into the
+    caches, whatever ran before it."""
     times: list[list[float]] = [[] for _ in functions]
     start = time.perf_counter()
     while len(times[0]) < rounds and (len(times[0]) < 3 or time.perf_counter() - start < budget_s):
         for f, seen in zip(functions, times, strict=True):
+            f()
             begin = time.perf_counter()
             f()
             seen.append((time.perf_counter() - begin) * 1e3)

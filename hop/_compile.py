@@ -170,14 +170,14 @@ def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kw
     return track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
 
 
-def trace_as(function: Callable[..., Any], traceable: Callable[..., Any], node: Callable[..., Any]) -> None:
-    """Make Dynamo trace `traceable` where a program calls `function`, and record calls of `node` as one node."""
+def allow_in_graph(function: Callable[..., Any]) -> None:
+    """Make Dynamo record calls of `function` as one node instead of tracing into it."""
+    when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(function) and None)
 
-    def register() -> None:
-        torch.compiler.allow_in_graph(node)
-        torch.compiler.substitute_in_graph(function)(traceable)
 
-    when_imported("torch._dynamo", register)
+def trace_as(function: Callable[..., Any], traceable: Callable[..., Any]) -> None:
+    """Make Dynamo trace `traceable` where a program calls `function`."""
+    when_imported("torch._dynamo", lambda: torch.compiler.substitute_in_graph(function)(traceable) and None)
 
 
 def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> None:

@@ -65,22 +65,22 @@ class Hop(HigherOrderOperator):
         """The kernels to ask for this call, best first, each with the call in the form that it takes."""
         return ()
 
-    @abc.abstractmethod
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         """Whether the result can carry a gradient at all."""
+        return False
 
-    @abc.abstractmethod
     def gradient(self, grad: Tensor, needed: Sequence[bool], /, *args: Any, **kwargs: Any) -> Sequence[Tensor | None]:
         """The gradient of each leaf of `(args, kwargs)` for which `needed` is true, in that leaf's dtype."""
+        raise NotImplementedError(f"{self.name()} says that it is differentiable and has no gradient")
 
-    def batch(self, size: int, dims: Any, /, *args: Any, **kwargs: Any) -> tuple[Tensor, int] | None:
+    def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int] | None:
         """Compute all `size` members of a batch at once; `dims` has the batch dimension (or None) of each leaf. Returns
         the result and its batch dimension, or None where the reference should be batched by PyTorch's rules."""
         return None
 
-    @abc.abstractmethod
     def shard(self, /, *args: Any, **kwargs: Any) -> Tensor:
         """The result for operands some of which are DTensors: a DTensor."""
+        return self.reference(*args, **kwargs)
 
     # ---- calls
 

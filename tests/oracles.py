@@ -56,6 +56,7 @@ def convolution(x, w, b, stride, padding, dilation, transposed, output_padding, 
     """Each element of the kernel scatters (transposed) or gathers once."""
     n, kernel, spatial = x.shape[0], w.shape[2:], x.shape[2:]
     per = x.shape[1] // groups
+    full: list[int] = []
     if transposed:
         out_channels = w.shape[1] * groups
         full = [

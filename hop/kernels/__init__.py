@@ -12,7 +12,7 @@ class Kernel:
     """A fast implementation of a call.
 
     `declines(call)` returns None if `run(call)` gives what the reference gives, otherwise the reason why it does not
-    take the call. It looks at shapes, dtypes, strides and devices, never at data.
+    take the call. It looks at shapes, dtypes, strides and devices, never at data, so that it answers for fakes too.
     """
 
     name: str

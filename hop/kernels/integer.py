@@ -5,6 +5,7 @@ brought to that form by writing an operand x as int8 bytes and a constant,
 
     uint8:  x = b0 + 128                      b0 = the byte of x ^ 0x80
     int16:  x = b0 + 256 b1 + 128             b0, b1 = the low and high byte of x ^ 0x0080
+            x = b0 + c                        if max(x) - min(x) < 256, as where a zero point was taken from 8 bits
 
 so that with A = Σ 256^i A_i + α and B = Σ 256^j B_j + β, all modulo 2^32,
 
@@ -20,7 +21,6 @@ from torch import Tensor
 
 OPERANDS = frozenset({torch.int8, torch.uint8, torch.int16})
 _LARGEST = {torch.int8: 2**7, torch.uint8: 2**8 - 1, torch.int16: 2**15}
-_FLIP = {torch.uint8: 0x80, torch.int16: 0x0080}
 
 # A float32 sum of products of bytes is exact while no partial sum can exceed 2^24: up to this many terms.
 _FLOAT32_TERMS = 2**24 // (2**8 * 2**7)
@@ -56,34 +56,41 @@ def _product(a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor])
     if b.dtype == torch.int8 and a.dtype != torch.int16:
         return multiply(a, b)
     lead, m, k, n = a.shape[:-2], a.shape[-2], a.shape[-1], b.shape[-1]
-    lhs, alpha = _stack_bytes(a)
-    rhs_t, beta = _stack_bytes(b.mT)
-    rhs = rhs_t.mT
-    product = multiply(lhs, rhs).view(*lead, a.dtype.itemsize, m, b.dtype.itemsize, n)
+    lhs, a_bytes, alpha = _stack_bytes(a, -2)
+    if b.mT.is_contiguous():
+        rhs, b_bytes, beta = _stack_bytes(b.mT, -2)
+        rhs = rhs.mT
+    else:
+        rhs, b_bytes, beta = _stack_bytes(b, -1)
+    product = multiply(lhs, rhs).view(*lead, a_bytes, m, b_bytes, n)
     total = _weigh(_weigh(product, -4), -2)
     if beta:
-        sums = multiply(lhs, lhs.new_ones((*lead, k, 1), dtype=torch.int8))
-        total = total + beta * _weigh(sums.view(*lead, a.dtype.itemsize, m, 1), -3)
+        sums = multiply(lhs, lhs.new_ones((*lead, k, 1)))
+        total = torch.add(total, _weigh(sums.view(*lead, a_bytes, m, 1), -3), alpha=beta)
     if alpha:
-        sums = multiply(lhs.new_ones((*lead, 1, k), dtype=torch.int8), rhs)
-        total = total + alpha * (_weigh(sums.view(*lead, 1, b.dtype.itemsize, n), -2) + beta * k)
+        sums = multiply(lhs.new_ones((*lead, 1, k)), rhs)
+        total = torch.add(total, _weigh(sums.view(*lead, 1, b_bytes, n), -2) + beta * k, alpha=alpha)
     return total
 
 
-def _stack_bytes(x: Tensor) -> tuple[Tensor, int]:
-    """(..., R, K) -> (..., bytes * R, K) int8, the low bytes of all rows first, and the constant to add to them."""
+def _stack_bytes(x: Tensor, dim: int) -> tuple[Tensor, int, int]:
+    """int8 bytes along `dim`, the low ones of all first; how many there are for each element; the constant to add."""
     if x.dtype == torch.int8:
-        return x, 0
-    *lead, r, k = x.shape
-    size = x.dtype.itemsize
-    flipped = (x ^ _FLIP[x.dtype]).reshape(-1).view(torch.int8).view(*lead, r, k, size)
-    return flipped.movedim(-1, -3).reshape(*lead, size * r, k), 128
+        return x, 1, 0
+    if x.dtype == torch.uint8:
+        return (x ^ 0x80).view(torch.int8), 1, 128
+    if type(x) is Tensor and x.is_cpu and x.numel():  # there are values to look at, and looking costs little
+        low, high = int(x.amin()), int(x.amax())
+        if high - low < 256:
+            center = 0 if low >= -128 and high < 128 else min(low + 128, 2**15 - 1)
+            return (x - center if center else x).to(torch.int8), 1, center
+    return torch.cat([(x ^ 0x80).to(torch.int8), (x >> 8).to(torch.int8)], dim), 2, 128
 
 
 def _weigh(parts: Tensor, dim: int) -> Tensor:
     """Σ 256^i parts[i] along `dim`, whose size is 1 or 2."""
     low = parts.select(dim, 0)
-    return low if parts.shape[dim] == 1 else low + 256 * parts.select(dim, 1)
+    return low if parts.shape[dim] == 1 else torch.add(low, parts.select(dim, 1), alpha=256)
 
 
 def _byte_mm(a: Tensor, b: Tensor) -> Tensor:

@@ -129,7 +129,8 @@ def _traced(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: 
     return _node(op, output_dtype, *args, **kwargs)
 
 
-_compile.trace_as(out_dtype, _traced, _node)
+_compile.allow_in_graph(_node)
+_compile.trace_as(out_dtype, _traced)
 
 
 def explain(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> str:

@@ -105,6 +105,11 @@ class Inner:
         return self.map_promoted(args, lambda x: x.to(dtype)), keywords
 
 
+def _length(argument: Any) -> int:
+    """N of an argument of type int[N], else 0."""
+    return argument.N or 0
+
+
 @functools.cache
 def describe(op: OpOverload) -> Inner:
     """Read the schema of `op`; raises ValueError for an operator that out_dtype cannot run."""
@@ -129,6 +134,6 @@ def describe(op: OpOverload) -> Inner:
         positional=positional,
         keyword_only={a.name: a for a in schema.arguments if a.kwarg_only},
         promoted=promoted,
-        lists={i: a.N for i, a in enumerate(positional) if a.N is not None and "int" in str(a.type)},
+        lists={i: _length(a) for i, a in enumerate(positional) if _length(a) and "int" in str(a.type)},
         returns_view=schema.returns[0].alias_info is not None,
     )

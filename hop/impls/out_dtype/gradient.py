@@ -84,7 +84,7 @@ def _through_reference(
         inner_args, inner_kwargs = tree_unflatten(inner, spec)
         return meaning.reference(*inner_args, **inner_kwargs)
 
-    _, pullback = torch.func.vjp(function, *(leaves[i] for i in positions))
+    pullback: Any = torch.func.vjp(function, *(leaves[i] for i in positions))[1]
     grads: list[Tensor | None] = [None] * len(leaves)
     for i, value in zip(positions, pullback(grad), strict=True):
         grads[i] = value
@@ -105,15 +105,14 @@ def _product(grad: Tensor, wanted: set[int], common: torch.dtype, product: Produ
     multiply = aten.mm.default if lhs.dim() == 2 else aten.bmm.default
     plain = grad.reshape(*lhs.shape[:-1], rhs.shape[-1])
     scaled = plain if product.alpha == 1 else _call(aten.mul.Scalar, common, plain, product.alpha)
-    left, right = product.operands
-    restore_left, restore_right = product.restore
+    (left, right), restore = product.operands, product.restore
     grads = {}
     if left in wanted:
         d = _call(multiply, _narrowest(args[left], lhs, common), scaled, rhs.mT)
-        grads[left] = restore_left(d).sum_to_size(args[left].shape)
+        grads[left] = restore[0](d).sum_to_size(args[left].shape)
     if right in wanted:
         d = _call(multiply, _narrowest(args[right], rhs, common), lhs.mT, scaled)
-        grads[right] = restore_right(d).sum_to_size(args[right].shape)
+        grads[right] = restore[1](d).sum_to_size(args[right].shape)
     if product.added in wanted:
         grads[product.added] = _sum_to(grad.to(common) * product.beta, args[product.added])
     return grads

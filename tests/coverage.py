@@ -1,0 +1,51 @@
+"""Which operators and routes are promised, and the table of them in docs/out_dtype.md.
+
+python -m tests.coverage writes the table.
+"""
+
+from pathlib import Path
+
+from tests import test_distributed, test_routes
+
+# The operators that out_dtype promises, and the routes of a new operator of ours.
+PROMISED_OPERATORS = (
+    "mm bmm addmm baddbmm matmul linear mv dot convolution conv1d conv2d conv3d conv_transpose2d add sub mul "
+    "mul_scalar div div_scalar sum mean cumsum clamp avg_pool2d embedding"
+).split()
+PROMISED_ROUTES = (
+    "eager full_path reference fake make_fx functionalize vmap jit_trace flops grad double_backward jvp func aot_eager "
+    "aot_eager_dynamic aot_eager_training inductor inductor_dynamic inductor_training export_strict export_nonstrict "
+    "save_load run_decompositions aotinductor dtensor"
+).split()
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "out_dtype.md"
+BEGIN, END = "<!-- coverage: written by python -m tests.coverage -->\n", "<!-- end of coverage -->"
+
+
+def suite(operator: str, route: str) -> str:
+    """T if `make test` runs the pair, A if only `make test-all` does, nothing if neither."""
+    if (operator, route) in test_routes.COVERED:
+        return "T"
+    return "A" if (operator, route) in test_distributed.COVERED else ""
+
+
+def table() -> str:
+    """Routes down, since they are fewer; operators with the same row of suites share a column."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for operator in PROMISED_OPERATORS:
+        groups.setdefault(tuple(suite(operator, route) for route in PROMISED_ROUTES), []).append(operator)
+    header = ["route", *(", ".join(names) for names in groups.values())]
+    rows = [[route, *(column[i] for column in groups)] for i, route in enumerate(PROMISED_ROUTES)]
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def page(text: str) -> str:
+    """The page with the table of today."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

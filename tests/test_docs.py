@@ -1,0 +1,38 @@
+"""The code on the pages runs, and their links lead somewhere."""
+
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from parameterized import parameterized
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+
+
+class TestDocs(unittest.TestCase):
+    @parameterized.expand([(p.stem, p) for p in PAGES if "```python" in p.read_text()])
+    def test_code_runs(self, _name, page):
+        """The blocks of a page are one program; what a comment says that it prints, it prints."""
+        code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode == 0, done.stderr
+        for line in re.findall(r"^# (.*)$", code, re.M):
+            assert line in done.stdout, f"{line!r} not in {done.stdout!r}"
+
+    def test_readme_prints_what_it_says(self):
+        code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+        command = [sys.executable, "-c", "import torch; torch.manual_seed(0)\n" + code]
+        error, explained = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout.split(
+            "\n"
+        )[:2]
+        assert 0 < float(error.strip("tensor()")) < 0.02
+        assert explained == "integer product: chosen"
+
+    @parameterized.expand([(p.stem, p) for p in PAGES])
+    def test_links(self, _name, page):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), target
