@@ -1,11 +1,12 @@
-"""Run the benchmarks; print a table and write benchmarks/results/NAME.json.
+"""Run the benchmarks and print a table; without names, also write it to benchmarks/results and docs/performance.md.
 
-python -m benchmarks [GROUP ...]    all groups without names
+python -m benchmarks [GROUP ...]
 """
 
 import argparse
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,21 +15,43 @@ import torch
 import hop
 from benchmarks.cases import GROUPS
 from benchmarks.timing import Row
+from tests import pages
 
-RESULTS = Path(__file__).parent / "results"
-HEADER = f"{'':12}{'case':38}{'ours':>11}  {'peer':24}{'':>11}{'ratio':>9}  target"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "out_dtype.json"
+PAGE = ROOT / "docs" / "performance.md"
+HEADER = f"{'':12}{'case':42}{'ours':>11}  {'peer':24}{'':>11}{'ratio':>9}  target"
 
 
 def line(row: Row) -> str:
+    ours, peer = f"{row.case:42}{_time(row.ours_ms):>11}", f"{row.peer:24}{_time(row.peer_ms):>11}"
+    return f"{row.group:12}{ours}  {peer}{ratio(row):>9}  {verdict(row)}"
+
+
+def ratio(row: Row) -> str:
+    """How many times as fast ours is, or how much it takes over the peer where that is the target."""
     if row.target.endswith("s"):
         unit = row.target.split()[-1]
         over = {"µs": row.over_us, "ms": row.over_us / 1e3, "s": row.over_us / 1e6}[unit]
-        ratio = f"+{over:.2f} {unit}"
-    else:
-        ratio = f"{row.speedup:.2f}" if row.speedup < 100 else f"{row.speedup:.0f}"
-    verdict = "" if row.met is None else f"{row.target} {'met' if row.met else 'NOT MET'}"
-    ours, peer = f"{row.case:38}{_time(row.ours_ms):>11}", f"{row.peer:24}{_time(row.peer_ms):>11}"
-    return f"{row.group:12}{ours}  {peer}{ratio:>9}  {verdict}"
+        return f"+{over:.2f} {unit}"
+    return f"{row.speedup:.2f}" if row.speedup < 10 else f"{row.speedup:.0f}"
+
+
+def verdict(row: Row) -> str:
+    return "" if row.met is None else f"{row.target} {'met' if row.met else 'NOT MET'}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The same for the page."""
+    header = ["", "case", "ours", "peer", "its time", "ratio", "target"]
+    cells = [[r.group, r.case, _time(r.ours_ms), r.peer, _time(r.peer_ms), ratio(r), verdict(r)] for r in rows]
+    return pages.table([header, *cells])
+
+
+def page(text: str) -> str:
+    """The page on performance with the results that are on disk."""
+    rows = [Row(**r) for r in json.loads(RESULTS.read_text())["rows"]]
+    return pages.filled(text, "python -m benchmarks", table(rows))
 
 
 def _time(ms: float) -> str:
@@ -49,17 +72,17 @@ def main() -> None:
         for row in group():
             rows.append(row)
             print(line(row), flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "out_dtype.json"
     if chosen == names:
         content = {
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "capability": torch.backends.cpu.get_cpu_capability(),
-            "rows": [asdict(r) | {"speedup": r.speedup, "met": r.met} for r in rows],
+            "rows": [asdict(r) for r in rows],
         }
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        print(f"wrote {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        PAGE.write_text(page(PAGE.read_text()))
+        print(f"wrote {RESULTS.relative_to(ROOT)} and the table of {PAGE.relative_to(ROOT)}")
     missed = [r for r in rows if r.met is False]
     print(f"{sum(r.met is True for r in rows)} targets met, {len(missed)} missed")
 

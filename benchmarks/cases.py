@@ -25,9 +25,9 @@ def integers(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
 
 def compare(group: str, case: str, ours: Any, peers: list[tuple[str, Any, str]], **options: Any) -> Iterator[Row]:
     """A row for each (name, function, target) of `peers`."""
-    ours_ms, *peers_ms = interleaved([ours, *(f for _, f, _ in peers)], **options)
-    for (name, _, target), ms in zip(peers, peers_ms, strict=True):
-        yield Row(group, case, ours_ms, name, ms, target)
+    for name, peer, target in peers:
+        ours_ms, peer_ms = interleaved([ours, peer], **options)
+        yield Row(group, case, ours_ms, name, peer_ms, target)
 
 
 def mm() -> Iterator[Row]:
@@ -43,7 +43,6 @@ def mm() -> Iterator[Row]:
                 f"{m}x{k}x{n}, {layout}",
                 lambda a=a, b=b: hop.out_dtype(aten.mm.default, torch.int32, a, b),
                 peers,
-                rounds=61 if m <= 512 else 25,
             )
 
 
@@ -96,7 +95,6 @@ def convolution() -> Iterator[Row]:
             ("float32", lambda: op(x32, w32, *args), ">= 2"),
             ("float32, channels last", lambda: op(xl, wl, *args), ">= 2"),
         ],
-        rounds=61,
     )
 
 

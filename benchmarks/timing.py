@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Function = Callable[[], object]
+WARM_MS, TIMED_MS = 10.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,6 @@ class Row:
     peer: str
     peer_ms: float
     target: str = ""  # ">= 0.95" for peer_ms / ours_ms, "<= 2 µs" for ours_ms - peer_ms
-    note: str = ""
 
     @property
     def speedup(self) -> float:
@@ -41,17 +41,28 @@ class Row:
 def interleaved(functions: Sequence[Function], rounds: int = 25, budget_s: float = 4.0) -> list[float]:
     """Median milliseconds of each function over at most `rounds` rounds.
 
-    In each round each function runs twice and the second time counts: the first one brings its operands back into the
-    caches, whatever ran before it."""
+    In each round each function runs for WARM_MS and then for TIMED_MS on the clock, whose median counts: after another
+    function, and after any pause, it takes several calls until caches and the matrix unit are back at the speed of a
+    loop of calls. Every other round goes through the functions backwards, so that none always comes first."""
     times: list[list[float]] = [[] for _ in functions]
+    order = range(len(functions))
     start = time.perf_counter()
     while len(times[0]) < rounds and (len(times[0]) < 3 or time.perf_counter() - start < budget_s):
-        for f, seen in zip(functions, times, strict=True):
-            f()
-            begin = time.perf_counter()
-            f()
-            seen.append((time.perf_counter() - begin) * 1e3)
+        for i in order if len(times[0]) % 2 else reversed(order):
+            _run_for(WARM_MS, functions[i])
+            times[i].append(statistics.median(_run_for(TIMED_MS, functions[i])))
     return [statistics.median(seen) for seen in times]
+
+
+def _run_for(ms: float, f: Function) -> list[float]:
+    """Milliseconds of each call of `f`, which is called until `ms` have passed, once at least."""
+    seen: list[float] = []
+    start = time.perf_counter()
+    while not seen or time.perf_counter() - start < ms / 1e3:
+        begin = time.perf_counter()
+        f()
+        seen.append((time.perf_counter() - begin) * 1e3)
+    return seen
 
 
 def per_call(functions: Sequence[Function], calls: int = 2000, rounds: int = 21) -> list[float]:

@@ -185,7 +185,10 @@ def print_summary(models: dict[str, nn.Module], embeddings: dict[str, Tensor], t
         ("encoder linear weights, scales, MB", ".1f", {name: linear for name, (linear, _) in sizes.items()}),
         ("whole model, MB", ".1f", {name: whole for name, (_, whole) in sizes.items()}),
         ("ms per sentence", ".2f", times),
-        ("times as fast as float32", ".2f", {name: times["float32"] / ms for name, ms in times.items()}),
+        *(
+            (f"times as fast as {peer}", ".2f", {name: times[peer] / ms for name, ms in times.items()})
+            for peer in ("float32", "bfloat16")
+        ),
         ("cosine to float32, mean", ".4f", {name: mean for name, (mean, _) in close.items()}),
         ("cosine to float32, worst", ".4f", {name: worst for name, (_, worst) in close.items()}),
         ("same nearest sentence as float32, %", ".0f", same),
@@ -218,9 +221,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, "inductor"))
-        step(
-            4, f"compare the integer products of all layers on the same int8 codes, those of {len(sample[0])} sentences"
-        )
+        step(4, f"compare the integer products of all layers, on the int8 codes of {len(sample[0])} sentences")
         same = compare_products(products, codes, Path(folder, "products"))
         step(5, "compare the whole int8 model, exported for any number of sentences and tokens")
         found = compare_model(int8, sample, Path(folder, "model"))

@@ -17,7 +17,7 @@ A call takes the first of these routes that applies:
 """
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from hop.kernels import Kernel
 
 _hops: list["Hop"] = []
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_LISTS = (list, tuple)
 
 
 class Hop(HigherOrderOperator):
@@ -134,7 +135,7 @@ class Hop(HigherOrderOperator):
     # ---- differentiation
 
     def _autograd(self, /, *args: Any, **kwargs: Any) -> Tensor:
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = _tensors(args, kwargs)
         if self.differentiable(*args, **kwargs):
             if any(map(_compile.has_tangent, tensors)):
                 return self.reference(*args, **kwargs)  # PyTorch's own rules propagate tangent and gradient
@@ -149,7 +150,7 @@ class Hop(HigherOrderOperator):
         return _compile.apply_at_level(_Rule, interpreter, call.run, call, tensors)
 
     def _jvp_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Tensor:
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = _tensors(args, kwargs)
         if self.differentiable(*args, **kwargs) and any(map(_compile.has_tangent, tensors)):
             return self.reference(*args, **kwargs)
         level = interpreter.level()
@@ -260,8 +261,8 @@ def _all_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     tangent to propagate and without a lazy conjugation or negation."""
     grad = torch.is_grad_enabled()
     forward_ad = _compile.is_forward_ad_active()
-    for x in tree_leaves((args, kwargs)) if kwargs or any(type(a) in (list, tuple) for a in args) else args:
-        if isinstance(x, Tensor) and (
+    for x in _tensors(args, kwargs):
+        if (
             type(x) not in PLAIN
             or x.layout is not torch.strided
             or (grad and x.requires_grad)
@@ -273,6 +274,17 @@ def _all_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return True
 
 
+def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments and in the lists that are among them; a tenth of the time of tree_leaves."""
+    found: list[Tensor] = []
+    for x in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(x, Tensor):
+            found.append(x)
+        elif isinstance(x, _LISTS):
+            found += _tensors(x, {})
+    return found
+
+
 def _resolve(x: Tensor) -> Tensor:
     """Carry out a lazy conjugation or negation, for which the dispatcher would ask us for rules."""
     return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
@@ -280,5 +292,5 @@ def _resolve(x: Tensor) -> Tensor:
 
 def _unknown_subclasses(hop: Hop, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[type]:
     """Types of operands with a `__torch_dispatch__` of their own that have no rule for `hop` yet."""
-    types = {type(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+    types = {type(x) for x in _tensors(args, kwargs)}
     return {t for t in types if t not in hop.python_key_table and _compile.is_foreign_subclass(t)}

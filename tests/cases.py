@@ -14,6 +14,7 @@ from torch import Tensor
 from tests import oracles
 
 aten = torch.ops.aten
+DEVICE = "cpu"  # where the operands lie: the option --device of pytest
 
 
 @dataclass(frozen=True)
@@ -168,15 +169,16 @@ def arguments(operator: Operator, fmt: Format, seed: int = 0) -> tuple[tuple[Any
             return torch.where(x.to(torch.float32).abs() < 0.25, torch.ones_like(x), x)
         return draw(arg.shape, getattr(fmt, arg.part), rng)
 
-    return tuple(one(a) for a in operator.args), dict(operator.kwargs)
+    made = (one(a) for a in operator.args)
+    return tuple(a.to(DEVICE) if isinstance(a, Tensor) else a for a in made), dict(operator.kwargs)
 
 
 def _to_numpy(value: Any, wide: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     if value.dtype == torch.int64 or not value.dtype.is_floating_point:
-        return value.to(torch.int64).numpy()
-    return value.to(torch.float64).numpy().astype(wide)
+        return value.to("cpu", torch.int64).numpy()
+    return value.to("cpu", torch.float64).numpy().astype(wide)
 
 
 def expected(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -212,7 +214,7 @@ def tolerance(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs: di
 
 
 def _widen(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(a.to(torch.float64) if isinstance(a, Tensor) and a.dtype != torch.int64 else a for a in args)
+    return tuple(a.to("cpu", torch.float64) if isinstance(a, Tensor) and a.dtype != torch.int64 else a for a in args)
 
 
 def assert_right(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs: dict[str, Any], got: Tensor) -> None:
@@ -220,6 +222,8 @@ def assert_right(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs:
     want = expected(operator, fmt, args, kwargs)
     assert got.dtype == fmt.output, f"{operator.name} {fmt.name}: dtype {got.dtype}, expected {fmt.output}"
     assert got.shape == want.shape, f"{operator.name} {fmt.name}: shape {got.shape}, expected {want.shape}"
+    assert got.device.type == DEVICE
+    got = got.cpu()
     if fmt.is_integer:
         wrong = int((got.to(torch.int64) != want.to(torch.int64)).sum())
         assert wrong == 0, f"{operator.name} {fmt.name}: {wrong} of {want.numel()} integers differ"

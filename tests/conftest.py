@@ -6,9 +6,17 @@ import sys
 import pytest
 import torch
 
+from tests import cases
+
 
 def pytest_addoption(parser):
-    parser.addoption("--device", default="cpu", help="device of the tests that run on any: cpu or cuda")
+    parser.addoption("--device", default="cpu", choices=["cpu", "cuda"], help="where test_routes.py runs")
+
+
+def pytest_configure(config):
+    cases.DEVICE = config.getoption("--device")
+    if cases.DEVICE == "cuda" and not torch.cuda.is_available():
+        pytest.exit("--device cuda: PyTorch finds no CUDA device here", returncode=0)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -5,7 +5,7 @@ python -m tests.coverage writes the table.
 
 from pathlib import Path
 
-from tests import test_distributed, test_routes
+from tests import pages, test_distributed, test_routes
 
 # The operators that out_dtype promises, and the routes of a new operator of ours.
 PROMISED_OPERATORS = (
@@ -20,7 +20,6 @@ PROMISED_ROUTES = (
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "out_dtype.md"
-BEGIN, END = "<!-- coverage: written by python -m tests.coverage -->\n", "<!-- end of coverage -->"
 
 
 def suite(operator: str, route: str) -> str:
@@ -37,14 +36,12 @@ def table() -> str:
         groups.setdefault(tuple(suite(operator, route) for route in PROMISED_ROUTES), []).append(operator)
     header = ["route", *(", ".join(names) for names in groups.values())]
     rows = [[route, *(column[i] for column in groups)] for i, route in enumerate(PROMISED_ROUTES)]
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return pages.table([header, *rows])
 
 
 def page(text: str) -> str:
     """The page with the table of today."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END)[1]
+    return pages.filled(text, "python -m tests.coverage", table())
 
 
 if __name__ == "__main__":

@@ -194,7 +194,10 @@ def gradient(operator: Operator, formats: Formats) -> None:
             continue
         function, tensors, _ = call(operator, fmt)
         inputs = differentiable(tensors)
-        function(*inputs).sum().backward()
+        result = function(*inputs)
+        assert result.requires_grad == any(x.requires_grad for x in inputs)
+        if result.requires_grad:
+            result.sum().backward()
         assert all(x.grad.dtype == x.dtype for x in inputs if x.requires_grad)
 
 

@@ -1,5 +1,6 @@
 """Integer convolution as a matrix product of patches: (N, C, *S) int8, uint8 or int16 -> (N, O, *T) int32."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,17 +31,19 @@ def convolve(conv: Convolution) -> Tensor:
     if conv.transposed:
         conv = _as_plain(conv)
     n, groups = conv.x.shape[0], conv.groups
-    out_channels, kernel = conv.weight.shape[0], conv.weight.shape[2:]
-    patches = _patches(conv)  # (N, *T, groups, kernel..., C / groups)
+    out_channels, per_group, *kernel = conv.weight.shape
+    patches = _patches(conv)  # (N, *T, groups, *kernel, C / groups)
     spatial = patches.shape[1 : 1 + len(kernel)]
-    filters = conv.weight.movedim(1, -1).reshape(groups, out_channels // groups, -1)
+    terms = per_group * math.prod(kernel)
+    filters = conv.weight.movedim(1, -1)
     if groups == 1:
-        rows, filters = patches.reshape(-1, filters.shape[2]), filters[0]
+        rows, filters = patches.reshape(-1, terms), filters.reshape(out_channels, terms)
         if n == 1 and rows.dtype == torch.int8:  # (O, T) is the layout of the result
             return integer.mm(filters, rows.t()).view(1, out_channels, *spatial)
         out = integer.mm(rows, filters.t()).view(n, *spatial, out_channels)
     else:
-        rows = patches.movedim(1 + len(kernel), 0).reshape(groups, -1, filters.shape[2])
+        rows = patches.movedim(1 + len(kernel), 0).reshape(groups, -1, terms)
+        filters = filters.reshape(groups, out_channels // groups, terms)
         out = integer.bmm(rows, filters.mT).view(groups, n, *spatial, out_channels // groups)
         out = out.movedim(0, -2).flatten(-2)
     return out.movedim(-1, 1).contiguous()

@@ -24,8 +24,8 @@ _LARGEST = {torch.int8: 2**7, torch.uint8: 2**8 - 1, torch.int16: 2**15}
 
 # A float32 sum of products of bytes is exact while no partial sum can exceed 2^24: up to this many terms.
 _FLOAT32_TERMS = 2**24 // (2**8 * 2**7)
-# Below this many multiply-adds per matrix one batched float32 product beats an int8 product per matrix (2 cores, AMX).
-_SMALL = 2**20
+# From this many multiply-adds per matrix an int8 product for each beats one batched float32 product (2 cores, AMX).
+_LARGE = 2**20
 # While tracing, a batch is written out as one product per matrix up to this size.
 _UNROLL = 16
 
@@ -56,51 +56,64 @@ def _product(a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor])
     if b.dtype == torch.int8 and a.dtype != torch.int16:
         return multiply(a, b)
     lead, m, k, n = a.shape[:-2], a.shape[-2], a.shape[-1], b.shape[-1]
-    lhs, a_bytes, alpha = _stack_bytes(a, -2)
-    if b.mT.is_contiguous():
-        rhs, b_bytes, beta = _stack_bytes(b.mT, -2)
-        rhs = rhs.mT
-    else:
-        rhs, b_bytes, beta = _stack_bytes(b, -1)
-    product = multiply(lhs, rhs).view(*lead, a_bytes, m, b_bytes, n)
-    total = _weigh(_weigh(product, -4), -2)
+    lhs_bytes, alpha = ([a], 0) if a.dtype == torch.uint8 else _bytes(a)
+    turned = b.mT.is_contiguous()
+    rhs_bytes, beta = _bytes(b.mT if turned else b)
+    rows = m * len(lhs_bytes)
+    if alpha:  # a row of ones, whose product is the sum of each column of B
+        lhs_bytes.append(lhs_bytes[0].new_ones((*lead, 1, k)))
+    lhs = _cat(lhs_bytes, -2)
+    rhs = _cat(rhs_bytes, -2).mT if turned else _cat(rhs_bytes, -1)
+    products = multiply(lhs, rhs)
+    total = _weigh(_weigh(products.narrow(-2, 0, rows), -2, m), -1, n)
     if beta:
-        sums = multiply(lhs, lhs.new_ones((*lead, k, 1)))
-        total = torch.add(total, _weigh(sums.view(*lead, a_bytes, m, 1), -3), alpha=beta)
+        sums = multiply(lhs, rhs_bytes[0].new_ones((*lead, k, 1)))
+        total = torch.add(total, _weigh(sums.narrow(-2, 0, rows), -2, m), alpha=beta)
     if alpha:
-        sums = multiply(lhs.new_ones((*lead, 1, k)), rhs)
-        total = torch.add(total, _weigh(sums.view(*lead, 1, b_bytes, n), -2) + beta * k, alpha=alpha)
+        sums = _weigh(products.narrow(-2, rows, 1), -1, n)
+        total = torch.add(total, sums + beta * k if beta else sums, alpha=alpha)
     return total
 
 
-def _stack_bytes(x: Tensor, dim: int) -> tuple[Tensor, int, int]:
-    """int8 bytes along `dim`, the low ones of all first; how many there are for each element; the constant to add."""
+def _bytes(x: Tensor) -> tuple[list[Tensor], int]:
+    """The int8 bytes of x, the low ones first, and the constant to add to them."""
     if x.dtype == torch.int8:
-        return x, 1, 0
+        return [x], 0
     if x.dtype == torch.uint8:
-        return (x ^ 0x80).view(torch.int8), 1, 128
+        return [(x ^ 0x80).view(torch.int8)], 128
     if type(x) is Tensor and x.is_cpu and x.numel():  # there are values to look at, and looking costs little
-        low, high = int(x.amin()), int(x.amax())
+        low, high = (int(v) for v in torch.aminmax(x))
+        if low >= -128 and high < 128:
+            return [x.to(torch.int8)], 0
         if high - low < 256:
-            center = 0 if low >= -128 and high < 128 else min(low + 128, 2**15 - 1)
-            return (x - center if center else x).to(torch.int8), 1, center
-    return torch.cat([(x ^ 0x80).to(torch.int8), (x >> 8).to(torch.int8)], dim), 2, 128
+            center = min(low + 128, 2**15 - 1)
+            return [x.to(torch.int8).sub_((center + 128) % 256 - 128)], center
+    return [(x ^ 0x80).to(torch.int8), (x >> 8).to(torch.int8)], 128
 
 
-def _weigh(parts: Tensor, dim: int) -> Tensor:
-    """Σ 256^i parts[i] along `dim`, whose size is 1 or 2."""
-    low = parts.select(dim, 0)
-    return low if parts.shape[dim] == 1 else torch.add(low, parts.select(dim, 1), alpha=256)
+def _cat(parts: list[Tensor], dim: int) -> Tensor:
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+
+
+def _weigh(parts: Tensor, dim: int, size: int) -> Tensor:
+    """Σ 256^i parts[i], for one or two parts of `size` that lie behind each other along `dim`."""
+    if parts.shape[dim] == size:
+        return parts
+    return torch.add(parts.narrow(dim, 0, size), parts.narrow(dim, size, size), alpha=256)
 
 
 def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     """(M, K) int8 or uint8 @ (K, N) int8."""
-    a, b = row_major(a), b if is_column_major(b) else row_major(b)
+    a, b = _readable(a, b)
     return _padded_cuda_mm(a, b) if a.is_cuda else torch._int_mm(a, b)
 
 
 # On CPU torch._int_mm reads wrong elements where strides do not say which dimension is the inner one: stride 0
 # (pytorch #195066), and any other stride than the usual one in a dimension of size 1, which torch calls contiguous.
+
+
+def _readable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return row_major(a), b if is_column_major(b) else row_major(b)
 
 
 def row_major(x: Tensor) -> Tensor:
@@ -130,12 +143,19 @@ def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
     """(B, M, K) int8 or uint8 @ (B, K, N) int8."""
     batch, m, k = a.shape
     n = b.shape[2]
-    if type(a) is Tensor:
-        one_by_one = k > _FLOAT32_TERMS or m * n * k > _SMALL
+    eager = type(a) is Tensor
+    if eager:
+        one_by_one = k > _FLOAT32_TERMS or m * n * k >= _LARGE
     else:  # tracing: sizes may be symbols, which must not be compared with numbers
         one_by_one = isinstance(batch, int) and (batch <= _UNROLL or not isinstance(k, int))
     if one_by_one and batch:
-        return torch.stack([_byte_mm(x, y) for x, y in zip(a.unbind(), b.unbind(), strict=True)])
+        pairs = zip(a.unbind(), b.unbind(), strict=True)
+        if not (eager and a.is_cpu):
+            return torch.stack([_byte_mm(x, y) for x, y in pairs])
+        out = a.new_empty((batch, m, n), dtype=torch.int32)
+        for (x, y), z in zip(pairs, out.unbind(), strict=True):
+            torch._int_mm(*_readable(x, y), out=z)
+        return out
     terms = max(1, min(k, _FLOAT32_TERMS))
     pieces = [
         torch.bmm(x.to(torch.float32), y.to(torch.float32)).to(torch.int32)

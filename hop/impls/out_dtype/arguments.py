@@ -31,7 +31,9 @@ class Inner:
     op: OpOverload
     positional: tuple[Any, ...]  # schema arguments
     keyword_only: dict[str, Any]
-    promoted: frozenset[str]  # names of the tensor and Scalar arguments that are brought to the common dtype
+    operand_at: tuple[str, ...]  # for each positional argument its name if it takes tensors or Scalars, else ""
+    keyword_operands: frozenset[str]  # the same of the keyword-only arguments
+    promoted: frozenset[str]  # names of those of them that are brought to the common dtype
     lists: dict[int, int]  # position and length of the arguments that are lists of so many integers
     returns_view: bool
 
@@ -76,16 +78,15 @@ class Inner:
         rest = [*self.positional[given:], *self.keyword_only.values()]
         return all(a.has_default_value() for a in rest)
 
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """(name, value) of every argument given; the members of a list under the list's name."""
-        pairs = [*((a.name, v) for a, v in zip(self.positional, args, strict=False)), *kwargs.items()]
-        flat = []
-        for name, value in pairs:
-            if isinstance(value, list | tuple):
-                flat += [(name, v) for v in value]
-            else:
-                flat.append((name, value))
-        return flat
+    def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """(name, value) of every tensor and Scalar given; the members of a list under the list's name."""
+        found = [(name, v) for name, v in zip(self.operand_at, args, strict=False) if name]
+        for name, v in kwargs.items():
+            if name in self.keyword_operands:
+                found.append((name, v))
+        if not any(isinstance(v, list | tuple) for _, v in found):
+            return found
+        return [(name, x) for name, v in found for x in (v if isinstance(v, list | tuple) else [v])]
 
     def map_promoted(self, args: tuple[Any, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
         """The positional arguments with `function` applied to every promoted tensor."""
@@ -123,17 +124,15 @@ def describe(op: OpOverload) -> Inner:
             f"out_dtype: op must be a function of its arguments, but {op} draws random numbers; call it outside"
         )
     index = _INDEX_NAMES | _INDEX_OF_OPERATOR.get(schema.name, set())
-    promoted = frozenset(
-        a.name
-        for a in schema.arguments
-        if a.name not in index and any(word in str(a.type) for word in ("Tensor", "number", "Scalar"))
-    )
+    operands = [a for a in schema.arguments if any(w in str(a.type) for w in ("Tensor", "number", "Scalar"))]
     positional = tuple(a for a in schema.arguments if not a.kwarg_only)
     return Inner(
         op=op,
         positional=positional,
         keyword_only={a.name: a for a in schema.arguments if a.kwarg_only},
-        promoted=promoted,
+        operand_at=tuple(a.name if a in operands else "" for a in positional),
+        keyword_operands=frozenset(a.name for a in operands if a.kwarg_only),
+        promoted=frozenset(a.name for a in operands if a.name not in index),
         lists={i: _length(a) for i, a in enumerate(positional) if _length(a) and "int" in str(a.type)},
         returns_view=schema.returns[0].alias_info is not None,
     )

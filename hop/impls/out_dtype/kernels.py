@@ -5,6 +5,7 @@ result where the common dtype has 32 bits or fewer, and elsewhere it is so while
 float results, while float32 would not have rounded them either.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,8 @@ def _run_product(call: Call) -> Tensor:
 def _declines_convolution(call: Call) -> str | None:
     form: BiasedConvolution = call.form
     conv = form.conv
-    terms = conv.weight[0].numel() if not conv.transposed else conv.weight[:, 0].numel() // conv.groups
+    first, second, *kernel = conv.weight.shape
+    terms = math.prod(kernel) * (first // conv.groups if conv.transposed else second)
     reason = _declines_integers(conv.x, conv.weight, terms, call)
     if reason is not None:
         return reason

@@ -53,7 +53,7 @@ def _hint(op: Any) -> str:
 
 def _check_operands(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     first: tuple[str, Tensor] | None = None
-    for name, value in inner.named(args, kwargs):
+    for name, value in inner.operands(args, kwargs):
         if not isinstance(value, Tensor):
             continue
         if name in inner.promoted and value.dtype not in DTYPES:

@@ -93,7 +93,7 @@ _INT64_PACKETS = frozenset({aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d})
 def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
     """The dtype that the promoted arguments and `output_dtype` have in common."""
     dims, zero_dims, numbers = {output_dtype}, set(), set()
-    for name, value in inner.named(args, kwargs):
+    for name, value in inner.operands(args, kwargs):
         if name not in inner.promoted:
             continue
         if isinstance(value, Tensor):

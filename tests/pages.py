@@ -1,0 +1,17 @@
+"""Tables that a program writes into a page, between two comments."""
+
+from collections.abc import Iterable, Sequence
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, whose first row is its header."""
+    header, *rest = rows
+    lines = [header, ["---"] * len(header), *rest]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def filled(text: str, command: str, content: str) -> str:
+    """`text` with `content` between the comments that name `command`, which writes it."""
+    begin, end = f"<!-- written by {command} -->\n", f"<!-- end of {command} -->"
+    before, rest = text.split(begin)
+    return before + begin + content + end + rest.split(end)[1]
