@@ -80,22 +80,20 @@ def products() -> Iterator[Row]:
 
 
 def convolution() -> Iterator[Row]:
-    x, w = integers(1, 64, 56, 56), integers(64, 64, 3, 3)
     args = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     op = aten.convolution.default
-    x32, w32 = x.float(), w.float()
-    last = torch.channels_last
-    xl, wl = x32.contiguous(memory_format=last), w32.contiguous(memory_format=last)
-    yield from compare(
-        "int8 conv2d",
-        "64->64, 3x3, 56x56",
-        lambda: hop.out_dtype(op, torch.int32, x, w, *args),
-        [
-            ("stock out_dtype", lambda: stock(op, torch.int32, x, w, *args), ">= 30"),
-            ("float32", lambda: op(x32, w32, *args), ">= 2"),
-            ("float32, channels last", lambda: op(xl, wl, *args), ">= 2"),
-        ],
-    )
+    for layout, memory_format in (("NCHW", torch.contiguous_format), ("channels last", torch.channels_last)):
+        x, w = (integers(*s).contiguous(memory_format=memory_format) for s in ((1, 64, 56, 56), (64, 64, 3, 3)))
+        x32, w32 = x.float(), w.float()
+        yield from compare(
+            "int8 conv2d",
+            f"64->64, 3x3, 56x56, {layout}",
+            lambda x=x, w=w: hop.out_dtype(op, torch.int32, x, w, *args),
+            [
+                ("stock out_dtype", lambda x=x, w=w: stock(op, torch.int32, x, w, *args), ">= 30"),
+                (f"float32, {layout}", lambda x=x32, w=w32: op(x, w, *args), ">= 2"),
+            ],
+        )
 
 
 def float8() -> Iterator[Row]:

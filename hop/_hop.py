@@ -281,7 +281,7 @@ def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         if isinstance(x, Tensor):
             found.append(x)
         elif isinstance(x, _LISTS):
-            found += _tensors(x, {})
+            found += [y for y in x if isinstance(y, Tensor)]
     return found
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parameterized import parameterized
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hop
 from hop.impls.out_dtype import operator
@@ -301,17 +302,40 @@ class TestIntegerProducts(unittest.TestCase):
             return
         got = hop.out_dtype(aten.convolution.default, torch.int32, *args)
         want = operator.reference(aten.convolution.default, torch.int32, *args)
-        assert torch.equal(got, want) and got.stride() == want.stride()
+        assert torch.equal(got, want) and layout_of(got) == layout_of(want)
 
-    def test_channels_last(self):
-        for dtype in (torch.int8, torch.uint8):
-            x = draw((2, 6, 8, 7), dtype, RNG).contiguous(memory_format=torch.channels_last)
-            w = draw((4, 6, 3, 3), torch.int8, RNG)
-            for weight in (w, w.contiguous(memory_format=torch.channels_last)):
-                args = (x, weight, None, [1, 1], [1, 1])
-                got = hop.out_dtype(aten.conv2d.default, torch.int32, *args)
-                want = operator.reference(aten.conv2d.default, torch.int32, *args)
-                assert torch.equal(got, want) and got.stride() == want.stride()
+    @parameterized.expand(
+        [
+            (f"{len(size)}d_{dtype}_{groups}_{n}".replace("torch.", ""), size, dtype, groups, n)
+            for size in ((9,), (8, 7), (4, 5, 6))
+            for dtype in (torch.int8, torch.uint8, torch.int16)
+            for groups in (1, 2)
+            for n in (1, 2)
+        ]
+    )
+    def test_channels_last(self, _name, size, dtype, groups, n):
+        """Channels last if the input or the weight is: on the kernel, the reference and fakes."""
+        op = {1: aten.conv1d.default, 2: aten.conv2d.default, 3: aten.conv3d.default}[len(size)]
+        lists = [[1] * len(size)] * 3
+        x, w = draw((n, 6, *size), dtype, RNG), draw((4, 6 // groups, *[3] * len(size)), torch.int8, RNG)
+        for x_last, w_last in itertools.product((False, True), repeat=2):
+            args = (to_channels_last(x) if x_last else x, to_channels_last(w) if w_last else w, None, *lists, groups)
+            assert hop.explain(op, torch.int32, *args) == "integer convolution: chosen"
+            got = hop.out_dtype(op, torch.int32, *args)
+            want = operator.reference(op, torch.int32, *args)
+            with FakeTensorMode() as mode:
+                fake = hop.out_dtype(op, torch.int32, *(mode.from_tensor(v) for v in args[:2]), *args[2:])
+            assert torch.equal(got, want) and got.stride() == want.stride() == fake.stride()
+            assert (got.movedim(1, -1) if x_last or w_last else got).is_contiguous()
+
+
+def layout_of(x: torch.Tensor) -> list[int]:
+    """The strides that matter."""
+    return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1]
+
+
+def to_channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 class TestEmpty(unittest.TestCase):

@@ -1,7 +1,7 @@
 """Integer convolution as a matrix product of patches: (N, C, *S) int8, uint8 or int16 -> (N, O, *T) int32."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,8 +9,7 @@ from torch import Tensor
 from hop.kernels import integer
 
 
-@dataclass(frozen=True)
-class Convolution:
+class Convolution(NamedTuple):
     """A convolution in the terms of aten.convolution, its lists as long as there are spatial dimensions.
 
     x (N, C, *S); weight (O, C / groups, *kernel), or (C, O / groups, *kernel) if transposed.
@@ -26,8 +25,24 @@ class Convolution:
     groups: int
 
 
+def channels_last(x: Tensor, weight: Tensor) -> bool:
+    """Whether the result is to lie channels last: where the input or the weight does, and is not contiguous."""
+    return any(not t.is_contiguous() and t.movedim(1, -1).is_contiguous() for t in (x, weight))
+
+
+def lay_out(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """`out`, the convolution of x and weight, in the layout of `convolve`."""
+    if x.dim() < weight.dim():  # one example, without a batch dimension
+        return lay_out(out.unsqueeze(0), x.unsqueeze(0), weight).squeeze(0)
+    if not channels_last(x, weight):
+        return out.contiguous()
+    last = out.movedim(1, -1)
+    return out if last.is_contiguous() else last.contiguous().movedim(-1, 1)
+
+
 def convolve(conv: Convolution) -> Tensor:
-    """The exact result modulo 2^32, contiguous, without bias."""
+    """The exact result modulo 2^32, without bias; channels last or contiguous."""
+    keep_last = channels_last(conv.x, conv.weight)
     if conv.transposed:
         conv = _as_plain(conv)
     n, groups = conv.x.shape[0], conv.groups
@@ -38,7 +53,7 @@ def convolve(conv: Convolution) -> Tensor:
     filters = conv.weight.movedim(1, -1)
     if groups == 1:
         rows, filters = patches.reshape(-1, terms), filters.reshape(out_channels, terms)
-        if n == 1 and rows.dtype == torch.int8:  # (O, T) is the layout of the result
+        if n == 1 and rows.dtype == torch.int8 and not keep_last:  # (O, T) is the layout of the result
             return integer.mm(filters, rows.t()).view(1, out_channels, *spatial)
         out = integer.mm(rows, filters.t()).view(n, *spatial, out_channels)
     else:
@@ -46,34 +61,27 @@ def convolve(conv: Convolution) -> Tensor:
         filters = filters.reshape(groups, out_channels // groups, terms)
         out = integer.bmm(rows, filters.mT).view(groups, n, *spatial, out_channels // groups)
         out = out.movedim(0, -2).flatten(-2)
-    return out.movedim(-1, 1).contiguous()
+    out = out.movedim(-1, 1)
+    return out if keep_last else out.contiguous()
 
 
 def _patches(conv: Convolution) -> Tensor:
     """(N, *T, groups, *kernel, C / groups): what each output element multiplies, channels last so that a copy moves
     runs of channels. A view of the padded input."""
     kernel = conv.weight.shape[2:]
-    pad = [0, 0]
-    for p in reversed(conv.padding):
-        pad += [p, p]
-    x = torch.nn.functional.pad(conv.x.movedim(1, -1), pad).contiguous()
+    x = conv.x.movedim(1, -1)
+    if any(conv.padding):
+        x = torch.nn.functional.pad(x, [0, 0, *(p for p in reversed(conv.padding) for _ in range(2))])
+    x = x.contiguous()
     n, *size, channels = x.shape
     batch, *strides, _ = x.stride()
-    spatial = [
-        (s - d * (k - 1) - 1) // step + 1
-        for s, k, d, step in zip(size, kernel, conv.dilation, conv.stride, strict=True)
-    ]
+    along, inside, spatial = [], [], []
+    for s, k, length, d, step in zip(strides, kernel, size, conv.dilation, conv.stride, strict=True):
+        along.append(s * step)
+        inside.append(s * d)
+        spatial.append((length - d * (k - 1) - 1) // step + 1)
     per_group = channels // conv.groups
-    return x.as_strided(
-        (n, *spatial, conv.groups, *kernel, per_group),
-        (
-            batch,
-            *(s * step for s, step in zip(strides, conv.stride, strict=True)),
-            per_group,
-            *(s * d for s, d in zip(strides, conv.dilation, strict=True)),
-            1,
-        ),
-    )
+    return x.as_strided((n, *spatial, conv.groups, *kernel, per_group), (batch, *along, per_group, *inside, 1))
 
 
 def _as_plain(conv: Convolution) -> Convolution:

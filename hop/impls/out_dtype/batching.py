@@ -6,7 +6,6 @@ their reference, by PyTorch's own rules.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -158,13 +157,13 @@ def _convolution(
     (x, x_batched), (weight, weight_batched), (bias, bias_batched) = _three(args)
     x = x.unsqueeze(int(x_batched)) if form.unbatched else x
     if not weight_batched and not bias_batched:  # the batch joins the examples
-        conv = replace(form.conv, x=x.flatten(0, 1))
+        conv = form.conv._replace(x=x.flatten(0, 1))
         out = _split(_call(aten.convolution.default, dtype, *convolution_arguments(conv, bias)), 0, size)
     else:  # the batch joins the groups
         x = _with_batch(size, (x, x_batched)).transpose(0, 1).flatten(1, 2)
         weight = _with_batch(size, (weight, weight_batched)).flatten(0, 1)
         bias = None if bias is None else _with_batch(size, (bias, bias_batched)).flatten(0, 1)
-        conv = replace(form.conv, x=x, weight=weight, groups=size * form.conv.groups)
+        conv = form.conv._replace(x=x, weight=weight, groups=size * form.conv.groups)
         out = _call(aten.convolution.default, dtype, *convolution_arguments(conv, bias))
         out = _split(out, 1, size).transpose(0, 1)
     return (out.squeeze(1) if form.unbatched else out), 0

@@ -1,8 +1,7 @@
 """Two normal forms that kernels, gradients and batching share: a matrix product and a convolution."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +19,7 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """`finish(lhs @ rhs)` for lhs (M, K), rhs (K, N), or with one batch dimension on both.
 
     lhs and rhs are views of two of the operator's arguments. `finish` takes the product in any dtype, adds what the
@@ -163,8 +161,7 @@ _PRODUCTS: dict[OpOverload, Callable[..., Product | None]] = {
 }
 
 
-@dataclass(frozen=True)
-class BiasedConvolution:
+class BiasedConvolution(NamedTuple):
     """A convolution, its bias, and whether the operator was given one example without a batch dimension."""
 
     conv: Convolution

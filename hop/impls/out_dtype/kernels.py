@@ -7,8 +7,7 @@ float results, while float32 would not have rounded them either.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +18,8 @@ from hop.impls.out_dtype.forms import BiasedConvolution, Product, as_convolution
 from hop.impls.out_dtype.promotion import FLOAT8, common_dtype, is_integer
 from hop.kernels import Kernel, convolution, float8, integer
 
-_DEVICES = frozenset({"cpu", "cuda"})
 
-
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call in the form that the kernels take."""
 
     form: Any  # Product or BiasedConvolution
@@ -49,25 +45,29 @@ def candidates(
 
 # ---- integer products
 
+# Common dtypes that need no more than the sums modulo 2^32.
+_MODULO = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8})
+
 
 def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: Call) -> str | None:
-    if lhs.device.type not in _DEVICES:
+    if not (lhs.is_cpu or lhs.is_cuda):
         return f"no kernel for device {lhs.device.type}"
     if lhs.dtype not in integer.OPERANDS or rhs.dtype not in integer.OPERANDS:
         return f"operands are {lhs.dtype} and {rhs.dtype}; takes int8, uint8 and int16"
-    if is_integer(call.common) and call.common.itemsize <= 4 and call.common is not torch.uint32:
+    if call.common in _MODULO:
         return None
-    if not is_integer(call.common) and not call.common.is_floating_point:
+    exact = is_integer(call.common)
+    if not exact and not call.common.is_floating_point:
         return f"the common dtype is {call.common}"
-    limit = 2**31 - 1 if is_integer(call.common) else 2**24
+    limit = 2**31 - 1 if exact else 2**24
     largest = limit // integer.largest_product(lhs.dtype, rhs.dtype)
     if not isinstance(terms, int) or terms > largest:
-        return f"{terms} terms are not known to be exact in {'int32' if is_integer(call.common) else 'float32'}"
+        return f"{terms} terms are not known to be exact in {'int32' if exact else 'float32'}"
     return None
 
 
 def _accumulate_in(call: Call) -> torch.dtype:
-    return torch.int32 if is_integer(call.common) and call.common.itemsize <= 4 else call.common
+    return torch.int32 if call.common in _MODULO else call.common
 
 
 def _declines_product(call: Call) -> str | None:
@@ -97,8 +97,6 @@ def _declines_convolution(call: Call) -> str | None:
         return f"shapes {tuple(conv.x.shape)} and {tuple(conv.weight.shape)} are empty or symbolic"
     if not _well_formed(form):
         return "the shapes do not fit together"
-    if not conv.x.is_contiguous():
-        return "the input is not contiguous, so that the result may be in channels-last layout"
     return None
 
 
@@ -153,7 +151,7 @@ def _run_convolution(call: Call) -> Tensor:
 
 def _declines_float8(call: Call) -> str | None:
     product: Product = call.form
-    if product.lhs.device.type != "cpu":
+    if not product.lhs.is_cpu:
         return f"no kernel for device {product.lhs.device.type}"
     if product.lhs.dtype not in FLOAT8 and product.rhs.dtype not in FLOAT8:
         return f"operands are {product.lhs.dtype} and {product.rhs.dtype}; takes 8-bit floats"

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hop._compile import OpOverload
 from hop.impls.out_dtype.arguments import Inner, describe
-from hop.impls.out_dtype.promotion import DTYPES, common_dtype, run_dtype
+from hop.impls.out_dtype.promotion import CONVOLUTIONS, DTYPES, common_dtype, is_integer, run_dtype
+from hop.kernels.convolution import lay_out
 
 
 def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
@@ -21,6 +22,8 @@ def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
     common = common_dtype(inner, output_dtype, args, kwargs)
     cast_args, cast_kwargs = inner.cast(args, kwargs, run_dtype(op, common, args))
     result = op(*cast_args, **cast_kwargs)
+    if op.overloadpacket in CONVOLUTIONS and all(is_integer(x.dtype) for x in args[:2]):
+        result = lay_out(result, *args[:2])  # ATen's own layout differs between backends, and between fake and real
     if inner.returns_view and result.dtype == output_dtype:
         return result.clone()
     return result.to(output_dtype)

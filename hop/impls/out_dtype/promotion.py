@@ -52,7 +52,7 @@ _STANDARD = [
 ]
 DTYPES = frozenset([*_COMPUTE, *_UNSIGNED, *_STANDARD])
 
-_CONVOLUTIONS = frozenset(
+CONVOLUTIONS = frozenset(
     {
         aten.convolution,
         aten.conv1d,
@@ -64,7 +64,7 @@ _CONVOLUTIONS = frozenset(
     }
 )
 # Sums of products: arithmetic modulo 2^bits may run in any wider integer.
-_LINEAR = _CONVOLUTIONS | {
+_LINEAR = CONVOLUTIONS | {
     aten.mm,
     aten.bmm,
     aten.addmm,
@@ -158,7 +158,7 @@ def run_dtype(op: OpOverload, common: torch.dtype, args: tuple[Any, ...]) -> tor
         return torch.float32 if common is torch.bool and packet in _FLOAT32_PACKETS else common
     if op in _FLOAT32_FOR_INTEGERS or packet in _FLOAT32_PACKETS:
         return torch.float32
-    if packet in _INT64_PACKETS or packet in _CONVOLUTIONS:
+    if packet in _INT64_PACKETS or packet in CONVOLUTIONS:
         return torch.int64
     if common in _UNSIGNED and (packet in _LINEAR or common is not torch.uint64):
         return torch.int64
