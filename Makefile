@@ -34,10 +34,10 @@ test: $(VENV)/dev ## every operator on every route once (10 minutes on two cores
 test-all: $(VENV)/dev ## the full product of operators, routes and dtypes (30 minutes on two cores)
 	@$(PY) -m pytest
 
-bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results
+bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
 	@$(PY) -m benchmarks
 
-lint: $(VENV)/dev ## ruff and pyright
+lint: $(VENV)/dev $(VENV)/demo ## ruff and pyright
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright
 
 gpu: $(VENV)/dev ## every operator on every route on a GPU; says so where there is none

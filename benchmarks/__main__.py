@@ -14,7 +14,7 @@ import torch
 
 import hop
 from benchmarks.cases import GROUPS
-from benchmarks.timing import Row
+from benchmarks.timing import Row, keep_freed_memory
 from tests import pages
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", choices=[*names, []], help="which to run; all without names")
     chosen = parser.parse_args().groups or names
+    keep_freed_memory()
     print(f"hop {hop.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
     print(HEADER)
     rows = []

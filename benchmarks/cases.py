@@ -107,7 +107,6 @@ def float8() -> Iterator[Row]:
             ("torch._scaled_mm", lambda: torch._scaled_mm(a, w.t(), one, one, out_dtype=torch.bfloat16), ">= 300"),
             ("cast to float32, mm", lambda: (a.float() @ w.t().float()).bfloat16(), ""),
         ],
-        rounds=5,
         budget_s=20.0,
     )
 

@@ -1,6 +1,8 @@
 """Timing two or more functions in one run, in turns, so that what disturbs one disturbs all."""
 
+import ctypes
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +40,17 @@ class Row:
         return value >= float(number) if sign == ">=" else value <= float(number)
 
 
-def interleaved(functions: Sequence[Function], rounds: int = 25, budget_s: float = 4.0) -> list[float]:
+def keep_freed_memory() -> None:
+    """Make glibc's malloc keep what is freed. By default it may hand the top of the heap back to the system on every
+    call and fetch it again page by page, in some processes and not in others, as chance lays out the heap: a call that
+    allocates a megabyte then takes two to three times as long."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        trim_threshold, mmap_threshold, gigabyte = -1, -3, 1 << 30
+        libc.mallopt(trim_threshold, gigabyte)
+        libc.mallopt(mmap_threshold, gigabyte)
+
+
+def interleaved(functions: Sequence[Function], rounds: int = 75, budget_s: float = 4.0) -> list[float]:
     """Median milliseconds of each function over at most `rounds` rounds.
 
     In each round each function runs for WARM_MS and then for TIMED_MS on the clock, whose median counts: after another

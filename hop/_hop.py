@@ -280,7 +280,7 @@ def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
             found.append(x)
-        elif isinstance(x, _LISTS):
+        elif isinstance(x, _LISTS) and x and not isinstance(x[0], int):
             found += [y for y in x if isinstance(y, Tensor)]
     return found
 

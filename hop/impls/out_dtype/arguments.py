@@ -11,6 +11,8 @@ from torch import Tensor
 from hop._compile import OpOverload
 
 aten = torch.ops.aten
+_LISTS = (list, tuple)
+_INTS = (int, torch.SymInt)
 
 # Arguments that say where, not how much: they keep their dtype.
 _INDEX_NAMES = frozenset({"index", "indices", "offsets", "mask", "condition", "repeats"})
@@ -67,12 +69,10 @@ class Inner:
 
     def _with_lists(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, with a number made a list where the schema wants a list of N, as torch.nn.functional does."""
-        if not any(isinstance(args[i], int | torch.SymInt) for i in self.lists if i < len(args)):
-            return args
-        return tuple(
-            [v] * self.lists[i] if i in self.lists and isinstance(v, int | torch.SymInt) else v
-            for i, v in enumerate(args)
-        )
+        for i, length in self.lists.items():
+            if i < len(args) and isinstance(args[i], _INTS):
+                args = (*args[:i], [args[i]] * length, *args[i + 1 :])
+        return args
 
     def _complete(self, given: int) -> bool:
         rest = [*self.positional[given:], *self.keyword_only.values()]
@@ -80,13 +80,18 @@ class Inner:
 
     def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """(name, value) of every tensor and Scalar given; the members of a list under the list's name."""
-        found = [(name, v) for name, v in zip(self.operand_at, args, strict=False) if name]
-        for name, v in kwargs.items():
-            if name in self.keyword_operands:
+        given = list(zip(self.operand_at, args, strict=False))
+        if kwargs:
+            given += [(name, v) for name, v in kwargs.items() if name in self.keyword_operands]
+        found: list[tuple[str, Any]] = []
+        for name, v in given:
+            if not name:
+                continue
+            if isinstance(v, _LISTS):
+                found += [(name, x) for x in v]
+            else:
                 found.append((name, v))
-        if not any(isinstance(v, list | tuple) for _, v in found):
-            return found
-        return [(name, x) for name, v in found for x in (v if isinstance(v, list | tuple) else [v])]
+        return found
 
     def map_promoted(self, args: tuple[Any, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
         """The positional arguments with `function` applied to every promoted tensor."""

@@ -94,7 +94,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Product | 
     def finish(product: Tensor) -> Tensor:
         if bias is not None:
             product = product + bias.to(product.dtype)
-        return product.view(*x.shape[:-1], weight.shape[0])
+        return product if x.dim() == 2 else product.view(*x.shape[:-1], weight.shape[0])
 
     rows = x if x.dim() == 2 else x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
     added = None if bias is None else 2

@@ -101,40 +101,25 @@ def _declines_convolution(call: Call) -> str | None:
 
 
 def _well_formed(form: BiasedConvolution) -> bool:
-    conv = form.conv
-    spatial = conv.weight.dim() - 2
-    lists = (conv.stride, conv.padding, conv.dilation, conv.output_padding)
-    if any(len(v) != spatial for v in lists) or conv.groups < 1 or any(v < 0 for values in lists for v in values):
+    x, weight, stride, padding, dilation, transposed, output_padding, groups = form.conv
+    first, second, *kernel = weight.shape
+    spatial = len(kernel)
+    if any(len(v) != spatial for v in (stride, padding, dilation, output_padding)) or groups < 1:
         return False
-    if min(*conv.stride, *conv.dilation) < 1:
+    channels, out_channels = (first, second * groups) if transposed else (second * groups, first)
+    if x.shape[1] != channels or channels % groups or out_channels % groups:
         return False
-    channels, weights = conv.x.shape[1], conv.weight.shape
-    if conv.transposed:
-        fits = channels == weights[0] and channels % conv.groups == 0
-        small = all(o < max(s, d) for o, s, d in zip(conv.output_padding, conv.stride, conv.dilation, strict=True))
-        out_channels = weights[1] * conv.groups
-        sizes = [
-            (s - 1) * st - 2 * p + d * (k - 1) + o + 1
-            for s, st, p, d, k, o in zip(
-                conv.x.shape[2:],
-                conv.stride,
-                conv.padding,
-                conv.dilation,
-                weights[2:],
-                conv.output_padding,
-                strict=True,
-            )
-        ]
-    else:
-        fits = channels == weights[1] * conv.groups and weights[0] % conv.groups == 0
-        small = not any(conv.output_padding)
-        out_channels = weights[0]
-        sizes = [
-            s + 2 * p - d * (k - 1)
-            for s, p, d, k in zip(conv.x.shape[2:], conv.padding, conv.dilation, weights[2:], strict=True)
-        ]
-    bias_fits = form.bias is None or form.bias.shape == (out_channels,)
-    return fits and small and bias_fits and all(size > 0 for size in sizes)
+    if form.bias is not None and form.bias.shape != (out_channels,):
+        return False
+    for size, k, step, pad, d, extra in zip(
+        x.shape[2:], kernel, stride, padding, dilation, output_padding, strict=True
+    ):
+        if step < 1 or d < 1 or pad < 0 or extra < 0 or extra >= (max(step, d) if transposed else 1):
+            return False
+        span = d * (k - 1)
+        if (((size - 1) * step - 2 * pad + span + extra + 1) if transposed else (size + 2 * pad - span)) < 1:
+            return False
+    return True
 
 
 def _run_convolution(call: Call) -> Tensor:

@@ -1,0 +1,36 @@
+"""What the benchmark says of its own numbers."""
+
+import unittest
+
+from parameterized import parameterized
+
+from benchmarks.__main__ import PAGE, page, ratio
+from benchmarks.timing import Row, interleaved
+
+
+class TestRow(unittest.TestCase):
+    @parameterized.expand(
+        [
+            ("fast_enough", Row("g", "c", 1.0, "p", 0.96, ">= 0.95"), True, "0.96"),
+            ("too_slow", Row("g", "c", 1.0, "p", 0.94, ">= 0.95"), False, "0.94"),
+            ("many_times", Row("g", "c", 0.1, "p", 9.0, ">= 80"), True, "90"),
+            ("little_over", Row("g", "c", 0.0036, "p", 0.002, "<= 2 µs"), True, "+1.60 µs"),
+            ("much_over", Row("g", "c", 0.0046, "p", 0.002, "<= 2 µs"), False, "+2.60 µs"),
+            ("milliseconds", Row("g", "c", 3.5, "p", 1.0, "<= 2 ms"), False, "+2.50 ms"),
+            ("seconds", Row("g", "c", 100.0, "p", 0.0, "<= 0.15 s"), True, "+0.10 s"),
+            ("no_target", Row("g", "c", 2.0, "p", 1.0), None, "0.50"),
+        ]
+    )
+    def test_target(self, _name, row, met, shown):
+        assert row.met is met and ratio(row) == shown
+
+
+class TestTiming(unittest.TestCase):
+    def test_slower_takes_longer(self):
+        fast, slow = interleaved([lambda: sum(range(100)), lambda: sum(range(10_000))], rounds=3)
+        assert slow > 10 * fast
+
+
+class TestPage(unittest.TestCase):
+    def test_shows_the_results_on_disk(self):
+        assert PAGE.read_text() == page(PAGE.read_text()), "run make bench"
