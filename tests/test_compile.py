@@ -8,6 +8,7 @@ from parameterized import parameterized
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
+from hop.impls.out_dtype import operator
 from tests.routes import nodes
 
 aten = torch.ops.aten
@@ -57,6 +58,22 @@ class TestInductor(unittest.TestCase):
         row, w = integers(1, 32), integers(16, 3)
         want = row.long().expand(5, -1)[:, ::2] @ w.long()[:, :1].expand(-1, 7)
         assert torch.equal(torch.compile(function, fullgraph=True)(row, w).long(), want)
+
+    def test_view_with_an_offset(self):
+        """A convolution's patches are a view by strides, of the operand itself where nothing is padded."""
+
+        def function(x, w):
+            return hop.out_dtype(aten.conv2d.default, torch.int32, x, w)
+
+        def inside(base, w):
+            return function(base[2:].permute(0, 3, 1, 2), w)
+
+        base, w = integers(4, 7, 7, 4), integers(5, 4, 3, 3)
+        x = base[2:].permute(0, 3, 1, 2)
+        want = operator.reference(aten.conv2d.default, torch.int32, x, w)
+        compiled = torch.compile(function, fullgraph=True), torch.compile(inside, fullgraph=True)
+        for got in (function(x, w), compiled[0](x, w), compiled[1](base, w)):
+            assert torch.equal(got, want) and got.stride() == want.stride()
 
 
 class TestDynamicShapes(unittest.TestCase):
