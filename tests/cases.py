@@ -186,7 +186,7 @@ def expected(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs: dic
     values = [_to_numpy(a, np.float64) for a in args]
     if fmt.compute.is_floating_point:
         values = [
-            v.astype(np.float64) if isinstance(v, np.ndarray) and not _is_index(operator, i) else v
+            v.astype(np.float64) if isinstance(v, np.ndarray) and not is_index(operator, i) else v
             for i, v in enumerate(values)
         ]
     result = np.asarray(operator.oracle(*values, **kwargs))
@@ -196,7 +196,7 @@ def expected(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs: dic
     return torch.from_numpy(np.array(result, dtype=np.float64))
 
 
-def _is_index(operator: Operator, position: int) -> bool:
+def is_index(operator: Operator, position: int) -> bool:
     arg = operator.args[position]
     return isinstance(arg, T) and arg.part == "index"
 

@@ -1,5 +1,6 @@
 """What torch.compile makes of our node: the kernels' own operators, without recompiling for new sizes."""
 
+import itertools
 import unittest
 
 import pytest
@@ -58,6 +59,23 @@ class TestInductor(unittest.TestCase):
         row, w = integers(1, 32), integers(16, 3)
         want = row.long().expand(5, -1)[:, ::2] @ w.long()[:, :1].expand(-1, 7)
         assert torch.equal(torch.compile(function, fullgraph=True)(row, w).long(), want)
+
+    def test_sizes_of_one_in_views_made_inside(self):
+        """Inductor gives such views stride 0, which torch._int_mm reads wrong."""
+        shapes = list(itertools.product((1, 3), repeat=3))
+
+        def function(lhs, rhs):
+            out = []
+            for a, b in zip(lhs, rhs, strict=True):
+                out.append(hop.out_dtype(aten.bmm.default, torch.int32, a, b))
+                out.append(hop.out_dtype(aten.bmm.default, torch.int32, a, b.view(torch.uint8)))
+                out.append(hop.out_dtype(aten.mm.default, torch.int32, (a + 1)[0], (b ^ 1)[1]))
+                out.append(hop.out_dtype(aten.mm.default, torch.int32, (b + 1)[0].t(), (a ^ 1)[1].t()))
+            return out
+
+        lhs, rhs = [integers(2, m, k) for m, k, _ in shapes], [integers(2, k, n) for _, k, n in shapes]
+        for got, want in zip(torch.compile(function, fullgraph=True)(lhs, rhs), function(lhs, rhs), strict=True):
+            assert torch.equal(got, want) and got.stride() == want.stride()
 
     def test_view_with_an_offset(self):
         """A convolution's patches are a view by strides, of the operand itself where nothing is padded."""

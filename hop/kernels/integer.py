@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 OPERANDS = frozenset({torch.int8, torch.uint8, torch.int16})
+# Tensors with values to look at and strides to rely on; while tracing, operands are of other types.
+_REAL = (Tensor, torch.nn.Parameter)
 _LARGEST = {torch.int8: 2**7, torch.uint8: 2**8 - 1, torch.int16: 2**15}
 
 # A float32 sum of products of bytes is exact while no partial sum can exceed 2^24: up to this many terms.
@@ -81,7 +83,7 @@ def _bytes(x: Tensor) -> tuple[list[Tensor], int]:
         return [x], 0
     if x.dtype == torch.uint8:
         return [(x ^ 0x80).view(torch.int8)], 128
-    if type(x) is Tensor and x.is_cpu and x.numel():  # there are values to look at, and looking costs little
+    if type(x) in _REAL and x.is_cpu and x.numel():  # there are values to look at, and looking costs little
         low, high = (int(v) for v in torch.aminmax(x))
         if low >= -128 and high < 128:
             return [x.to(torch.int8)], 0
@@ -105,7 +107,20 @@ def _weigh(parts: Tensor, dim: int, size: int) -> Tensor:
 def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     """(M, K) int8 or uint8 @ (K, N) int8."""
     a, b = _readable(a, b)
-    return _padded_cuda_mm(a, b) if a.is_cuda else torch._int_mm(a, b)
+    (m, k), n = a.shape, b.shape[1]
+    if a.is_cuda:  # torch._int_mm wants more than 16 rows there, and K and N that are multiples of 8
+        if m == 0 or k == 0 or n == 0:
+            return a.new_zeros((m, n), dtype=torch.int32)
+        more = max(17 - m, 0), -k % 8, -n % 8
+    elif type(a) in _REAL:
+        return torch._int_mm(a, b)
+    else:  # Inductor gives views stride 0 in dimensions of size 1, whatever the strides were while tracing
+        more = tuple(int(isinstance(size, int) and size == 1) for size in (m, k, n))
+    rows, inner, columns = more
+    a = torch.nn.functional.pad(a, (0, inner, 0, rows)) if rows or inner else a
+    b = torch.nn.functional.pad(b, (0, columns, 0, inner)) if inner or columns else b
+    out = torch._int_mm(a, b)
+    return row_major(out[:m, :n]) if rows or columns else out
 
 
 # On CPU torch._int_mm reads wrong elements where strides do not say which dimension is the inner one: stride 0
@@ -126,24 +141,11 @@ def is_column_major(x: Tensor) -> bool:
     return x.stride() == (1, x.shape[0]) and x.shape[0] != 1
 
 
-def _padded_cuda_mm(a: Tensor, b: Tensor) -> Tensor:
-    """On CUDA torch._int_mm wants more than 16 rows, and K and N that are multiples of 8."""
-    (m, k), n = a.shape, b.shape[1]
-    rows, inner, columns = max(17 - m, 0), -k % 8, -n % 8
-    if m == 0 or k == 0 or n == 0:
-        return a.new_zeros((m, n), dtype=torch.int32)
-    if not (rows or inner or columns):
-        return torch._int_mm(a, b)
-    a = torch.nn.functional.pad(a, (0, inner, 0, rows))
-    b = torch.nn.functional.pad(b, (0, columns, 0, inner))
-    return torch._int_mm(a, b)[:m, :n].contiguous()
-
-
 def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
     """(B, M, K) int8 or uint8 @ (B, K, N) int8."""
     batch, m, k = a.shape
     n = b.shape[2]
-    eager = type(a) is Tensor
+    eager = type(a) in _REAL
     if eager:
         one_by_one = k > _FLOAT32_TERMS or m * n * k >= _LARGE
     else:  # tracing: sizes may be symbols, which must not be compared with numbers
