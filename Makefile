@@ -28,10 +28,10 @@ $(VENV)/demo: $(VENV)/base
 demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, compile it
 	@$(PY) examples/minilm.py
 
-test: $(VENV)/dev ## every operator on every route once (10 minutes on two cores)
+test: $(VENV)/dev ## every operator on every route once (3 minutes on two cores)
 	@$(PY) -m pytest -m "not full"
 
-test-all: $(VENV)/dev ## the full product of operators, routes and dtypes (30 minutes on two cores)
+test-all: $(VENV)/dev ## the full product of operators, routes and dtypes (15 minutes on two cores)
 	@$(PY) -m pytest
 
 bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
