@@ -37,14 +37,14 @@ def largest_product(a: torch.dtype, b: torch.dtype) -> int:
     return _LARGEST[a] * _LARGEST[b]
 
 
-def mm(a: Tensor, b: Tensor) -> Tensor:
-    """(M, K) @ (K, N) -> (M, N) int32, modulo 2^32."""
-    return _product(a, b, _byte_mm)
+def mm(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
+    """(M, K) @ (K, N) -> (M, N) int32, modulo 2^32; plus `row` (N,) int32."""
+    return _product(a, b, row, _byte_mm)
 
 
-def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """(B, M, K) @ (B, K, N) -> (B, M, N) int32, modulo 2^32."""
-    return _product(a, b, _byte_bmm)
+def bmm(a: Tensor, b: Tensor, row: Tensor | None = None) -> Tensor:
+    """(B, M, K) @ (B, K, N) -> (B, M, N) int32, modulo 2^32; plus `row` (N,) int32."""
+    return _product(a, b, row, _byte_bmm)
 
 
 def bmm_declines(a: Tensor, b: Tensor) -> str | None:
@@ -54,9 +54,10 @@ def bmm_declines(a: Tensor, b: Tensor) -> str | None:
     return None
 
 
-def _product(a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _product(a: Tensor, b: Tensor, row: Tensor | None, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     if b.dtype == torch.int8 and a.dtype != torch.int16:
-        return multiply(a, b)
+        product = multiply(a, b)
+        return product if row is None else product + row
     lead, m, k, n = a.shape[:-2], a.shape[-2], a.shape[-1], b.shape[-1]
     lhs_bytes, alpha = ([a], 0) if a.dtype == torch.uint8 else _bytes(a)
     turned = b.mT.is_contiguous()
@@ -73,8 +74,9 @@ def _product(a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor])
         total = torch.add(total, _weigh(sums.narrow(-2, 0, rows), -2, m), alpha=beta)
     if alpha:
         sums = _weigh(products.narrow(-2, rows, 1), -1, n)
-        total = torch.add(total, sums + beta * k if beta else sums, alpha=alpha)
-    return total
+        sums = sums + beta * k if beta else sums
+        row = sums * alpha if row is None else torch.add(row, sums, alpha=alpha)
+    return total if row is None else total + row
 
 
 def _bytes(x: Tensor) -> tuple[list[Tensor], int]:

@@ -20,19 +20,24 @@ def _same(x: Tensor) -> Tensor:
 
 
 class Product(NamedTuple):
-    """`finish(lhs @ rhs)` for lhs (M, K), rhs (K, N), or with one batch dimension on both.
+    """`finish(lhs @ rhs + row)` for lhs (M, K), rhs (K, N), or with one batch dimension on both.
 
     lhs and rhs are views of two of the operator's arguments. `finish` takes the product in any dtype, adds what the
-    operator adds and gives the operator's shape."""
+    operator adds besides and gives the operator's shape."""
 
     lhs: Tensor
     rhs: Tensor
     finish: _View = _same
+    row: Tensor | None = None  # (N,): apart from `finish`, since a kernel may add it for less
     operands: tuple[int, int] = (0, 1)  # which arguments lhs and rhs are
     restore: tuple[_View, _View] = (_same, _same)  # from the shape of lhs and rhs to that of the argument, or wider
-    added: int | None = None  # which argument `finish` adds
+    added: int | None = None  # which argument is added
     alpha: Any = 1  # factor of the product
     beta: Any = 1  # factor of what is added
+
+    def complete(self, product: Tensor) -> Tensor:
+        """The operator's result, given lhs @ rhs."""
+        return self.finish(product if self.row is None else product + self.row.to(product.dtype))
 
 
 def as_product(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
@@ -61,6 +66,9 @@ def _addmm(self: Tensor, lhs: Tensor, rhs: Tensor, *, beta: Any = 1, alpha: Any 
     if lhs.dim() != rhs.dim() or not _expands(self, shape):
         return None
 
+    if self.dim() == 1 and alpha == 1 and beta == 1 and self.shape[0] == shape[-1]:
+        return Product(lhs, rhs, row=self, operands=(1, 2), added=0)
+
     def finish(product: Tensor) -> Tensor:
         scaled = product if alpha == 1 else product * alpha
         if beta == 0:
@@ -68,7 +76,7 @@ def _addmm(self: Tensor, lhs: Tensor, rhs: Tensor, *, beta: Any = 1, alpha: Any 
         term = self.to(product.dtype)
         return scaled + (term if beta == 1 else term * beta)
 
-    return Product(lhs, rhs, finish, (1, 2), added=0, alpha=alpha, beta=beta)
+    return Product(lhs, rhs, finish, operands=(1, 2), added=0, alpha=alpha, beta=beta)
 
 
 def _expands(x: Tensor, shape: tuple[int, ...]) -> bool:
@@ -91,14 +99,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Product | 
     if bias is not None and bias.shape != weight.shape[:1]:
         return None
 
-    def finish(product: Tensor) -> Tensor:
-        if bias is not None:
-            product = product + bias.to(product.dtype)
-        return product if x.dim() == 2 else product.view(*x.shape[:-1], weight.shape[0])
-
     rows = x if x.dim() == 2 else x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
+    finish: _View = _same if x.dim() == 2 else lambda product: product.view(*x.shape[:-1], weight.shape[0])
     added = None if bias is None else 2
-    return Product(rows, weight.t(), finish, restore=(lambda d: d.view(x.shape), torch.t), added=added)
+    return Product(rows, weight.t(), finish, bias, restore=(lambda d: d.view(x.shape), torch.t), added=added)
 
 
 def _matmul(lhs: Tensor, rhs: Tensor) -> Product | None:
@@ -178,6 +182,8 @@ def as_convolution(op: OpOverload, args: tuple[Any, ...]) -> BiasedConvolution |
 
 
 def _expand(value: Any, length: int) -> list[int]:
+    if type(value) is list and len(value) == length:
+        return value
     values = [value] if isinstance(value, int) else list(value)
     return values * length if len(values) == 1 else values
 

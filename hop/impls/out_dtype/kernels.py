@@ -66,10 +66,6 @@ def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: Call) -> str 
     return None
 
 
-def _accumulate_in(call: Call) -> torch.dtype:
-    return torch.int32 if call.common in _MODULO else call.common
-
-
 def _declines_product(call: Call) -> str | None:
     product: Product = call.form
     reason = _declines_integers(product.lhs, product.rhs, product.lhs.shape[-1], call)
@@ -81,8 +77,12 @@ def _declines_product(call: Call) -> str | None:
 def _run_product(call: Call) -> Tensor:
     product: Product = call.form
     multiply = integer.mm if product.lhs.dim() == 2 else integer.bmm
-    sums = multiply(product.lhs, product.rhs).to(_accumulate_in(call))
-    return product.finish(sums).to(call.output_dtype)
+    if call.common in _MODULO:
+        row = None if product.row is None else product.row.to(torch.int32)
+        result = product.finish(multiply(product.lhs, product.rhs, row))
+    else:
+        result = product.complete(multiply(product.lhs, product.rhs).to(call.common))
+    return result.to(call.output_dtype)
 
 
 def _declines_convolution(call: Call) -> str | None:
@@ -104,7 +104,7 @@ def _well_formed(form: BiasedConvolution) -> bool:
     x, weight, stride, padding, dilation, transposed, output_padding, groups = form.conv
     first, second, *kernel = weight.shape
     spatial = len(kernel)
-    if any(len(v) != spatial for v in (stride, padding, dilation, output_padding)) or groups < 1:
+    if {len(stride), len(padding), len(dilation), len(output_padding)} != {spatial} or groups < 1:
         return False
     channels, out_channels = (first, second * groups) if transposed else (second * groups, first)
     if x.shape[1] != channels or channels % groups or out_channels % groups:
@@ -124,7 +124,9 @@ def _well_formed(form: BiasedConvolution) -> bool:
 
 def _run_convolution(call: Call) -> Tensor:
     form: BiasedConvolution = call.form
-    out = convolution.convolve(form.conv).to(_accumulate_in(call))
+    out = convolution.convolve(form.conv)
+    if call.common not in _MODULO:
+        out = out.to(call.common)
     if form.bias is not None:
         out = out + form.bias.to(out.dtype).view(-1, *[1] * (out.dim() - 2))
     out = out.squeeze(0) if form.unbatched else out
@@ -149,7 +151,7 @@ def _run_float8(call: Call) -> Tensor:
     product: Product = call.form
     lhs, rhs = float8.decode(product.lhs), float8.decode(product.rhs)
     multiply = torch.mm if lhs.dim() == 2 else torch.bmm
-    return product.finish(multiply(lhs, rhs)).to(call.output_dtype)
+    return product.complete(multiply(lhs, rhs)).to(call.output_dtype)
 
 
 _PRODUCT_KERNELS = (

@@ -101,7 +101,7 @@ def _product(product: Product, output_dtype: torch.dtype, run: torch.dtype) -> T
     out = operator(multiply, output_dtype if product.added is None else run, product.lhs, product.rhs)
     if product.added is not None:
         out = _replicate_partials(out)
-    return product.finish(out).to(output_dtype)
+    return product.complete(out).to(output_dtype)
 
 
 def _convolution(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
