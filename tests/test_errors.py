@@ -53,10 +53,16 @@ CASES: list[tuple[str, type[Exception], list[str], tuple[Any, ...]]] = [
         ["stride"],
         (aten.conv2d.default, torch.int32, i8(1, 2, 4, 4), i8(2, 2, 3, 3), None, [0, 1]),
     ),
+    (
+        "groups",
+        RuntimeError,
+        ["groups"],
+        (aten.conv_transpose2d.input, torch.int32, i8(1, 2, 4, 4), i8(2, 2, 3, 3), None, 1, 0, 0, 0),
+    ),
 ]
 # These reach the operator itself, whose own check words the error; with fakes PyTorch's meta functions may word it
 # differently.
-OWN_WORDS = {"shapes", "shapes_bmm", "shapes_linear", "rank", "channels", "kernel_too_large", "stride"}
+OWN_WORDS = {"shapes", "shapes_bmm", "shapes_linear", "rank", "channels", "kernel_too_large", "stride", "groups"}
 
 
 class TestErrors(unittest.TestCase):

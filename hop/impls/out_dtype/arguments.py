@@ -1,7 +1,8 @@
 """What out_dtype knows about the operator it is given, all of it read from the operator's schema and tags."""
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,16 +34,17 @@ class Inner:
     op: OpOverload
     positional: tuple[Any, ...]  # schema arguments
     keyword_only: dict[str, Any]
-    operand_at: tuple[str, ...]  # for each positional argument its name if it takes tensors or Scalars, else ""
+    operand_at: tuple[tuple[int, str], ...]  # position and name of the positional ones that take tensors or Scalars
     keyword_operands: frozenset[str]  # the same of the keyword-only arguments
     promoted: frozenset[str]  # names of those of them that are brought to the common dtype
     lists: dict[int, int]  # position and length of the arguments that are lists of so many integers
+    least: float  # with so many positional arguments no other is missing
     returns_view: bool
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments in canonical form: positional up to the last one that differs from its default, the keyword-only
         ones by name."""
-        if not kwargs and len(args) <= len(self.positional) and self._complete(len(args)):
+        if not kwargs and self.least <= len(args) <= len(self.positional):
             return self._with_lists(args), kwargs
         if len(args) > len(self.positional):
             raise RuntimeError(
@@ -74,24 +76,15 @@ class Inner:
                 args = (*args[:i], [args[i]] * length, *args[i + 1 :])
         return args
 
-    def _complete(self, given: int) -> bool:
-        rest = [*self.positional[given:], *self.keyword_only.values()]
-        return all(a.has_default_value() for a in rest)
-
     def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """(name, value) of every tensor and Scalar given; the members of a list under the list's name."""
-        given = list(zip(self.operand_at, args, strict=False))
+        count = len(args)
+        given = [(name, args[i]) for i, name in self.operand_at if i < count]
         if kwargs:
             given += [(name, v) for name, v in kwargs.items() if name in self.keyword_operands]
-        found: list[tuple[str, Any]] = []
-        for name, v in given:
-            if not name:
-                continue
-            if isinstance(v, _LISTS):
-                found += [(name, x) for x in v]
-            else:
-                found.append((name, v))
-        return found
+        if not any(isinstance(v, _LISTS) for _, v in given):
+            return given
+        return [(name, x) for name, v in given for x in (v if isinstance(v, _LISTS) else [v])]
 
     def map_promoted(self, args: tuple[Any, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
         """The positional arguments with `function` applied to every promoted tensor."""
@@ -116,6 +109,13 @@ def _length(argument: Any) -> int:
     return argument.N or 0
 
 
+def _least(arguments: Sequence[Any]) -> float:
+    if any(a.kwarg_only and not a.has_default_value() for a in arguments):
+        return math.inf
+    needed = [i for i, a in enumerate(a for a in arguments if not a.kwarg_only) if not a.has_default_value()]
+    return max(needed, default=-1) + 1
+
+
 @functools.cache
 def describe(op: OpOverload) -> Inner:
     """Read the schema of `op`; raises ValueError for an operator that out_dtype cannot run."""
@@ -135,9 +135,10 @@ def describe(op: OpOverload) -> Inner:
         op=op,
         positional=positional,
         keyword_only={a.name: a for a in schema.arguments if a.kwarg_only},
-        operand_at=tuple(a.name if a in operands else "" for a in positional),
+        operand_at=tuple((i, a.name) for i, a in enumerate(positional) if a in operands),
         keyword_operands=frozenset(a.name for a in operands if a.kwarg_only),
         promoted=frozenset(a.name for a in operands if a.name not in index),
         lists={i: _length(a) for i, a in enumerate(positional) if _length(a) and "int" in str(a.type)},
+        least=_least(schema.arguments),
         returns_view=schema.returns[0].alias_info is not None,
     )

@@ -88,16 +88,13 @@ def _run_product(call: Call) -> Tensor:
 def _declines_convolution(call: Call) -> str | None:
     form: BiasedConvolution = call.form
     conv = form.conv
-    first, second, *kernel = conv.weight.shape
-    terms = math.prod(kernel) * (first // conv.groups if conv.transposed else second)
-    reason = _declines_integers(conv.x, conv.weight, terms, call)
-    if reason is not None:
-        return reason
     if not all(isinstance(s, int) and s > 0 for s in conv.x.shape[1:]) or 0 in conv.weight.shape:
         return f"shapes {tuple(conv.x.shape)} and {tuple(conv.weight.shape)} are empty or symbolic"
     if not _well_formed(form):
         return "the shapes do not fit together"
-    return None
+    first, second, *kernel = conv.weight.shape
+    terms = math.prod(kernel) * (first // conv.groups if conv.transposed else second)
+    return _declines_integers(conv.x, conv.weight, terms, call)
 
 
 def _well_formed(form: BiasedConvolution) -> bool:

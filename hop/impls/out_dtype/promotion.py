@@ -50,6 +50,13 @@ _STANDARD = [
     torch.complex64,
     torch.complex128,
 ]
+# In this order: a bool is an int to Python.
+_NUMBERS = {
+    bool: (bool, torch.SymBool),
+    int: (int, torch.SymInt),
+    float: (float, torch.SymFloat),
+    complex: (complex,),
+}
 DTYPES = frozenset([*_COMPUTE, *_UNSIGNED, *_STANDARD])
 
 CONVOLUTIONS = frozenset(
@@ -92,25 +99,31 @@ _INT64_PACKETS = frozenset({aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d})
 
 def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
     """The dtype that the promoted arguments and `output_dtype` have in common."""
-    dims, zero_dims, numbers = {output_dtype}, set(), set()
+    kinds: list[Any] = []
     for name, value in inner.operands(args, kwargs):
         if name not in inner.promoted:
             continue
         if isinstance(value, Tensor):
-            (dims if value.dim() else zero_dims).add(value.dtype)
-        elif isinstance(value, bool | torch.SymBool):
-            numbers.add(torch.bool)
-        elif isinstance(value, int | torch.SymInt):
-            numbers.add(torch.int64)
-        elif isinstance(value, float | torch.SymFloat):
-            numbers.add(torch.get_default_dtype())
-        elif isinstance(value, complex):
-            numbers.add(torch.complex128 if torch.get_default_dtype() is torch.float64 else torch.complex64)
-    return _common(frozenset(dims), frozenset(zero_dims), frozenset(numbers))
+            kinds.append((value.dtype, value.dim() == 0))
+        elif value is not None:
+            kinds.append(next((kind for kind, classes in _NUMBERS.items() if isinstance(value, classes)), None))
+    return _common(output_dtype, torch.get_default_dtype(), tuple(kinds))
 
 
-@functools.cache
-def _common(dims: frozenset[torch.dtype], zero_dims: frozenset[torch.dtype], numbers: frozenset[torch.dtype]) -> Any:
+@functools.lru_cache(maxsize=4096)
+def _common(output_dtype: torch.dtype, default: torch.dtype, kinds: tuple[Any, ...]) -> torch.dtype:
+    """`kinds`: of a tensor its dtype and whether it has no dimensions, of a number its Python type."""
+    dims, zero_dims, numbers = {output_dtype}, set(), set()
+    for kind in kinds:
+        if isinstance(kind, tuple):
+            dtype, is_zero_dim = kind
+            (zero_dims if is_zero_dim else dims).add(dtype)
+        elif kind is float:
+            numbers.add(default)
+        elif kind is complex:
+            numbers.add(torch.complex128 if default is torch.float64 else torch.complex64)
+        elif kind is not None:
+            numbers.add(torch.bool if kind is bool else torch.int64)
     common = _promote_all(dims)
     for weaker in (zero_dims, numbers):
         if weaker and _category(_promote_all(weaker)) > _category(common):
