@@ -27,6 +27,8 @@ class Convolution(NamedTuple):
 
 def channels_last(x: Tensor, weight: Tensor) -> bool:
     """Whether the result is to lie channels last: where the input or the weight does, and is not contiguous."""
+    if x.is_contiguous() and weight.is_contiguous():
+        return False
     return any(not t.is_contiguous() and t.movedim(1, -1).is_contiguous() for t in (x, weight))
 
 
@@ -71,7 +73,10 @@ def _patches(conv: Convolution) -> Tensor:
     kernel = conv.weight.shape[2:]
     x = conv.x.movedim(1, -1)
     if any(conv.padding):
-        x = torch.nn.functional.pad(x, [0, 0, *(p for p in reversed(conv.padding) for _ in range(2))])
+        pad = [0, 0]
+        for p in reversed(conv.padding):
+            pad += [p, p]
+        x = torch.nn.functional.pad(x, pad)
     x = x.contiguous()
     n, *size, channels = x.shape
     batch, *strides, _ = x.stride()

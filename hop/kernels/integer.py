@@ -109,16 +109,15 @@ def _weigh(parts: Tensor, dim: int, size: int) -> Tensor:
 def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     """(M, K) int8 or uint8 @ (K, N) int8."""
     a, b = _readable(a, b)
+    if a.is_cpu and type(a) in _REAL:
+        return torch._int_mm(a, b)
     (m, k), n = a.shape, b.shape[1]
     if a.is_cuda:  # torch._int_mm wants more than 16 rows there, and K and N that are multiples of 8
         if m == 0 or k == 0 or n == 0:
             return a.new_zeros((m, n), dtype=torch.int32)
-        more = max(17 - m, 0), -k % 8, -n % 8
-    elif type(a) in _REAL:
-        return torch._int_mm(a, b)
+        rows, inner, columns = max(17 - m, 0), -k % 8, -n % 8
     else:  # Inductor gives views stride 0 in dimensions of size 1, whatever the strides were while tracing
-        more = tuple(int(isinstance(size, int) and size == 1) for size in (m, k, n))
-    rows, inner, columns = more
+        rows, inner, columns = (int(isinstance(size, int) and size == 1) for size in (m, k, n))
     a = torch.nn.functional.pad(a, (0, inner, 0, rows)) if rows or inner else a
     b = torch.nn.functional.pad(b, (0, columns, 0, inner)) if inner or columns else b
     out = torch._int_mm(a, b)
@@ -130,17 +129,14 @@ def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _readable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return row_major(a), b if is_column_major(b) else row_major(b)
+    if b.stride() != (1, b.shape[0]) or b.shape[0] == 1:  # not column-major, or to be mistaken for row-major
+        b = row_major(b)
+    return row_major(a), b
 
 
 def row_major(x: Tensor) -> Tensor:
     """A matrix with exactly the strides (columns, 1)."""
     return x if x.stride() == (x.shape[1], 1) else x.clone(memory_format=torch.contiguous_format)
-
-
-def is_column_major(x: Tensor) -> bool:
-    """True for a matrix with exactly the strides (1, rows) that cannot be mistaken for a row-major one."""
-    return x.stride() == (1, x.shape[0]) and x.shape[0] != 1
 
 
 def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
