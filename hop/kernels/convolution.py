@@ -62,7 +62,7 @@ def convolve(conv: Convolution) -> Tensor:
         rows = patches.movedim(1 + len(kernel), 0).reshape(groups, -1, terms)
         filters = filters.reshape(groups, out_channels // groups, terms)
         out = integer.bmm(rows, filters.mT).view(groups, n, *spatial, out_channels // groups)
-        out = out.movedim(0, -2).flatten(-2)
+        out = out.movedim(0, -2).flatten(-2).contiguous()
     out = out.movedim(-1, 1)
     return out if keep_last else out.contiguous()
 
