@@ -11,8 +11,10 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "hop._compile": set(),
     "hop.kernels": set(),
+    "hop.formats": set(),
+    "hop.packing": set(),
     "hop._hop": {"hop._compile", "hop.kernels"},
-    "hop.impls": {"hop._compile", "hop._hop", "hop.kernels"},
+    "hop.impls": {"hop._compile", "hop._hop", "hop.kernels", "hop.formats", "hop.packing"},
     "cutlass_kernels": set(),
 }
 
