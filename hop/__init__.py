@@ -3,5 +3,11 @@
 from hop._hop import decompositions as decompositions
 from hop.impls.out_dtype import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
+from hop.impls.quantize import fake_quantize as fake_quantize
+from hop.impls.quantize import quantize as quantize
+from hop.leaves import dequantize as dequantize
+from hop.proto import TensorProto as TensorProto
+from hop.quantizer import Quantizer as Quantizer
+from hop.tensor import QuantizedTensor as QuantizedTensor
 
 __version__ = "0.1.0"

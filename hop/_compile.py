@@ -27,7 +27,9 @@ from torch._C._functorch import unwrap_if_dead as unwrap_if_dead
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import unwrap_batched
 from torch._higher_order_ops.utils import register_fake
+from torch._library import opaque_object
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims_common import infer_size
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
@@ -38,7 +40,7 @@ from torch.fx.experimental.proxy_tensor import (
     maybe_handle_decomp,
     track_tensor_tree,
 )
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
@@ -191,9 +193,79 @@ def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> N
     when_imported("torch._inductor.decomposition", register)
 
 
+def register_value(cls: type) -> None:
+    """Let instances of `cls` be constants of compiled programs: equal ones share a program.
+
+    torch 2.11 to 2.14 call such classes opaque types; 2.15 calls them custom classes."""
+    if hasattr(opaque_object, "register_custom_class"):
+        opaque_object.register_custom_class(cls, typ="constant")
+    else:
+        opaque_object.register_opaque_type(cls, typ="value")
+
+
+def refuse_in_exports(cls: type) -> None:
+    """Make torch.export refuse instances of `cls` among the inputs and outputs of a program.
+
+    It would trace the one that it sees and take any other later, silently. All inputs and outputs pass through one
+    function of torch.export, which knows no way to ask their class."""
+
+    def register() -> None:
+        module = sys.modules["torch.export.graph_signature"]
+        describe = module._make_argument_spec
+
+        def describe_or_refuse(node: Any, token_names: Any) -> Any:
+            value = getattr(node, "meta", {}).get("val") if hasattr(node, "meta") else node
+            if isinstance(value, cls):
+                raise TypeError(
+                    f"torch.export: a {type(value).__name__} is an input or output of the exported program, where it would be "
+                    "fixed to the one traced, and any other one ignored; make it an attribute of the module"
+                )
+            return describe(node, token_names)
+
+        module._make_argument_spec = describe_or_refuse
+
+    when_imported("torch.export.graph_signature", register)
+
+
 def core_decompositions() -> Any:
     """PyTorch's default decomposition table for export, as a fresh mapping."""
     return torch.export.default_decompositions()
+
+
+def known_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal whatever value a symbol in them has: a comparison that leaves no guard."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(a == b)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tensor subclasses
+
+no_torch_function = torch._C._disabled_torch_function_impl
+
+
+def make_wrapper(
+    cls: type, shape: Any, strides: Any, dtype: torch.dtype, device: torch.device, requires_grad: bool
+) -> Any:
+    """A tensor of class `cls` without storage."""
+    make = torch.Tensor._make_wrapper_subclass
+    return make(cls, shape, strides, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def correct_aliasing(op: OpOverload, args: Any, kwargs: Any, out: Any) -> Any:
+    """`out`, which a rule of a subclass gave for `op`; where a graph is traced, marked as an alias of what the schema
+    says. A view costs 10 µs less without it."""
+    if is_plain_eager() and not (op._schema.is_mutable):
+        return out
+    return return_and_correct_aliasing(op, args, kwargs, out)
+
+
+def inferred_size(shape: Sequence[Any], numel: Any) -> list[Any]:
+    """`shape` with a -1 in it filled in, if it has `numel` elements; otherwise PyTorch's error."""
+    return list(infer_size(tuple(shape), numel))
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -34,7 +34,10 @@ _LISTS = (list, tuple)
 
 
 class Hop(HigherOrderOperator):
-    """A higher-order operator that returns one tensor, never an alias of an input, and mutates nothing."""
+    """A higher-order operator that returns one tensor, or, where it has no gradient, a list of tensors; never an alias
+    of an input. It mutates nothing."""
+
+    plain: frozenset[type] = PLAIN  # the types of operands that need no rule of the dispatcher
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -59,8 +62,12 @@ class Hop(HigherOrderOperator):
         """Raise for arguments that break a rule; return them in canonical form. Does not touch data."""
 
     @abc.abstractmethod
-    def reference(self, /, *args: Any, **kwargs: Any) -> Tensor:
+    def reference(self, /, *args: Any, **kwargs: Any) -> Any:
         """The meaning, in plain ATen."""
+
+    def forward_mode(self, /, *args: Any, **kwargs: Any) -> Tensor:
+        """The meaning, in operators whose derivative is that of this one."""
+        return self.reference(*args, **kwargs)
 
     def kernels(self, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Any]]:
         """The kernels to ask for this call, best first, each with the call in the form that it takes."""
@@ -85,9 +92,9 @@ class Hop(HigherOrderOperator):
 
     # ---- calls
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.check(*args, **kwargs)
-        if _compile.is_plain_eager() and _all_plain(args, kwargs):
+        if _compile.is_plain_eager() and _all_plain(self.plain, args, kwargs):
             return self._run(*args, **kwargs)
         if _compile.is_tracing_script():
             return self.reference(*args, **kwargs)
@@ -117,16 +124,16 @@ class Hop(HigherOrderOperator):
 
     # ---- below autograd
 
-    def _run(self, /, *args: Any, **kwargs: Any) -> Tensor:
+    def _run(self, /, *args: Any, **kwargs: Any) -> Any:
         for kernel, call in self.kernels(*args, **kwargs):
             if kernel.declines(call) is None:
                 return kernel.run(call)
         return self.reference(*args, **kwargs)
 
-    def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         return _compile.trace_node(mode, self, args, kwargs)
 
-    def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
         inner_args, inner_kwargs = ctx.unwrap_tensors(args), ctx.unwrap_tensors(kwargs)
         with ctx.redispatch_to_next():
             out = self(*inner_args, **inner_kwargs)
@@ -134,37 +141,43 @@ class Hop(HigherOrderOperator):
 
     # ---- differentiation
 
-    def _autograd(self, /, *args: Any, **kwargs: Any) -> Tensor:
+    def _autograd(self, /, *args: Any, **kwargs: Any) -> Any:
         tensors = _tensors(args, kwargs)
         if self.differentiable(*args, **kwargs):
             if any(map(_compile.has_tangent, tensors)):
-                return self.reference(*args, **kwargs)  # PyTorch's own rules propagate tangent and gradient
+                return self.forward_mode(*args, **kwargs)  # PyTorch's own rules propagate tangent and gradient
             if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
                 call, tensors = _Call.take(self, args, kwargs)
                 return _AutogradRule.apply(call, *tensors)
         with _compile.below_autograd():
             return self(*args, **kwargs)
 
-    def _grad_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    def _grad_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not self.differentiable(*args, **kwargs):
+            return self._level_below(interpreter, args, kwargs)
         call, tensors = _Call.take(self, args, kwargs)
         return _compile.apply_at_level(_Rule, interpreter, call.run, call, tensors)
 
-    def _jvp_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    def _jvp_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
         tensors = _tensors(args, kwargs)
         if self.differentiable(*args, **kwargs) and any(map(_compile.has_tangent, tensors)):
-            return self.reference(*args, **kwargs)
+            return self.forward_mode(*args, **kwargs)
+        return self._level_below(interpreter, args, kwargs)
+
+    def _level_below(self, interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the next level says, with no derivative at this one."""
         level = interpreter.level()
         inner = tree_map_only(Tensor, lambda x: _compile.unwrap_for_grad(x, level), (args, kwargs))
         with interpreter.lower():
             out = self(*inner[0], **inner[1])
-        return _compile.wrap_for_grad(out, level)
+        return tree_map_only(Tensor, lambda x: _compile.wrap_for_grad(x, level), out)
 
-    def _unwrap_dead(self, /, *args: Any, **kwargs: Any) -> Tensor:
+    def _unwrap_dead(self, /, *args: Any, **kwargs: Any) -> Any:
         """A backward pass may run after the level of torch.func that wrapped its tensors has ended."""
         args, kwargs = tree_map_only(Tensor, _compile.unwrap_if_dead, (args, kwargs))
         return self(*args, **kwargs)
 
-    def _vmap_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    def _vmap_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
         (inner_args, inner_kwargs), dims = _compile.unwrap_batched((args, kwargs), interpreter.level())
         dims = tree_leaves(dims, is_leaf=lambda d: d is None)
         with interpreter.lower():
@@ -185,12 +198,24 @@ class Hop(HigherOrderOperator):
     def _register_flop_counter(self) -> None:
         self.py_impl(_compile.flop_counter_mode())(self._count_flops)
 
-    def _count_flops(self, mode: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+    def _count_flops(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Count what the reference does, on tensors without data, under the names of its ATen operators."""
         described = tree_map_only(Tensor, lambda x: x.detach().to("meta"), (args, kwargs))
         with mode:
             self.reference(*described[0], **described[1])
         return self(*args, **kwargs)
+
+
+class Composite(Hop):
+    """An operator that takes or returns tensors which only Python knows (hop.tensor.QuantizedTensor).
+
+    It has the rules of autograd, torch.func and pre-dispatch tracing. Below them it is its reference, which calls
+    operators on plain tensors: those stand in graphs, and have kernels."""
+
+    def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
+        if dispatch_key == DispatchKey.Python:
+            return self.reference(*args, **kwargs)
+        return super().dispatch(dispatch_key, *args, **kwargs)
 
 
 def decompositions() -> Any:
@@ -256,14 +281,14 @@ class _AutogradRule(_Rule, torch.autograd.Function):
             return call.run(*tensors)
 
 
-def _all_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _all_plain(plain: frozenset[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True if no operand needs a rule of the dispatcher: strided tensors of PyTorch's own class, without a gradient or
     tangent to propagate and without a lazy conjugation or negation."""
     grad = torch.is_grad_enabled()
     forward_ad = _compile.is_forward_ad_active()
     for x in _tensors(args, kwargs):
         if (
-            type(x) not in PLAIN
+            type(x) not in plain
             or x.layout is not torch.strided
             or (grad and x.requires_grad)
             or (forward_ad and x.is_floating_point())

@@ -20,11 +20,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hop import spelling
+from hop.spelling import Value
+
 NOISE_BITS = 8
 
 
-@dataclass(frozen=True)
-class Format:
+@dataclass(frozen=True, eq=False, repr=False)
+class Format(Value):
     """What all formats share: a name, the bits of a code, and the dtype of a tensor of codes."""
 
     name: str
@@ -40,10 +43,20 @@ class Format:
         """The numbers of `codes`, in float32."""
         raise NotImplementedError
 
+    def inside(self, x: Tensor) -> Tensor:
+        """Whether x becomes the nearest number and is not clipped to the largest or smallest; false for NaN."""
+        low, high = self.numbers[:2], self.numbers[-2:]
+        return (x >= low[0] - (low[1] - low[0]) / 2) & (x <= high[1] + (high[1] - high[0]) / 2)
+
     @property
     def numbers(self) -> tuple[float, ...]:
         """All finite numbers, ascending, zero once."""
         raise NotImplementedError
+
+    @property
+    def zero(self) -> int:
+        """The code of 0 where no zero point says otherwise: the middle of an integer format's codes."""
+        return 0
 
     @property
     def max(self) -> float:
@@ -56,30 +69,41 @@ class Format:
         return self.numbers[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Integer(Format):
     """The integers from `low` to `high`; ties to even, NaN to 0."""
 
     low: int
     high: int
 
-    def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+    def encode(self, x: Tensor, noise: Tensor | None = None, zero: Tensor | int = 0) -> Tensor:
+        """As Format.encode, with `zero` for the code of 0."""
         if noise is None:
             steps = x.round()
         else:
             magnitude = (x.abs() + noise.to(torch.float32) / 2**NOISE_BITS).floor()
             steps = torch.where(x < 0, -magnitude, magnitude)
-        return torch.where(x.isnan(), 0.0, steps.clamp(self.low, self.high)).to(self.dtype)
+        return (torch.where(x.isnan(), 0.0, steps) + zero).clamp(self.low, self.high).to(self.dtype)
 
-    def decode(self, codes: Tensor) -> Tensor:
-        return codes.to(torch.float32)
+    def decode(self, codes: Tensor, zero: Tensor | int = 0) -> Tensor:
+        """As Format.decode, with `zero` for the code of 0."""
+        return codes.to(torch.float32) - zero
+
+    def inside(self, x: Tensor, zero: Tensor | int = 0) -> Tensor:
+        """As Format.inside, with `zero` for the code of 0."""
+        code = x.round() + zero
+        return (code >= self.low) & (code <= self.high)
+
+    @property
+    def zero(self) -> int:
+        return (self.low + self.high + 1) // 2
 
     @property
     def numbers(self) -> tuple[float, ...]:
         return tuple(float(n) for n in range(self.low, self.high + 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Float(Format):
     """Floating-point numbers with a sign; ties to even. NaN stays NaN where the format has one, else becomes `max`."""
 
@@ -131,7 +155,7 @@ class Float(Format):
         return (*(b - a for a, b in itertools.pairwise(self._magnitudes)), 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Codebook(Format):
     """Any ascending numbers; ties go up, NaN to the number nearest to 0."""
 
@@ -156,7 +180,7 @@ class Codebook(Format):
         return _halfway(self.book, lambda lower: True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PowerOfTwo(Format):
     """Powers of two, for scales: code e is 2^(e - bias), and the last code NaN. Numbers above 0 are rounded up."""
 
@@ -234,3 +258,6 @@ E2M1 = Float("e2m1", 4, torch.uint8, exponent_bits=2, mantissa_bits=1, bias=1, l
 E8M0 = PowerOfTwo("e8m0", 8, torch.uint8, bias=127)
 
 FORMATS = (INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0)
+
+for _format in FORMATS:
+    spelling.register_constant(_format.name, _format)

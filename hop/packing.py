@@ -9,6 +9,9 @@ a product or a quotient by a power of two.
 import torch
 from torch import Tensor
 
+PACKED = (1, 2, 4)
+"""Bits of the codes that fill a byte; others have a byte each."""
+
 
 def packed_size(size: int, bits: int) -> int:
     """Bytes for `size` codes."""
@@ -45,6 +48,6 @@ def unpack(packed: Tensor, bits: int, size: int, dtype: torch.dtype) -> Tensor:
 
 
 def _per_byte(bits: int) -> int:
-    if bits not in (1, 2, 4):
+    if bits not in PACKED:
         raise ValueError(f"bits must be 1, 2 or 4, so that codes fill a byte; got {bits}")
     return 8 // bits

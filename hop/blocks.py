@@ -1,0 +1,79 @@
+"""Blocks: which elements of a tensor share a scale.
+
+A block is a tuple of sizes over the last dimensions, -1 for a whole dimension. Dimensions before them are cut into
+single elements, or, if the first size is -1, are whole too:
+
+    (-1, -1)  per tensor       (1, -1)  per row         (-1, 1)   per column
+    (1, 32)   groups of 32     (128, 128)  tiles        (1, -1, -1, -1)  per output channel of a conv2d weight
+
+The last block of a dimension may be cut off. A tensor with fewer dimensions than the block has is taken as having
+further ones of size 1 in front. A whole dimension of size 0 counts as one block.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import _compile
+
+Block = tuple[int, ...]
+
+
+def checked(block: Any) -> Block:
+    """`block` as a tuple, if it is one."""
+    sizes = tuple(block) if isinstance(block, tuple | list) else (block,)
+    if not sizes or any(isinstance(b, bool) or not isinstance(b, int) or (b < 1 and b != -1) for b in sizes):
+        raise ValueError(f"block must be a tuple of sizes over the last dimensions, each above 0 or -1, got {block!r}")
+    return sizes
+
+
+def per_dimension(block: Block, ndim: int) -> Block:
+    """The size of a block in each of `ndim` dimensions."""
+    missing = ndim - len(block)
+    return (-1 if block[0] == -1 else 1,) * missing + block if missing >= 0 else block[-missing:] if ndim else ()
+
+
+def counts(shape: Sequence[int], block: Block) -> list[int]:
+    """How many blocks a tensor of `shape` has in each dimension: the shape of its scales."""
+    return [1 if b == -1 else -(-n // b) for n, b in zip(shape, per_dimension(block, len(shape)), strict=True)]
+
+
+def split(x: Tensor, block: Block, fill: float = 0.0) -> tuple[Tensor, list[int]]:
+    """(d0, d1, ...) -> (n0, b0, n1, b1, ...) and the positions of the b's. What a cut-off block lacks is `fill`."""
+    sizes = per_dimension(block, x.dim())
+    if not sizes:
+        return x.reshape(1), [0]
+    shape: list[int] = []
+    padding: list[int] = []
+    for n, b, count in zip(x.shape, sizes, counts(x.shape, block), strict=True):
+        size = torch.sym_max(n, 1) if b == -1 else b
+        padding = [0, size * count - n, *padding]
+        shape += [count, size]
+    if not all(_compile.known_equal(n, 0) for n in padding):
+        x = torch.nn.functional.pad(x, padding, value=fill)
+    return x.reshape(shape), list(range(1, 2 * len(sizes), 2))
+
+
+def merge(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of split: (n0, b0, n1, b1, ...) -> `shape`, contiguous."""
+    if len(shape) == 0:
+        return x.reshape(())
+    x = x.reshape([x.shape[i] * x.shape[i + 1] for i in range(0, x.dim(), 2)])
+    for dim, n in enumerate(shape):
+        if not _compile.known_equal(x.shape[dim], n):
+            x = x.narrow(dim, 0, n)
+    return x.contiguous()
+
+
+def spread(scale: Tensor) -> Tensor:
+    """(n0, n1, ...) -> (n0, 1, n1, 1, ...): scales beside what split returns."""
+    if scale.dim() == 0:
+        return scale.reshape(1)
+    return scale.reshape([n for count in scale.shape for n in (count, 1)])
+
+
+def gather(scale: Tensor, ndim: int) -> Tensor:
+    """The inverse of spread, for a tensor of `ndim` dimensions."""
+    return scale.reshape(scale.shape[::2] if ndim else ())

@@ -1,0 +1,278 @@
+"""quantize and fake_quantize: from a float tensor to codes and scales, and to the numbers that those stand for.
+
+The meaning is Quantizer's. Here are the operators: what may be asked (arguments.py), and the gradient.
+
+    hop_quantize(quantizer, x, scale, zero_point, noise, usages, gradient) -> QuantizedTensor
+    hop_fake_quantize(quantizer, x, scale, zero_point, noise, gradient)    -> tensor
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import _compile, copies
+from hop._hop import PLAIN, Composite, Hop
+from hop.formats import NOISE_BITS
+from hop.impls.quantize import batching
+from hop.impls.quantize.arguments import checked
+from hop.leaves import quantize_buffers
+from hop.quantizer import Quantizer
+from hop.tensor import QuantizedTensor
+
+_Optional = Tensor | None
+
+
+class FakeQuantize(Hop):
+    """hop_fake_quantize."""
+
+    def check(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Any:
+        parsed = Quantizer.parse(q)
+        scale, zero_point = checked("fake_quantize", parsed, x, scale, zero_point, noise, (copies.ROWWISE,), gradient)
+        return (q, x, scale, zero_point, noise, gradient), {}
+
+    def reference(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Tensor:
+        return Quantizer.parse(q).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
+
+    def differentiable(self, /, *args: Any) -> bool:
+        return True
+
+    def gradient(
+        self,
+        grad: Tensor,
+        needed: Sequence[bool],
+        q: str,
+        x: Tensor,
+        scale: _Optional,
+        zero_point: _Optional,
+        noise: _Optional,
+        gradient: str,
+        /,
+    ) -> list[_Optional]:
+        return straight_through(grad, needed, Quantizer.parse(q), x, scale, zero_point, noise, gradient)
+
+    def batch(
+        self, size: int, dims: Sequence[int | None], q: str, x: Tensor, /, *rest: Any
+    ) -> tuple[Tensor, int] | None:
+        *others, gradient = rest
+        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], x, *others)
+        if batched is None:
+            return None
+        whole, tensors = batched
+        return self(str(whole), *tensors, gradient), 0
+
+    def forward_mode(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Tensor:
+        """The value, plus for each operand a zero that has the straight-through derivative."""
+        parsed = Quantizer.parse(q)
+        constants = [None if t is None else t.detach() for t in (x, scale, zero_point)]
+        out = parsed.fake_quantize(*constants, noise)  # type: ignore[arg-type]
+        by = parsed.derivatives(*constants, noise)  # type: ignore[arg-type]
+        inside = by.inside if _masks(parsed, scale, gradient) else torch.ones_like(by.inside)
+        out = out + torch.where(inside, x - constants[0], 0.0).to(torch.float32)
+        for operand, constant, derivative in (
+            (scale, constants[1], by.step),
+            (zero_point, constants[2], by.zero_point),
+        ):
+            if operand is not None and constant is not None and operand.is_floating_point():
+                out = out + parsed.spread(operand - constant, x.shape) * derivative
+        return out.to(x.dtype)
+
+
+class Quantize(Composite):
+    """hop_quantize."""
+
+    plain = PLAIN
+
+    def check(
+        self,
+        q: str,
+        x: Tensor,
+        scale: _Optional,
+        zero_point: _Optional,
+        noise: _Optional,
+        usages: Sequence[str],
+        gradient: str,
+        /,
+    ) -> Any:
+        parsed = Quantizer.parse(q)
+        usages = copies.checked(parsed, usages)
+        scale, zero_point = checked("quantize", parsed, x, scale, zero_point, noise, usages, gradient)
+        return (q, x, scale, zero_point, noise, list(usages), gradient), {}
+
+    def reference(
+        self,
+        q: str,
+        x: Tensor,
+        scale: _Optional,
+        zero_point: _Optional,
+        noise: _Optional,
+        usages: Sequence[str],
+        gradient: str,
+        /,
+    ) -> Tensor:
+        buffers = quantize_buffers(q, x, scale, zero_point, noise, usages)
+        parsed = Quantizer.parse(q)
+        names = [b.name for b in copies.describe(parsed, x.shape, tuple(usages))]
+        return QuantizedTensor(dict(zip(names, buffers, strict=True)), parsed, x.shape, x.dtype)
+
+    def differentiable(self, /, *args: Any) -> bool:
+        return True
+
+    def gradient(
+        self,
+        grad: Tensor,
+        needed: Sequence[bool],
+        q: str,
+        x: Tensor,
+        scale: _Optional,
+        zero_point: _Optional,
+        noise: _Optional,
+        usages: Sequence[str],
+        gradient: str,
+        /,
+    ) -> list[_Optional]:
+        grads = straight_through(grad, needed, Quantizer.parse(q), x, scale, zero_point, noise, gradient)
+        return [*grads, *[None] * len(usages)]
+
+    def batch(
+        self, size: int, dims: Sequence[int | None], q: str, x: Tensor, /, *rest: Any
+    ) -> tuple[Tensor, int] | None:
+        *others, usages, gradient = rest
+        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], x, *others)
+        if batched is None or list(usages) != [copies.ROWWISE]:
+            raise NotImplementedError(
+                f"quantize: under vmap, {q} with usages {list(usages)} would share blocks between the members of the "
+                "batch; use fake_quantize, or quantize outside"
+            )
+        whole, tensors = batched
+        return self(str(whole), *tensors, usages, gradient), 0
+
+    def forward_mode(self, /, *args: Any) -> Tensor:
+        raise NotImplementedError(
+            "quantize: a quantized tensor cannot carry a tangent; use fake_quantize in forward mode"
+        )
+
+
+quantize_operator = Quantize("hop_quantize")
+fake_quantize_operator = FakeQuantize("hop_fake_quantize")
+
+
+def straight_through(
+    grad: Tensor,
+    needed: Sequence[bool],
+    q: Quantizer,
+    x: Tensor,
+    scale: _Optional,
+    zero_point: _Optional,
+    noise: _Optional,
+    gradient: str,
+) -> list[_Optional]:
+    """The gradients of (quantizer, x, scale, zero_point, noise, gradient): see hop.quantizer.Derivatives."""
+    masks = _masks(q, scale, gradient)
+    if not masks and not any(needed[2:4]):
+        return [None, grad.to(x.dtype), None, None, None, None]
+    by = q.derivatives(x, scale, zero_point, noise)
+    dx = (torch.where(by.inside, grad, 0.0) if masks else grad).to(x.dtype)
+    wide = grad.to(torch.float32)
+    ds = dz = None
+    if scale is not None and needed[2]:
+        ds = q.scale_gradient(wide * by.step, x, scale).to(scale.dtype)
+    if zero_point is not None and needed[3]:
+        dz = q.per_block(wide * by.zero_point).to(zero_point.dtype)
+    return [None, dx, ds, dz, None, None]
+
+
+def _masks(q: Quantizer, scale: _Optional, gradient: str) -> bool:
+    """Whether the gradient of x is 0 somewhere: a scale that was found leaves nothing to clip, but for AbsMean."""
+    return gradient == "clipped" and (scale is not None or q.scale.clips())
+
+
+# ---- the public functions
+
+
+def quantize(
+    q: Quantizer,
+    x: Tensor,
+    /,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    usages: Sequence[str] = (copies.ROWWISE,),
+    gradient: str = "clipped",
+) -> QuantizedTensor:
+    """Quantize `x` as `q` says.
+
+    Args:
+        q: the quantizer: format, blocks, scale rule, rounding.
+        x: float16, bfloat16, float32 or float64, any shape and strides. Computed in float32.
+        scale: what takes the place of the rule: float32, broadcastable to the shape of the buffer that it becomes
+            (`TensorProto.buffers` lists it), with a gradient. For a two-level quantizer it is the amax of the tensor.
+        zero_point: the zero point that goes with `scale`, for a quantizer that has one: integer codes, or floating
+            point, which is rounded and gets a gradient.
+        noise: the random bits of stochastic rounding: uint8 of x's shape, uniform in 0..255.
+        generator: draws `noise` from it, in eager mode.
+        usages: the copies to make, "rowwise", "columnwise" or both (hop.copies).
+        gradient: "clipped", where x's gradient is 0 for elements beyond the largest code; or "plain", where it is not.
+
+    Returns:
+        A QuantizedTensor of x's shape, in x's dtype, on its device; differentiable, straight through the rounding.
+
+    Raises:
+        TypeError: x is no float tensor, or q no Quantizer.
+        ValueError: what is given does not fit x, or q, or each other.
+    """
+    text, noise = _prepared("quantize", q, x, noise, generator)
+    return _quantize_node(text, x, scale, zero_point, noise, list(usages), gradient)  # type: ignore[return-value]
+
+
+def fake_quantize(
+    q: Quantizer,
+    x: Tensor,
+    /,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    gradient: str = "clipped",
+) -> Tensor:
+    """dequantize(quantize(q, x)), as one operator that keeps floats: bit for bit the same, forward mode included.
+
+    Arguments, gradient and errors are those of `quantize`.
+
+    Returns:
+        A tensor of x's shape and dtype.
+    """
+    text, noise = _prepared("fake_quantize", q, x, noise, generator)
+    return _fake_quantize_node(text, x, scale, zero_point, noise, gradient)
+
+
+def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
+    if not isinstance(q, Quantizer):
+        raise TypeError(f"{name}: q must be a Quantizer, such as hop.presets.INT8_ROW; got {type(q).__name__}")
+    if generator is not None:
+        if noise is not None:
+            raise ValueError(f"{name}: noise and generator are both given; give one")
+        noise = torch.randint(0, 2**NOISE_BITS, x.shape, dtype=torch.uint8, device=x.device, generator=generator)
+    return str(q), noise
+
+
+def _quantize_node(*args: Any) -> Tensor:
+    return quantize_operator(*args)
+
+
+def _fake_quantize_node(*args: Any) -> Tensor:
+    return fake_quantize_operator(*args)
+
+
+_compile.allow_in_graph(_quantize_node)
+_compile.allow_in_graph(_fake_quantize_node)

@@ -1,0 +1,89 @@
+"""What may be asked of quantize and fake_quantize, brought to one form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import copies
+from hop.formats import NOISE_BITS
+from hop.quantizer import Quantizer
+from hop.scaling import TwoLevel
+
+GRADIENTS = ("clipped", "plain")
+
+
+def checked(
+    name: str,
+    q: Quantizer,
+    x: Any,
+    scale: Any,
+    zero_point: Any,
+    noise: Any,
+    usages: Sequence[str],
+    gradient: str,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The scale and zero point in the shapes of their buffers. Raises for what breaks a rule."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
+    if not x.is_floating_point() or x.element_size() < 2:
+        raise TypeError(f"{name}: x must be float16, bfloat16, float32 or float64, got {x.dtype}; cast it first")
+    if gradient not in GRADIENTS:
+        raise ValueError(f"{name}: gradient must be one of {GRADIENTS}, got {gradient!r}")
+    _check_noise(name, q, x, noise)
+    if copies.COLUMNWISE in usages and q.hadamard is not None:
+        rows, n = copies.columns(x.shape)[1], len(q.hadamard.signs)
+        if rows % n:
+            raise ValueError(
+                f"{name}: {q} transforms columns in blocks of {n}, so x's rows must be a multiple; got {rows}"
+            )
+    described = q.buffers(x.shape)
+    if scale is None:
+        if zero_point is not None:
+            raise ValueError(f"{name}: zero_point is given without scale; give both, or neither")
+        return None, None
+    if not q.shares_scale() and copies.COLUMNWISE in usages:
+        raise ValueError(f"{name}: scale is that of one copy, but usages are {usages}; quantize them one by one")
+    outer = "amax" if isinstance(q.scale, TwoLevel) else "scale"
+    scale = _fitting(name, "scale", scale, x, *described[outer])
+    if q.scale.has_zero_point() != (zero_point is not None):
+        rule = "needs zero_point beside scale" if q.scale.has_zero_point() else "has no zero point; use scale=MinMax()"
+        raise ValueError(f"{name}: {q} {rule}")
+    if zero_point is not None:
+        zero_point = _fitting(name, "zero_point", zero_point, x, *described["zero_point"])
+    return scale, zero_point
+
+
+def _check_noise(name: str, q: Quantizer, x: Tensor, noise: Any) -> None:
+    if (noise is not None) == q.stochastic:
+        if noise is not None and (noise.shape != x.shape or noise.dtype != torch.uint8 or noise.device != x.device):
+            raise ValueError(
+                f"{name}: noise must be uint8 of x's shape {tuple(x.shape)} on {x.device}, got {noise.dtype} of "
+                f"{tuple(noise.shape)} on {noise.device}"
+            )
+        return
+    if noise is not None:
+        raise ValueError(f"{name}: noise is given, but {q} rounds to the nearest; use stochastic=True, or no noise")
+    raise ValueError(
+        f"{name}: {q} rounds at random; pass noise=torch.randint(0, {2**NOISE_BITS}, x.shape, dtype=torch.uint8), or "
+        "generator= in eager mode"
+    )
+
+
+def _fitting(name: str, which: str, given: Any, x: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name}: {which} must be a tensor, got {type(given).__name__}")
+    if given.device != x.device:
+        raise ValueError(f"{name}: {which} is on {given.device} and x on {x.device}; move one of them")
+    if not given.is_floating_point() and given.dtype != dtype:
+        raise TypeError(f"{name}: {which} must be floating point or {dtype}, got {given.dtype}")
+    if given.is_floating_point():
+        given = given.to(torch.float32)
+    try:
+        return given.expand(tuple(shape))
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name}: {which} must have a shape that broadcasts to {tuple(shape)}, one number for each block; got "
+            f"{tuple(given.shape)}"
+        ) from error

@@ -1,0 +1,33 @@
+"""quantize and fake_quantize under vmap: all members of a batch at once, each with scales of its own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from hop import blocks
+from hop.quantizer import Quantizer
+from hop.scaling import TwoLevel
+
+
+def operands(
+    q: Quantizer, size: int, dims: Sequence[int | None], x: Tensor, *others: Tensor | None
+) -> tuple[Quantizer, list[Tensor | None]] | None:
+    """A quantizer of the whole batch, and the tensors with the batch in front; None if a block would span members.
+
+    `others` are the scale, the zero point and the noise, each of the shape that it has for one member."""
+    front = [None if t is None else _front(t, dim, size) for t, dim in zip((x, *others), dims, strict=True)]
+    member = x.shape[: dims[0]] + x.shape[dims[0] + 1 :] if dims[0] is not None else x.shape
+    if q.flat:
+        if member.numel() % q.block[0]:
+            return None
+        found, *scales = front[0], *(None if t is None else t.flatten(0, 1) for t in front[1:3])
+        return q, [found, *scales, front[3]]
+    rule = q.scale
+    if isinstance(rule, TwoLevel):
+        rule = replace(rule, outer=(1, *blocks.per_dimension(rule.outer, len(member))))
+    return replace(q, block=(1, *blocks.per_dimension(q.block, len(member))), scale=rule), front
+
+
+def _front(t: Tensor, dim: int | None, size: int) -> Tensor:
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)

@@ -1,0 +1,109 @@
+"""The operators on buffers that stand in graphs, and the one that takes a quantized tensor apart.
+
+    hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages) -> buffers
+    hop_dequantize_buffers(quantizer, buffers, usages, shape, dtype)     -> tensor
+    hop_dequantize(tensor)                                               -> tensor
+
+A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import _compile, copies
+from hop._hop import Composite, Hop
+from hop.quantizer import Quantizer
+
+
+class QuantizeBuffers(Hop):
+    """hop_quantize_buffers."""
+
+    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    def reference(
+        self,
+        quantizer: str,
+        x: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        noise: Tensor | None,
+        usages: Sequence[str],
+        /,
+    ) -> list[Tensor]:
+        made = copies.quantize(Quantizer.parse(quantizer), x, tuple(usages), scale, zero_point, noise)
+        return list(made.values())
+
+
+class DequantizeBuffers(Hop):
+    """hop_dequantize_buffers."""
+
+    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    def reference(
+        self,
+        quantizer: str,
+        buffers: Sequence[Tensor],
+        usages: Sequence[str],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        /,
+    ) -> Tensor:
+        parsed = Quantizer.parse(quantizer)
+        names = [b.name for b in copies.describe(parsed, shape, tuple(usages))]
+        return copies.dequantize(parsed, dict(zip(names, buffers, strict=True)), shape).to(dtype)
+
+
+quantize_buffers = QuantizeBuffers("hop_quantize_buffers")
+dequantize_buffers = DequantizeBuffers("hop_dequantize_buffers")
+
+
+class Dequantize(Composite):
+    """hop_dequantize."""
+
+    def check(self, x: Tensor, /) -> Any:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"dequantize: x must be a QuantizedTensor, got {type(x).__name__}")
+        return (x,), {}
+
+    def reference(self, x: Any, /) -> Tensor:
+        if not hasattr(x, "quantizer"):
+            raise TypeError(
+                f"dequantize: x must be a QuantizedTensor, as hop.quantize makes it; got a {type(x).__name__}"
+            )
+        return dequantize_buffers(str(x.quantizer), list(x.buffers().values()), list(x.usages), list(x.shape), x.dtype)
+
+    def differentiable(self, x: Tensor, /) -> bool:
+        return True
+
+    def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, /) -> list[Tensor | None]:
+        return [grad]  # the tensor stands for the numbers that it is dequantized to
+
+    def batch(self, size: int, dims: Sequence[int | None], x: Tensor, /) -> tuple[Tensor, int] | None:
+        (dim,) = dims
+        return None if dim is None else (self(x), dim)
+
+
+dequantize_operator = Dequantize("hop_dequantize")
+
+
+def dequantize(x: Tensor, /) -> Tensor:
+    """The numbers of a quantized tensor.
+
+    Args:
+        x: a QuantizedTensor of any shape.
+
+    Returns:
+        A tensor of x's shape and appearance dtype. Its gradient is x's.
+
+    Raises:
+        TypeError: x is no QuantizedTensor.
+    """
+    return dequantize_operator(x)
+
+
+_compile.allow_in_graph(dequantize)

@@ -1,0 +1,220 @@
+"""Quantizer: a frozen value that says how a float tensor becomes codes and scales, and back.
+
+    x ≈ (decode(codes) - zero_point) · s        one s, and one zero point, for each block
+
+It is pure: `quantize` takes float to buffers, `dequantize` takes buffers to float32, `buffers` says which there are.
+All of it is core ATen.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop import blocks, packing, spelling
+from hop.blocks import Block
+from hop.formats import Codebook, Format, Integer, PowerOfTwo
+from hop.hadamard import Hadamard
+from hop.scaling import Amax, Blocks, Found, Rule
+from hop.spelling import Value
+
+
+class Derivatives(NamedTuple):
+    """Of x̂ = fake_quantize(x) with the rounding taken for the identity, element by element:
+
+    inside       ∂x̂/∂x: true unless the code was clipped
+    step         ∂x̂/∂s = (codes - zero_point) - x / s inside, (codes - zero_point) where clipped
+    zero_point   ∂x̂/∂zero_point = 0 inside, -s where clipped
+
+    Sources: Esser et al. 2020, "Learned Step Size Quantization", without its gradient scale, for s; Bhalgat et al. 2020
+    "LSQ+: Improving low-bit quantization", for the zero point."""
+
+    inside: Tensor
+    step: Tensor
+    zero_point: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Quantizer(Value):
+    """How a float tensor becomes codes and scales.
+
+    Args:
+        format: the numbers that an element can be.
+        block: which elements share a scale: sizes over the last dimensions, -1 for a whole one (hop.blocks).
+        scale: the rule that finds a block's scale (hop.scaling).
+        stochastic: whether elements are rounded up or down at random, unbiased, rather than to the nearest.
+        hadamard: a transform of the column-wise copy before it is quantized.
+        flat: whether blocks run over the tensor as one row; then `block` has one size.
+
+    Two quantizers are equal if their fields are. A subclass that is no frozen dataclass itself, and so does not say
+    what its fields are, is equal to itself alone.
+    """
+
+    format: Format
+    block: Block = (-1, -1)
+    scale: Rule = Amax()
+    stochastic: bool = False
+    hadamard: Hadamard | None = None
+    flat: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block", blocks.checked(self.block))
+        if not isinstance(self.format, Format) or isinstance(self.format, PowerOfTwo):
+            raise ValueError(f"format must be a format of elements, such as hop.formats.INT8; got {self.format!r}")
+        if not isinstance(self.scale, Rule):
+            raise ValueError(f"scale must be a rule, such as hop.scaling.Amax(); got {self.scale!r}")
+        if self.stochastic and isinstance(self.format, Codebook):
+            raise ValueError(f"stochastic=True: {self.format.name} is a codebook, which rounds to the nearest only")
+        if self.flat and len(self.block) != 1:
+            raise ValueError(f"flat=True needs a block of one size, such as (256,); got {self.block}")
+        if self.flat and self.hadamard is not None:
+            raise ValueError("flat=True and hadamard= exclude each other: a flat tensor has no columns")
+        self.scale.check(self.format, self.block)
+        if spelling.declares_fields(type(self)):
+            str(self)  # raises TypeError for a field that no text can stand for
+
+    @staticmethod
+    def parse(text: str) -> "Quantizer":
+        """The quantizer that `str` spelled so. Raises ValueError, with the position, for anything else."""
+        return _parse(text)
+
+    # ---- buffers
+
+    def buffers(self, shape: Sequence[int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The name, shape and dtype of each buffer of a tensor of `shape`, in their order."""
+        rows = self._rows(shape)
+        codes = tuple(shape)
+        if self.per_byte() > 1:
+            last = rows or [1]
+            codes = (*last[:-1], packing.packed_size(last[-1], self.format.bits))
+        found = {"codes": (codes, torch.uint8 if self.per_byte() > 1 else self.format.dtype)}
+        for name, (dtype, block) in self.stored().items():
+            found[name] = (tuple(blocks.counts(rows, block)), dtype)
+        return found
+
+    def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
+        """The name, dtype and block of what is stored beside the codes."""
+        return self.scale.stored(self.format, self.block)
+
+    def per_byte(self) -> int:
+        """How many codes share a byte."""
+        return 8 // self.format.bits if self.format.bits in packing.PACKED else 1
+
+    def shares_scale(self) -> bool:
+        """Whether one scale serves the row-wise and the column-wise copy."""
+        whole = all(b == -1 for _, block in self.stored().values() for b in block)
+        return whole and not self.flat and self.hadamard is None
+
+    def _rows(self, shape: Sequence[int]) -> list[int]:
+        """The shape over which blocks run."""
+        return [functools.reduce(operator.mul, shape, 1)] if self.flat else list(shape)
+
+    # ---- the meaning
+
+    def quantize(
+        self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The buffers of `x`, floating point of any dtype and shape, as `buffers` describes them.
+
+        Args:
+            scale, zero_point: what takes the place of the rule, in the shapes of their buffers.
+            noise: random integers in 0..255, of x's shape, if rounding is stochastic."""
+        shape, codes, tensors = self._encode(x, scale, zero_point, noise)
+        codes = blocks.merge(codes, shape)
+        codes = (
+            packing.pack(codes.reshape(shape or [1]), self.format.bits)
+            if self.per_byte() > 1
+            else codes.reshape(x.shape)
+        )
+        return {"codes": codes} | {
+            name: blocks.gather(t, len(shape)) for name, t in zip(self.stored(), tensors, strict=True)
+        }
+
+    def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
+        """The numbers of a tensor of `shape`, in float32."""
+        rows = self._rows(shape)
+        codes = buffers["codes"]
+        if self.per_byte() > 1:
+            codes = packing.unpack(codes, self.format.bits, rows[-1] if rows else 1, self.format.dtype)
+        cut, _ = blocks.split(codes.reshape(rows), self.block)
+        tensors = [blocks.spread(buffers[name]) for name in self.stored()]
+        return blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
+
+    def fake_quantize(
+        self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
+    ) -> Tensor:
+        """dequantize(quantize(x)), in float32."""
+        shape, codes, tensors = self._encode(x, scale, zero_point, noise)
+        return blocks.merge(self._decode(codes, tensors), shape).reshape(x.shape)
+
+    def find(self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None) -> tuple[list[int], Found]:
+        """The shape over which blocks run, what is stored, and x in units of the format, both cut into blocks."""
+        shape = self._rows(x.shape)
+        cut, dims = blocks.split(x.to(torch.float32).reshape(shape), self.block, fill=math.nan)
+        parts = Blocks(cut, dims, x.dtype)
+        if scale is None:
+            return shape, self.scale.find(parts, self.format)
+        if zero_point is not None:
+            codes = zero_point.round() if zero_point.is_floating_point() else zero_point
+            zero_point = blocks.spread(codes.clamp(self.format.min, self.format.max).to(self.format.dtype))
+        return shape, self.scale.given(parts, blocks.spread(scale), zero_point, self.format)
+
+    def derivatives(
+        self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
+    ) -> Derivatives:
+        """The straight-through derivatives of fake_quantize."""
+        shape, (tensors, y) = self.find(x, scale, zero_point)
+        if noise is not None:
+            noise, _ = blocks.split(noise.reshape(shape), self.block)
+        zero = self._zero(tensors)
+        numbers = self.format.decode(self.format.encode(y, noise, *zero), *zero)
+        inside = self.format.inside(y, *zero)
+        step = torch.where(y.isnan(), 0.0, numbers - torch.where(inside, y, 0.0))
+        below = torch.where(inside, 0.0, -self.scale.step(tensors, self.format))
+        return Derivatives(*(blocks.merge(d, shape).reshape(x.shape) for d in (inside, step, below)))
+
+    def scale_gradient(self, grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+        """The gradient of the given `scale`, from grad = ∂x̂/∂s · the gradient of x̂, float32."""
+        amax = self.per_block(x.to(torch.float32), lambda cut, dims: Blocks(cut, dims, x.dtype).amax())
+        found = self.scale.gradient(self.per_block(grad), amax, scale.to(torch.float32), self.format)
+        return found.sum_to_size(scale.shape)
+
+    def spread(self, scale: Tensor, shape: Sequence[int]) -> Tensor:
+        """A tensor of `shape` with the scale of each element's block; the inverse of a sum over blocks."""
+        rows = self._rows(shape)
+        ones, _ = blocks.split(torch.ones(rows, device=scale.device), self.block)
+        return blocks.merge(ones * blocks.spread(scale), rows).reshape(shape)
+
+    def per_block(self, x: Tensor, reduce: Callable[..., Tensor] = torch.Tensor.sum) -> Tensor:
+        """reduce(x, dims) over each block of x: by default the sum."""
+        shape = self._rows(x.shape)
+        cut, dims = blocks.split(x.reshape(shape), self.block)
+        found = reduce(cut, dims)
+        return blocks.gather(found.reshape([1 if i in dims else n for i, n in enumerate(cut.shape)]), len(shape))
+
+    def _encode(
+        self, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
+    ) -> tuple[list[int], Tensor, tuple[Tensor, ...]]:
+        shape, (tensors, y) = self.find(x, scale, zero_point)
+        if noise is not None:
+            noise, _ = blocks.split(noise.reshape(shape), self.block)
+        return shape, self.format.encode(y, noise, *self._zero(tensors)), tensors
+
+    def _decode(self, codes: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        return self.format.decode(codes, *self._zero(tensors)) * self.scale.step(tensors, self.format)
+
+    def _zero(self, tensors: Sequence[Tensor]) -> tuple[Tensor | int, ...]:
+        """The code of 0, for the formats that ask for it."""
+        if self.scale.has_zero_point():
+            return (tensors[1],)
+        return (self.format.zero,) if isinstance(self.format, Integer) else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> Quantizer:
+    return spelling.read(text, Quantizer)

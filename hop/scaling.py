@@ -1,0 +1,287 @@
+"""Scale rules: from the elements of a block to its scale, and from the scale to what is encoded.
+
+A rule is a frozen value; adding one is adding a class here. x is float32, cut into blocks; reductions run over a block,
+keep its dimensions, and ignore NaN. max is the largest number of the format above its zero. A rule gives what is stored
+and y, the elements that the format encodes; `step` is the s of
+
+    x ≈ (decode(codes) - zero_point) · s
+
+Sources: NVIDIA Transformer Engine for CurrentScaling, BlockScaling and TwoLevel; OCP Microscaling Formats Specification
+1.0 and the round-up rule of its implementations (RCEIL) for Microscaling; Ma et al. 2024, "The Era of 1-bit LLMs", for
+AbsMean.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop import _compile, blocks, spelling
+from hop.blocks import Block
+from hop.formats import E4M3, E8M0, Format, Integer
+from hop.spelling import Value
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+class Blocks(NamedTuple):
+    """A tensor cut into blocks, (n0, b0, n1, b1, ...); NaN where a block is cut off."""
+
+    x: Tensor  # float32
+    dims: list[int]  # the b's
+    dtype: torch.dtype  # of the tensor before it became float32
+
+    def magnitude(self) -> Tensor:
+        """|x|, 0 for NaN."""
+        return torch.where(self.x.isnan(), 0.0, self.x.abs())
+
+    def amax(self, dims: Sequence[int] | None = None) -> Tensor:
+        """The largest magnitude of each block, or over `dims`; 0 over nothing."""
+        dims = self.dims if dims is None else list(dims)
+        if any(_compile.known_equal(self.x.shape[d], 0) for d in dims):
+            return self.x.sum(dims, keepdim=True)
+        return self.magnitude().amax(dims, keepdim=True)
+
+
+class Found(NamedTuple):
+    """What is stored, in the order of `Rule.stored`, and what is encoded."""
+
+    tensors: tuple[Tensor, ...]
+    y: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rule(Value):
+    """What rules share: one float32 scale for each block, by which elements are divided where the caller gives it."""
+
+    def has_zero_point(self) -> bool:
+        """Whether a zero point is stored."""
+        return False
+
+    def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
+        """The name of each stored tensor, its dtype, and the block of elements that one of its elements serves."""
+        scale: dict[str, tuple[torch.dtype, Block]] = {"scale": (torch.float32, block)}
+        return scale | ({"zero_point": (format.dtype, block)} if self.has_zero_point() else {})
+
+    def check(self, format: Format, block: Block) -> None:
+        """Raise ValueError if the rule makes no sense here."""
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        """The rule."""
+        raise NotImplementedError
+
+    def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
+        """What is stored and encoded where the caller gives the scale."""
+        tensors = (scale,) if zero_point is None else (scale, zero_point)
+        return Found(tensors, parts.x / self.step(tensors, format))
+
+    def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
+        """s, in float32."""
+        return tensors[0]
+
+    def clips(self) -> bool:
+        """Whether the scale that the rule finds leaves elements beyond the largest number."""
+        return False
+
+    def gradient(self, grad: Tensor, amax: Tensor, given: Tensor, format: Format) -> Tensor:
+        """The gradient of the scale that the caller gave, from that of s and the amax of each block."""
+        return grad
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Given(Rule):
+    """No rule: the caller always gives the scale, and the zero point if the format is used with one."""
+
+    affine: bool = False
+
+    def has_zero_point(self) -> bool:
+        return self.affine
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        needed = "scale= and zero_point=" if self.affine else "scale="
+        raise ValueError(f"quantize: this quantizer has no rule to find a scale; pass {needed}")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Amax(Rule):
+    """scale = amax / max, 1 where that is 0; codes of x / scale.
+
+    amax is at least `floor`. An infinity counts as the largest float32: it saturates, and the rest of its block
+    becomes zeros."""
+
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "floor", spelling.finite(self.floor, "Amax: floor"))
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        scale = _no_zero(parts.amax().clamp(self.floor, LARGEST) / (format.max - format.zero))
+        return Found((scale,), parts.x / scale)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MinMax(Rule):
+    """The range of a block, widened to hold 0, fills the codes from low to high.
+
+    scale = (max(x, 0) - min(x, 0)) / (high - low), 1 where that is 0
+    zero_point = clamp(low - round(min(x, 0) / scale), low, high)"""
+
+    def has_zero_point(self) -> bool:
+        return True
+
+    def check(self, format: Format, block: Block) -> None:
+        if not isinstance(format, Integer):
+            raise ValueError(
+                f"scale=MinMax() makes a zero point, which {format.name} cannot have: use an integer format"
+            )
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        known = torch.where(parts.x.isnan(), 0.0, parts.x).clamp(-LARGEST, LARGEST)
+        above = known.amax(parts.dims, keepdim=True).clamp(min=0.0)
+        below = known.amin(parts.dims, keepdim=True).clamp(max=0.0)
+        scale = _no_zero((above - below).clamp(max=LARGEST) / (format.max - format.min))
+        zero_point = (format.min - (below / scale).round()).clamp(format.min, format.max)
+        return Found((scale, zero_point.to(format.dtype)), parts.x / scale)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AbsMean(Rule):
+    """scale = mean of |x| over the elements that are not NaN, 1 where that is 0; codes of x / scale.
+
+    Summed in float64, so that the order of the sum does not show."""
+
+    def clips(self) -> bool:
+        return True
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        total = parts.magnitude().clamp(max=LARGEST).to(torch.float64).sum(parts.dims, keepdim=True)
+        count = (~parts.x.isnan()).to(torch.float64).sum(parts.dims, keepdim=True)
+        scale = _no_zero((total / count.clamp(min=1.0)).to(torch.float32))
+        return Found((scale,), parts.x / scale)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CurrentScaling(Rule):
+    """FP8: S = max / max(amax, eps); codes of x · S; stored is scale = 1 / S.
+
+    S is 1 where amax is 0 or infinite, and at most the largest float32. With `power_of_two` S is then rounded down to
+    a power of two."""
+
+    power_of_two: bool = False
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        object.__setattr__(self, "eps", spelling.finite(self.eps, f"{name}: eps"))
+        if not isinstance(self.power_of_two, bool):
+            raise ValueError(f"{name}: power_of_two must be True or False, got {self.power_of_two!r}")
+
+    def most(self, dtype: torch.dtype) -> float:
+        """The largest S, for x of `dtype`."""
+        return LARGEST
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        amax = parts.amax().clamp(min=self.eps)
+        quotient = torch.full_like(amax, format.max) / amax  # number / tensor would be a product with 1 / tensor
+        factor = torch.where(quotient.isinf(), self.most(parts.dtype), quotient)
+        factor = torch.where((amax == 0) | amax.isinf(), 1.0, factor)
+        if self.power_of_two:
+            factor = _floor_power_of_two(factor)
+        return Found((factor.reciprocal(),), parts.x * factor)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockScaling(CurrentScaling):
+    """FP8 in blocks: CurrentScaling, by default with powers of two, and with S at most the largest of x's dtype."""
+
+    power_of_two: bool = True
+
+    def most(self, dtype: torch.dtype) -> float:
+        return min(torch.finfo(dtype).max, LARGEST)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Microscaling(Rule):
+    """MX: scale = amax · float32(1 / max) rounded up to a power of two, stored as its exponent; codes of x / scale."""
+
+    def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
+        return {"scale": (E8M0.dtype, block)}
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        return self.given(parts, parts.amax() * _float32(1 / format.max), None, format)
+
+    def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
+        tensors = (scale if scale.dtype == E8M0.dtype else E8M0.encode(scale),)
+        return Found(tensors, parts.x / self.step(tensors, format))
+
+    def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
+        return E8M0.decode(tensors[0])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TwoLevel(Rule):
+    """NVFP4: a scale in e4m3 for each block, under the amax of the tensor, or of each row, in float32.
+
+    S = min(448 · max / amax, largest float32), 1 where amax or S is 0
+    scale = e4m3(amax of the block · (S · float32(1 / max)))
+    codes of x · min(1 / (scale · (1 / S)), largest float32)
+    s = scale · amax · float32(1 / (448 · max))
+
+    What the caller may give is amax, at the place of the scale."""
+
+    outer: Block = (-1, -1)  # the elements that share an amax
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outer", blocks.checked(self.outer))
+
+    def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
+        return {"scale": (E4M3.dtype, block), "amax": (torch.float32, self.outer)}
+
+    def check(self, format: Format, block: Block) -> None:
+        ndim = max(len(block), len(self.outer))
+        sizes = zip(blocks.per_dimension(block, ndim), blocks.per_dimension(self.outer, ndim), strict=True)
+        if any(o not in (-1, b) for b, o in sizes):
+            raise ValueError(f"scale=TwoLevel(outer={self.outer}): each size must be -1 or that of the block, {block}")
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        ndim = parts.x.dim() // 2
+        whole = [i for i, b in enumerate(blocks.per_dimension(self.outer, ndim)) if b == -1]
+        dims = [d for i in whole for d in (2 * i, 2 * i + 1)] if ndim else [0]
+        inside = [d for d in parts.dims if d not in dims]
+        return self.given(parts, parts.amax([*dims, *inside]), None, format)
+
+    def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
+        amax = scale
+        most = torch.full_like(amax, E4M3.max * format.max)
+        factor = (most / amax).clamp(max=LARGEST)
+        factor = torch.where((amax == 0) | (factor == 0), 1.0, factor)
+        inner = E4M3.encode(parts.amax() * (factor * _float32(1 / format.max)))
+        inverse = (E4M3.decode(inner) * factor.reciprocal()).reciprocal().clamp(max=LARGEST)
+        return Found((inner, amax), parts.x * inverse)
+
+    def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
+        inner, amax = tensors
+        return E4M3.decode(inner) * amax * _float32(1 / (E4M3.max * format.max))
+
+    def gradient(self, grad: Tensor, amax: Tensor, given: Tensor, format: Format) -> Tensor:
+        """With the rounding of the inner scale taken for the identity where it does not saturate."""
+        exact = amax * (E4M3.max / given)
+        inner = E4M3.decode(E4M3.encode(exact))
+        slope = torch.where(E4M3.inside(exact), inner - exact, inner) / (E4M3.max * format.max)
+        return torch.where(given == 0, 0.0, grad * slope)
+
+
+def _no_zero(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def _float32(x: float) -> float:
+    return torch.tensor(x, dtype=torch.float32, device="cpu").item()
+
+
+def _floor_power_of_two(x: Tensor) -> Tensor:
+    """The largest power of two that is at most x > 0."""
+    up = E8M0.decode(E8M0.encode(x))
+    return torch.where(up > x, up / 2, up)

@@ -1,0 +1,247 @@
+"""Frozen values as text and back: how a quantizer stands in a graph, in a file, and in an error message.
+
+    text    = "hop1:" value
+    value   = Name "(" [field "=" value {", " field "=" value}] ")"     a dataclass, without fields at their default
+            | name                                                      a constant, such as e4m3
+            | "torch." name                                             a dtype
+            | number | "inf" | "nan" | string | "True" | "False" | "None"
+            | "(" [value {", " value}] [","] ")"                        a tuple
+
+Only classes and constants that were registered here can be read, and nothing is evaluated: each class checks its own
+fields when it is made.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from typing import Any
+
+import torch
+
+from hop import _compile
+
+VERSION = 1
+_PREFIX = f"hop{VERSION}:"
+_classes: dict[str, type] = {}
+_constants: dict[str, Any] = {}
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf\b|nan\b))|(?P<dtype>torch\.\w+)|(?P<name>[A-Za-z_][\w.<>]*)"
+    r"|(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<mark>[(),=]))"
+)
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+class Value:
+    """The base of frozen dataclasses whose fields are all that they are: equal fields make equal values with one
+    spelling, which are constants of compiled programs and pickle as text.
+
+    Classes of this package are spelled by their names, others by module and name. A subclass that is no dataclass
+    itself, and so does not say what its fields are, has no spelling and is equal to itself alone."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__module__.split(".")[0] == __name__.split(".")[0]
+        _classes[cls.__name__ if own else f"{cls.__module__}.{cls.__qualname__}"] = cls
+        _compile.register_value(cls)
+
+    @functools.cached_property
+    def _text(self) -> str:
+        if not declares_fields(type(self)):
+            raise TypeError(
+                f"{type(self).__name__} does not declare its fields, so that it has no spelling and is equal to itself "
+                "alone: decorate the class with @dataclass(frozen=True)"
+            )
+        return _PREFIX + _spelled(self, type(self).__name__)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return self._text.removeprefix(_PREFIX) if declares_fields(type(self)) else object.__repr__(self)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or type(self) is not type(other) or not declares_fields(type(self)):
+            return self is other
+        return self._text == other._text  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self._text) if declares_fields(type(self)) else id(self)
+
+    def __reduce__(self) -> Any:
+        return (read, (self._text,)) if declares_fields(type(self)) else super().__reduce__()
+
+    def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
+        return f"hop_value({self._text!r})", {"hop_value": read}
+
+
+_compile.refuse_in_exports(Value)
+
+
+def declares_fields(cls: type) -> bool:
+    """Whether `cls` is a dataclass itself, and not only a subclass of one."""
+    return "__dataclass_fields__" in cls.__dict__
+
+
+def register_constant(name: str, value: Any) -> None:
+    """Spell a value equal to `value` as `name`."""
+    _constants[name] = value
+
+
+def read(text: str, expected: type = Value) -> Any:
+    """The value that `text` spells, an instance of `expected`. Raises ValueError with the position of an error."""
+    return _Parser(text).read(expected)
+
+
+def _spelled(value: Any, where: str) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return repr(value + 0.0)  # 0.0 and -0.0 are equal, and equal values have one spelling
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, tuple):
+        inner = ", ".join(_spelled(v, f"{where}[{i}]") for i, v in enumerate(value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    name = next((n for n, cls in _classes.items() if cls is type(value) and declares_fields(cls)), None)
+    if name is None:
+        raise TypeError(
+            f"{where} is {type(value).__name__}, which has no spelling: a quantizer's fields are numbers, strings, "
+            "dtypes, tuples, formats and rules; tensors and process groups belong to the module that uses it"
+        )
+    constant = next((n for n, c in _constants.items() if type(c) is type(value) and _fields(c) == _fields(value)), None)
+    if constant is not None:
+        return constant
+    shown = []
+    for f in dataclasses.fields(value):
+        own = getattr(value, f.name)
+        if f.init and not (f.default is not dataclasses.MISSING and type(own) is type(f.default) and own == f.default):
+            shown.append(f"{f.name}={_spelled(own, f'{where}.{f.name}')}")
+    return f"{name}({', '.join(shown)})"
+
+
+def _fields(value: Any) -> list[Any]:
+    return [getattr(value, f.name) for f in dataclasses.fields(value)]
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, got {type(text).__name__}")
+        self.text, self.at = text, 0
+
+    def read(self, expected: type) -> Any:
+        if not self.text.startswith(_PREFIX):
+            raise self.error(f"expected {_PREFIX!r}, the version that this library reads")
+        self.at = len(_PREFIX)
+        start = self.at
+        value = self.value()
+        if self.text[self.at :].strip():
+            raise self.error("expected the end")
+        if not isinstance(value, expected):
+            self.at = start
+            raise self.error(f"expected a {expected.__name__}, got a {type(value).__name__}")
+        return value
+
+    def error(self, message: str) -> ValueError:
+        return ValueError(f"position {self.at} of {self.text!r}: {message}")
+
+    def token(self) -> tuple[str, str]:
+        match = _TOKEN.match(self.text, self.at)
+        if match is None:
+            raise self.error("expected a value")
+        self.at = match.end()
+        return str(match.lastgroup), match[str(match.lastgroup)]
+
+    def next_is(self, mark: str) -> bool:
+        """Step over `mark` if it comes next."""
+        before = self.at
+        if _TOKEN.match(self.text, self.at) and self.token() == ("mark", mark):
+            return True
+        self.at = before
+        return False
+
+    def need(self, mark: str) -> None:
+        if not self.next_is(mark):
+            raise self.error(f"expected {mark!r}")
+
+    def value(self) -> Any:
+        before = self.at
+        kind, word = self.token()
+        if kind == "number":
+            return self.number(word, before)
+        if kind == "string":
+            return self.string(word, before)
+        if kind == "dtype":
+            dtype = getattr(torch, word.removeprefix("torch."), None)
+            if not isinstance(dtype, torch.dtype):
+                self.at = before
+                raise self.error(f"{word} is no dtype")
+            return dtype
+        if word == "(":
+            return self.tuple()
+        if kind == "name" and word in _WORDS:
+            return _WORDS[word]
+        if kind == "name" and word in _classes and declares_fields(_classes[word]):
+            return self.instance(_classes[word], before)
+        if kind == "name" and word in _constants:
+            return _constants[word]
+        self.at = before
+        raise self.error(f"{word!r} is no value known here; known are {', '.join([*_constants, *_classes])}")
+
+    def number(self, word: str, before: int) -> int | float:
+        try:
+            return int(word) if re.fullmatch(r"-?\d+", word) else float(word)
+        except ValueError as error:  # Python limits the digits of an int
+            self.at = before
+            raise self.error(str(error)) from error
+
+    def string(self, word: str, before: int) -> str:
+        try:
+            return json.loads(word)
+        except ValueError as error:
+            self.at = before
+            raise self.error(str(error)) from error
+
+    def tuple(self) -> tuple[Any, ...]:
+        items = []
+        while not self.next_is(")"):
+            items.append(self.value())
+            if not self.next_is(","):
+                self.need(")")
+                break
+        return tuple(items)
+
+    def instance(self, cls: type, before: int) -> Any:
+        fields: dict[str, Any] = {}
+        known = [f.name for f in dataclasses.fields(cls) if f.init]
+        self.need("(")
+        while not self.next_is(")"):
+            at = self.at
+            kind, name = self.token()
+            if kind != "name" or name not in known or name in fields:
+                self.at = at
+                rule = "is given twice" if name in fields else f"is no field of {cls.__name__}: {', '.join(known)}"
+                raise self.error(f"{name!r} {rule}")
+            self.need("=")
+            fields[name] = self.value()
+            if not self.next_is(","):
+                self.need(")")
+                break
+        try:
+            return cls(**fields)
+        except (TypeError, ValueError) as error:
+            self.at = before
+            raise self.error(str(error)) from error
+
+
+def finite(value: Any, what: str) -> float:
+    """`value` as a float, if it is a finite number that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{what} must be a finite number, 0 or more; got {value!r}")
+    return float(value)

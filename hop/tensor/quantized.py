@@ -1,0 +1,147 @@
+"""QuantizedTensor itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import _compile, copies
+from hop.leaves import dequantize_buffers, dequantize_operator
+from hop.quantizer import Quantizer
+from hop.tensor import table
+
+
+class QuantizedTensor(Tensor):
+    """A float tensor that is held as codes and scales.
+
+    It has the shape and the float dtype (the appearance dtype) of what it stands for; `dequantize` gives those numbers.
+    `hop.quantize` makes one. What ATen operators do with it is listed in docs/quantized_tensor.md.
+
+    Args:
+        buffers: what hop.copies.describe lists for the quantizer, the shape and the usages, in that order.
+        quantizer: how the buffers are read.
+        shape: of the tensor that it stands for.
+        dtype: a floating-point dtype that it appears in.
+        requires_grad: whether it collects a gradient, a plain tensor of its shape and dtype.
+    """
+
+    quantizer: Quantizer
+    _names: tuple[str, ...]
+
+    # The buffers, of which a tensor has those that its quantizer and its usages need.
+    codes: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    amax: Tensor
+
+    __torch_function__ = _compile.no_torch_function  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(
+        cls,
+        buffers: Mapping[str, Tensor],
+        quantizer: Quantizer,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        requires_grad: bool = False,
+    ) -> "QuantizedTensor":
+        some = next(iter(buffers.values()))
+        codes = buffers.get("codes")
+        strides = None if codes is None or quantizer.per_byte() > 1 else codes.stride()
+        return _compile.make_wrapper(cls, shape, strides, dtype, some.device, requires_grad)
+
+    def __init__(
+        self,
+        buffers: Mapping[str, Tensor],
+        quantizer: Quantizer,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        requires_grad: bool = False,
+    ) -> None:
+        self.quantizer = quantizer
+        self._names = tuple(buffers)
+        for name, buffer in buffers.items():
+            setattr(self, name, buffer)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The tensors that hold the data, by name, in the order of hop.copies.describe."""
+        return {name: getattr(self, name) for name in self._names}
+
+    def rebuilt(
+        self,
+        buffers: Mapping[str, Tensor],
+        *,
+        quantizer: Quantizer | None = None,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> "QuantizedTensor":
+        """A tensor like this one with other buffers: what is not said stays, the appearance dtype above all."""
+        return QuantizedTensor(
+            buffers, quantizer or self.quantizer, self.shape if shape is None else shape, dtype or self.dtype
+        )
+
+    def numbers(self) -> Tensor:
+        """The numbers that it stands for, in its dtype, below autograd: hop.dequantize has the gradient."""
+        buffers = list(self.buffers().values())
+        return dequantize_buffers(str(self.quantizer), buffers, list(self.usages), list(self.shape), self.dtype)
+
+    @property
+    def usages(self) -> tuple[str, ...]:
+        """The copies that it holds: "rowwise", "columnwise"."""
+        return copies.of(self._names)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """The bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers().values())
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return (
+            f"QuantizedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, quantizer={self.quantizer}, "
+            f"usages={self.usages}, device={self.device}, nbytes={self.nbytes}{grad})"
+        )
+
+    # ---- what PyTorch asks of a subclass
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return list(self._names), (self.quantizer, self.dtype)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        buffers: dict[str, Tensor], context: Any, shape: Sequence[int], strides: Sequence[int]
+    ) -> "QuantizedTensor":
+        quantizer, dtype = context
+        return QuantizedTensor(buffers, quantizer, shape, dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return table.apply(op, args, kwargs or {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        buffers = list(self.buffers().values())
+        described = (str(self.quantizer), tuple(self.shape), self.dtype, self.usages, self.requires_grad)
+        return _loaded, (buffers, *described, isinstance(self, torch.nn.Parameter))
+
+
+def _loaded(
+    buffers: list[Tensor],
+    quantizer: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    usages: tuple[str, ...],
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Any:
+    """A tensor from a file, whose parts may not fit together."""
+    parsed = Quantizer.parse(quantizer)
+    described = copies.describe(parsed, shape, copies.checked(parsed, usages))
+    copies.check(described, buffers)
+    named = {b.name: buffer for b, buffer in zip(described, buffers, strict=True)}
+    loaded = QuantizedTensor(named, parsed, shape, dtype, requires_grad)
+    return torch.nn.Parameter(loaded, requires_grad) if is_parameter else loaded
+
+
+dequantize_operator.plain |= {QuantizedTensor}
+torch.serialization.add_safe_globals([QuantizedTensor, _loaded])

@@ -1,0 +1,313 @@
+"""The rules of QuantizedTensor. A rule is written once for all operators that it serves; its docstring is what the
+documentation says of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import _compile, copies
+from hop._compile import OpOverload
+from hop.leaves import quantize_buffers
+from hop.scaling import Given
+from hop.tensor import views
+from hop.tensor.quantized import QuantizedTensor
+from hop.tensor.table import implements
+
+aten = torch.ops.aten
+
+
+# ---- the same tensor
+
+
+@implements(aten.detach.default, aten.alias.default)
+def same(op: OpOverload, t: QuantizedTensor) -> Any:
+    """the same buffers"""
+    return _each(op, t)
+
+
+@implements(aten.clone.default)
+def clone(op: OpOverload, t: QuantizedTensor, *, memory_format: Any = torch.preserve_format) -> Any:
+    """fresh buffers; a memory format applies to the codes"""
+    return t.rebuilt({name: _clone(t, name, b, memory_format) for name, b in t.buffers().items()})
+
+
+@implements(aten._pin_memory.default)
+def pinned(op: OpOverload, t: QuantizedTensor, device: Any = None) -> Any:
+    """buffers in pinned memory"""
+    return _each(lambda b: b.pin_memory(), t)
+
+
+@implements(aten.is_pinned.default)
+def is_pinned(op: OpOverload, t: QuantizedTensor, device: Any = None) -> bool:
+    """whether all buffers are"""
+    return all(b.is_pinned() for b in t.buffers().values())
+
+
+@implements(aten._to_copy.default)
+def to_copy(
+    op: OpOverload,
+    t: QuantizedTensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = torch.preserve_format,
+) -> Any:
+    """fresh buffers; a float dtype becomes the appearance dtype, another one dequantizes"""
+    dtype = dtype or t.dtype
+    if not dtype.is_floating_point or layout not in (None, torch.strided):
+        return op(t.numbers(), dtype=dtype, layout=layout, device=device, non_blocking=non_blocking)
+
+    def moved(name: str, b: Tensor) -> Tensor:
+        if device is None or torch.device(device) == b.device:
+            return _clone(t, name, b, memory_format)
+        return b.to(device=device, non_blocking=non_blocking)
+
+    new = t.rebuilt({name: moved(name, b) for name, b in t.buffers().items()}, dtype=dtype)
+    return new.pin_memory() if pin_memory else new
+
+
+@implements(aten.view.dtype)
+def view_dtype(op: OpOverload, t: QuantizedTensor, dtype: torch.dtype) -> Any:
+    """the same tensor if the dtype is the same, otherwise an error"""
+    if dtype != t.dtype:
+        raise RuntimeError(
+            f"view(dtype={dtype}) of a QuantizedTensor of {t.dtype}: its bits are codes, not {t.dtype}. For numbers in "
+            f"another dtype use .to({dtype}), for the codes .codes"
+        )
+    return views.alias(t)
+
+
+# ---- views
+
+
+@implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def view(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *_strides: Any) -> Any:
+    """a view, unless it would cut a block"""
+    return views.reshape(t, _compile.inferred_size(size, t.numel()))
+
+
+@implements(aten.as_strided.default)
+def as_strided(
+    op: OpOverload, t: QuantizedTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """a view where it is a reshape, permutation or slice of the tensor: what torch.compile makes of views"""
+    return views.as_strided(t, size, stride, storage_offset or 0)
+
+
+@implements(aten.t.default)
+def t(op: OpOverload, t: QuantizedTensor) -> Any:
+    """a view, unless codes share a byte"""
+    return views.permute(t, list(range(t.dim()))[::-1])
+
+
+@implements(aten.transpose.int)
+def transpose(op: OpOverload, t: QuantizedTensor, a: int, b: int) -> Any:
+    """a view, unless codes share a byte along one of the dimensions"""
+    return views.transpose(t, a, b)
+
+
+@implements(aten.permute.default)
+def permute(op: OpOverload, t: QuantizedTensor, dims: Sequence[int]) -> Any:
+    """a view, unless codes share a byte along a moved dimension"""
+    return views.permute(t, [d % t.dim() for d in dims])
+
+
+@implements(aten.unsqueeze.default)
+def unsqueeze(op: OpOverload, t: QuantizedTensor, dim: int) -> Any:
+    """a view"""
+    return views.unsqueeze(t, dim)
+
+
+@implements(aten.squeeze.default)
+def squeeze(op: OpOverload, t: QuantizedTensor) -> Any:
+    """a view"""
+    return views.squeeze(t, range(t.dim()))
+
+
+@implements(aten.squeeze.dim, aten.squeeze.dims)
+def squeeze_dims(op: OpOverload, t: QuantizedTensor, dims: Any) -> Any:
+    """a view"""
+    return views.squeeze(t, [dims] if isinstance(dims, int) else dims)
+
+
+@implements(aten.expand.default)
+def expand(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
+    """a view"""
+    return views.expand(t, size)
+
+
+@implements(aten.slice.Tensor)
+def slice_(op: OpOverload, t: QuantizedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """a view, unless it would cut a block"""
+    dim %= t.dim()
+    first, last, step = slice(start, end, step).indices(t.shape[dim])
+    return views.narrow(t, dim, first, max(first, last), step)
+
+
+@implements(aten.select.int)
+def select(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Any:
+    """a view, unless it would cut a block"""
+    size = t.shape[dim]
+    if not -size <= index < size:
+        raise IndexError(f"select(): index {index} is out of range for dimension {dim} of size {size}")
+    return views.select(t, dim, index % size)
+
+
+@implements(aten.split.Tensor)
+def split(op: OpOverload, t: QuantizedTensor, size: int, dim: int = 0) -> Any:
+    """views, unless they would cut a block"""
+    n = t.shape[dim]
+    return split_sizes(op, t, [min(size, n - start) for start in range(0, n, size)] if n else [0], dim)
+
+
+@implements(aten.split_with_sizes.default)
+def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: int = 0) -> Any:
+    """views, unless they would cut a block"""
+    dim %= t.dim()
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [views.narrow(t, dim, end - n, end) for n, end in zip(sizes, ends, strict=True)]
+
+
+@implements(aten.unbind.int)
+def unbind(op: OpOverload, t: QuantizedTensor, dim: int = 0) -> Any:
+    """views, unless they would cut a block"""
+    return [views.select(t, dim, i) for i in range(t.shape[dim])]
+
+
+@implements(aten.cat.default)
+def cat(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
+    """codes and scales side by side where all have one quantizer and no block is cut, otherwise dequantized"""
+    return views.cat([x for x in tensors if x.shape != (0,)], dim)
+
+
+@implements(aten.stack.default)
+def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
+    """as cat"""
+    return views.cat([views.unsqueeze(x, dim) if isinstance(x, QuantizedTensor) else x for x in tensors], dim)
+
+
+# ---- new tensors
+
+
+@implements(aten.empty_like.default)
+def empty_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Any:
+    """a quantized tensor, not initialized"""
+    return new_empty(op, t, t.shape, **options)
+
+
+@implements(aten.new_empty.default)
+def new_empty(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Any:
+    """a quantized tensor, not initialized"""
+    device, dtype = options.get("device") or t.device, options.get("dtype") or t.dtype
+    if not dtype.is_floating_point:
+        return torch.empty(size, device=device, dtype=dtype)
+    described = copies.describe(t.quantizer, size, t.usages)
+    buffers = {b.name: torch.empty(b.shape, dtype=b.dtype, device=device) for b in described}
+    return t.rebuilt(buffers, shape=size, dtype=dtype)
+
+
+@implements(aten.zeros_like.default)
+def zeros_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Any:
+    """a quantized tensor of zeros"""
+    return new_zeros(op, t, t.shape, **options)
+
+
+@implements(aten.new_zeros.default)
+def new_zeros(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Any:
+    """a quantized tensor of zeros"""
+    device, dtype = options.get("device") or t.device, options.get("dtype") or t.dtype
+    if not dtype.is_floating_point:
+        return torch.zeros(size, device=device, dtype=dtype)
+    return quantized_like(t, torch.zeros(size, device=device, dtype=dtype))
+
+
+# ---- writing
+
+
+@implements(aten.copy_.default)
+def copy_(op: OpOverload, to: Any, source: Any, non_blocking: bool = False) -> Any:
+    """buffers where both have one quantizer and shape; otherwise dequantized from, quantized anew into"""
+    if not isinstance(to, QuantizedTensor):
+        return to.copy_(_numbers(source), non_blocking)
+    write(to, source, non_blocking)
+    return to
+
+
+@implements(aten.zero_.default)
+def zero_(op: OpOverload, t: QuantizedTensor) -> Any:
+    """zeros, quantized"""
+    write(t, torch.zeros(t.shape, device=t.device, dtype=t.dtype))
+    return t
+
+
+# ---- reading
+
+
+@implements(aten.equal.default)
+def equal(op: OpOverload, a: Any, b: Any) -> bool:
+    """whether the dequantized numbers are equal"""
+    return a.shape == b.shape and torch.equal(_numbers(a), _numbers(b))
+
+
+@implements(aten.dequantize.self)
+def dequantize(op: OpOverload, t: QuantizedTensor) -> Tensor:
+    """hop.dequantize, without a gradient"""
+    return t.numbers()
+
+
+# ---- what the rules are made of
+
+
+def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
+    """x with t's quantizer and copies; its scale is t's where the quantizer has no rule to find one."""
+    q = t.quantizer
+    scale = zero_point = noise = None
+    if isinstance(q.scale, Given):
+        if x.shape == t.shape and x.device == t.device:
+            scale, zero_point = t.scale, t.zero_point if q.scale.has_zero_point() else None
+        else:
+            made = {n: torch.ones(s, dtype=d, device=x.device) for n, (s, d) in q.buffers(x.shape).items()}
+            scale, zero_point = made["scale"], made.get("zero_point")
+    if q.stochastic:
+        noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, device=x.device)
+    buffers = quantize_buffers(str(q), x, scale, zero_point, noise, list(t.usages))
+    names = [b.name for b in copies.describe(q, x.shape, t.usages)]
+    return QuantizedTensor(dict(zip(names, buffers, strict=True)), q, x.shape, x.dtype)
+
+
+def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
+    shared = any(b == -1 for _, block in to.quantizer.stored().values() for b in block) or to.quantizer.flat
+    if not isinstance(to.quantizer.scale, Given) and shared and _is_part(to):
+        raise RuntimeError(
+            f"copy_ into a part of a tensor with {to.quantizer}: its elements share a scale with others outside of the "
+            "part, which would change. Write to the whole tensor, or dequantize it first"
+        )
+    if source.shape != to.shape:
+        source = source.expand(to.shape)
+    same = isinstance(source, QuantizedTensor) and source.quantizer == to.quantizer and source.usages == to.usages
+    if not same:
+        source = quantized_like(to, _numbers(source).to(device=to.device))
+    for mine, other in zip(to.buffers().values(), source.buffers().values(), strict=True):
+        mine.copy_(other, non_blocking)
+
+
+def _is_part(t: QuantizedTensor) -> bool:
+    return t._is_view() and t._base is not None and t._base.numel() != t.numel()
+
+
+def _each(change: Callable[[Tensor], Tensor], t: QuantizedTensor) -> QuantizedTensor:
+    return t.rebuilt({name: change(b) for name, b in t.buffers().items()})
+
+
+def _clone(t: QuantizedTensor, name: str, b: Tensor, memory_format: torch.memory_format) -> Tensor:
+    keeps = name == "codes" and t.quantizer.per_byte() == 1
+    return b.clone(memory_format=memory_format if keeps else torch.preserve_format)
+
+
+def _numbers(x: Any) -> Tensor:
+    return x.numbers() if isinstance(x, QuantizedTensor) else x
