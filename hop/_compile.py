@@ -197,10 +197,11 @@ def register_value(cls: type) -> None:
     """Let instances of `cls` be constants of compiled programs: equal ones share a program.
 
     torch 2.11 to 2.14 call such classes opaque types; 2.15 calls them custom classes."""
-    if hasattr(opaque_object, "register_custom_class"):
-        opaque_object.register_custom_class(cls, typ="constant")
+    module: Any = opaque_object
+    if hasattr(module, "register_custom_class"):
+        module.register_custom_class(cls, typ="constant")
     else:
-        opaque_object.register_opaque_type(cls, typ="value")
+        module.register_opaque_type(cls, typ="value")
 
 
 def refuse_in_exports(cls: type) -> None:
@@ -210,15 +211,15 @@ def refuse_in_exports(cls: type) -> None:
     function of torch.export, which knows no way to ask their class."""
 
     def register() -> None:
-        module = sys.modules["torch.export.graph_signature"]
+        module: Any = sys.modules["torch.export.graph_signature"]
         describe = module._make_argument_spec
 
         def describe_or_refuse(node: Any, token_names: Any) -> Any:
             value = getattr(node, "meta", {}).get("val") if hasattr(node, "meta") else node
             if isinstance(value, cls):
                 raise TypeError(
-                    f"torch.export: a {type(value).__name__} is an input or output of the exported program, where it would be "
-                    "fixed to the one traced, and any other one ignored; make it an attribute of the module"
+                    f"torch.export: a {type(value).__name__} is an input or output of the exported program, where it "
+                    "would be fixed to the one traced, and any other one ignored; make it an attribute of the module"
                 )
             return describe(node, token_names)
 

@@ -45,8 +45,8 @@ def split(x: Tensor, block: Block, fill: float = 0.0) -> tuple[Tensor, list[int]
     sizes = per_dimension(block, x.dim())
     if not sizes:
         return x.reshape(1), [0]
-    shape: list[int] = []
-    padding: list[int] = []
+    shape: list[Any] = []
+    padding: list[Any] = []
     for n, b, count in zip(x.shape, sizes, counts(x.shape, block), strict=True):
         size = torch.sym_max(n, 1) if b == -1 else b
         padding = [0, size * count - n, *padding]

@@ -222,22 +222,22 @@ class Microscaling(Rule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TwoLevel(Rule):
-    """NVFP4: a scale in e4m3 for each block, under the amax of the tensor, or of each row, in float32.
+    """NVFP4: a scale in e4m3 for each block, under an amax in float32 for the tensor or for each row.
 
-    S = min(448 · max / amax, largest float32), 1 where amax or S is 0
+    S = min(448 · max / global_amax, largest float32), 1 where global_amax or S is 0
     scale = e4m3(amax of the block · (S · float32(1 / max)))
     codes of x · min(1 / (scale · (1 / S)), largest float32)
-    s = scale · amax · float32(1 / (448 · max))
+    s = scale · global_amax · float32(1 / (448 · max))
 
-    What the caller may give is amax, at the place of the scale."""
+    global_amax is the amax of the tensor, or of the `outer` block. It is what the caller may give as scale."""
 
-    outer: Block = (-1, -1)  # the elements that share an amax
+    outer: Block = (-1, -1)  # the elements that share a global_amax
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outer", blocks.checked(self.outer))
 
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
-        return {"scale": (E4M3.dtype, block), "amax": (torch.float32, self.outer)}
+        return {"scale": (E4M3.dtype, block), "global_amax": (torch.float32, self.outer)}
 
     def check(self, format: Format, block: Block) -> None:
         ndim = max(len(block), len(self.outer))

@@ -33,7 +33,7 @@ class QuantizedTensor(Tensor):
     codes: Tensor
     scale: Tensor
     zero_point: Tensor
-    amax: Tensor
+    global_amax: Tensor
 
     __torch_function__ = _compile.no_torch_function  # type: ignore[assignment]
 

@@ -50,7 +50,7 @@ def rebuild(t: Any, shape: Sequence[int], grids: dict[str, tuple[Tensor, Units]]
             raise Cut("its blocks would have a symbolic size")
         rule = quantizer.scale
         if isinstance(rule, TwoLevel):
-            rule = replace(rule, outer=grids["amax"][1] or (-1,))
+            rule = replace(rule, outer=grids["global_amax"][1] or (-1,))
         quantizer = replace(quantizer, block=grids["scale"][1] or (-1,), scale=rule)
     return t.rebuilt(buffers, quantizer=quantizer, shape=shape)
 

@@ -75,7 +75,7 @@ class FakeQuantize(Hop):
         out = parsed.fake_quantize(*constants, noise)  # type: ignore[arg-type]
         by = parsed.derivatives(*constants, noise)  # type: ignore[arg-type]
         inside = by.inside if _masks(parsed, scale, gradient) else torch.ones_like(by.inside)
-        out = out + torch.where(inside, x - constants[0], 0.0).to(torch.float32)
+        out = out + torch.where(inside, x - x.detach(), 0.0).to(torch.float32)
         for operand, constant, derivative in (
             (scale, constants[1], by.step),
             (zero_point, constants[2], by.zero_point),

@@ -45,7 +45,7 @@ def checked(
         return None, None
     if not q.shares_scale() and copies.COLUMNWISE in usages:
         raise ValueError(f"{name}: scale is that of one copy, but usages are {usages}; quantize them one by one")
-    outer = "amax" if isinstance(q.scale, TwoLevel) else "scale"
+    outer = "global_amax" if isinstance(q.scale, TwoLevel) else "scale"
     scale = _fitting(name, "scale", scale, x, *described[outer])
     if q.scale.has_zero_point() != (zero_point is not None):
         rule = "needs zero_point beside scale" if q.scale.has_zero_point() else "has no zero point; use scale=MinMax()"
