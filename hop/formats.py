@@ -1,8 +1,8 @@
 """Number formats: which numbers an element of a quantized tensor can be, and the code of each.
 
-A format is a frozen value; adding one is adding a constant at the end of this file. `encode` takes float32 to the code
-of the nearest number and saturates; `decode` gives back float32, exactly. There is one code per element; hop.packing
-puts several into a byte. Everything is core ATen, so that it lowers to any runtime.
+A format is a frozen value; adding one is adding a constant at the end of this file. `encode` takes float32 to codes and
+saturates, `decode` gives back float32, exactly. There is one code per element; hop.packing puts several into a byte.
+Everything is core ATen, so that it lowers to any runtime.
 
 A float format with sign s, exponent e of E bits and mantissa m of M bits, bias b:
 
@@ -11,70 +11,99 @@ A float format with sign s, exponent e of E bits and mantissa m of M bits, bias 
 Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0.
 """
 
-import functools
 import itertools
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hop import spelling
+from hop import packing, spelling
 from hop.spelling import Value
 
-NOISE_BITS = 8
+NOISE_BITS = 8  # of the random integers of stochastic rounding
+
+
+def _derived() -> Any:
+    """A field that follows from the others. It is plain, so that Dynamo reads it."""
+    return field(init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Format(Value):
-    """What all formats share: a name, the bits of a code, and the dtype of a tensor of codes."""
+    """What all formats share.
+
+    Args:
+        name: what it is called in messages and reports.
+        bits: of a code.
+        dtype: of a tensor of codes, one per element.
+
+    Attributes:
+        numbers: all finite numbers, ascending, zero once.
+        max, min: the largest and the smallest.
+    """
 
     name: str
     bits: int
     dtype: torch.dtype
+    numbers: tuple[float, ...] = _derived()
+    max: float = _derived()
+    min: float = _derived()
+
+    def _check(self) -> None:
+        if self.bits not in range(1, 9) or self.dtype not in _DTYPES:
+            raise ValueError(
+                f"{self.name}: bits must be 1 to 8 and dtype one of {_DTYPES}, got {self.bits} and {self.dtype}"
+            )
+
+    def _derive(self, numbers: Sequence[float], **tables: Sequence[float]) -> None:
+        for name, value in {"numbers": numbers, "max": numbers[-1], "min": numbers[0], **tables}.items():
+            object.__setattr__(self, name, tuple(value) if isinstance(value, Sequence) else value)
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """The codes of x (float32, any shape): nearest, or stochastic with `noise` (x's shape, integers r uniform in
-        0..255), which adds r / 256 of a gap to the magnitude and rounds toward zero."""
+        """The codes of x (float32, any shape): nearest, or stochastic with `noise` (integers r of x's shape, uniform
+        in 0..255), which adds r / 256 of a gap to the magnitude, in float32, and rounds toward zero."""
         raise NotImplementedError
 
     def decode(self, codes: Tensor) -> Tensor:
         """The numbers of `codes`, in float32."""
         raise NotImplementedError
 
-    def inside(self, x: Tensor) -> Tensor:
-        """Whether x becomes the nearest number and is not clipped to the largest or smallest; false for NaN."""
-        low, high = self.numbers[:2], self.numbers[-2:]
-        return (x >= low[0] - (low[1] - low[0]) / 2) & (x <= high[1] + (high[1] - high[0]) / 2)
+    def pack(self, codes: Tensor) -> Tensor:
+        """(..., K) codes -> (..., bytes), for a format whose codes share bytes (hop.packing)."""
+        return packing.pack(codes, self.bits)
 
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """All finite numbers, ascending, zero once."""
-        raise NotImplementedError
+    def unpack(self, packed: Tensor, size: int) -> Tensor:
+        """The inverse of `pack`, to (..., size)."""
+        return packing.unpack(packed, self.bits, size, self.dtype)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Whether x lies within half a gap of the numbers, so that encoding does not clip it; false for NaN."""
+        (a, b), (c, d) = self.numbers[:2], self.numbers[-2:]
+        return (x >= a - (b - a) / 2) & (x <= d + (d - c) / 2)
 
     @property
     def zero(self) -> int:
-        """The code of 0 where no zero point says otherwise: the middle of an integer format's codes."""
+        """The number that stands for 0 where no zero point says otherwise."""
         return 0
-
-    @property
-    def max(self) -> float:
-        """The largest number."""
-        return self.numbers[-1]
-
-    @property
-    def min(self) -> float:
-        """The smallest number."""
-        return self.numbers[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Integer(Format):
     """The integers from `low` to `high`; ties to even, NaN to 0."""
 
-    low: int
-    high: int
+    low: int = 0
+    high: int = 0
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.low >= self.high or self.high - self.low >= 2**self.bits:
+            raise ValueError(f"{self.name}: {self.low}..{self.high} must be ascending and fit {self.bits} bits")
+        self._derive([float(n) for n in range(self.low, self.high + 1)])
 
     def encode(self, x: Tensor, noise: Tensor | None = None, zero: Tensor | int = 0) -> Tensor:
         """As Format.encode, with `zero` for the code of 0."""
@@ -83,34 +112,65 @@ class Integer(Format):
         else:
             magnitude = (x.abs() + noise.to(torch.float32) / 2**NOISE_BITS).floor()
             steps = torch.where(x < 0, -magnitude, magnitude)
-        return (torch.where(x.isnan(), 0.0, steps) + zero).clamp(self.low, self.high).to(self.dtype)
+        steps = torch.where(steps == steps, steps, 0.0)
+        if not isinstance(zero, int) or zero != 0:
+            steps = steps + zero
+        return steps.clamp(self.low, self.high).to(self.dtype)
 
     def decode(self, codes: Tensor, zero: Tensor | int = 0) -> Tensor:
         """As Format.decode, with `zero` for the code of 0."""
-        return codes.to(torch.float32) - zero
+        numbers = codes.to(torch.float32)
+        return numbers if isinstance(zero, int) and zero == 0 else numbers - zero
 
     def inside(self, x: Tensor, zero: Tensor | int = 0) -> Tensor:
-        """As Format.inside, with `zero` for the code of 0."""
+        """As Format.inside, with `zero` for the code of 0; a tie beyond the last code is clipped if it rounds to it."""
         code = x.round() + zero
         return (code >= self.low) & (code <= self.high)
 
     @property
     def zero(self) -> int:
+        """The middle of the codes."""
         return (self.low + self.high + 1) // 2
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        return tuple(float(n) for n in range(self.low, self.high + 1))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Float(Format):
-    """Floating-point numbers with a sign; ties to even. NaN stays NaN where the format has one, else becomes `max`."""
+    """Floating-point numbers with a sign; ties to even.
 
-    exponent_bits: int
-    mantissa_bits: int
-    bias: int
-    largest: int  # the code of the largest number: above it are infinity and NaN, if any
+    NaN stays NaN where `dtype` is an 8-bit float, and becomes `max` otherwise. `largest` is the code of the largest
+    number; the codes above it, if any, are decoded to NaN."""
+
+    exponent_bits: int = 0
+    mantissa_bits: int = 0
+    bias: int = 0
+    largest: int = 0
+    _magnitudes: tuple[float, ...] = _derived()  # the numbers from 0 up: their codes count up with them
+    _thresholds: tuple[float, ...] = _derived()
+    _gaps: tuple[float, ...] = _derived()  # from each number to the next; at the last nothing, as it saturates
+    _decoded: tuple[float, ...] = _derived()
+
+    def __post_init__(self) -> None:
+        self._check()
+        half = 2 ** (self.bits - 1)
+        if 1 + self.exponent_bits + self.mantissa_bits != self.bits or min(self.exponent_bits, self.mantissa_bits) < 0:
+            raise ValueError(
+                f"{self.name}: a sign, {self.exponent_bits} exponent and {self.mantissa_bits} mantissa bits must be "
+                f"{self.bits} bits"
+            )
+        if not 1 <= self.largest < half or not -64 <= self.bias <= 64:
+            raise ValueError(
+                f"{self.name}: largest must be a code below {half}, and bias within 64 of 0; got {self.largest} and "
+                f"{self.bias}"
+            )
+        magnitudes = [self._magnitude(code) for code in range(self.largest + 1)]
+        above = [*magnitudes, *[math.nan] * (half - len(magnitudes))]
+        self._derive(
+            [*(-v for v in reversed(magnitudes[1:])), *magnitudes],
+            _magnitudes=magnitudes,
+            _thresholds=_halfway(magnitudes, lambda lower: lower % 2 == 1),
+            _gaps=[*(b - a for a, b in itertools.pairwise(magnitudes)), 0.0],
+            _decoded=[*above, *(-v for v in above)],
+        )
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is None and self.dtype.is_floating_point:  # ATen has it
@@ -130,61 +190,54 @@ class Float(Format):
     def decode(self, codes: Tensor) -> Tensor:
         if self.dtype.is_floating_point:
             return codes.to(torch.float32)
-        return _lookup((*self._magnitudes, *(-v for v in self._magnitudes)), codes.to(torch.int64))
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        return (*(-v for v in reversed(self._magnitudes[1:])), *self._magnitudes)
-
-    @functools.cached_property
-    def _magnitudes(self) -> tuple[float, ...]:
-        """The numbers from 0 up: their codes count up with them."""
-        return tuple(self._magnitude(code) for code in range(self.largest + 1))
+        return _lookup(self._decoded, codes.to(torch.int64))
 
     def _magnitude(self, code: int) -> float:
         e, m = divmod(code, 2**self.mantissa_bits)
         return math.ldexp(m + (2**self.mantissa_bits if e else 0), max(e, 1) - self.bias - self.mantissa_bits)
 
-    @functools.cached_property
-    def _thresholds(self) -> tuple[float, ...]:
-        return _halfway(self._magnitudes, lambda lower: lower % 2 == 1)
-
-    @functools.cached_property
-    def _gaps(self) -> tuple[float, ...]:
-        """From each number to the next, at the last one to nothing: it saturates."""
-        return (*(b - a for a, b in itertools.pairwise(self._magnitudes)), 0.0)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Codebook(Format):
-    """Any ascending numbers; ties go up, NaN to the number nearest to 0."""
+    """Any ascending numbers, of which float32 is taken; ties go up, NaN to the number nearest to 0."""
 
-    book: tuple[float, ...] = field(repr=False)
+    book: tuple[float, ...] = ()
+    _thresholds: tuple[float, ...] = _derived()
+    _zero_code: int = _derived()
+
+    def __post_init__(self) -> None:
+        self._check()
+        book = tuple(_float32(v) for v in self.book)
+        if not 2 <= len(book) <= 2**self.bits or any(not a < b for a, b in itertools.pairwise(book)):
+            raise ValueError(
+                f"{self.name}: book must be 2 to {2**self.bits} numbers, ascending in float32; got {len(book)}: {book}"
+            )
+        object.__setattr__(self, "book", book)
+        object.__setattr__(self, "_zero_code", min(range(len(book)), key=lambda i: abs(book[i])))
+        self._derive(book, _thresholds=_halfway(book, lambda lower: True))
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is not None:
             raise ValueError(f"{self.name}: a codebook has no stochastic rounding")
-        zero = min(range(len(self.book)), key=lambda i: abs(self.book[i]))
         code = _search(x, self._thresholds)
-        return torch.where(x.isnan(), zero, code).to(self.dtype)
+        return torch.where(x.isnan(), self._zero_code, code).to(self.dtype)
 
     def decode(self, codes: Tensor) -> Tensor:
         return _lookup(self.book, codes.to(torch.int64))
 
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        return self.book
-
-    @functools.cached_property
-    def _thresholds(self) -> tuple[float, ...]:
-        return _halfway(self.book, lambda lower: True)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PowerOfTwo(Format):
-    """Powers of two, for scales: code e is 2^(e - bias), and the last code NaN. Numbers above 0 are rounded up."""
+    """Powers of two, for scales: code e is 2^(e - bias), and the last code NaN. Numbers above 0 are rounded up; others
+    have code 0."""
 
-    bias: int
+    bias: int = 0
+    _thresholds: tuple[float, ...] = _derived()
+
+    def __post_init__(self) -> None:
+        self._check()
+        numbers = [math.ldexp(1.0, e - self.bias) for e in range(2**self.bits - 1)]
+        self._derive(numbers, _thresholds=[-math.inf, *(_after(v) for v in numbers[:-1])])
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is not None:
@@ -195,40 +248,51 @@ class PowerOfTwo(Format):
     def decode(self, codes: Tensor) -> Tensor:
         return _lookup((*self.numbers, math.nan), codes.to(torch.int64))
 
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        return tuple(math.ldexp(1.0, e - self.bias) for e in range(2**self.bits - 1))
+    def inside(self, x: Tensor) -> Tensor:
+        """Whether x is at most the largest number."""
+        return x <= self.max
 
-    @functools.cached_property
-    def _thresholds(self) -> tuple[float, ...]:
-        return (-math.inf, *(_after(v) for v in self.numbers[:-1]))
+
+_DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 # ---- tables
 
 
-def _halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> tuple[float, ...]:
+def _halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> list[float]:
     """For each number the least float32 that is rounded to it or to a larger one."""
     found = [-math.inf]
     for lower, (a, b) in enumerate(itertools.pairwise(numbers)):
-        middle = (a + b) / 2  # exact: float64 has 29 bits to spare
-        least = _float32(middle)
-        reached = least >= middle if tie_goes_up(lower) else least > middle
-        found.append(least if reached else _after(least))
-    return tuple(found)
+        middle = (Fraction(a) + Fraction(b)) / 2
+        least = _float32(float(middle))
+        while Fraction(least) > middle or (Fraction(least) == middle and tie_goes_up(lower)):
+            least = _before(least)
+        while Fraction(least) < middle or (Fraction(least) == middle and not tie_goes_up(lower)):
+            least = _after(least)
+        found.append(least)
+    return found
 
 
 def _float32(x: float) -> float:
-    return torch.tensor(x, dtype=torch.float32).item()
+    """x rounded to float32."""
+    return struct.unpack("f", struct.pack("f", x))[0]
 
 
 def _after(x: float) -> float:
-    """The next float32."""
-    return torch.nextafter(torch.tensor(x, dtype=torch.float32), torch.tensor(math.inf)).item()
+    """The next float32 above x."""
+    if x == 0:
+        return math.ldexp(1.0, -149)
+    (bits,) = struct.unpack("i", struct.pack("f", x))
+    return struct.unpack("f", struct.pack("i", bits + 1 if x > 0 else bits - 1))[0]
+
+
+def _before(x: float) -> float:
+    """The next float32 below x."""
+    return -_after(-x)
 
 
 def _lookup(table: Sequence[float], index: Tensor) -> Tensor:
-    return torch.tensor(table, dtype=torch.float32, device=index.device)[index]
+    return _take(torch.tensor(table, dtype=torch.float32, device=index.device), index)
 
 
 def _search(x: Tensor, table: Sequence[float]) -> Tensor:
@@ -238,9 +302,14 @@ def _search(x: Tensor, table: Sequence[float]) -> Tensor:
     found = torch.zeros_like(x, dtype=torch.int64)
     step = size // 2
     while step:
-        found = torch.where(x >= entries[found + step], found + step, found)
+        found = torch.where(x >= _take(entries, found + step), found + step, found)
         step //= 2
     return found
+
+
+def _take(table: Tensor, index: Tensor) -> Tensor:
+    """table[index]; indexing with a 0-d tensor would read it."""
+    return table.index_select(0, index.reshape(-1)).reshape(index.shape)
 
 
 # ---- the formats
@@ -257,7 +326,32 @@ E2M1 = Float("e2m1", 4, torch.uint8, exponent_bits=2, mantissa_bits=1, bias=1, l
 
 E8M0 = PowerOfTwo("e8m0", 8, torch.uint8, bias=127)
 
-FORMATS = (INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0)
+
+def dynamic_map(decades: int, *, signed: bool) -> tuple[float, ...]:
+    """0, 1, and the middles of evenly spaced intervals in each decade below 1, twice as many as in the decade before;
+    with `signed` half as many, and their negatives. Rounded to float32 at each step, as checkpoints have them. Source:
+    Dettmers 2016, "8-Bit Approximations for Parallelism in Deep Learning"."""
+    numbers = [0.0, 1.0]
+    for i in range(decades):
+        count = 2**i if signed else 2 ** (i + 1)
+        low, high, unit = _float32(0.1), 1.0, _float32(10.0 ** (i - decades + 1))
+        step = _float32((high - low) / count)
+        edges = [_float32(low + step * k if 2 * k < count + 1 else high - step * (count - k)) for k in range(count + 1)]
+        values = [_float32(_float32(_float32(a + b) / 2) * unit) for a, b in itertools.pairwise(edges)]
+        numbers += values + ([-v for v in values] if signed else [])
+    return tuple(sorted(numbers))
+
+
+# What low-bit optimizers hold their states in, the first moment signed, the second not.
+DYNAMIC8 = Codebook("dynamic8", 8, torch.uint8, dynamic_map(7, signed=True))
+DYNAMIC8_UNSIGNED = Codebook("dynamic8_unsigned", 8, torch.uint8, dynamic_map(7, signed=False))
+DYNAMIC4 = Codebook("dynamic4", 4, torch.uint8, dynamic_map(3, signed=True))
+LINEAR4_UNSIGNED = Codebook("linear4_unsigned", 4, torch.uint8, tuple((k + 1) / 16 for k in range(16)))
+
+FORMATS = (
+    *(INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0),
+    *(DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED),
+)
 
 for _format in FORMATS:
     spelling.register_constant(_format.name, _format)

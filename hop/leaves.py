@@ -7,7 +7,7 @@
 A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from hop import _compile, copies
 from hop._hop import Composite, Hop
+from hop.kernels import Kernel
+from hop.kernels import quantize as kernels
 from hop.quantizer import Quantizer
 
 
@@ -37,6 +39,9 @@ class QuantizeBuffers(Hop):
         made = copies.quantize(Quantizer.parse(quantizer), x, tuple(usages), scale, zero_point, noise)
         return list(made.values())
 
+    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+        return ((kernels.QUANTIZE_IN_PLACE, args), (kernels.QUANTIZE, args))
+
 
 class DequantizeBuffers(Hop):
     """hop_dequantize_buffers."""
@@ -56,6 +61,9 @@ class DequantizeBuffers(Hop):
         parsed = Quantizer.parse(quantizer)
         names = [b.name for b in copies.describe(parsed, shape, tuple(usages))]
         return copies.dequantize(parsed, dict(zip(names, buffers, strict=True)), shape).to(dtype)
+
+    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+        return ((kernels.DEQUANTIZE, args),)
 
 
 quantize_buffers = QuantizeBuffers("hop_quantize_buffers")

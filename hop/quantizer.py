@@ -87,7 +87,7 @@ class Quantizer(Value):
 
     def buffers(self, shape: Sequence[int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """The name, shape and dtype of each buffer of a tensor of `shape`, in their order."""
-        rows = self._rows(shape)
+        rows = self.rows(shape)
         codes = tuple(shape)
         if self.per_byte() > 1:
             last = rows or [1]
@@ -110,7 +110,7 @@ class Quantizer(Value):
         whole = all(b == -1 for _, block in self.stored().values() for b in block)
         return whole and not self.flat and self.hadamard is None
 
-    def _rows(self, shape: Sequence[int]) -> list[int]:
+    def rows(self, shape: Sequence[int]) -> list[int]:
         """The shape over which blocks run."""
         return [functools.reduce(operator.mul, shape, 1)] if self.flat else list(shape)
 
@@ -126,21 +126,17 @@ class Quantizer(Value):
             noise: random integers in 0..255, of x's shape, if rounding is stochastic."""
         shape, codes, tensors = self._encode(x, scale, zero_point, noise)
         codes = blocks.merge(codes, shape)
-        codes = (
-            packing.pack(codes.reshape(shape or [1]), self.format.bits)
-            if self.per_byte() > 1
-            else codes.reshape(x.shape)
-        )
+        codes = self.format.pack(codes.reshape(shape or [1])) if self.per_byte() > 1 else codes.reshape(x.shape)
         return {"codes": codes} | {
             name: blocks.gather(t, len(shape)) for name, t in zip(self.stored(), tensors, strict=True)
         }
 
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
         """The numbers of a tensor of `shape`, in float32."""
-        rows = self._rows(shape)
+        rows = self.rows(shape)
         codes = buffers["codes"]
         if self.per_byte() > 1:
-            codes = packing.unpack(codes, self.format.bits, rows[-1] if rows else 1, self.format.dtype)
+            codes = self.format.unpack(codes, rows[-1] if rows else 1)
         cut, _ = blocks.split(codes.reshape(rows), self.block)
         tensors = [blocks.spread(buffers[name]) for name in self.stored()]
         return blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
@@ -154,9 +150,9 @@ class Quantizer(Value):
 
     def find(self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None) -> tuple[list[int], Found]:
         """The shape over which blocks run, what is stored, and x in units of the format, both cut into blocks."""
-        shape = self._rows(x.shape)
+        shape = self.rows(x.shape)
         cut, dims = blocks.split(x.to(torch.float32).reshape(shape), self.block, fill=math.nan)
-        parts = Blocks(cut, dims, x.dtype)
+        parts = self._blocks(cut, dims, x.dtype)
         if scale is None:
             return shape, self.scale.find(parts, self.format)
         if zero_point is not None:
@@ -186,16 +182,19 @@ class Quantizer(Value):
 
     def spread(self, scale: Tensor, shape: Sequence[int]) -> Tensor:
         """A tensor of `shape` with the scale of each element's block; the inverse of a sum over blocks."""
-        rows = self._rows(shape)
+        rows = self.rows(shape)
         ones, _ = blocks.split(torch.ones(rows, device=scale.device), self.block)
         return blocks.merge(ones * blocks.spread(scale), rows).reshape(shape)
 
     def per_block(self, x: Tensor, reduce: Callable[..., Tensor] = torch.Tensor.sum) -> Tensor:
         """reduce(x, dims) over each block of x: by default the sum."""
-        shape = self._rows(x.shape)
+        shape = self.rows(x.shape)
         cut, dims = blocks.split(x.reshape(shape), self.block)
         found = reduce(cut, dims)
         return blocks.gather(found.reshape([1 if i in dims else n for i, n in enumerate(cut.shape)]), len(shape))
+
+    def _blocks(self, x: Tensor, dims: list[int], dtype: torch.dtype) -> Blocks:
+        return Blocks(x, dims, dtype)
 
     def _encode(
         self, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from hop import _compile, blocks, spelling
 from hop.blocks import Block
-from hop.formats import E4M3, E8M0, Format, Integer
+from hop.formats import E4M3, E8M0, Float, Format, Integer, PowerOfTwo
 from hop.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
 
 
-class Blocks(NamedTuple):
+@dataclass(frozen=True)
+class Blocks:
     """A tensor cut into blocks, (n0, b0, n1, b1, ...); NaN where a block is cut off."""
 
     x: Tensor  # float32
@@ -35,14 +36,16 @@ class Blocks(NamedTuple):
 
     def magnitude(self) -> Tensor:
         """|x|, 0 for NaN."""
-        return torch.where(self.x.isnan(), 0.0, self.x.abs())
+        magnitude = self.x.abs()
+        return torch.where(magnitude == magnitude, magnitude, 0.0)  # isnan is not vectorized by Inductor
 
-    def amax(self, dims: Sequence[int] | None = None) -> Tensor:
-        """The largest magnitude of each block, or over `dims`; 0 over nothing."""
-        dims = self.dims if dims is None else list(dims)
-        if any(_compile.known_equal(self.x.shape[d], 0) for d in dims):
-            return self.x.sum(dims, keepdim=True)
-        return self.magnitude().amax(dims, keepdim=True)
+    def amax(self) -> Tensor:
+        """The largest magnitude of each block."""
+        return self.magnitude().amax(self.dims, keepdim=True)
+
+    def once(self, scale: Tensor) -> Tensor:
+        """`scale`, to be computed once for each block, and not again for each element."""
+        return scale
 
 
 class Found(NamedTuple):
@@ -75,7 +78,7 @@ class Rule(Value):
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
         """What is stored and encoded where the caller gives the scale."""
         tensors = (scale,) if zero_point is None else (scale, zero_point)
-        return Found(tensors, parts.x / self.step(tensors, format))
+        return Found(tensors, parts.x / parts.once(self.step(tensors, format)))
 
     def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         """s, in float32."""
@@ -117,7 +120,7 @@ class Amax(Rule):
         object.__setattr__(self, "floor", spelling.finite(self.floor, "Amax: floor"))
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        scale = _no_zero(parts.amax().clamp(self.floor, LARGEST) / (format.max - format.zero))
+        scale = parts.once(_no_zero(parts.amax().clamp(self.floor, LARGEST) / (format.max - format.zero)))
         return Found((scale,), parts.x / scale)
 
 
@@ -138,10 +141,10 @@ class MinMax(Rule):
             )
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        known = torch.where(parts.x.isnan(), 0.0, parts.x).clamp(-LARGEST, LARGEST)
+        known = torch.where(parts.x == parts.x, parts.x, 0.0).clamp(-LARGEST, LARGEST)
         above = known.amax(parts.dims, keepdim=True).clamp(min=0.0)
         below = known.amin(parts.dims, keepdim=True).clamp(max=0.0)
-        scale = _no_zero((above - below).clamp(max=LARGEST) / (format.max - format.min))
+        scale = parts.once(_no_zero((above - below).clamp(max=LARGEST) / (format.max - format.min)))
         zero_point = (format.min - (below / scale).round()).clamp(format.min, format.max)
         return Found((scale, zero_point.to(format.dtype)), parts.x / scale)
 
@@ -157,8 +160,8 @@ class AbsMean(Rule):
 
     def find(self, parts: Blocks, format: Format) -> Found:
         total = parts.magnitude().clamp(max=LARGEST).to(torch.float64).sum(parts.dims, keepdim=True)
-        count = (~parts.x.isnan()).to(torch.float64).sum(parts.dims, keepdim=True)
-        scale = _no_zero((total / count.clamp(min=1.0)).to(torch.float32))
+        count = (parts.x == parts.x).to(torch.float64).sum(parts.dims, keepdim=True)
+        scale = parts.once(_no_zero((total / count.clamp(min=1.0)).to(torch.float32)))
         return Found((scale,), parts.x / scale)
 
 
@@ -189,6 +192,7 @@ class CurrentScaling(Rule):
         factor = torch.where((amax == 0) | amax.isinf(), 1.0, factor)
         if self.power_of_two:
             factor = _floor_power_of_two(factor)
+        factor = parts.once(factor)
         return Found((factor.reciprocal(),), parts.x * factor)
 
 
@@ -206,18 +210,20 @@ class BlockScaling(CurrentScaling):
 class Microscaling(Rule):
     """MX: scale = amax · float32(1 / max) rounded up to a power of two, stored as its exponent; codes of x / scale."""
 
+    exponent: PowerOfTwo = E8M0
+
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
-        return {"scale": (E8M0.dtype, block)}
+        return {"scale": (self.exponent.dtype, block)}
 
     def find(self, parts: Blocks, format: Format) -> Found:
         return self.given(parts, parts.amax() * _float32(1 / format.max), None, format)
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
-        tensors = (scale if scale.dtype == E8M0.dtype else E8M0.encode(scale),)
-        return Found(tensors, parts.x / self.step(tensors, format))
+        tensors = (scale if scale.dtype == self.exponent.dtype else self.exponent.encode(scale),)
+        return Found(tensors, parts.x / parts.once(self.step(tensors, format)))
 
     def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
-        return E8M0.decode(tensors[0])
+        return self.exponent.decode(tensors[0])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -232,12 +238,13 @@ class TwoLevel(Rule):
     global_amax is the amax of the tensor, or of the `outer` block. It is what the caller may give as scale."""
 
     outer: Block = (-1, -1)  # the elements that share a global_amax
+    inner: Float = E4M3  # of the scale, 448 its largest number
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outer", blocks.checked(self.outer))
 
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
-        return {"scale": (E4M3.dtype, block), "global_amax": (torch.float32, self.outer)}
+        return {"scale": (self.inner.dtype, block), "global_amax": (torch.float32, self.outer)}
 
     def check(self, format: Format, block: Block) -> None:
         ndim = max(len(block), len(self.outer))
@@ -246,30 +253,34 @@ class TwoLevel(Rule):
             raise ValueError(f"scale=TwoLevel(outer={self.outer}): each size must be -1 or that of the block, {block}")
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        ndim = parts.x.dim() // 2
-        whole = [i for i, b in enumerate(blocks.per_dimension(self.outer, ndim)) if b == -1]
-        dims = [d for i in whole for d in (2 * i, 2 * i + 1)] if ndim else [0]
-        inside = [d for d in parts.dims if d not in dims]
-        return self.given(parts, parts.amax([*dims, *inside]), None, format)
+        amax = parts.once(parts.amax())
+        ndim = max(amax.dim() // 2, 1)
+        whole = [2 * i for i, b in enumerate(blocks.per_dimension(self.outer, ndim)) if b == -1]
+        if any(_compile.known_equal(amax.shape[d], 0) for d in whole):
+            outer = amax.sum(whole, keepdim=True)  # of nothing: 0
+        else:
+            outer = amax.amax(whole, keepdim=True) if whole else amax
+        return self._scaled(parts, amax, outer, format)
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
-        amax = scale
-        most = torch.full_like(amax, E4M3.max * format.max)
-        factor = (most / amax).clamp(max=LARGEST)
-        factor = torch.where((amax == 0) | (factor == 0), 1.0, factor)
-        inner = E4M3.encode(parts.amax() * (factor * _float32(1 / format.max)))
-        inverse = (E4M3.decode(inner) * factor.reciprocal()).reciprocal().clamp(max=LARGEST)
-        return Found((inner, amax), parts.x * inverse)
+        return self._scaled(parts, parts.amax(), scale, format)
+
+    def _scaled(self, parts: Blocks, amax: Tensor, outer: Tensor, format: Format) -> Found:
+        factor = (torch.full_like(outer, self.inner.max * format.max) / outer).clamp(max=LARGEST)
+        factor = torch.where((outer == 0) | (factor == 0), 1.0, factor)
+        inner = self.inner.encode(amax * (factor * _float32(1 / format.max)))
+        inverse = (self.inner.decode(inner) * factor.reciprocal()).reciprocal().clamp(max=LARGEST)
+        return Found((inner, outer), parts.x * parts.once(inverse))
 
     def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         inner, amax = tensors
-        return E4M3.decode(inner) * amax * _float32(1 / (E4M3.max * format.max))
+        return self.inner.decode(inner) * amax * _float32(1 / (self.inner.max * format.max))
 
     def gradient(self, grad: Tensor, amax: Tensor, given: Tensor, format: Format) -> Tensor:
         """With the rounding of the inner scale taken for the identity where it does not saturate."""
-        exact = amax * (E4M3.max / given)
-        inner = E4M3.decode(E4M3.encode(exact))
-        slope = torch.where(E4M3.inside(exact), inner - exact, inner) / (E4M3.max * format.max)
+        exact = amax * (self.inner.max / given)
+        inner = self.inner.decode(self.inner.encode(exact))
+        slope = torch.where(self.inner.inside(exact), inner - exact, inner) / (self.inner.max * format.max)
         return torch.where(given == 0, 0.0, grad * slope)
 
 

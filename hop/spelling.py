@@ -126,7 +126,7 @@ def _spelled(value: Any, where: str) -> str:
 
 
 def _fields(value: Any) -> list[Any]:
-    return [getattr(value, f.name) for f in dataclasses.fields(value)]
+    return [getattr(value, f.name) for f in dataclasses.fields(value) if f.init]
 
 
 class _Parser:

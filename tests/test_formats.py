@@ -122,7 +122,7 @@ class TestCodebooks(unittest.TestCase):
     def test_random_books(self):
         """Against the distance to each entry, in float64."""
         rng = np.random.default_rng(0)
-        for size in (1, 2, 3, 16, 255, 256):
+        for size in (2, 3, 16, 255, 256):
             numbers = np.unique(rng.normal(size=size).astype(np.float32))
             book = Codebook("book", 8, torch.uint8, tuple(float(v) for v in numbers))
             x = torch.from_numpy(rng.normal(size=4000).astype(np.float32))

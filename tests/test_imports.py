@@ -8,10 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Each layer may import itself and those named.
-VALUES = ("hop.spelling", "hop.blocks", "hop.formats", "hop.packing", "hop.hadamard", "hop.scaling", "hop.quantizer")
+VALUES = ("hop.spelling", "hop.blocks", "hop.packing", "hop.formats", "hop.hadamard", "hop.scaling", "hop.quantizer")
 LAYERS = {
     "hop._compile": set(),
-    "hop.kernels": {"hop._compile", *VALUES},
+    "hop.kernels": {"hop._compile", "hop.copies", *VALUES},
     **{name: {"hop._compile", *VALUES[:i]} for i, name in enumerate(VALUES)},
     "hop.copies": {*VALUES},
     "hop._hop": {"hop._compile", "hop.kernels"},

@@ -6,7 +6,7 @@ The meaning is Quantizer's. Here are the operators: what may be asked (arguments
     hop_fake_quantize(quantizer, x, scale, zero_point, noise, gradient)    -> tensor
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from hop._hop import PLAIN, Composite, Hop
 from hop.formats import NOISE_BITS
 from hop.impls.quantize import batching
 from hop.impls.quantize.arguments import checked
+from hop.kernels import Kernel
+from hop.kernels import quantize as kernels
 from hop.leaves import quantize_buffers
 from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
@@ -38,6 +40,9 @@ class FakeQuantize(Hop):
         self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
     ) -> Tensor:
         return Quantizer.parse(q).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
+
+    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+        return ((kernels.FAKE_QUANTIZE, args),)
 
     def differentiable(self, /, *args: Any) -> bool:
         return True
