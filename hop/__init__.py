@@ -1,5 +1,7 @@
 """Mixed- and low-precision operators for PyTorch that mean one thing everywhere."""
 
+from hop import calibration as calibration
+from hop import presets as presets
 from hop._hop import decompositions as decompositions
 from hop.impls.out_dtype import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype

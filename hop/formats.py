@@ -17,7 +17,6 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +25,6 @@ from hop import packing, spelling
 from hop.spelling import Value
 
 NOISE_BITS = 8  # of the random integers of stochastic rounding
-
-
-def _derived() -> Any:
-    """A field that follows from the others. It is plain, so that Dynamo reads it."""
-    return field(init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,9 +44,9 @@ class Format(Value):
     name: str
     bits: int
     dtype: torch.dtype
-    numbers: tuple[float, ...] = _derived()
-    max: float = _derived()
-    min: float = _derived()
+    numbers: tuple[float, ...] = field(init=False)
+    max: float = field(init=False)
+    min: float = field(init=False)
 
     def _check(self) -> None:
         if self.bits not in range(1, 9) or self.dtype not in _DTYPES:
@@ -144,10 +138,10 @@ class Float(Format):
     mantissa_bits: int = 0
     bias: int = 0
     largest: int = 0
-    _magnitudes: tuple[float, ...] = _derived()  # the numbers from 0 up: their codes count up with them
-    _thresholds: tuple[float, ...] = _derived()
-    _gaps: tuple[float, ...] = _derived()  # from each number to the next; at the last nothing, as it saturates
-    _decoded: tuple[float, ...] = _derived()
+    _magnitudes: tuple[float, ...] = field(init=False)  # the numbers from 0 up: their codes count up with them
+    _thresholds: tuple[float, ...] = field(init=False)
+    _gaps: tuple[float, ...] = field(init=False)  # from each number to the next; at the last nothing, as it saturates
+    _decoded: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self._check()
@@ -202,8 +196,8 @@ class Codebook(Format):
     """Any ascending numbers, of which float32 is taken; ties go up, NaN to the number nearest to 0."""
 
     book: tuple[float, ...] = ()
-    _thresholds: tuple[float, ...] = _derived()
-    _zero_code: int = _derived()
+    _thresholds: tuple[float, ...] = field(init=False)
+    _zero_code: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._check()
@@ -232,7 +226,7 @@ class PowerOfTwo(Format):
     have code 0."""
 
     bias: int = 0
-    _thresholds: tuple[float, ...] = _derived()
+    _thresholds: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self._check()

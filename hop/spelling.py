@@ -94,6 +94,14 @@ def read(text: str, expected: type = Value) -> Any:
     return _Parser(text).read(expected)
 
 
+def dtype(name: str) -> torch.dtype:
+    """The dtype that is spelled "torch.float32" or the like. Raises ValueError for anything else."""
+    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype")
+    return found
+
+
 def _spelled(value: Any, where: str) -> str:
     if value is None or isinstance(value, bool):
         return str(value)
@@ -178,11 +186,11 @@ class _Parser:
         if kind == "string":
             return self.string(word, before)
         if kind == "dtype":
-            dtype = getattr(torch, word.removeprefix("torch."), None)
-            if not isinstance(dtype, torch.dtype):
+            try:
+                return dtype(word)
+            except ValueError as error:
                 self.at = before
-                raise self.error(f"{word} is no dtype")
-            return dtype
+                raise self.error(str(error)) from error
         if word == "(":
             return self.tuple()
         if kind == "name" and word in _WORDS:

@@ -19,6 +19,9 @@ LAYERS = {
     "hop.tensor": {"hop._compile", "hop.leaves", "hop.copies", *VALUES},
     "hop.proto": {"hop.tensor", "hop.copies", "hop.quantizer"},
     "hop.impls": {"hop._compile", "hop._hop", "hop.kernels", "hop.leaves", "hop.copies", "hop.tensor", *VALUES},
+    "hop.presets": {*VALUES},
+    "hop.calibration": {*VALUES},
+    "hop.storage": {"hop.proto", "hop.tensor", "hop.copies", "hop.spelling", "hop.quantizer"},
     "cutlass_kernels": set(),
 }
 

@@ -16,6 +16,7 @@ import hop
 from hop.impls.out_dtype import operator
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.promotion import DTYPES, FLOAT8, common_dtype
+from hop.kernels import float8
 from tests import routes
 from tests.cases import FORMATS, OPERATORS, arguments, assert_right, draw
 
@@ -166,6 +167,14 @@ class TestPromotion(unittest.TestCase):
         )
         assert torch.equal(got, mask.int())
 
+    def test_target_is_an_index_where_it_holds_integers(self):
+        """Class indices keep their dtype, class probabilities are promoted."""
+        loss, x = torch.ops.aten.cross_entropy_loss.default, torch.randn(4, 3)
+        classes, shares = torch.tensor([0, 2, 1, 1]), torch.softmax(torch.randn(4, 3), 1)
+        for target in (classes, shares):
+            want = torch.nn.functional.cross_entropy(x, target)
+            torch.testing.assert_close(hop.out_dtype(loss, torch.float32, x, target), want)
+
     def test_list_of_tensors(self):
         x, y = torch.ones(2, dtype=torch.int8), torch.full((2,), 300, dtype=torch.int16)
         got = hop.out_dtype(aten.cat.default, torch.int32, [x, y])
@@ -203,6 +212,27 @@ class TestFloat8(unittest.TestCase):
         clean = hop.out_dtype(aten.mm.default, torch.float32, finite.to(dtype), one)
         assert torch.equal(clean, finite)
         assert torch.equal(got.isnan().all(dim=1), codes.float().isfinite().logical_not().any(dim=1))
+
+    @parameterized.expand(
+        [
+            ("sliced", lambda x: x[:, ::2]),
+            ("offset", lambda x: x[1:, 3:]),
+            ("permuted", lambda x: x.view(4, 32, 256).permute(1, 0, 2)),
+            ("turned", lambda x: x.view(4, 32, 256).mT),
+            ("sliced and turned", lambda x: x[:, ::2].mT),
+            ("expanded", lambda x: x[:1].expand(64, 256)),
+            ("one dimension", lambda x: x.flatten()[::3]),
+        ]
+    )
+    def test_strides(self, _name, change):
+        """More numbers than the few that ATen converts one by one."""
+        codes = torch.randint(0, 256, (128, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        x = change(codes.view(torch.float8_e4m3fn))
+        assert x.numel() >= float8._SMALL
+        got = float8.decode(x)
+        want = x.to(torch.float32)
+        assert got.shape == want.shape and torch.equal(got.nan_to_num(), want.nan_to_num())
+        assert torch.equal(got.isnan(), want.isnan())
 
     def test_result_is_accumulated_in_float32(self):
         rng = np.random.default_rng(0)
@@ -355,6 +385,30 @@ class TestEmpty(unittest.TestCase):
             assert torch.equal(hop.out_dtype(aten.linear.default, output, a, b.t(), bias), want)
             got = hop.out_dtype(aten.bmm.default, output, a.expand(2, m, k), b.expand(2, k, n))
             assert torch.equal(got, torch.zeros(2, m, n, dtype=output))
+
+
+class TestTransforms(unittest.TestCase):
+    """Cases that the operators of the list do not have."""
+
+    @parameterized.expand(
+        [
+            (f"{op}_{dims}_{keep}", op, dims, keep)
+            for op in (aten.sum.dim_IntList, aten.mean.dim)
+            for dims in ([], [0], [-1])
+            for keep in (False, True)
+        ]
+    )
+    def test_gradient_of_a_reduction_without_dimensions(self, _name, op, dims, keep):
+        x = torch.tensor(3.0, requires_grad=True)
+        (grad,) = torch.autograd.grad(hop.out_dtype(op, torch.float32, x, dims, keep), x)
+        assert grad == 1 and grad.shape == ()
+
+    def test_vmap_keeps_masks(self):
+        mask, x, y = torch.tensor([True, False]), torch.randn(2), torch.randn(2, 3)
+        got = torch.vmap(lambda m, a, b: hop.out_dtype(aten.where.self, torch.float32, m, a, b))(mask, x, y)
+        assert torch.equal(got, torch.where(mask[:, None], x[:, None], y))
+        got = torch.vmap(lambda a, m: hop.out_dtype(aten.masked_fill.Scalar, torch.float32, a, m, 2.0))(x, mask)
+        assert torch.equal(got, x.masked_fill(mask, 2.0))
 
 
 class TestNonFinite(unittest.TestCase):

@@ -17,4 +17,4 @@ class Kernel:
 
     name: str
     declines: Callable[[Any], str | None]
-    run: Callable[[Any], Tensor]
+    run: Callable[[Any], Tensor | list[Tensor]]

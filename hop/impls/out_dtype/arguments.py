@@ -25,6 +25,8 @@ _INDEX_OF_OPERATOR = {
     "aten::multi_margin_loss": {"target"},
     "aten::multilabel_margin_loss": {"target"},
 }
+# These are indices where they hold integers; floats in them are probabilities.
+_CLASSES_OF_OPERATOR = {"aten::cross_entropy_loss": {"target"}}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Inner:
     operand_at: tuple[tuple[int, str], ...]  # position and name of the positional ones that take tensors or Scalars
     keyword_operands: frozenset[str]  # the same of the keyword-only arguments
     promoted: frozenset[str]  # names of those of them that are brought to the common dtype
+    classes: frozenset[str]  # names of those of these that keep their dtype if they hold integers
     lists: dict[int, int]  # position and length of the arguments that are lists of so many integers
     least: float  # with so many positional arguments no other is missing
     returns_view: bool
@@ -86,6 +89,12 @@ class Inner:
             return given
         return [(name, x) for name, v in given for x in (v if isinstance(v, _LISTS) else [v])]
 
+    def promotes(self, name: str, value: Any) -> bool:
+        """Whether `value`, given for the argument `name`, is brought to the common dtype."""
+        if name in self.classes and isinstance(value, Tensor):
+            return value.is_floating_point()
+        return name in self.promoted
+
     def map_promoted(self, args: tuple[Any, ...], function: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
         """The positional arguments with `function` applied to every promoted tensor."""
 
@@ -94,12 +103,12 @@ class Inner:
                 return function(value)
             return [one(v) for v in value] if isinstance(value, list | tuple) else value
 
-        return tuple(one(v) if a.name in self.promoted else v for a, v in zip(self.positional, args, strict=False))
+        return tuple(one(v) if self.promotes(a.name, v) else v for a, v in zip(self.positional, args, strict=False))
 
     def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
         """The arguments with every promoted tensor brought to `dtype`."""
         keywords = {
-            name: v.to(dtype) if isinstance(v, Tensor) and name in self.promoted else v for name, v in kwargs.items()
+            name: v.to(dtype) if isinstance(v, Tensor) and self.promotes(name, v) else v for name, v in kwargs.items()
         }
         return self.map_promoted(args, lambda x: x.to(dtype)), keywords
 
@@ -138,6 +147,7 @@ def describe(op: OpOverload) -> Inner:
         operand_at=tuple((i, a.name) for i, a in enumerate(positional) if a in operands),
         keyword_operands=frozenset(a.name for a in operands if a.kwarg_only),
         promoted=frozenset(a.name for a in operands if a.name not in index),
+        classes=frozenset(_CLASSES_OF_OPERATOR.get(schema.name, ())),
         lists={i: _length(a) for i, a in enumerate(positional) if _length(a) and "int" in str(a.type)},
         least=_least(schema.arguments),
         returns_view=schema.returns[0].alias_info is not None,

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from hop._compile import OpOverload
 from hop.impls.out_dtype.arguments import describe
-from hop.impls.out_dtype.forms import as_convolution, convolution_arguments
+from hop.impls.out_dtype.forms import CONVOLUTIONS, as_convolution, convolution_arguments
+from hop.impls.out_dtype.meaning import call
 from hop.impls.out_dtype.promotion import common_dtype
 
 aten = torch.ops.aten
@@ -32,9 +33,10 @@ def batch(
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, int] | None:
     """The results of all members and their batch dimension, or None; `dims` belongs to the leaves of (args, kwargs)."""
-    rule = _RULES.get(op)
-    if rule is None and torch.Tag.pointwise in op.tags:
-        rule = _pointwise
+    is_convolution = op.overloadpacket in CONVOLUTIONS
+    rule = _RULES.get(op, _pointwise if torch.Tag.pointwise in op.tags else None)
+    if rule is None and not is_convolution:
+        return None
     batched: list[Arg] = []
     logical = []
     position = 0
@@ -46,24 +48,22 @@ def batch(
         position += leaves
         batched.append((arg, False) if dim is None else (arg.movedim(dim, 0), True))
         logical.append(arg if dim is None else arg.select(dim, 0) if size else arg.new_empty(_without(arg, dim)))
-    if rule is None or any(d is not None for d in dims[position:]):
+    if any(d is not None for d in dims[position:]):
         return None
-    common = common_dtype(describe(op), output_dtype, tuple(logical), kwargs)
+    inner = describe(op)
+    common = common_dtype(inner, output_dtype, tuple(logical), kwargs)
     # A member without dimensions counts for less in promotion; in a batch it has one.
-    batched = [(x.to(common), True) if b and x.dim() == 1 else (x, b) for x, b in batched]
-    if op in _CONVOLUTIONS:
+    batched = [
+        (x.to(common), True) if b and x.dim() == 1 and inner.promotes(a.name, x) else (x, b)
+        for a, (x, b) in zip(inner.positional, batched, strict=False)
+    ]
+    if rule is None:
         return _convolution(size, op, output_dtype, batched, tuple(logical))
     return rule(size, op, output_dtype, batched, kwargs)
 
 
 def _without(x: Tensor, dim: int) -> tuple[int, ...]:
     return tuple(s for i, s in enumerate(x.shape) if i != dim % x.dim())
-
-
-def _call(op: OpOverload, output_dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
-    from hop.impls.out_dtype import operator  # the operator is made of this rule, and this rule of the operator
-
-    return operator(op, output_dtype, *args, **kwargs)
 
 
 def _three(args: list[Arg]) -> Any:
@@ -84,25 +84,25 @@ def _split(x: Tensor, dim: int, size: int) -> Tensor:
 def _mm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
     lhs, (rhs, rhs_batched) = args[0][0], args[1]
     if not rhs_batched:
-        return _split(_call(aten.mm.default, dtype, lhs.flatten(0, 1), rhs), 0, size), 0
-    return _call(aten.bmm.default, dtype, _with_batch(size, args[0]), rhs), 0
+        return _split(call(aten.mm.default, dtype, lhs.flatten(0, 1), rhs), 0, size), 0
+    return call(aten.bmm.default, dtype, _with_batch(size, args[0]), rhs), 0
 
 
 def _bmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
     lhs, rhs = (_with_batch(size, arg) for arg in args)
-    return _split(_call(aten.bmm.default, dtype, lhs.flatten(0, 1), rhs.flatten(0, 1)), 0, size), 0
+    return _split(call(aten.bmm.default, dtype, lhs.flatten(0, 1), rhs.flatten(0, 1)), 0, size), 0
 
 
 def _addmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
     added, lhs, rhs = args
     product = [_with_batch(size, arg) for arg in (lhs, rhs)]
-    return _call(aten.baddbmm.default, dtype, _align(added, 2), *product, **kwargs), 0
+    return call(aten.baddbmm.default, dtype, _align(added, 2), *product, **kwargs), 0
 
 
 def _baddbmm(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
     lhs, rhs = (_with_batch(size, arg) for arg in args[1:])
     added = _align((_with_batch(size, args[0]), True), 3).expand(size, lhs.shape[1], *[-1] * 2).flatten(0, 1)
-    out = _call(aten.baddbmm.default, dtype, added, lhs.flatten(0, 1), rhs.flatten(0, 1), **kwargs)
+    out = call(aten.baddbmm.default, dtype, added, lhs.flatten(0, 1), rhs.flatten(0, 1), **kwargs)
     return _split(out, 0, size), 0
 
 
@@ -113,7 +113,7 @@ def _matmul(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwar
     lhs = lhs.unsqueeze(-2) if is_row else lhs
     rhs = rhs.unsqueeze(-1) if is_column else rhs
     rank = max(lhs.dim() - lhs_batched, rhs.dim() - rhs_batched)
-    out = _call(aten.matmul.default, dtype, _align((lhs, lhs_batched), rank), _align((rhs, rhs_batched), rank))
+    out = call(aten.matmul.default, dtype, _align((lhs, lhs_batched), rank), _align((rhs, rhs_batched), rank))
     out = out.squeeze(-1) if is_column else out
     return (out.squeeze(-1 if is_column else -2) if is_row else out), 0
 
@@ -121,17 +121,17 @@ def _matmul(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwar
 def _linear(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int] | None:
     (x, x_batched), (weight, weight_batched), (bias, bias_batched) = _three(args)
     if not weight_batched and not bias_batched:
-        return _call(op, dtype, x, weight, bias), 0
+        return call(op, dtype, x, weight, bias), 0
     if weight.dim() - weight_batched != 2:
         return None
     lead = x.shape[x_batched:-1]
     rows = _with_batch(size, (x, x_batched)).reshape(size, -1, x.shape[-1])
     weights = _with_batch(size, (weight, weight_batched)).mT
     if bias is None:
-        out = _call(aten.bmm.default, dtype, rows, weights)
+        out = call(aten.bmm.default, dtype, rows, weights)
     else:
         added = bias.unsqueeze(1) if bias_batched else bias
-        out = _call(aten.baddbmm.default, dtype, added, rows, weights)
+        out = call(aten.baddbmm.default, dtype, added, rows, weights)
     return out.reshape(size, *lead, weights.shape[-1]), 0
 
 
@@ -145,7 +145,7 @@ def _align(arg: Arg, rank: int) -> Tensor:
 
 def _pointwise(size: int, op: OpOverload, dtype: torch.dtype, args: list[Arg], kwargs: Any) -> tuple[Tensor, int]:
     rank = max(x.dim() - batched for x, batched in args if isinstance(x, Tensor))
-    return _call(op, dtype, *(_align(arg, rank) if arg[1] else arg[0] for arg in args), **kwargs), 0
+    return call(op, dtype, *(_align(arg, rank) if arg[1] else arg[0] for arg in args), **kwargs), 0
 
 
 def _convolution(
@@ -158,30 +158,18 @@ def _convolution(
     x = x.unsqueeze(int(x_batched)) if form.unbatched else x
     if not weight_batched and not bias_batched:  # the batch joins the examples
         conv = form.conv._replace(x=x.flatten(0, 1))
-        out = _split(_call(aten.convolution.default, dtype, *convolution_arguments(conv, bias)), 0, size)
+        out = _split(call(aten.convolution.default, dtype, *convolution_arguments(conv, bias)), 0, size)
     else:  # the batch joins the groups
         x = _with_batch(size, (x, x_batched)).transpose(0, 1).flatten(1, 2)
         weight = _with_batch(size, (weight, weight_batched)).flatten(0, 1)
         bias = None if bias is None else _with_batch(size, (bias, bias_batched)).flatten(0, 1)
         conv = form.conv._replace(x=x, weight=weight, groups=size * form.conv.groups)
-        out = _call(aten.convolution.default, dtype, *convolution_arguments(conv, bias))
+        out = call(aten.convolution.default, dtype, *convolution_arguments(conv, bias))
         out = _split(out, 1, size).transpose(0, 1)
     return (out.squeeze(1) if form.unbatched else out), 0
 
 
-_CONVOLUTIONS = frozenset(
-    {
-        aten.convolution.default,
-        aten.conv1d.default,
-        aten.conv2d.default,
-        aten.conv3d.default,
-        aten.conv_transpose1d.default,
-        aten.conv_transpose2d.input,
-        aten.conv_transpose3d.input,
-    }
-)
 _RULES: dict[OpOverload, Callable[..., tuple[Tensor, int] | None]] = {
-    **dict.fromkeys(_CONVOLUTIONS, _convolution),
     aten.mm.default: _mm,
     aten.bmm.default: _bmm,
     aten.addmm.default: _addmm,

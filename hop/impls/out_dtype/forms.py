@@ -220,6 +220,8 @@ _CONVOLUTIONS: dict[OpOverload, Callable[..., BiasedConvolution]] = {
     aten.conv_transpose2d.input: _conv_transpose,
     aten.conv_transpose3d.input: _conv_transpose,
 }
+# With all their overloads: one takes padding as a string.
+CONVOLUTIONS = frozenset(op.overloadpacket for op in _CONVOLUTIONS)
 
 
 def convolution_arguments(conv: Convolution, bias: Tensor | None = None) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ from hop.impls.out_dtype.forms import (
     as_product,
     convolution_arguments,
 )
+from hop.impls.out_dtype.meaning import call
 from hop.impls.out_dtype.promotion import common_dtype
 from hop.kernels.convolution import Convolution
 
@@ -91,12 +92,6 @@ def _through_reference(
     return grads
 
 
-def _call(op: OpOverload, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
-    from hop.impls.out_dtype import operator  # the operator is made of this rule, and this rule of the operator
-
-    return operator(op, dtype, *args, **kwargs)
-
-
 # ---- products
 
 
@@ -104,14 +99,14 @@ def _product(grad: Tensor, wanted: set[int], common: torch.dtype, product: Produ
     lhs, rhs = product.lhs, product.rhs
     multiply = aten.mm.default if lhs.dim() == 2 else aten.bmm.default
     plain = grad.reshape(*lhs.shape[:-1], rhs.shape[-1])
-    scaled = plain if product.alpha == 1 else _call(aten.mul.Scalar, common, plain, product.alpha)
+    scaled = plain if product.alpha == 1 else call(aten.mul.Scalar, common, plain, product.alpha)
     (left, right), restore = product.operands, product.restore
     grads = {}
     if left in wanted:
-        d = _call(multiply, _narrowest(args[left], lhs, common), scaled, rhs.mT)
+        d = call(multiply, _narrowest(args[left], lhs, common), scaled, rhs.mT)
         grads[left] = restore[0](d).sum_to_size(args[left].shape)
     if right in wanted:
-        d = _call(multiply, _narrowest(args[right], rhs, common), lhs.mT, scaled)
+        d = call(multiply, _narrowest(args[right], rhs, common), lhs.mT, scaled)
         grads[right] = restore[1](d).sum_to_size(args[right].shape)
     if product.added in wanted:
         grads[product.added] = _sum_to(grad.to(common) * product.beta, args[product.added])
@@ -135,7 +130,7 @@ def _convolution(grad: Tensor, wanted: set[int], common: torch.dtype, form: Bias
     g = grad.unsqueeze(0) if form.unbatched else grad
     grads = {}
     if 0 in wanted:
-        d = _call(aten.convolution.default, conv.x.dtype, *convolution_arguments(_adjoint(conv, g)))
+        d = call(aten.convolution.default, conv.x.dtype, *convolution_arguments(_adjoint(conv, g)))
         grads[0] = d.squeeze(0) if form.unbatched else d
     if 1 in wanted:
         grads[1] = _filter_gradient(conv, *((g, conv.x) if conv.transposed else (conv.x, g)))
@@ -172,7 +167,7 @@ def _filter_gradient(conv: Convolution, wide: Tensor, narrow: Tensor) -> Tensor:
     x = x.reshape(per_group, conv.groups * n, *size)
     lists = (conv.dilation, conv.padding, conv.stride)
     swapped = Convolution(x, narrow.transpose(0, 1), *lists, False, [0] * len(conv.stride), conv.groups)
-    d = _call(aten.convolution.default, conv.weight.dtype, *convolution_arguments(swapped))
+    d = call(aten.convolution.default, conv.weight.dtype, *convolution_arguments(swapped))
     for dim, size in enumerate(conv.weight.shape[2:], start=2):
         d = d.narrow(dim, 0, size)  # where the stride leaves a remainder, there are terms past the kernel
     return d.transpose(0, 1)
@@ -186,7 +181,7 @@ def _add(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any, al
     if 0 in wanted:
         grads[0] = _sum_to(grad.to(common), x)
     if 1 in wanted:
-        grads[1] = _sum_to(_call(aten.mul.Scalar, common, grad, alpha), y)
+        grads[1] = _sum_to(call(aten.mul.Scalar, common, grad, alpha), y)
     return grads
 
 
@@ -196,17 +191,17 @@ def _sub(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any, al
 
 def _mul(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any) -> Gradients:
     factors = {0: y, 1: x}
-    return {i: _sum_to(_call(aten.mul.Tensor, common, grad, factors[i]), (x, y)[i]) for i in wanted}
+    return {i: _sum_to(call(aten.mul.Tensor, common, grad, factors[i]), (x, y)[i]) for i in wanted}
 
 
 def _div(grad: Tensor, wanted: set[int], common: torch.dtype, x: Any, y: Any) -> Gradients:
-    over_y = _call(aten.div.Tensor, common, grad, y)
+    over_y = call(aten.div.Tensor, common, grad, y)
     grads = {}
     if 0 in wanted:
         grads[0] = _sum_to(over_y, x)
     if 1 in wanted:
-        quotient = _call(aten.div.Tensor, common, x, y)
-        grads[1] = _sum_to(_call(aten.mul.Tensor, common, over_y, quotient).neg(), y)
+        quotient = call(aten.div.Tensor, common, x, y)
+        grads[1] = _sum_to(call(aten.mul.Tensor, common, over_y, quotient).neg(), y)
     return grads
 
 
@@ -220,12 +215,12 @@ def _mean(
     grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim: Any = None, keepdim: bool = False, **_: Any
 ):
     spread = _spread(grad, x, dim, keepdim)
-    return {0: _call(aten.div.Scalar, common, spread, x.numel() // max(grad.numel(), 1))}
+    return {0: call(aten.div.Scalar, common, spread, x.numel() // max(grad.numel(), 1))}
 
 
 def _spread(grad: Tensor, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
     dims = [dim] if isinstance(dim, int) else dim
-    if dims and not keepdim:
+    if dims and not keepdim and x.dim():
         for d in sorted(d % x.dim() for d in dims):
             grad = grad.unsqueeze(d)
     return grad.expand(x.shape)
@@ -234,7 +229,7 @@ def _spread(grad: Tensor, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
 def _cumsum(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim: int, **_: Any) -> Gradients:
     if x.dim() == 0:
         return {0: grad}
-    return {0: _call(aten.cumsum.default, common, grad.flip(dim), dim).flip(dim)}
+    return {0: call(aten.cumsum.default, common, grad.flip(dim), dim).flip(dim)}
 
 
 def _clamp(
@@ -244,15 +239,13 @@ def _clamp(
     inside = torch.ones_like(value, dtype=torch.bool)
     inside = inside if low is None else inside & (value >= low)
     inside = inside if high is None else inside & (value <= high)
-    return {0: _call(aten.where.ScalarOther, x.dtype, inside, grad, 0)}
+    return {0: call(aten.where.ScalarOther, x.dtype, inside, grad, 0)}
 
 
 def _avg_pool2d(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, *args: Any) -> Gradients:
     kernel, stride, padding, ceil, include_pad, divisor = (*args, *(_AVG_POOL2D_DEFAULTS[len(args) :]))
     return {
-        0: _call(
-            aten.avg_pool2d_backward.default, x.dtype, grad, x, kernel, stride, padding, ceil, include_pad, divisor
-        )
+        0: call(aten.avg_pool2d_backward.default, x.dtype, grad, x, kernel, stride, padding, ceil, include_pad, divisor)
     }
 
 
@@ -271,7 +264,7 @@ def _embedding(
 ) -> Gradients:
     rows = weight.shape[0]
     return {
-        0: _call(
+        0: call(
             aten.embedding_dense_backward.default, weight.dtype, grad, indices, rows, padding_idx, scale_grad_by_freq
         )
     }

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hop._compile import OpOverload
 from hop.impls.out_dtype.arguments import Inner, describe
-from hop.impls.out_dtype.promotion import CONVOLUTIONS, DTYPES, common_dtype, is_integer, run_dtype
+from hop.impls.out_dtype.forms import CONVOLUTIONS
+from hop.impls.out_dtype.promotion import DTYPES, common_dtype, is_integer, run_dtype
 from hop.kernels.convolution import lay_out
 
 
@@ -20,13 +21,20 @@ def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
     """What out_dtype(op, output_dtype, *args, **kwargs) returns, for arguments in canonical form."""
     inner = describe(op)
     common = common_dtype(inner, output_dtype, args, kwargs)
-    cast_args, cast_kwargs = inner.cast(args, kwargs, run_dtype(op, common, args))
+    cast_args, cast_kwargs = inner.cast(args, kwargs, run_dtype(op, common))
     result = op(*cast_args, **cast_kwargs)
     if op.overloadpacket in CONVOLUTIONS and all(is_integer(x.dtype) for x in args[:2]):
         result = lay_out(result, *args[:2])  # ATen's own layout differs between backends, and between fake and real
     if inner.returns_view and result.dtype == output_dtype:
         return result.clone()
     return result.to(output_dtype)
+
+
+def call(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+    """out_dtype itself, for the rules that are made of it."""
+    from hop.impls.out_dtype import operator  # which is made of those rules
+
+    return operator(op, output_dtype, *args, **kwargs)
 
 
 def check(

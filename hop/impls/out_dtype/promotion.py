@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hop._compile import OpOverload
 from hop.impls.out_dtype.arguments import Inner
+from hop.impls.out_dtype.forms import CONVOLUTIONS
 
 aten = torch.ops.aten
 
@@ -59,17 +60,6 @@ _NUMBERS = {
 }
 DTYPES = frozenset([*_COMPUTE, *_UNSIGNED, *_STANDARD])
 
-CONVOLUTIONS = frozenset(
-    {
-        aten.convolution,
-        aten.conv1d,
-        aten.conv2d,
-        aten.conv3d,
-        aten.conv_transpose1d,
-        aten.conv_transpose2d,
-        aten.conv_transpose3d,
-    }
-)
 # Sums of products: arithmetic modulo 2^bits may run in any wider integer.
 _LINEAR = CONVOLUTIONS | {
     aten.mm,
@@ -101,7 +91,7 @@ def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...],
     """The dtype that the promoted arguments and `output_dtype` have in common."""
     kinds: list[Any] = []
     for name, value in inner.operands(args, kwargs):
-        if name not in inner.promoted:
+        if not inner.promotes(name, value):
             continue
         if isinstance(value, Tensor):
             kinds.append((value.dtype, value.dim() == 0))
@@ -164,7 +154,7 @@ def is_integer(dtype: torch.dtype) -> bool:
     return _category(dtype) == 1
 
 
-def run_dtype(op: OpOverload, common: torch.dtype, args: tuple[Any, ...]) -> torch.dtype:
+def run_dtype(op: OpOverload, common: torch.dtype) -> torch.dtype:
     """The dtype in which the reference calls `op`."""
     packet = op.overloadpacket
     if common is torch.bool or not is_integer(common):

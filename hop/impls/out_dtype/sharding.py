@@ -18,6 +18,7 @@ from hop import _compile
 from hop._compile import OpOverload
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import Product, as_convolution, as_product
+from hop.impls.out_dtype.meaning import call, reference
 from hop.impls.out_dtype.promotion import common_dtype, is_integer, run_dtype
 
 aten = torch.ops.aten
@@ -35,21 +36,18 @@ _REDUCED_IN = {
 def shard(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """out_dtype for operands of which at least one is a DTensor: a DTensor of `output_dtype`."""
     inner = describe(op)
-    run = run_dtype(op, common_dtype(inner, output_dtype, args, kwargs), args)
+    run = run_dtype(op, common_dtype(inner, output_dtype, args, kwargs))
     args = inner.map_promoted(args, lambda x: _reduce(x, run))
-    described = inner.map_promoted(args, lambda x: _compile.describe_dtensor(x, run) if _is_dtensor(x) else x)
+    described = inner.map_promoted(args, lambda x: _compile.describe_dtensor(x, run) if _compile.is_dtensor(x) else x)
     sharding = _compile.propagate_sharding(op, described, kwargs)
     if sharding is None:
         return _without_strategy(op, output_dtype, run, args, kwargs)
     return _local(op, output_dtype, run, args, kwargs, sharding)
 
 
-_is_dtensor = _compile.is_dtensor
-
-
 def _reduce(x: Any, run: torch.dtype) -> Any:
     """A Partial operand of another dtype, summed up."""
-    return _replicate_partials(x) if _is_dtensor(x) and x.dtype != run else x
+    return _replicate_partials(x) if _compile.is_dtensor(x) and x.dtype != run else x
 
 
 def _replicate_partials(x: Any) -> Any:
@@ -69,14 +67,12 @@ def _commutes(run: torch.dtype, output_dtype: torch.dtype) -> bool:
 def _local(
     op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: Any, kwargs: Any, sharding: _compile.Sharding
 ) -> Tensor:
-    from hop.impls.out_dtype import operator
-
     wanted = iter(sharding.inputs)
-    local_args = tree_map(lambda x: _compile.local_part(x, next(wanted)) if _is_dtensor(x) else x, args)
+    local_args = tree_map(lambda x: _compile.local_part(x, next(wanted)) if _compile.is_dtensor(x) else x, args)
     partial = any(p.is_partial() for p in sharding.output)
     summed = all(p.is_partial("sum") for p in sharding.output if p.is_partial())
     cast_first = not partial or (summed and _commutes(run, output_dtype))
-    out = operator(op, output_dtype if cast_first else _REDUCED_IN.get(run, run), *local_args, **kwargs)
+    out = call(op, output_dtype if cast_first else _REDUCED_IN.get(run, run), *local_args, **kwargs)
     wrapped = _compile.make_dtensor(out, sharding)
     return wrapped if cast_first else _replicate_partials(wrapped).to(output_dtype)
 
@@ -87,7 +83,7 @@ def _without_strategy(op: OpOverload, output_dtype: torch.dtype, run: torch.dtyp
     product = as_product(op, args, kwargs)
     if product is not None:
         return _product(product, output_dtype, run)
-    if as_convolution(op, args) is not None and all(_is_dtensor(x) for x in args[:3] if isinstance(x, Tensor)):
+    if as_convolution(op, args) is not None and all(_compile.is_dtensor(x) for x in args[:3] if isinstance(x, Tensor)):
         return _convolution(op, output_dtype, args)
     inner_args, inner_kwargs = describe(op).cast(args, kwargs, run)
     out = op(*inner_args, **inner_kwargs)
@@ -95,10 +91,8 @@ def _without_strategy(op: OpOverload, output_dtype: torch.dtype, run: torch.dtyp
 
 
 def _product(product: Product, output_dtype: torch.dtype, run: torch.dtype) -> Tensor:
-    from hop.impls.out_dtype import operator
-
     multiply = aten.mm.default if product.lhs.dim() == 2 else aten.bmm.default
-    out = operator(multiply, output_dtype if product.added is None else run, product.lhs, product.rhs)
+    out = call(multiply, output_dtype if product.added is None else run, product.lhs, product.rhs)
     if product.added is not None:
         out = _replicate_partials(out)
     return product.complete(out).to(output_dtype)
@@ -106,15 +100,13 @@ def _product(product: Product, output_dtype: torch.dtype, run: torch.dtype) -> T
 
 def _convolution(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
     """Each process takes its examples whole, with all of the weight."""
-    from hop.impls.out_dtype import operator
-
     x, weight = args[:2]
     everywhere = [_compile.replicate()] * x.device_mesh.ndim
     batched = x.dim() == weight.dim()
     placed = [p if batched and p.is_shard(0) else r for p, r in zip(x.placements, everywhere, strict=True)]
     local_x = _compile.local_part(x, placed)
-    rest = [_compile.local_part(a, everywhere) if _is_dtensor(a) else a for a in args[1:]]
+    rest = [_compile.local_part(a, everywhere) if _compile.is_dtensor(a) else a for a in args[1:]]
     whole = [a.to("meta") if isinstance(a, Tensor) else a for a in rest]
-    result = operator.reference(op, output_dtype, torch.empty(x.shape, dtype=x.dtype, device="meta"), *whole)
+    result = reference(op, output_dtype, torch.empty(x.shape, dtype=x.dtype, device="meta"), *whole)
     sharding = _compile.Sharding([], x.device_mesh, placed, result.shape, result.stride())
-    return _compile.make_dtensor(operator(op, output_dtype, local_x, *rest), sharding)
+    return _compile.make_dtensor(call(op, output_dtype, local_x, *rest), sharding)
