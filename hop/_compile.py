@@ -7,6 +7,9 @@ Importing it costs nothing beyond `import torch`: what needs Dynamo, Inductor, D
 itself when that module is imported by somebody else (`when_imported`).
 """
 
+import contextlib
+import contextvars
+import functools
 import importlib.abc
 import importlib.util
 import sys
@@ -20,28 +23,36 @@ from torch._C import (
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
 )
-from torch._C._functorch import TransformType, _add_batch_dim, peek_interpreter_stack
+from torch._C._functorch import TransformType, _add_batch_dim, peek_interpreter_stack, unwrap_if_dead
 from torch._C._functorch import _unwrap_for_grad as unwrap_for_grad
 from torch._C._functorch import _wrap_for_grad as wrap_for_grad
-from torch._C._functorch import unwrap_if_dead as unwrap_if_dead
+from torch._C._functorch import is_batchedtensor as is_batched
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import unwrap_batched
 from torch._higher_order_ops.utils import register_fake
 from torch._library import opaque_object
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._prims_common import infer_size
+from torch._prims_common import infer_size, make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
+    _ProxyTensor,
     disable_proxy_modes_tracing,
+    make_fx,
     maybe_handle_decomp,
+    set_meta,
+    set_proxy_slot,
     track_tensor_tree,
 )
-from torch.utils._python_dispatch import _get_current_dispatch_mode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode,
+    is_traceable_wrapper_subclass,
+    return_and_correct_aliasing,
+)
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
     "DispatchKey",
@@ -51,20 +62,49 @@ __all__ = [
     "Sharding",
     "TransformType",
     "add_batch_dim",
+    "allow_in_graph",
     "apply_at_level",
+    "as_decomposition",
+    "as_dtensor",
     "below_autograd",
     "core_decompositions",
+    "correct_aliasing",
     "current_mode",
+    "describe_dtensor",
+    "flop_counter_mode",
     "has_tangent",
+    "inferred_size",
+    "is_batched",
+    "is_dtensor",
+    "is_foreign_subclass",
+    "is_forward_ad_active",
+    "is_functional",
+    "is_lowering",
     "is_plain_eager",
     "is_tracing_script",
+    "is_tracked",
+    "known_equal",
+    "local_part",
+    "make_dtensor",
+    "make_wrapper",
+    "no_torch_function",
+    "parts",
     "propagate_sharding",
+    "refuse_in_exports",
     "register_fake",
     "register_inductor_decomposition",
+    "register_value",
+    "replicate",
+    "show_script",
+    "sizes",
     "trace_as",
     "trace_node",
+    "trace_parts",
     "unwrap_batched",
+    "unwrap_for_grad",
+    "unwrap_if_dead",
     "when_imported",
+    "wrap_for_grad",
 ]
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -132,6 +172,70 @@ def is_tracing_script() -> bool:
     return _get_tracing_state() is not None
 
 
+def sizes(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The shape of a tensor, in numbers or symbols under torch.jit.trace too."""
+    with _no_script():
+        return tuple(tensor.shape)
+
+
+@contextlib.contextmanager
+def _no_script() -> Any:
+    """Out of sight of torch.jit.trace."""
+    module: Any = torch._C
+    state, set_state = _get_tracing_state(), module._set_tracing_state
+    set_state(None)
+    try:
+        yield
+    finally:
+        set_state(state)
+
+
+def show_script(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """function(*args, **kwargs), of which torch.jit.trace sees the ATen operators that it comes to for these sizes:
+    sizes are numbers inside, where torch.jit.trace has tensors, and wrapper subclasses their parts."""
+    rebuild: list[Callable[..., Any]] = []
+
+    def flat(*parts: torch.Tensor) -> list[torch.Tensor]:
+        inner_args, inner_kwargs = build(parts)
+        out, build_out = _taken_apart(function(*inner_args, **inner_kwargs))
+        rebuild.append(build_out)
+        return out
+
+    with _no_script():
+        parts, build = _taken_apart((args, kwargs))
+        empty = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in parts]
+        graph = make_fx(flat)(*empty)
+    return rebuild[0](graph(*parts))
+
+
+def _taken_apart(tree: Any) -> tuple[list[torch.Tensor], Callable[..., Any]]:
+    """The plain tensors of a tree, and a function that builds the tree again of others."""
+    leaves, spec = tree_flatten(tree)
+    found: list[torch.Tensor] = []
+    builders: list[Callable[..., Any]] = []
+    for x in leaves:
+        if not isinstance(x, torch.Tensor):
+            builders.append(lambda rest, x=x: x)
+        elif not is_traceable_wrapper_subclass(x):
+            found.append(x)
+            builders.append(next)
+        else:
+            names, context = x.__tensor_flatten__()
+            found += [getattr(x, name) for name in names]
+            made = (type(x), names, context, x.shape, x.stride())
+            builders.append(lambda rest, made=made: _wrapped(rest, *made))
+
+    def build(parts: Sequence[torch.Tensor]) -> Any:
+        rest = iter(parts)
+        return tree_unflatten([make(rest) for make in builders], spec)
+
+    return found, build
+
+
+def _wrapped(rest: Any, cls: Any, names: list[str], context: Any, shape: Any, stride: Any) -> torch.Tensor:
+    return cls.__tensor_unflatten__({name: next(rest) for name in names}, context, shape, stride)
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
     """True if `tensor` is a dual number at the current level of forward-mode differentiation."""
     if not is_forward_ad_active() or not (tensor.is_floating_point() or tensor.is_complex()):
@@ -172,6 +276,45 @@ def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kw
     return track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
 
 
+def is_functional(tensor: torch.Tensor) -> bool:
+    """Whether it is wrapped by torch.func.functionalize."""
+    return torch._is_functional_tensor(tensor)
+
+
+def is_tracked(mode: ProxyTorchDispatchMode, tensor: torch.Tensor) -> bool:
+    """Whether the graph that `mode` builds has a value for `tensor`."""
+    return mode.tracer.unwrap_proxy(tensor) is not tensor
+
+
+def trace_parts(mode: ProxyTorchDispatchMode, hop: Any, source: torch.Tensor) -> None:
+    """Let the parts of `source` be what `hop` gives for it in the graph that `mode` builds, if they are used there."""
+    tracer, own = mode.tracer, mode.tracer.unwrap_proxy(source)
+
+    @functools.cache
+    def node() -> Any:
+        proxy = tracer.create_proxy("call_function", hop, (own,), {}, name=hop.name())
+        return set_meta(proxy, parts(source))  # type: ignore[arg-type]
+
+    for i, part in enumerate(parts(source)):
+        set_proxy_slot(part, tracer, _LazyProxy(own, lambda i=i, part=part: set_meta(node()[i], part)))
+
+
+class _LazyProxy(_ProxyTensor):
+    """A value whose node is made when it is first used, unless that is after the graph has been finished: then it
+    stands for its source."""
+
+    def __init__(self, source: Any, make: Callable[[], Any]) -> None:
+        self._source, self._make, self._made, self.constant = source, make, None, None
+
+    @property
+    def proxy(self) -> Any:  # type: ignore[override]
+        if self._made is None:
+            if next(reversed(self._source.node.graph.nodes)).op == "output":
+                return self._source
+            self._made = self._make()
+        return self._made
+
+
 def allow_in_graph(function: Callable[..., Any]) -> None:
     """Make Dynamo record calls of `function` as one node instead of tracing into it."""
     when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(function) and None)
@@ -191,6 +334,29 @@ def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> N
         module.fast_random_decomps.cache_clear()  # a cached copy of the table
 
     when_imported("torch._inductor.decomposition", register)
+
+
+def _keep_loops_that_do_not_divide() -> None:
+    """Keep Inductor from splitting a loop over n elements by a divisor in an index, such as that of a block's scale,
+    where it does not divide n: the C++ that it writes then drops the rest of the loop, silently (torch 2.13)."""
+    module = sys.modules["torch._inductor.codegen.cpp"]
+    split = getattr(module.CppScheduling, "try_loop_split", None)
+    if split is None:
+        return
+
+    def divides(node: Any) -> bool:
+        _, body, _ = node.node.get_default_sizes_body()
+        divisions = {d for e in body.indexing_exprs.values() if hasattr(e, "find") for d in e.find(module.FloorDiv)}
+        loops = [(body.var_ranges[var], by) for var, by in (d.args for d in divisions) if var in body.var_ranges]
+        return all(known_equal(size % by, 0) for size, by in loops)
+
+    def split_if_it_divides(self: Any, nodes: Any) -> Any:
+        return split(self, nodes) if all(map(divides, nodes)) else nodes
+
+    module.CppScheduling.try_loop_split = split_if_it_divides
+
+
+when_imported("torch._inductor.codegen.cpp", _keep_loops_that_do_not_divide)
 
 
 def register_value(cls: type) -> None:
@@ -228,6 +394,29 @@ def refuse_in_exports(cls: type) -> None:
     when_imported("torch.export.graph_signature", register)
 
 
+_lowering = contextvars.ContextVar("lowering", default=False)
+
+
+def is_lowering() -> bool:
+    """True in what `as_decomposition` gives."""
+    return _lowering.get()
+
+
+def as_decomposition(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` for a table of decompositions of torch.export, which forgets tensors that a decomposition makes of
+    Python numbers: inside, `is_lowering` is true, so that they are made of operators."""
+
+    @functools.wraps(function)
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        token = _lowering.set(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _lowering.reset(token)
+
+    return lowered
+
+
 def core_decompositions() -> Any:
     """PyTorch's default decomposition table for export, as a fresh mapping."""
     return torch.export.default_decompositions()
@@ -245,15 +434,28 @@ def known_equal(a: Any, b: Any) -> bool:
 # --------------------------------------------------------------------------------------------------------------------
 # Tensor subclasses
 
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a wrapper subclass holds; none of any other tensor."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return []
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
 no_torch_function = torch._C._disabled_torch_function_impl
 
 
 def make_wrapper(
-    cls: type, shape: Any, strides: Any, dtype: torch.dtype, device: torch.device, requires_grad: bool
+    cls: type, shape: Any, strides: Any, offset: Any, dtype: torch.dtype, device: torch.device, requires_grad: bool
 ) -> Any:
     """A tensor of class `cls` without storage."""
     make = torch.Tensor._make_wrapper_subclass
-    return make(cls, shape, strides, dtype=dtype, device=device, requires_grad=requires_grad)
+    return make(cls, shape, strides, offset, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of a contiguous tensor of `shape`, symbolic sizes included."""
+    return make_contiguous_strides_for(tuple(shape))
 
 
 def correct_aliasing(op: OpOverload, args: Any, kwargs: Any, out: Any) -> Any:
@@ -373,6 +575,13 @@ def is_dtensor(x: Any) -> bool:
     """True for a DTensor; imports nothing."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
+
+
+def as_dtensor(x: torch.Tensor, mesh: Any) -> Any:
+    """x, on all of `mesh` if it is no DTensor."""
+    from torch.distributed.tensor import DTensor
+
+    return x if is_dtensor(x) else DTensor.from_local(x, mesh, [replicate()] * mesh.ndim, run_check=False)
 
 
 def replicate() -> Any:

@@ -12,12 +12,13 @@ A concrete operator supplies what it means, and nothing about dispatch:
 A call takes the first of these routes that applies:
 
     plain eager tensors, nothing watching      check, then the first kernel that supports the call, else the reference
-    torch.jit.trace                            the reference, since a script graph knows ATen only
+    torch.jit.trace                            the reference, since a script graph knows ATen only; for the sizes that
+                                               it sees, if the reference computes with sizes
     everything else                            PyTorch's dispatcher, by the rules registered in `Hop.__init__`
 """
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Hop(HigherOrderOperator):
     of an input. It mutates nothing."""
 
     plain: frozenset[type] = PLAIN  # the types of operands that need no rule of the dispatcher
+    reads_sizes = False  # whether the reference computes with sizes as numbers
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -93,6 +95,8 @@ class Hop(HigherOrderOperator):
     # ---- calls
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if self.reads_sizes and _compile.is_tracing_script():
+            return _compile.show_script(self._checked_reference, args, kwargs)
         args, kwargs = self.check(*args, **kwargs)
         if _compile.is_plain_eager() and _all_plain(self.plain, args, kwargs):
             return self._run(*args, **kwargs)
@@ -123,6 +127,10 @@ class Hop(HigherOrderOperator):
         return "\n".join([*lines, "reference: chosen"])
 
     # ---- below autograd
+
+    def _checked_reference(self, /, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.check(*args, **kwargs)
+        return self.reference(*args, **kwargs)
 
     def _run(self, /, *args: Any, **kwargs: Any) -> Any:
         for kernel, call in self.kernels(*args, **kwargs):
@@ -212,10 +220,37 @@ class Composite(Hop):
     It has the rules of autograd, torch.func and pre-dispatch tracing. Below them it is its reference, which calls
     operators on plain tensors: those stand in graphs, and have kernels."""
 
+    reads_sizes = True
+    parts: "Composite | None" = None  # the operator that takes a result apart
+
     def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
         if dispatch_key == DispatchKey.Python:
             return self.reference(*args, **kwargs)
         return super().dispatch(dispatch_key, *args, **kwargs)
+
+    def _made_of(self, is_such: Callable[[Tensor], bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the parts of an operand are such tensors."""
+        return any(is_such(part) for x in _tensors(args, kwargs) for part in _compile.parts(x))
+
+    def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self._made_of(_compile.is_functional, args, kwargs):
+            return self.reference(*args, **kwargs)
+        return super()._functionalize(ctx, *args, **kwargs)
+
+    def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
+        wrappers = [x for x in _tensors(args, kwargs) if _compile.parts(x)]
+        if not all(_compile.is_tracked(mode, x) for x in wrappers):
+            with mode:  # one was made of parts, which the graph knows
+                return self.reference(*args, **kwargs)
+        out = super()._trace(mode, *args, **kwargs)
+        if self.parts is not None:
+            _compile.trace_parts(mode, self.parts, out)
+        return out
+
+    def _vmap_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self._made_of(_compile.is_batched, args, kwargs):
+            return self.reference(*args, **kwargs)
+        return super()._vmap_level(interpreter, *args, **kwargs)
 
 
 def decompositions() -> Any:
@@ -223,7 +258,7 @@ def decompositions() -> Any:
     afterwards is core ATen. Returns a fresh table that the caller may change."""
     table = _compile.core_decompositions()
     for hop in _hops:
-        table[hop] = hop.reference
+        table[hop] = _compile.as_decomposition(hop.reference)
     return table
 
 

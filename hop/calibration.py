@@ -4,9 +4,11 @@
     y = hop.quantize(q, x, **found)
 
 Each looks at all batches, whose shapes must cut into the same number of blocks: a block of a later batch belongs to the
-one at its place in the first, as for a whole tensor or a channel.
+one at its place in the first, as for a whole tensor or a channel. NaN is ignored, and an infinity counts as the largest
+float32.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -86,14 +88,17 @@ def _range(q: Quantizer, batches: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], Tensor], percent: float) -> Tensor:
-    """The percentile of change(x) in each block of all batches."""
+    """The percentile of change(x) in each block of all batches; 0 where there is no number."""
     own, rows = _served(q), []
     for x in batches:
-        cut, dims = blocks.split(change(_known(x)).reshape(own.rows(x.shape)), own.block)
+        changed = change(x.to(torch.float32)).clamp(-LARGEST, LARGEST)
+        cut, dims = blocks.split(changed.reshape(own.rows(x.shape)), own.block, fill=math.nan)
         kept = [d for d in range(cut.dim()) if d not in dims]
         rows.append(cut.permute(*kept, *dims).flatten(len(kept)))
-    joined = torch.cat(rows, -1)
-    return joined.kthvalue(max(1, round(joined.shape[-1] * percent / 100)), -1).values
+    joined = torch.cat(rows, -1).sort(-1).values  # NaN, which is also what a cut-off block lacks, comes last
+    count = (joined == joined).sum(-1, keepdim=True).to(torch.float64)
+    place = (count * percent / 100).round().clamp(min=1) - 1
+    return joined.gather(-1, place.to(torch.int64)).squeeze(-1).nan_to_num(0.0)
 
 
 def _known(x: Tensor) -> Tensor:
@@ -119,8 +124,16 @@ def _from_range(q: Quantizer, low: Tensor, high: Tensor) -> dict[str, Tensor]:
     return {name: t.squeeze(-1) for name, t in zip(rule.stored(q.format, q.block), found, strict=True)}
 
 
-def _check(name: str, q: Any, batches: tuple[Tensor, ...]) -> None:
+def _check(name: str, q: Any, batches: tuple[Any, ...]) -> None:
     if not isinstance(q, Quantizer):
         raise TypeError(f"{name}: q must be a Quantizer, got {type(q).__name__}")
     if not batches:
         raise ValueError(f"{name}: batches must hold one tensor or more")
+    for x in batches:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name}: batches must be floating-point tensors, got {got}")
+    own = _served(q)
+    if len({tuple(blocks.counts(own.rows(x.shape), own.block)) for x in batches}) > 1:
+        shapes = [tuple(x.shape) for x in batches]
+        raise ValueError(f"{name}: batches must cut into the same number of blocks of {own.block}, got shapes {shapes}")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hop import _compile
 from hop.quantizer import Quantizer
 
 ROWWISE, COLUMNWISE = "rowwise", "columnwise"
@@ -70,10 +71,9 @@ def check(described: Sequence[Buffer], buffers: Sequence[Tensor]) -> None:
     if len(buffers) != len(described):
         raise ValueError(f"buffers must be {[b.name for b in described]}, got {len(buffers)} of them")
     for b, tensor in zip(described, buffers, strict=True):
-        if tuple(tensor.shape) != b.shape or tensor.dtype != b.dtype:
-            raise ValueError(
-                f"buffer {b.name} must be {b.dtype} of {b.shape}, got {tensor.dtype} of {tuple(tensor.shape)}"
-            )
+        shape = _compile.sizes(tensor)
+        if shape != b.shape or tensor.dtype != b.dtype:
+            raise ValueError(f"buffer {b.name} must be {b.dtype} of {b.shape}, got {tensor.dtype} of {shape}")
 
 
 def quantize(

@@ -17,11 +17,12 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hop import packing, spelling
+from hop import _compile, packing, spelling
 from hop.spelling import Value
 
 NOISE_BITS = 8  # of the random integers of stochastic rounding
@@ -201,7 +202,7 @@ class Codebook(Format):
 
     def __post_init__(self) -> None:
         self._check()
-        book = tuple(_float32(v) for v in self.book)
+        book = tuple(float32(v) for v in self.book)
         if not 2 <= len(book) <= 2**self.bits or any(not a < b for a, b in itertools.pairwise(book)):
             raise ValueError(
                 f"{self.name}: book must be 2 to {2**self.bits} numbers, ascending in float32; got {len(book)}: {book}"
@@ -223,24 +224,44 @@ class Codebook(Format):
 @dataclass(frozen=True, eq=False, repr=False)
 class PowerOfTwo(Format):
     """Powers of two, for scales: code e is 2^(e - bias), and the last code NaN. Numbers above 0 are rounded up; others
-    have code 0."""
+    have code 0.
+
+    Codes are found by doubling and halving, which is exact, and needs no table of all powers."""
 
     bias: int = 0
-    _thresholds: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self._check()
-        numbers = [math.ldexp(1.0, e - self.bias) for e in range(2**self.bits - 1)]
-        self._derive(numbers, _thresholds=[-math.inf, *(_after(v) for v in numbers[:-1])])
+        low, high = -self.bias, 2**self.bits - 2 - self.bias
+        if low < -127 or high > 127:
+            raise ValueError(
+                f"{self.name}: bits={self.bits} and bias={self.bias} give powers from 2^{low} to 2^{high}; they must "
+                "lie between 2^-127 and 2^127, as those of float32 do"
+            )
+        self._derive([math.ldexp(1.0, e - self.bias) for e in range(2**self.bits - 1)])
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is not None:
             raise ValueError(f"{self.name}: scales are not rounded stochastically")
-        code = _search(x, self._thresholds)
+        small = x < 1
+        rest = torch.where(small, x * 2.0**127, x)
+        power = torch.where(small, -127, 0)  # x = rest · 2^power
+        for step in (64, 32, 16, 8, 4, 2, 1):
+            large = rest >= 2.0**step
+            rest = torch.where(large, rest * 2.0**-step, rest)
+            power = torch.where(large, power + step, power)
+        power = torch.where(rest > 1, power + 1, power)
+        code = (power + self.bias).clamp(0, 2**self.bits - 2)
         return torch.where(x.isnan(), 2**self.bits - 1, code).to(self.dtype)
 
     def decode(self, codes: Tensor) -> Tensor:
-        return _lookup((*self.numbers, math.nan), codes.to(torch.int64))
+        rest = codes.to(torch.int32)
+        number = torch.full_like(rest, 2.0**-self.bias, dtype=torch.float32)
+        for step in (64, 64, 64, 32, 16, 8, 4, 2, 1):
+            large = rest >= step
+            number = torch.where(large, number * 2.0**step, number)
+            rest = torch.where(large, rest - step, rest)
+        return torch.where(codes == 2**self.bits - 1, math.nan, number)
 
     def inside(self, x: Tensor) -> Tensor:
         """Whether x is at most the largest number."""
@@ -258,7 +279,7 @@ def _halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> li
     found = [-math.inf]
     for lower, (a, b) in enumerate(itertools.pairwise(numbers)):
         middle = (Fraction(a) + Fraction(b)) / 2
-        least = _float32(float(middle))
+        least = float32(float(middle))
         while Fraction(least) > middle or (Fraction(least) == middle and tie_goes_up(lower)):
             least = _before(least)
         while Fraction(least) < middle or (Fraction(least) == middle and not tie_goes_up(lower)):
@@ -267,7 +288,7 @@ def _halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> li
     return found
 
 
-def _float32(x: float) -> float:
+def float32(x: float) -> float:
     """x rounded to float32."""
     return struct.unpack("f", struct.pack("f", x))[0]
 
@@ -285,14 +306,23 @@ def _before(x: float) -> float:
     return -_after(-x)
 
 
+def tensor(numbers: Any, device: torch.device) -> Tensor:
+    """The numbers as a float32 tensor, made inside a graph too."""
+    if not _compile.is_lowering():
+        return torch.as_tensor(numbers, dtype=torch.float32, device=device)
+    if not isinstance(numbers[0], float):
+        return torch.stack([tensor(row, device) for row in numbers])
+    return torch.cat([torch.full((1,), v, dtype=torch.float32, device=device) for v in numbers])
+
+
 def _lookup(table: Sequence[float], index: Tensor) -> Tensor:
-    return _take(torch.tensor(table, dtype=torch.float32, device=index.device), index)
+    return _take(tensor(table, index.device), index)
 
 
 def _search(x: Tensor, table: Sequence[float]) -> Tensor:
     """For each element the position of the last entry of the ascending `table` that it reaches, else 0; int64."""
     size = 1 << (len(table) - 1).bit_length()
-    entries = torch.tensor([*table, *[math.nan] * (size - len(table))], dtype=torch.float32, device=x.device)
+    entries = tensor([*table, *[math.nan] * (size - len(table))], x.device)
     found = torch.zeros_like(x, dtype=torch.int64)
     step = size // 2
     while step:
@@ -328,10 +358,10 @@ def dynamic_map(decades: int, *, signed: bool) -> tuple[float, ...]:
     numbers = [0.0, 1.0]
     for i in range(decades):
         count = 2**i if signed else 2 ** (i + 1)
-        low, high, unit = _float32(0.1), 1.0, _float32(10.0 ** (i - decades + 1))
-        step = _float32((high - low) / count)
-        edges = [_float32(low + step * k if 2 * k < count + 1 else high - step * (count - k)) for k in range(count + 1)]
-        values = [_float32(_float32(_float32(a + b) / 2) * unit) for a, b in itertools.pairwise(edges)]
+        low, high, unit = float32(0.1), 1.0, float32(10.0 ** (i - decades + 1))
+        step = float32((high - low) / count)
+        edges = [float32(low + step * k if 2 * k < count + 1 else high - step * (count - k)) for k in range(count + 1)]
+        values = [float32(float32(float32(a + b) / 2) * unit) for a, b in itertools.pairwise(edges)]
         numbers += values + ([-v for v in values] if signed else [])
     return tuple(sorted(numbers))
 

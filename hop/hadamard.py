@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hop.formats import tensor
 from hop.spelling import Value
 
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
@@ -43,5 +44,5 @@ class Hadamard(Value):
 
     def _product(self, x: Tensor, rows: tuple[tuple[float, ...], ...]) -> Tensor:
         n = len(rows)
-        matrix = torch.tensor(rows, dtype=torch.float32, device=x.device)
+        matrix = tensor(rows, x.device)
         return (x.to(torch.float32).reshape(-1, n) @ matrix).reshape(x.shape).to(x.dtype)

@@ -1,7 +1,8 @@
-"""The operators on buffers that stand in graphs, and the one that takes a quantized tensor apart.
+"""The operators on buffers that stand in graphs, and those that take a quantized tensor apart.
 
     hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages) -> buffers
     hop_dequantize_buffers(quantizer, buffers, usages, shape, dtype)     -> tensor
+    hop_buffers(tensor)                                                  -> buffers
     hop_dequantize(tensor)                                               -> tensor
 
 A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe.
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import _compile, copies, sharding
 from hop._hop import Composite, Hop
 from hop.kernels import Kernel
 from hop.kernels import quantize as kernels
@@ -22,6 +23,8 @@ from hop.quantizer import Quantizer
 
 class QuantizeBuffers(Hop):
     """hop_quantize_buffers."""
+
+    reads_sizes = True
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -42,9 +45,29 @@ class QuantizeBuffers(Hop):
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
         return ((kernels.QUANTIZE_IN_PLACE, args), (kernels.QUANTIZE, args))
 
+    def shard(
+        self,
+        quantizer: str,
+        x: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        noise: Tensor | None,
+        usages: Sequence[str],
+        /,
+    ) -> list[Tensor]:
+        parsed = Quantizer.parse(quantizer)
+        shapes = [b.shape for b in copies.describe(parsed, x.shape, tuple(usages))]
+
+        def of_parts(*parts: Tensor | None) -> list[Tensor]:
+            return self(quantizer, *parts, usages)
+
+        return sharding.run(parsed, x.shape, usages, (x, scale, zero_point, noise), of_parts, shapes)
+
 
 class DequantizeBuffers(Hop):
     """hop_dequantize_buffers."""
+
+    reads_sizes = True
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
@@ -65,9 +88,39 @@ class DequantizeBuffers(Hop):
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
         return ((kernels.DEQUANTIZE, args),)
 
+    def shard(
+        self,
+        quantizer: str,
+        buffers: Sequence[Tensor],
+        usages: Sequence[str],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        /,
+    ) -> Tensor:
+        parsed = Quantizer.parse(quantizer)
+
+        def of_parts(*parts: Tensor) -> list[Tensor]:
+            own = list(shape) if parsed.flat else [*parts[0].shape[:-1], *shape[-1:]]
+            return [self(quantizer, list(parts), usages, own, dtype)]
+
+        return sharding.run(parsed, shape, usages, buffers, of_parts, [shape])[0]
+
 
 quantize_buffers = QuantizeBuffers("hop_quantize_buffers")
 dequantize_buffers = DequantizeBuffers("hop_dequantize_buffers")
+
+
+class Buffers(Composite):
+    """hop_buffers."""
+
+    def check(self, x: Tensor, /) -> Any:
+        return (x,), {}
+
+    def reference(self, x: Any, /) -> list[Tensor]:
+        return list(x.buffers().values())
+
+
+buffers_operator = Buffers("hop_buffers")
 
 
 class Dequantize(Composite):

@@ -9,6 +9,8 @@ a product or a quotient by a power of two.
 import torch
 from torch import Tensor
 
+from hop import _compile
+
 PACKED = (1, 2, 4)
 """Bits of the codes that fill a byte; others have a byte each."""
 
@@ -21,8 +23,11 @@ def packed_size(size: int, bits: int) -> int:
 def pack(codes: Tensor, bits: int) -> Tensor:
     """(..., K) integers of `bits` bits, signed or not -> (..., ceil(K · bits / 8)) uint8."""
     n = _per_byte(bits)
-    if codes.dim() == 0:
-        raise ValueError("pack: codes must have at least one dimension, along which they are packed; got a 0-d tensor")
+    if codes.dim() == 0 or codes.dtype.is_floating_point:
+        raise ValueError(
+            "pack: codes must be integers with at least one dimension, along which they are packed; got "
+            f"{codes.dtype} of {tuple(codes.shape)}"
+        )
     rest = -codes.shape[-1] % n
     fields = torch.nn.functional.pad(codes & (2**bits - 1), (0, rest)).unflatten(-1, (-1, n)).unbind(-1)
     packed = fields[0].to(torch.int16)
@@ -34,6 +39,11 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, size: int, dtype: torch.dtype) -> Tensor:
     """(..., ceil(size · bits / 8)) uint8 -> (..., size) codes of `dtype`, int8 for signed ones, uint8 for others."""
     n = _per_byte(bits)
+    if packed.dtype != torch.uint8 or packed.dim() == 0:
+        raise ValueError(
+            f"unpack: packed must be torch.uint8 with at least one dimension, got {packed.dtype} of "
+            f"{tuple(packed.shape)}"
+        )
     if packed.shape[-1] != packed_size(size, bits):
         raise ValueError(
             f"unpack: {size} codes of {bits} bits take {packed_size(size, bits)} bytes, but packed has "
@@ -41,7 +51,9 @@ def unpack(packed: Tensor, bits: int, size: int, dtype: torch.dtype) -> Tensor:
         )
     wide = packed.to(torch.int16)
     fields = [torch.div(wide, 2 ** (i * bits), rounding_mode="floor") % 2**bits for i in range(n)]
-    codes = torch.stack(fields, -1).flatten(-2).narrow(-1, 0, size)
+    codes = torch.stack(fields, -1).flatten(-2)
+    if not _compile.known_equal(codes.shape[-1], size):
+        codes = codes.narrow(-1, 0, size)
     if dtype.is_signed:
         codes = torch.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes)
     return codes.to(dtype)
@@ -49,5 +61,5 @@ def unpack(packed: Tensor, bits: int, size: int, dtype: torch.dtype) -> Tensor:
 
 def _per_byte(bits: int) -> int:
     if bits not in PACKED:
-        raise ValueError(f"bits must be 1, 2 or 4, so that codes fill a byte; got {bits}")
+        raise ValueError(f"bits must be one of {PACKED}, to fill a byte; got {bits}: give each code a byte")
     return 8 // bits

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hop import _compile, blocks, spelling
 from hop.blocks import Block
-from hop.formats import E4M3, E8M0, Float, Format, Integer, PowerOfTwo
+from hop.formats import E4M3, E8M0, Float, Format, Integer, PowerOfTwo, float32
 from hop.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
@@ -120,7 +120,7 @@ class Amax(Rule):
         object.__setattr__(self, "floor", spelling.finite(self.floor, "Amax: floor"))
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        scale = parts.once(_no_zero(parts.amax().clamp(self.floor, LARGEST) / (format.max - format.zero)))
+        scale = parts.once(_no_zero(_quotient(parts.amax().clamp(self.floor, LARGEST), format.max - format.zero)))
         return Found((scale,), parts.x / scale)
 
 
@@ -144,7 +144,7 @@ class MinMax(Rule):
         known = torch.where(parts.x == parts.x, parts.x, 0.0).clamp(-LARGEST, LARGEST)
         above = known.amax(parts.dims, keepdim=True).clamp(min=0.0)
         below = known.amin(parts.dims, keepdim=True).clamp(max=0.0)
-        scale = parts.once(_no_zero((above - below).clamp(max=LARGEST) / (format.max - format.min)))
+        scale = parts.once(_no_zero(_quotient((above - below).clamp(max=LARGEST), format.max - format.min)))
         zero_point = (format.min - (below / scale).round()).clamp(format.min, format.max)
         return Found((scale, zero_point.to(format.dtype)), parts.x / scale)
 
@@ -216,7 +216,7 @@ class Microscaling(Rule):
         return {"scale": (self.exponent.dtype, block)}
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        return self.given(parts, parts.amax() * _float32(1 / format.max), None, format)
+        return self.given(parts, parts.amax() * float32(1 / format.max), None, format)
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
         tensors = (scale if scale.dtype == self.exponent.dtype else self.exponent.encode(scale),)
@@ -268,13 +268,13 @@ class TwoLevel(Rule):
     def _scaled(self, parts: Blocks, amax: Tensor, outer: Tensor, format: Format) -> Found:
         factor = (torch.full_like(outer, self.inner.max * format.max) / outer).clamp(max=LARGEST)
         factor = torch.where((outer == 0) | (factor == 0), 1.0, factor)
-        inner = self.inner.encode(amax * (factor * _float32(1 / format.max)))
+        inner = self.inner.encode(amax * (factor * float32(1 / format.max)))
         inverse = (self.inner.decode(inner) * factor.reciprocal()).reciprocal().clamp(max=LARGEST)
         return Found((inner, outer), parts.x * parts.once(inverse))
 
     def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         inner, amax = tensors
-        return self.inner.decode(inner) * amax * _float32(1 / (self.inner.max * format.max))
+        return self.inner.decode(inner) * amax * float32(1 / (self.inner.max * format.max))
 
     def gradient(self, grad: Tensor, amax: Tensor, given: Tensor, format: Format) -> Tensor:
         """With the rounding of the inner scale taken for the identity where it does not saturate."""
@@ -284,12 +284,13 @@ class TwoLevel(Rule):
         return torch.where(given == 0, 0.0, grad * slope)
 
 
+def _quotient(x: Tensor, number: float) -> Tensor:
+    """x / number, correctly rounded; on CUDA a plain x / number is a product with the rounded 1 / number."""
+    return x / torch.full_like(x, number)
+
+
 def _no_zero(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, 1.0, scale)
-
-
-def _float32(x: float) -> float:
-    return torch.tensor(x, dtype=torch.float32, device="cpu").item()
 
 
 def _floor_power_of_two(x: Tensor) -> Tensor:

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import hop
+from hop.impls.out_dtype import operator as out_dtype_operator
 from tests import oracles
+from tests.case import Case
 
 aten = torch.ops.aten
 DEVICE = "cpu"  # where the operands lie: the option --device of pytest
@@ -36,6 +39,45 @@ class Operator:
     terms: int = 1  # how many products or summands one element of the result has
     kwargs: dict[str, Any] = field(default_factory=dict)
 
+    def case(self, fmt: "Format") -> Case:
+        """The call in the dtypes of `fmt`."""
+        args, kwargs = arguments(self, fmt)
+        places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+
+        def filled(tensors: tuple[Tensor, ...]) -> list[Any]:
+            found = list(args)
+            for i, x in zip(places, tensors, strict=True):
+                found[i] = x
+            return found
+
+        def inner(*tensors: Tensor) -> Tensor:
+            floats = [
+                x.to(torch.float32) if isinstance(x, Tensor) and not _runs(x) and not is_index(self, i) else x
+                for i, x in enumerate(filled(tensors))
+            ]
+            return self.op(*floats, **kwargs)
+
+        return Case(
+            function=lambda *tensors: hop.out_dtype(self.op, fmt.output, *filled(tensors), **kwargs),
+            tensors=[args[i] for i in places],
+            check=lambda got: assert_right(self, fmt, args, kwargs, got),
+            reference=lambda *tensors: out_dtype_operator.reference(self.op, fmt.output, *filled(tensors), **kwargs),
+            inner=inner,
+            bound=0.0 if fmt.is_integer else float(tolerance(self, fmt, args, kwargs).max()),
+            keeps_nodes_under_vmap=self.name in KEEP_NODE_UNDER_VMAP,
+        )
+
+
+def _runs(x: Tensor) -> bool:
+    """Whether ATen has float operators for it."""
+    return x.dtype in (torch.float32, torch.float64)
+
+
+# Those with a rule of their own under vmap.
+KEEP_NODE_UNDER_VMAP = {
+    *("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution", "conv1d", "conv2d", "conv3d"),
+    *("conv_transpose2d", "add", "sub", "mul", "mul_scalar", "div", "div_scalar", "clamp"),
+}
 
 OPERATORS = [
     Operator("mm", aten.mm.default, (T((5, 24)), T((24, 7), "rhs")), oracles.mm, 24),
@@ -201,10 +243,11 @@ def is_index(operator: Operator, position: int) -> bool:
     return isinstance(arg, T) and arg.part == "index"
 
 
-def tolerance(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs: dict[str, Any], want: Tensor) -> Tensor:
+def tolerance(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """What rounding can do at most: half a gap of the output format at the result, and the usual bound
     terms · eps · Σ|products| for a sum in the compute dtype (Higham, Accuracy and Stability of Numerical Algorithms,
     section 3.1)."""
+    want = expected(operator, fmt, args, kwargs)
     magnitudes = tuple(a.abs() if isinstance(a, Tensor) and a.is_floating_point() else a for a in _widen(args))
     spread = expected(operator, GRADIENT, magnitudes, kwargs).abs() if operator.name != "clamp" else want.abs()
     if operator.name in ("sub", "add"):
@@ -229,7 +272,7 @@ def assert_right(operator: Operator, fmt: Format, args: tuple[Any, ...], kwargs:
         assert wrong == 0, f"{operator.name} {fmt.name}: {wrong} of {want.numel()} integers differ"
         return
     error = (got.to(torch.float64) - want).abs()
-    bound = tolerance(operator, fmt, args, kwargs, want)
+    bound = tolerance(operator, fmt, args, kwargs)
     assert bool((error <= bound).all()), (
         f"{operator.name} {fmt.name}: error {float((error / bound).max()):.2f} times the bound of its rounding"
     )

@@ -1,4 +1,4 @@
-"""Which operators and routes are promised, and the table of them in docs/out_dtype.md.
+"""Which operators and routes are promised, and the table of those of out_dtype in its page.
 
 python -m tests.coverage writes the table.
 """
@@ -12,6 +12,7 @@ PROMISED_OPERATORS = (
     "mm bmm addmm baddbmm matmul linear mv dot convolution conv1d conv2d conv3d conv_transpose2d add sub mul "
     "mul_scalar div div_scalar sum mean cumsum clamp avg_pool2d embedding"
 ).split()
+PROMISED_LEAVES = ["quantize", "fake_quantize", "dequantize"]
 PROMISED_ROUTES = (
     "eager full_path reference fake make_fx functionalize vmap jit_trace flops grad double_backward jvp func aot_eager "
     "aot_eager_dynamic aot_eager_training inductor inductor_dynamic inductor_training export_strict export_nonstrict "

@@ -5,19 +5,22 @@ import unittest
 
 from tests import test_meaning, test_routes
 from tests.cases import OPERATORS
-from tests.coverage import PAGE, PROMISED_OPERATORS, PROMISED_ROUTES, page, suite
+from tests.coverage import PAGE, PROMISED_LEAVES, PROMISED_OPERATORS, PROMISED_ROUTES, page, suite
+from tests.leaves import LEAVES
 from tests.routes import ROUTES
 
 
 class TestCoverage(unittest.TestCase):
     def test_every_promised_operator_has_a_case(self):
         assert set(PROMISED_OPERATORS) == {o.name for o in OPERATORS}
+        assert set(PROMISED_LEAVES) == {leaf.name for leaf in LEAVES}
 
     def test_every_promised_route_exists(self):
         assert set(PROMISED_ROUTES) == {r.name for r in ROUTES} | {"dtensor"}
 
     def test_every_pair_is_in_a_suite(self):
-        missing = [pair for pair in itertools.product(PROMISED_OPERATORS, PROMISED_ROUTES) if not suite(*pair)]
+        promised = itertools.product((*PROMISED_OPERATORS, *PROMISED_LEAVES), PROMISED_ROUTES)
+        missing = [pair for pair in promised if not suite(*pair)]
         assert not missing, missing
 
     def test_the_page_shows_it(self):
@@ -25,8 +28,9 @@ class TestCoverage(unittest.TestCase):
 
     def test_the_suites_run_what_they_say(self):
         """The pairs are read off the generated tests themselves."""
-        names = [n for n in dir(test_routes.TestRoutes) if n.startswith("test_")]
         for operator, route in test_routes.COVERED:
+            suite = test_routes.TestLeaves if operator in PROMISED_LEAVES else test_routes.TestRoutes
+            names = [n for n in dir(suite) if n.startswith("test_")]
             single = any(n.startswith("test_single_") and n.endswith(f"_{route}_{operator}") for n in names)
             program = any("program_" in n and n.endswith(f"_{route}") for n in names)
             assert single or program, (operator, route)

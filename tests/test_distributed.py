@@ -18,10 +18,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import hop
 from tests.cases import BY_NAME, FLOAT, INTEGER, OPERATORS, arguments, assert_right, draw
+from tests.leaves import DEQUANTIZE, LEAVES, SETTINGS
 
 aten = torch.ops.aten
 WORLD = 2
-COVERED = {(o.name, "dtensor") for o in OPERATORS}
+COVERED = {(o.name, "dtensor") for o in (*OPERATORS, *LEAVES)}
 
 
 def _free_port() -> int:
@@ -137,6 +138,38 @@ def compiled(mesh: Any, rank: int) -> None:
     assert torch.equal(got.full_tensor(), f(*args))
 
 
+def every_leaf(mesh: Any, rank: int) -> None:
+    """x replicated or sharded along each dimension, the rest replicated; the gradient of x too."""
+    for leaf, setting in itertools.product(LEAVES[:2], SETTINGS):
+        case = leaf.case(setting)
+        x, *rest = case.tensors
+        rest = [distribute_tensor(t, mesh, [Replicate()]) for t in rest]
+        plain = x.clone().requires_grad_()
+        case.function(plain, *case.tensors[1:]).float().square().sum().backward()
+        for placement in (Replicate(), *(Shard(d) for d in range(x.dim()))):
+            sharded = distribute_tensor(x, mesh, [placement]).requires_grad_()
+            got = case.function(sharded, *rest)
+            assert isinstance(got, DTensor)
+            case.check(got.detach().full_tensor())
+            got.full_tensor().float().square().sum().backward()
+            torch.testing.assert_close(sharded.grad.full_tensor(), plain.grad)
+    for setting in SETTINGS:
+        case = DEQUANTIZE.case(setting)
+        gathered = setting.quantizer.flat or any(t.shape[0] == 1 for t in case.tensors)  # Gloo has no 8-bit floats
+        whole, split = DTensor.from_local, _split
+        got = case.function(
+            *(whole(t, mesh, [Replicate()]) if gathered else split(t, mesh, rank) for t in case.tensors)
+        )
+        assert isinstance(got, DTensor)
+        case.check(got.full_tensor())
+
+
+def _split(t: Tensor, mesh: Any, rank: int) -> Any:
+    """Sharded along the first dimension."""
+    part = t.tensor_split(WORLD)[rank]
+    return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=t.shape, stride=t.stride())
+
+
 def RNG() -> Any:
     import numpy as np
 
@@ -145,7 +178,15 @@ def RNG() -> Any:
 
 CHECKS: dict[str, Callable[[Any, int], None]] = {
     f.__name__: f
-    for f in (every_operator, at_least_one_sharding, wrapping_partials, sums_before_casts, gradients, compiled)
+    for f in (
+        every_operator,
+        every_leaf,
+        at_least_one_sharding,
+        wrapping_partials,
+        sums_before_casts,
+        gradients,
+        compiled,
+    )
 }
 
 
@@ -153,6 +194,9 @@ CHECKS: dict[str, Callable[[Any, int], None]] = {
 class TestTwoProcesses(unittest.TestCase):
     def test_every_operator(self):
         run("every_operator")
+
+    def test_every_leaf(self):
+        run("every_leaf")
 
     def test_placements(self):
         run("at_least_one_sharding")

@@ -219,7 +219,13 @@ class TestPacking(unittest.TestCase):
     def test_errors(self):
         with self.assertRaisesRegex(ValueError, "got 3"):
             packing.pack(torch.zeros(4, dtype=torch.uint8), 3)
-        with self.assertRaisesRegex(ValueError, "0-d"):
+        with self.assertRaisesRegex(ValueError, r"uint8 of \(\)"):
             packing.pack(torch.tensor(1, dtype=torch.uint8), 4)
+        with self.assertRaisesRegex(ValueError, "float32 of"):
+            packing.pack(torch.zeros(4), 4)
+        with self.assertRaisesRegex(ValueError, "int8 of"):
+            packing.unpack(torch.zeros(4, dtype=torch.int8), 4, 8, torch.int8)
+        with self.assertRaisesRegex(ValueError, "-2 codes of 4 bits"):
+            packing.unpack(torch.zeros(2, dtype=torch.uint8), 4, -2, torch.int8)
         with self.assertRaisesRegex(ValueError, "5 codes of 4 bits take 3 bytes, but packed has 2"):
             packing.unpack(torch.zeros(2, dtype=torch.uint8), 4, 5, torch.uint8)

@@ -18,7 +18,7 @@ from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.promotion import DTYPES, FLOAT8, common_dtype
 from hop.kernels import float8
 from tests import routes
-from tests.cases import FORMATS, OPERATORS, arguments, assert_right, draw
+from tests.cases import FORMATS, GRADIENT, OPERATORS, arguments, assert_right, draw
 
 aten = torch.ops.aten
 stock = torch.ops.higher_order.out_dtype
@@ -430,7 +430,7 @@ class TestEveryFormatOnEveryRoute(unittest.TestCase):
 
     @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(routes.SINGLE, OPERATORS)])
     def test_single(self, _name, route, op):
-        route.run(op, FORMATS)
+        route.run([op.case(f) for f in FORMATS], [op.case(GRADIENT)])
 
     @parameterized.expand(
         [
@@ -440,7 +440,7 @@ class TestEveryFormatOnEveryRoute(unittest.TestCase):
         ]
     )
     def test_program(self, _name, route, fmt):
-        route.run(OPERATORS, [fmt])
+        route.run([o.case(fmt) for o in OPERATORS], [])
 
     @parameterized.expand(
         [
@@ -451,4 +451,4 @@ class TestEveryFormatOnEveryRoute(unittest.TestCase):
     )
     @pytest.mark.compiler
     def test_compiled_program(self, _name, route, fmt):
-        route.run(OPERATORS, [fmt])
+        route.run([o.case(fmt) for o in OPERATORS], [])

@@ -2,27 +2,57 @@
 
 import itertools
 import unittest
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from parameterized import parameterized
 
-from tests.cases import OPERATORS
-from tests.routes import BATCHED, SINGLE, VALUES, Route
+from tests.case import Case
+from tests.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
+from tests.leaves import LEAVES, SETTINGS, Setting
+from tests.routes import BATCHED, ROUTES, SINGLE, Route
 
-COVERED = {(o.name, r.name) for o, r in itertools.product(OPERATORS, SINGLE)}
-COVERED |= {(o.name, r.name) for o, r in itertools.product(OPERATORS, BATCHED)}
+VALUES = (INTEGER, FLOAT)
+COVERED = {(o.name, r.name) for o, r in itertools.product((*OPERATORS, *LEAVES), ROUTES)}
+
+
+def program() -> tuple[list[Case], list[Case]]:
+    """All cases of out_dtype at once, and those that are differentiated."""
+    return [o.case(f) for o, f in itertools.product(OPERATORS, VALUES)], [o.case(GRADIENT) for o in OPERATORS]
+
+
+def leaves(settings: list[Setting], chosen: Sequence[Any] = LEAVES) -> tuple[list[Case], list[Case]]:
+    """The same of the leaves."""
+    pairs = list(itertools.product(chosen, settings))
+    return [leaf.case(s) for leaf, s in pairs], [leaf.gradient_case(s) for leaf, s in pairs]
 
 
 class TestRoutes(unittest.TestCase):
     @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, OPERATORS)])
     def test_single(self, _name, route, operator):
-        route.run(operator, VALUES)
+        route.run([operator.case(f) for f in VALUES], [operator.case(GRADIENT)])
 
     @parameterized.expand([(r.name, r) for r in BATCHED if not r.compiler])
     def test_program(self, _name: str, route: Route):
-        route.run(OPERATORS, VALUES)
+        route.run(*program())
 
     @parameterized.expand([(r.name, r) for r in BATCHED if r.compiler])
     @pytest.mark.compiler
     def test_compiled_program(self, _name: str, route: Route):
-        route.run(OPERATORS, VALUES)
+        route.run(*program())
+
+
+class TestLeaves(unittest.TestCase):
+    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, LEAVES)])
+    def test_single(self, _name, route, leaf):
+        route.run(*leaves(SETTINGS, [leaf]))
+
+    @parameterized.expand([(r.name, r) for r in BATCHED if not r.compiler])
+    def test_program(self, _name: str, route: Route):
+        route.run(*leaves(SETTINGS))
+
+    @parameterized.expand([(r.name, r) for r in BATCHED if r.compiler])
+    @pytest.mark.compiler
+    def test_compiled_program(self, _name: str, route: Route):
+        route.run(*leaves(SETTINGS))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hop import _compile, blocks, copies
-from hop.formats import NOISE_BITS, Codebook, Float, Format, Integer, PowerOfTwo
+from hop.formats import NOISE_BITS, Codebook, Float, Format, Integer, PowerOfTwo, tensor
 from hop.kernels import Kernel
 from hop.quantizer import Quantizer
 from hop.scaling import LARGEST, Amax, Blocks, Rule
@@ -32,7 +32,8 @@ class _Packing(Format):
     """Bytes from pairs of codes through one wider integer, which is read and written at once."""
 
     def pack(self, codes: Tensor) -> Tensor:
-        if self.bits != 4 or not _compile.known_equal(codes.shape[-1] % 2, 0):
+        size = codes.shape[-1]
+        if self.bits != 4 or not _compile.known_equal(size % 2, 0) or _compile.known_equal(size, 0):
             return super().pack(codes)
         pairs = (codes & 15).view(torch.int16)  # little-endian: the first code is the low byte
         return ((pairs & 15) | (pairs >> 4)).to(torch.uint8)
@@ -137,7 +138,7 @@ class FastCodebook(_Packing, Codebook):
     """Codebook, by PyTorch's own search."""
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        table = torch.tensor(self._thresholds[1:], dtype=torch.float32, device=x.device)
+        table = tensor(self._thresholds[1:], x.device)
         code = torch.bucketize(x, table, right=True, out_int32=True)
         return torch.where(x == x, code, self._zero_code).to(self.dtype)
 

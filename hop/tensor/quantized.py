@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hop import _compile, copies
-from hop.leaves import dequantize_buffers, dequantize_operator
+from hop.leaves import buffers_operator, dequantize_buffers, dequantize_operator
 from hop.quantizer import Quantizer
 from hop.tensor import table
 
@@ -46,10 +46,15 @@ class QuantizedTensor(Tensor):
         dtype: torch.dtype,
         requires_grad: bool = False,
     ) -> "QuantizedTensor":
-        some = next(iter(buffers.values()))
-        codes = buffers.get("codes")
-        strides = None if codes is None or quantizer.per_byte() > 1 else codes.stride()
-        return _compile.make_wrapper(cls, shape, strides, dtype, some.device, requires_grad)
+        some, codes, per_byte = next(iter(buffers.values())), buffers.get("codes"), quantizer.per_byte()
+        strides, offset = None, 0
+        if codes is not None:  # laid out as its codes are, which is how a compiled program tells views apart
+            strides, offset = codes.stride(), codes.storage_offset() * per_byte
+            if per_byte > 1 and (quantizer.flat or not shape):
+                strides = _compile.contiguous_strides(shape)
+            elif per_byte > 1:
+                strides = [*(n * per_byte for n in strides[:-1]), 1]
+        return _compile.make_wrapper(cls, shape, strides, offset, dtype, some.device, requires_grad)
 
     def __init__(
         self,
@@ -95,6 +100,32 @@ class QuantizedTensor(Tensor):
     def nbytes(self) -> int:  # type: ignore[override]
         """The bytes of all buffers."""
         return sum(buffer.nbytes for buffer in self.buffers().values())
+
+    def data_ptr(self) -> int:
+        """0, as for any tensor without storage of its own, also where it is a view at an offset."""
+        return 0
+
+    @property
+    def data(self) -> Any:
+        """The same tensor for which autograd does not look."""
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, new: Any) -> None:
+        if not isinstance(new, QuantizedTensor):
+            raise TypeError(f"data of a QuantizedTensor must be another, got {type(new).__name__}; copy_ takes numbers")
+        Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
+        self.__init__(new.buffers(), new.quantizer, new.shape, new.dtype)
+
+    def share_memory_(self) -> "QuantizedTensor":
+        """Move the buffers to memory that other processes can share."""
+        for buffer in self.buffers().values():
+            buffer.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether all buffers lie in such memory."""
+        return all(buffer.is_shared() for buffer in self.buffers().values())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""
@@ -143,5 +174,6 @@ def _loaded(
     return torch.nn.Parameter(loaded, requires_grad) if is_parameter else loaded
 
 
-dequantize_operator.plain |= {QuantizedTensor}
+for _operator in (buffers_operator, dequantize_operator):
+    _operator.plain |= {QuantizedTensor}
 torch.serialization.add_safe_globals([QuantizedTensor, _loaded])

@@ -13,7 +13,7 @@ from hop.leaves import quantize_buffers
 from hop.scaling import Given
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
-from hop.tensor.table import implements
+from hop.tensor.table import Cut, implements
 
 aten = torch.ops.aten
 
@@ -95,13 +95,15 @@ def view(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *_strides: Any
 def as_strided(
     op: OpOverload, t: QuantizedTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
-    """a view where it is a reshape, permutation or slice of the tensor: what torch.compile makes of views"""
-    return views.as_strided(t, size, stride, storage_offset or 0)
+    """a view, if other rules can make one with these strides, as torch.compile asks for; otherwise an error"""
+    return views.as_strided(t, size, stride, t.storage_offset() if storage_offset is None else storage_offset)
 
 
 @implements(aten.t.default)
 def t(op: OpOverload, t: QuantizedTensor) -> Any:
     """a view, unless codes share a byte"""
+    if t.dim() > 2:
+        raise Cut("it has more than two dimensions")
     return views.permute(t, list(range(t.dim()))[::-1])
 
 
@@ -114,7 +116,7 @@ def transpose(op: OpOverload, t: QuantizedTensor, a: int, b: int) -> Any:
 @implements(aten.permute.default)
 def permute(op: OpOverload, t: QuantizedTensor, dims: Sequence[int]) -> Any:
     """a view, unless codes share a byte along a moved dimension"""
-    return views.permute(t, [d % t.dim() for d in dims])
+    return views.permute(t, dims)
 
 
 @implements(aten.unsqueeze.default)
@@ -144,31 +146,36 @@ def expand(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *, implicit:
 @implements(aten.slice.Tensor)
 def slice_(op: OpOverload, t: QuantizedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     """a view, unless it would cut a block"""
-    dim %= t.dim()
-    first, last, step = slice(start, end, step).indices(t.shape[dim])
+    dim = views.dimension(dim, t.dim())
+    if step < 1:
+        raise Cut(f"a step of {step}")
+    size = t.shape[dim]
+    first, last = (min(max(n + size if n < 0 else n, 0), size) for n in (start or 0, size if end is None else end))
     return views.narrow(t, dim, first, max(first, last), step)
 
 
 @implements(aten.select.int)
 def select(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Any:
     """a view, unless it would cut a block"""
-    size = t.shape[dim]
-    if not -size <= index < size:
-        raise IndexError(f"select(): index {index} is out of range for dimension {dim} of size {size}")
-    return views.select(t, dim, index % size)
+    dim = views.dimension(dim, t.dim())
+    return views.select(t, dim, views.dimension(index, t.shape[dim]))
 
 
 @implements(aten.split.Tensor)
 def split(op: OpOverload, t: QuantizedTensor, size: int, dim: int = 0) -> Any:
     """views, unless they would cut a block"""
-    n = t.shape[dim]
+    n = t.shape[views.dimension(dim, t.dim())]
+    if size < 1:
+        raise Cut(f"parts of {size}")
     return split_sizes(op, t, [min(size, n - start) for start in range(0, n, size)] if n else [0], dim)
 
 
 @implements(aten.split_with_sizes.default)
 def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: int = 0) -> Any:
     """views, unless they would cut a block"""
-    dim %= t.dim()
+    dim = views.dimension(dim, t.dim())
+    if sum(sizes) != t.shape[dim] or any(n < 0 for n in sizes):
+        raise Cut(f"{sizes} do not sum to {t.shape[dim]}")
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [views.narrow(t, dim, end - n, end) for n, end in zip(sizes, ends, strict=True)]
 
@@ -176,13 +183,14 @@ def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: i
 @implements(aten.unbind.int)
 def unbind(op: OpOverload, t: QuantizedTensor, dim: int = 0) -> Any:
     """views, unless they would cut a block"""
+    dim = views.dimension(dim, t.dim())
     return [views.select(t, dim, i) for i in range(t.shape[dim])]
 
 
 @implements(aten.cat.default)
 def cat(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
     """codes and scales side by side where all have one quantizer and no block is cut, otherwise dequantized"""
-    return views.cat([x for x in tensors if x.shape != (0,)], dim)
+    return views.cat([x for x in tensors if x.shape != (0,)] or tensors, dim)
 
 
 @implements(aten.stack.default)
@@ -281,23 +289,33 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
 
 
 def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
-    shared = any(b == -1 for _, block in to.quantizer.stored().values() for b in block) or to.quantizer.flat
-    if not isinstance(to.quantizer.scale, Given) and shared and _is_part(to):
+    given, shared = isinstance(to.quantizer.scale, Given), _shares_scale(to)
+    if shared and not given:
         raise RuntimeError(
-            f"copy_ into a part of a tensor with {to.quantizer}: its elements share a scale with others outside of the "
-            "part, which would change. Write to the whole tensor, or dequantize it first"
+            f"copy_ into a part of a tensor whose elements share a scale with others, outside of the part, which would "
+            f"change ({to.quantizer}). Write to the whole tensor, or dequantize it first"
         )
     if source.shape != to.shape:
         source = source.expand(to.shape)
     same = isinstance(source, QuantizedTensor) and source.quantizer == to.quantizer and source.usages == to.usages
-    if not same:
+    if not same or shared:
         source = quantized_like(to, _numbers(source).to(device=to.device))
     for mine, other in zip(to.buffers().values(), source.buffers().values(), strict=True):
         mine.copy_(other, non_blocking)
 
 
-def _is_part(t: QuantizedTensor) -> bool:
-    return t._is_view() and t._base is not None and t._base.numel() != t.numel()
+def _shares_scale(t: QuantizedTensor) -> bool:
+    """Whether a scale of t, a view, serves elements of its base that t has not: only one of a whole dimension can,
+    since views do not cut others."""
+    base = t._base
+    if not isinstance(base, QuantizedTensor) or t.numel() == base.numel():
+        return False
+    for name, (_, block) in base.quantizer.stored().items():
+        even = set(block) <= {-1, 1}  # all scales serve as many elements
+        mine, its = t.buffers()[name].numel(), base.buffers()[name].numel()
+        if -1 in block and not (even and t.numel() * its == base.numel() * mine):
+            return True
+    return False
 
 
 def _each(change: Callable[[Tensor], Tensor], t: QuantizedTensor) -> QuantizedTensor:
@@ -305,7 +323,7 @@ def _each(change: Callable[[Tensor], Tensor], t: QuantizedTensor) -> QuantizedTe
 
 
 def _clone(t: QuantizedTensor, name: str, b: Tensor, memory_format: torch.memory_format) -> Tensor:
-    keeps = name == "codes" and t.quantizer.per_byte() == 1
+    keeps = memory_format is torch.contiguous_format or (name == "codes" and t.quantizer.per_byte() == 1)
     return b.clone(memory_format=memory_format if keeps else torch.preserve_format)
 
 

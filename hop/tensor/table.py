@@ -43,21 +43,26 @@ def apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         out = rule(op, *args, **kwargs)
     except Cut as cut:
-        _warn(op, f"{op} of a QuantizedTensor gives a plain, dequantized tensor and no view of it: {cut}")
         plain_args, plain_kwargs = _plain((args, kwargs))
-        return op(*plain_args, **plain_kwargs)
+        out = op(*plain_args, **plain_kwargs)  # raises for arguments that are wrong for any tensor
+        _warn(op, f"{op} of a QuantizedTensor gives a plain, dequantized tensor and no view of it: {cut}")
+        return out
     return _compile.correct_aliasing(op, args, kwargs, out)
 
 
 def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     arguments = op._schema.arguments
     written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    if written and (written != [arguments[0]] or op.is_view):
+    if written and (written != [arguments[0]] or not isinstance(args[0], Tensor) or op.is_view):
         raise NotImplementedError(f"{op} has no rule for a QuantizedTensor; use an operator that returns a new tensor")
-    _warn(op, f"{op} has no rule for a QuantizedTensor and runs on dequantized numbers")
     plain_args, plain_kwargs = _plain((args, kwargs))
     out = op(*plain_args, **plain_kwargs)
-    return args[0].copy_(out) if written and args[0] is not plain_args[0] else out
+    _warn(op, f"{op} has no rule for a QuantizedTensor and runs on dequantized numbers")
+    if not written or args[0] is plain_args[0]:
+        return out
+    if out.shape != args[0].shape:
+        raise NotImplementedError(f"{op} has no rule for a QuantizedTensor, whose shape it would change")
+    return args[0].copy_(out)
 
 
 def _plain(tree: Any) -> Any:

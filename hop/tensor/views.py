@@ -7,6 +7,8 @@ dimension) or more, and a view of the tensor is a view of each grid, if no unit 
 A function here returns the new tensor, or raises Cut, which says why there is none.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -46,18 +48,32 @@ def rebuild(t: Any, shape: Sequence[int], grids: dict[str, tuple[Tensor, Units]]
     buffers = {name: grid for name, (grid, _) in grids.items()}
     quantizer = t.quantizer
     if any(not _same(quantizer.stored()[n][1], u, shape) for n, (_, u) in grids.items() if n != "codes"):
-        if any(not isinstance(u, int) for _, sizes in grids.values() for u in sizes):
-            raise Cut("its blocks would have a symbolic size")
         rule = quantizer.scale
-        if isinstance(rule, TwoLevel):
-            rule = replace(rule, outer=grids["global_amax"][1] or (-1,))
-        quantizer = replace(quantizer, block=grids["scale"][1] or (-1,), scale=rule)
+        try:
+            if isinstance(rule, TwoLevel):
+                rule = replace(rule, outer=_block(grids["global_amax"][1]))
+            quantizer = replace(quantizer, block=_block(grids["scale"][1]), scale=rule)
+        except ValueError as error:
+            raise Cut(f"no quantizer has its blocks: {error}") from error
     return t.rebuilt(buffers, quantizer=quantizer, shape=shape)
+
+
+def _block(units: Units) -> Block:
+    """The block with these units, as short as it can be told. A symbolic size is fixed: a quantizer knows no others."""
+    block = tuple(int(u) for u in units) or (-1,)
+    while len(block) > 2 and block[0] == (-1 if block[1] == -1 else 1):  # what hop.blocks takes to be in front
+        block = block[1:]
+    return block
 
 
 def _same(block: Block, wanted: Units, shape: Sequence[int]) -> bool:
     own = blocks.per_dimension(block, len(shape))
-    return all(a == b or n == 1 for a, b, n in zip(own, wanted, shape, strict=True))
+    return all(a == b or (n != 0 and _whole(a, n) and _whole(b, n)) for a, b, n in zip(own, wanted, shape, strict=True))
+
+
+def _whole(unit: int, n: int) -> bool:
+    """Whether one unit covers a dimension of size n."""
+    return unit == -1 or unit >= n
 
 
 def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[Tensor, Units]]) -> Any:
@@ -78,19 +94,22 @@ def alias(t: Any) -> Any:
 def permute(t: Any, dims: Sequence[int]) -> Any:
     if list(dims) == list(range(t.dim())):
         return alias(t)
-    dims = [d % t.dim() for d in dims]
+    dims = [dimension(d, t.dim()) for d in dims]
+    if len(set(dims)) != t.dim():
+        raise Cut(f"{dims} is no permutation")
     return each(t, [t.shape[d] for d in dims], lambda g, u: (g.permute(dims), tuple(u[d] for d in dims)))
 
 
 def transpose(t: Any, a: int, b: int) -> Any:
     dims = list(range(t.dim()))
+    a, b = dimension(a, t.dim() or 1), dimension(b, t.dim() or 1)
     if dims:
         dims[a], dims[b] = dims[b], dims[a]
     return permute(t, dims)
 
 
 def unsqueeze(t: Any, dim: int) -> Any:
-    dim %= t.dim() + 1
+    dim = dimension(dim, t.dim() + 1)
     shape = [*t.shape[:dim], 1, *t.shape[dim:]]
     if t.quantizer.flat:
         return reshape(t, shape)
@@ -98,14 +117,14 @@ def unsqueeze(t: Any, dim: int) -> Any:
 
 
 def squeeze(t: Any, dims: Sequence[int]) -> Any:
-    gone = {d % t.dim() for d in dims if t.dim() and t.shape[d] == 1}
-    kept = [d for d in range(t.dim()) if d not in gone]
-    shape = [t.shape[d] for d in kept]
-    return reshape(t, shape)
+    gone = {dimension(d, t.dim() or 1) for d in dims}
+    return reshape(t, [n for d, n in enumerate(t.shape) if n != 1 or d not in gone])
 
 
 def expand(t: Any, shape: Sequence[int]) -> Any:
     added = len(shape) - t.dim()
+    if added < 0:
+        raise Cut("there are fewer sizes than dimensions")
     old = [1] * added + list(t.shape)
     shape = [o if n == -1 else n for o, n in zip(old, shape, strict=True)]
     if added:
@@ -128,6 +147,8 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
     size = t.shape[dim]
     shape = list(t.shape)
     shape[dim] = -(-(end - start) // step)
+    if not 0 <= start <= end <= size:
+        raise Cut(f"{start}:{end} is out of range")
     if start == 0 and end == size and step == 1:
         return alias(t)
     if t.quantizer.flat:
@@ -137,7 +158,7 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
         u = own[dim]
         if u == -1:
             return grid, own
-        if u != 1 and (step != 1 or start % u or (end % u and end != size)):
+        if _cuts(start, end, u, size) or (u != 1 and step != 1):
             raise Cut(f"{u} elements along dimension {dim} share a byte or a scale, and {start}:{end}:{step} cuts them")
         return grid[(slice(None),) * dim + (slice(start // u, -(-end // u), step),)], own
 
@@ -145,41 +166,44 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
 
 
 def _narrow_flat(t: Any, dim: int, start: int, end: int, step: int, shape: list[int]) -> Any:
-    rest = 1
-    for n in t.shape[dim + 1 :]:
-        rest *= n
-    (block,) = t.quantizer.block
+    rest = math.prod(t.shape[dim + 1 :])
     first, last = start * rest, end * rest
-    if any(n != 1 for n in t.shape[:dim]) or step != 1 or first % block or (last % block and end != t.shape[dim]):
-        raise Cut(
-            f"blocks of {block} run over the flattened tensor, and {start}:{end}:{step} of dimension {dim} cuts them"
-        )
-    per_byte = t.quantizer.per_byte()
-    if block % per_byte:
-        raise Cut(f"{per_byte} codes share a byte")
+    (block,) = t.quantizer.block
     buffers = {}
     for name, grid in t.buffers().items():
-        unit = block if name != "codes" else per_byte
-        if name == "codes" and t.quantizer.per_byte() == 1:
+        unit = block if name != "codes" else t.quantizer.per_byte()
+        if any(n != 1 for n in t.shape[:dim]) or step != 1 or (unit != -1 and _cuts(first, last, unit, t.numel())):
+            raise Cut(
+                f"{'a block' if unit == -1 else unit} of its elements in a row share a byte or a scale, and "
+                f"{start}:{end}:{step} of dimension {dim} cuts them"
+            )
+        if unit == -1:
+            buffers[name] = grid
+        elif name == "codes" and unit == 1:
             buffers[name] = grid[(slice(None),) * dim + (slice(start, end),)]
         else:
             buffers[name] = grid[first // unit : -(-last // unit)]
     return t.rebuilt(buffers, shape=shape)
 
 
+def _cuts(start: int, end: int, unit: int, size: int) -> bool:
+    """Whether start:end of a row of `size` elements cuts a unit."""
+    return unit != 1 and (start % unit != 0 or (end % unit != 0 and end != size))
+
+
 def select(t: Any, dim: int, index: int) -> Any:
-    dim %= t.dim()
-    part = narrow(t, dim, index, index + 1)
-    return squeeze(part, [dim])
+    return squeeze(narrow(t, dim, index, index + 1), [dim])
 
 
 def reshape(t: Any, shape: Sequence[int]) -> Any:
     """A view of another shape with the same elements in the same order."""
     if t.quantizer.flat:
         codes = t.codes if t.quantizer.per_byte() > 1 else t.codes.view(shape)
-        rest = {name: grid for name, grid in t.buffers().items() if name != "codes"}
-        return t.rebuilt({"codes": codes, **rest}, shape=shape)
+        return t.rebuilt({**t.buffers(), "codes": codes}, shape=shape)
     own = units(t)
+    if 0 in shape:  # nothing to share
+        made = t.quantizer.buffers(shape).items()
+        return t.rebuilt({name: t.codes.new_ones(size, dtype=dtype) for name, (size, dtype) in made}, shape=shape)
     grids = {}
     parts = _groups(list(t.shape), list(shape))
     for name, grid in t.buffers().items():
@@ -196,47 +220,86 @@ def reshape(t: Any, shape: Sequence[int]) -> Any:
 def cat(tensors: Sequence[Any], dim: int) -> Any:
     """Side by side, if each but the last ends with a block. Not a view."""
     first = tensors[0]
-    dim %= first.dim()
-    if any(getattr(t, "quantizer", None) != first.quantizer for t in tensors):
-        raise Cut("not all of the tensors have its quantizer")
+    if any(getattr(t, "quantizer", None) != first.quantizer or t.usages != first.usages for t in tensors):
+        raise Cut("not all of the tensors have its quantizer and its copies")
     if first.quantizer.flat:
         raise Cut("its blocks run over the flattened tensor")
+    dim = dimension(dim, first.dim())
+    shape = list(first.shape)
+    shape[dim] = sum(t.shape[dim] for t in tensors)
+    if any([*t.shape[:dim], *t.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]] for t in tensors):
+        raise Cut("the tensors differ in other sizes")
     sizes = [t.shape[dim] for t in tensors]
     grids = {}
     for name, u in units(first).items():
         if len(tensors) > 1 and (u[dim] == -1 or any(n % u[dim] for n in sizes[:-1])):
             raise Cut(f"a scale or a byte is shared along dimension {dim}, and {sizes} do not end where a block does")
         grids[name] = torch.cat([t.buffers()[name] for t in tensors], dim)
-    shape = [sum(sizes) if d == dim else n for d, n in enumerate(first.shape)]
-    return first.rebuilt(grids, shape=shape)
+    dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])
+    return first.rebuilt(grids, shape=shape, dtype=dtype)
 
 
-def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: int) -> Any:
-    """A reshape, a permutation, or a run along one dimension, told by its strides."""
-    numel = math.prod(size)
-    if offset == 0 and numel == t.numel() and t.is_contiguous() and list(stride) == _contiguous(size):
-        return reshape(t, size)
-    if offset == 0 and len(size) == t.dim():
-        own, wanted = list(zip(t.shape, t.stride(), strict=True)), list(zip(size, stride, strict=True))
-        if sorted(own) == sorted(wanted):
-            dims: list[int] = []
-            for pair in wanted:
-                dims.append(next(d for d, o in enumerate(own) if o == pair and d not in dims))
-            return permute(t, dims)
-    if len(size) == t.dim() and list(stride) == list(t.stride()):
-        for dim in sorted(range(t.dim()), key=lambda d: -t.stride(d)):
-            start, offset = divmod(offset, t.stride(dim)) if t.stride(dim) else (0, offset)
-            if start + size[dim] > t.shape[dim]:
-                break
-            t = narrow(t, dim, start, start + size[dim])
+def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) -> Any:
+    """The view of t that has these strides and this offset, which is how torch.compile asks for a view."""
+    far = sorted((d for d, n in enumerate(size) if n != 1 and stride[d] != 0), key=lambda d: -stride[d])
+    sizes, strides = [size[d] for d in far], [stride[d] for d in far]
+    ones = [n if d in far else 1 for d, n in enumerate(size)]
+    for make, (n, s) in itertools.product((_run, _box), ((sizes, strides), _merged(sizes, strides))):
+        try:
+            falling = permute(t, sorted(range(t.dim()), key=lambda d: -t.stride(d)))
+            found = reshape(make(falling, n, s, offset - t.storage_offset()), sizes)
+            found = permute(found, sorted(range(len(far)), key=lambda i: far[i]))
+            found = expand(reshape(found, ones), size)
+        except (Cut, RuntimeError):  # RuntimeError: PyTorch's own, where a buffer has no such view
+            continue
+        if found.numel() == 0:
+            return found
+        got, wanted = ([s for n, s in zip(size, own, strict=True) if n != 1] for own in (found.stride(), stride))
+        if got == wanted and found.storage_offset() == offset:
+            return found
+    raise RuntimeError(
+        f"as_strided of a QuantizedTensor of shape {tuple(t.shape)}, strides {t.stride()} and offset "
+        f"{t.storage_offset()}: size {tuple(size)}, strides {tuple(stride)} and offset {offset} are no view that its "
+        "blocks and bytes allow; dequantize it first"
+    )
+
+
+def _merged(sizes: list[int], strides: list[int]) -> tuple[list[int], list[int]]:
+    """The fewest dimensions with the same elements in the same order."""
+    found: list[tuple[int, int]] = []
+    for n, s in zip(sizes, strides, strict=True):
+        if found and found[-1][1] == n * s:
+            found[-1] = (found[-1][0] * n, s)
         else:
-            if offset == 0:
-                return t
-    raise Cut(f"size {list(size)} and stride {list(stride)} are no reshape, permutation or slice of it")
+            found.append((n, s))
+    return [n for n, _ in found], [s for _, s in found]
 
 
-def _contiguous(size: Sequence[int]) -> list[int]:
-    return [math.prod(max(n, 1) for n in size[i + 1 :]) for i in range(len(size))]
+def _run(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
+    """Elements of t in a row, from `offset` on."""
+    numel = math.prod(sizes)
+    for dim, n in enumerate(t.shape):
+        rest = math.prod(t.shape[dim + 1 :])
+        if rest and offset % rest == 0 and numel % rest == 0:
+            return narrow(t, dim, offset // rest, (offset + numel) // rest)
+        if n != 1:
+            break
+    raise Cut("no dimension has them")
+
+
+def _box(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
+    """A range of each dimension of t."""
+    left = list(zip(sizes, strides, strict=True))
+    for d in range(t.dim()):
+        step = t.stride(d)
+        if t.shape[d] == 1 or step == 0:
+            continue
+        start, offset = divmod(offset, step)
+        n, s = left.pop(0) if left and left[0][1] >= step else (1, step)
+        if s % step:
+            raise Cut(f"dimension {d} has stride {step}, which does not divide {s}")
+        t = narrow(t, d, start, start + (n - 1) * (s // step) + 1, s // step)
+    return t
 
 
 def _grid(grid: Tensor, t: Any) -> Tensor:
@@ -245,9 +308,7 @@ def _grid(grid: Tensor, t: Any) -> Tensor:
 
 
 def _groups(old: list[int], new: list[int]) -> list[tuple[list[int], list[int]]]:
-    """The shortest runs of dimensions of equal product, side by side."""
-    if 0 in old:
-        return [(list(range(len(old))), list(range(len(new))))]
+    """The shortest runs of dimensions of equal product, side by side; no size is 0."""
     found: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -272,24 +333,38 @@ def _groups(old: list[int], new: list[int]) -> list[tuple[list[int], list[int]]]
 
 def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
     """The units of dimensions of sizes `new`, which hold the elements of dimensions of (size, unit) `old` in order."""
+    real = [(n, u) for n, u in old if n != 1]
     if [n for n, _ in old] == new:
         return [u for _, u in old]
-    real = [(n, u) for n, u in old if n != 1]
-    places = [i for i, n in enumerate(new) if n != 1]
     if all(u == 1 for _, u in real):
         return [1] * len(new)
     if all(u == -1 for _, u in real):
         return [-1] * len(new)
-    *front, (size, last) = real
-    if len(places) == len(real):  # only ones come or go
-        found: list[Any] = [1] * len(new)
-        for i, (_, u) in zip(places, real, strict=True):
-            found[i] = u
-        return found
-    unit = size if last == -1 else last
-    inner = new[places[-1]]
-    if any(u != 1 for _, u in front) or (front and size % unit) or (len(places) > 1 and inner % unit):
-        raise Cut(f"blocks of {[u for _, u in old]} over {[n for n, _ in old]} are none over {new}")
-    found = [1] * len(new)
-    found[places[-1]] = unit
-    return found
+    cut = Cut(f"units of {[u for _, u in old]} over {[n for n, _ in old]} are none over {new}")
+    # Units of a whole number of elements in a row, or, if they are ragged, with a shorter one at the very end.
+    run, behind, ragged = 1, 1, False
+    for n, u in reversed(real):
+        if ragged or (u != 1 and run != behind):
+            raise cut
+        if u != 1:
+            size = n if _whole(u, n) else u
+            run, ragged = behind * size, n % size != 0
+        behind = behind * n
+    found: list[Any] = []
+    for i, n in reversed(list(enumerate(new))):
+        if run % n == 0:
+            found.append(n if run != 1 else 1)
+            run = run // n
+        elif n % run == 0 or all(m == 1 for m in new[:i]):
+            found.append(run)
+            run = 1
+        else:
+            raise cut
+    return found[::-1]
+
+
+def dimension(dim: int, ndim: int) -> int:
+    """`dim` counted from the front. One that is out of range is left to PyTorch's own operator, for its error."""
+    if not -ndim <= dim < ndim:
+        raise Cut(f"dimension {dim} of {ndim}")
+    return dim % ndim

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import _compile, copies, sharding
 from hop._hop import PLAIN, Composite, Hop
 from hop.formats import NOISE_BITS
 from hop.impls.quantize import batching
 from hop.impls.quantize.arguments import checked
 from hop.kernels import Kernel
 from hop.kernels import quantize as kernels
-from hop.leaves import quantize_buffers
+from hop.leaves import buffers_operator, quantize_buffers
 from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
@@ -28,6 +28,8 @@ _Optional = Tensor | None
 
 class FakeQuantize(Hop):
     """hop_fake_quantize."""
+
+    reads_sizes = True
 
     def check(
         self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
@@ -60,6 +62,15 @@ class FakeQuantize(Hop):
         /,
     ) -> list[_Optional]:
         return straight_through(grad, needed, Quantizer.parse(q), x, scale, zero_point, noise, gradient)
+
+    def shard(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Tensor:
+        def of_parts(*parts: _Optional) -> list[Tensor]:
+            return [self(q, *parts, gradient)]
+
+        tensors = (x, scale, zero_point, noise)
+        return sharding.run(Quantizer.parse(q), x.shape, (copies.ROWWISE,), tensors, of_parts, [x.shape])[0]
 
     def batch(
         self, size: int, dims: Sequence[int | None], q: str, x: Tensor, /, *rest: Any
@@ -94,6 +105,7 @@ class Quantize(Composite):
     """hop_quantize."""
 
     plain = PLAIN
+    parts = buffers_operator
 
     def check(
         self,
@@ -183,6 +195,14 @@ def straight_through(
     masks = _masks(q, scale, gradient)
     if not masks and not any(needed[2:4]):
         return [None, grad.to(x.dtype), None, None, None, None]
+    tensors = (x, grad, scale, zero_point, noise)
+    if sharding.is_sharded(tensors):
+
+        def of_parts(x: Tensor, grad: Tensor, *rest: Any) -> list[_Optional]:
+            return straight_through(grad, needed, q, x, *rest, gradient)
+
+        shapes = [() if t is None else t.shape for t in (None, x, scale, zero_point, None, None)]
+        return sharding.run(q, x.shape, (copies.ROWWISE,), tensors, of_parts, shapes)
     by = q.derivatives(x, scale, zero_point, noise)
     dx = (torch.where(by.inside, grad, 0.0) if masks else grad).to(x.dtype)
     wide = grad.to(torch.float32)

@@ -78,7 +78,7 @@ def _fitting(name: str, which: str, given: Any, x: Tensor, shape: Sequence[int],
         raise ValueError(f"{name}: {which} is on {given.device} and x on {x.device}; move one of them")
     if not given.is_floating_point() and given.dtype != dtype:
         raise TypeError(f"{name}: {which} must be floating point or {dtype}, got {given.dtype}")
-    if given.is_floating_point():
+    if given.is_floating_point() and given.dtype != torch.float32:
         given = given.to(torch.float32)
     try:
         return given.expand(tuple(shape))

@@ -1,0 +1,21 @@
+"""A call of an operator of ours, in the form that the routes take it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    function: Callable[..., Tensor]  # the call, as a function of its tensors alone
+    tensors: list[Tensor]
+    check: Callable[[Tensor], None]  # fails unless a result is right
+    reference: Callable[..., Tensor]  # the operator's own reference, of the same tensors
+    inner: Callable[..., Tensor]  # plain PyTorch of the same tensors, with the derivatives that the call has
+    nodes: int = 1  # how many nodes of ours its graph has
+    bound: float = 0.0  # how far a right result may be off; 0: not at all
+    differentiable: bool = True  # by its floats
+    smooth: bool = True  # differences come near its derivative, in float64
+    forward_mode: bool = True
+    keeps_nodes_under_vmap: bool = True
