@@ -12,6 +12,7 @@ import contextvars
 import functools
 import importlib.abc
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -468,6 +469,8 @@ def correct_aliasing(op: OpOverload, args: Any, kwargs: Any, out: Any) -> Any:
 
 def inferred_size(shape: Sequence[Any], numel: Any) -> list[Any]:
     """`shape` with a -1 in it filled in, if it has `numel` elements; otherwise PyTorch's error."""
+    if all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) == numel:
+        return list(shape)  # PyTorch's own takes 4 µs
     return list(infer_size(tuple(shape), numel))
 
 

@@ -103,8 +103,12 @@ class Given(Rule):
         return self.affine
 
     def find(self, parts: Blocks, format: Format) -> Found:
+        raise ValueError(self.missing())
+
+    def missing(self) -> str:
+        """What to say where the caller does not."""
         needed = "scale= and zero_point=" if self.affine else "scale="
-        raise ValueError(f"quantize: this quantizer has no rule to find a scale; pass {needed}")
+        return f"this quantizer has no rule to find a scale; pass {needed}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -50,10 +50,10 @@ class QuantizedTensor(Tensor):
         strides, offset = None, 0
         if codes is not None:  # laid out as its codes are, which is how a compiled program tells views apart
             strides, offset = codes.stride(), codes.storage_offset() * per_byte
-            if per_byte > 1 and (quantizer.flat or not shape):
-                strides = _compile.contiguous_strides(shape)
-            elif per_byte > 1:
-                strides = [*(n * per_byte for n in strides[:-1]), 1]
+            if per_byte > 1:
+                strides = None if quantizer.flat or not shape else [*(n * per_byte for n in strides[:-1]), 1]
+        if strides is None:
+            strides = _compile.contiguous_strides(shape)
         return _compile.make_wrapper(cls, shape, strides, offset, dtype, some.device, requires_grad)
 
     def __init__(

@@ -19,43 +19,48 @@ from torch import Tensor
 
 from hop import blocks, copies
 from hop.blocks import Block
+from hop.quantizer import Quantizer
 from hop.scaling import TwoLevel
 from hop.tensor.table import Cut
 
 Units = Block
 
 
-def units(t: Any) -> dict[str, Units]:
-    """The units of each buffer, over the dimensions of t. Raises Cut if t has other than row-wise buffers."""
-    if t.usages != (copies.ROWWISE,):
+def _cached(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which need not be asked twice, unless its last argument, a shape, has symbols in it."""
+    remembered = functools.lru_cache(maxsize=4096)(function)
+    return lambda *args: (remembered if all(type(n) is int for n in args[-1]) else function)(*args)
+
+
+def units(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[str, Units]:
+    """The units of each buffer of a tensor of `ndim` dimensions. Raises Cut if it has other than row-wise buffers."""
+    if usages != (copies.ROWWISE,):
         raise Cut("its column-wise copy would go stale")
-    ndim = t.dim()
-    per_byte = t.quantizer.per_byte()
-    found = {"codes": (1,) * (ndim - 1) + (per_byte,) if ndim else ()}
-    for name, (_, block) in t.quantizer.stored().items():
+    found: dict[str, Units] = {"codes": (1,) * (ndim - 1) + (quantizer.per_byte(),) if ndim else ()}
+    for name, (_, block) in quantizer.stored().items():
         found[name] = blocks.per_dimension(block, ndim)
     return found
 
 
-def rebuild(t: Any, shape: Sequence[int], grids: dict[str, tuple[Tensor, Units]]) -> Any:
-    """The tensor of `shape` with these grids, with t's quantizer if that still describes them."""
-    per_byte = t.quantizer.per_byte()
-    codes = grids["codes"][1]
+@_cached
+def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: tuple[int, ...]) -> Quantizer:
+    """The quantizer of a tensor of `shape` with these units of its buffers: `quantizer`, if it describes them."""
+    per_byte = quantizer.per_byte()
+    new = dict(named)
+    codes = new["codes"]
     if any(u != 1 and n != 1 for u, n in zip(codes[:-1], shape[:-1], strict=True)) or (
         codes and codes[-1] != per_byte and shape[-1] != 1
     ):
         raise Cut(f"{per_byte} codes share a byte along its last dimension")
-    buffers = {name: grid for name, (grid, _) in grids.items()}
-    quantizer = t.quantizer
-    if any(not _same(quantizer.stored()[n][1], u, shape) for n, (_, u) in grids.items() if n != "codes"):
-        rule = quantizer.scale
-        try:
-            if isinstance(rule, TwoLevel):
-                rule = replace(rule, outer=_block(grids["global_amax"][1]))
-            quantizer = replace(quantizer, block=_block(grids["scale"][1]), scale=rule)
-        except ValueError as error:
-            raise Cut(f"no quantizer has its blocks: {error}") from error
-    return t.rebuilt(buffers, quantizer=quantizer, shape=shape)
+    if all(_same(block, new[name], shape) for name, (_, block) in quantizer.stored().items()):
+        return quantizer
+    rule = quantizer.scale
+    try:
+        if isinstance(rule, TwoLevel):
+            rule = replace(rule, outer=_block(new["global_amax"]))
+        return replace(quantizer, block=_block(new["scale"]), scale=rule)
+    except ValueError as error:
+        raise Cut(f"no quantizer has its blocks: {error}") from error
 
 
 def _block(units: Units) -> Block:
@@ -80,8 +85,10 @@ def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[T
     """The tensor of `shape` whose grids are what `change` makes of t's."""
     if t.quantizer.flat:
         raise Cut("its blocks run over the flattened tensor")
-    own = units(t)
-    return rebuild(t, shape, {name: change(grid, own[name]) for name, grid in t.buffers().items()})
+    own = units(t.quantizer, t.usages, t.dim())
+    changed = {name: change(grid, own[name]) for name, grid in t.buffers().items()}
+    quantizer = fitting(t.quantizer, tuple((name, u) for name, (_, u) in changed.items()), tuple(shape))
+    return t.rebuilt({name: grid for name, (grid, _) in changed.items()}, quantizer=quantizer, shape=shape)
 
 
 # ---- the views
@@ -200,21 +207,32 @@ def reshape(t: Any, shape: Sequence[int]) -> Any:
     if t.quantizer.flat:
         codes = t.codes if t.quantizer.per_byte() > 1 else t.codes.view(shape)
         return t.rebuilt({**t.buffers(), "codes": codes}, shape=shape)
-    own = units(t)
-    if 0 in shape:  # nothing to share
-        made = t.quantizer.buffers(shape).items()
-        return t.rebuilt({name: t.codes.new_ones(size, dtype=dtype) for name, (size, dtype) in made}, shape=shape)
-    grids = {}
-    parts = _groups(list(t.shape), list(shape))
-    for name, grid in t.buffers().items():
-        new: list[Any] = []
-        for old_dims, new_dims in parts:
-            new += _regroup([(t.shape[d], own[name][d]) for d in old_dims], [shape[d] for d in new_dims])
-        counts = [1 if u == -1 else -(-n // u) for n, u in zip(shape, new, strict=True)]
-        if name == "codes" and t.quantizer.per_byte() > 1:
-            counts = counts or [1]  # a single number has no dimension, its byte has one
-        grids[name] = (grid.view(counts), tuple(new))
-    return rebuild(t, shape, grids)
+    new = tuple(shape)
+    quantizer, sizes = _reshaped(t.quantizer, t.usages, tuple(t.shape), new)
+    if 0 in new:  # nothing to share
+        buffers = {name: grid.new_ones(sizes[name]) for name, grid in t.buffers().items()}
+    else:
+        buffers = {name: grid.view(sizes[name]) for name, grid in t.buffers().items()}
+    return t.rebuilt(buffers, quantizer=quantizer, shape=new)
+
+
+@_cached
+def _reshaped(
+    quantizer: Quantizer, usages: copies.Usages, old: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[Quantizer, dict[str, tuple[int, ...]]]:
+    """The quantizer after a reshape, and the shape of each buffer."""
+    own = units(quantizer, usages, len(old))
+    if 0 in new:
+        return quantizer, {name: size for name, (size, _) in quantizer.buffers(new).items()}
+    parts = _groups(old, new)
+    found = {name: _regroup_all(u, old, new, parts) for name, u in own.items()}
+    quantizer = fitting(quantizer, tuple(found.items()), new)
+    sizes = {
+        name: tuple(1 if u == -1 else -(-n // u) for n, u in zip(new, us, strict=True)) for name, us in found.items()
+    }
+    if quantizer.per_byte() > 1:
+        sizes["codes"] = sizes["codes"] or (1,)  # a single number has no dimension, its byte has one
+    return quantizer, sizes
 
 
 def cat(tensors: Sequence[Any], dim: int) -> Any:
@@ -231,7 +249,7 @@ def cat(tensors: Sequence[Any], dim: int) -> Any:
         raise Cut("the tensors differ in other sizes")
     sizes = [t.shape[dim] for t in tensors]
     grids = {}
-    for name, u in units(first).items():
+    for name, u in units(first.quantizer, first.usages, first.dim()).items():
         if len(tensors) > 1 and (u[dim] == -1 or any(n % u[dim] for n in sizes[:-1])):
             raise Cut(f"a scale or a byte is shared along dimension {dim}, and {sizes} do not end where a block does")
         grids[name] = torch.cat([t.buffers()[name] for t in tensors], dim)
@@ -241,6 +259,8 @@ def cat(tensors: Sequence[Any], dim: int) -> Any:
 
 def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) -> Any:
     """The view of t that has these strides and this offset, which is how torch.compile asks for a view."""
+    if t.numel() == 0 and 0 in size:
+        return reshape(t, size)
     far = sorted((d for d, n in enumerate(size) if n != 1 and stride[d] != 0), key=lambda d: -stride[d])
     sizes, strides = [size[d] for d in far], [stride[d] for d in far]
     ones = [n if d in far else 1 for d, n in enumerate(size)]
@@ -307,7 +327,7 @@ def _grid(grid: Tensor, t: Any) -> Tensor:
     return grid.reshape(()) if t.dim() == 0 else grid
 
 
-def _groups(old: list[int], new: list[int]) -> list[tuple[list[int], list[int]]]:
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """The shortest runs of dimensions of equal product, side by side; no size is 0."""
     found: list[tuple[list[int], list[int]]] = []
     i = j = 0
@@ -329,6 +349,13 @@ def _groups(old: list[int], new: list[int]) -> list[tuple[list[int], list[int]]]
                 right, j = right * new[j], j + 1
         found.append((a, b))
     return found
+
+
+def _regroup_all(own: Units, old: Sequence[int], new: Sequence[int], parts: list[tuple[list[int], list[int]]]) -> Units:
+    found: list[Any] = []
+    for old_dims, new_dims in parts:
+        found += _regroup([(old[d], own[d]) for d in old_dims], [new[d] for d in new_dims])
+    return tuple(found)
 
 
 def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from hop import copies
 from hop.formats import NOISE_BITS
 from hop.quantizer import Quantizer
-from hop.scaling import TwoLevel
+from hop.scaling import Given, TwoLevel
 
 GRADIENTS = ("clipped", "plain")
 
@@ -42,6 +42,8 @@ def checked(
     if scale is None:
         if zero_point is not None:
             raise ValueError(f"{name}: zero_point is given without scale; give both, or neither")
+        if isinstance(q.scale, Given):
+            raise ValueError(f"{name}: {q.scale.missing()}")
         return None, None
     if not q.shares_scale() and copies.COLUMNWISE in usages:
         raise ValueError(f"{name}: scale is that of one copy, but usages are {usages}; quantize them one by one")
