@@ -364,6 +364,11 @@ def register_value(cls: type) -> None:
     """Let instances of `cls` be constants of compiled programs: equal ones share a program.
 
     torch 2.11 to 2.14 call such classes opaque types; 2.15 calls them custom classes."""
+    # A class that is defined again, as in a notebook, takes the name of the first.
+    core: Any = torch._C
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if hasattr(core, "_unregister_opaque_type") and core._is_opaque_type_registered(name):
+        core._unregister_opaque_type(name)
     module: Any = opaque_object
     if hasattr(module, "register_custom_class"):
         module.register_custom_class(cls, typ="constant")

@@ -88,8 +88,8 @@ class Hop(HigherOrderOperator):
         the result and its batch dimension, or None where the reference should be batched by PyTorch's rules."""
         return None
 
-    def shard(self, /, *args: Any, **kwargs: Any) -> Tensor:
-        """The result for operands some of which are DTensors: a DTensor."""
+    def shard(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The result for operands some of which are DTensors: DTensors."""
         return self.reference(*args, **kwargs)
 
     # ---- calls

@@ -90,8 +90,12 @@ def quantize(
         rows = x if usage == ROWWISE else _transposed(x)
         if usage == COLUMNWISE and quantizer.hadamard is not None:
             rows = quantizer.hadamard.apply(rows)
-        own = noise if noise is None or usage == ROWWISE else _transposed(noise)
-        for name, buffer in quantizer.quantize(rows, scale, zero_point, own).items():
+        own: list[Any] = [scale, zero_point, noise]
+        if usage == COLUMNWISE:  # of two dimensions, whatever x has; a given scale is one number
+            own = [t if t is None else t.reshape(1, 1) for t in own[:2]] + [
+                None if noise is None else _transposed(noise)
+            ]
+        for name, buffer in quantizer.quantize(rows, *own).items():
             found.setdefault(_name(quantizer, usage, name), buffer)
     return found
 

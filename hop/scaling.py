@@ -43,6 +43,11 @@ class Blocks:
         """The largest magnitude of each block."""
         return self.magnitude().amax(self.dims, keepdim=True)
 
+    def floor_power_of_two(self, x: Tensor) -> Tensor:
+        """The largest power of two, from 2^-128, that is at most x > 0."""
+        up = E8M0.decode(E8M0.encode(x))
+        return torch.where(up > x, up / 2, up)
+
     def once(self, scale: Tensor) -> Tensor:
         """`scale`, to be computed once for each block, and not again for each element."""
         return scale
@@ -195,7 +200,7 @@ class CurrentScaling(Rule):
         factor = torch.where(quotient.isinf(), self.most(parts.dtype), quotient)
         factor = torch.where((amax == 0) | amax.isinf(), 1.0, factor)
         if self.power_of_two:
-            factor = _floor_power_of_two(factor)
+            factor = parts.floor_power_of_two(factor)
         factor = parts.once(factor)
         return Found((factor.reciprocal(),), parts.x * factor)
 
@@ -295,9 +300,3 @@ def _quotient(x: Tensor, number: float) -> Tensor:
 
 def _no_zero(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, 1.0, scale)
-
-
-def _floor_power_of_two(x: Tensor) -> Tensor:
-    """The largest power of two that is at most x > 0."""
-    up = E8M0.decode(E8M0.encode(x))
-    return torch.where(up > x, up / 2, up)

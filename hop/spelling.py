@@ -30,6 +30,7 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf\b|nan\b))|(?P<dtype>torch\.\w+)|(?P<name>[A-Za-z_][\w.<>]*)"
     r"|(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<mark>[(),=]))"
 )
+_DEEPEST = 32
 _WORDS = {"True": True, "False": False, "None": None}
 
 
@@ -141,7 +142,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, got {type(text).__name__}")
-        self.text, self.at = text, 0
+        self.text, self.at, self.depth = text, 0, 0
 
     def read(self, expected: type) -> Any:
         if not self.text.startswith(_PREFIX):
@@ -179,6 +180,16 @@ class _Parser:
             raise self.error(f"expected {mark!r}")
 
     def value(self) -> Any:
+        """The next value. What it nests in counts, so that no text exhausts the stack."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise self.error(f"values nest {_DEEPEST} deep at most")
+        try:
+            return self.one_value()
+        finally:
+            self.depth -= 1
+
+    def one_value(self) -> Any:
         before = self.at
         kind, word = self.token()
         if kind == "number":

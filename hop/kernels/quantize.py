@@ -180,6 +180,11 @@ class FastBlocks(Blocks):
         found = self.x.abs().amax(self.dims, keepdim=True)
         return found if bool((found == found).all()) else super().amax()
 
+    def floor_power_of_two(self, x: Tensor) -> Tensor:
+        """By clearing the mantissa, which a subnormal number is all of."""
+        power = (x.view(torch.int32) & -(2**_EXPONENT)).view(torch.float32)
+        return torch.where(power > 0, power, torch.where(x < 2.0**-127, 2.0**-128, 2.0**-127))
+
     def once(self, scale: Tensor) -> Tensor:
         """Inductor computes what it reads as strided memory before, and anything else again for each element."""
         if _compile.is_plain_eager():
@@ -212,7 +217,10 @@ def _fast_rule(rule: Rule) -> Rule:
 
 
 def _declines(call: tuple[Any, ...]) -> str | None:
-    return None
+    q = Quantizer.parse(call[0])
+    return (
+        None if type(q) is Quantizer else f"for Quantizer itself, not {type(q).__name__}, which may mean another thing"
+    )
 
 
 def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
@@ -242,11 +250,13 @@ FAKE_QUANTIZE = Kernel("bits", _declines, _fake_quantize)
 def _declines_in_place(call: tuple[Any, ...]) -> str | None:
     quantizer, x, scale, _, noise, usages = call
     q = Quantizer.parse(quantizer)
+    if (reason := _declines(call)) is not None:
+        return reason
     if not _compile.is_plain_eager():
         return "writes in place, so for eager mode only"
     if not x.is_cpu:
         return f"for the CPU, and x is on {x.device}"
-    if not (isinstance(q.format, Integer) and isinstance(q.scale, Amax) and scale is None and noise is None):
+    if not (type(q.format) is Integer and type(q.scale) is Amax and scale is None and noise is None):
         return "for integers by amax, rounded to the nearest"
     if tuple(usages) != (copies.ROWWISE,) or x.numel() == 0:
         return "for the row-wise copy of a tensor that is not empty"

@@ -99,7 +99,7 @@ class QuantizedTensor(Tensor):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         """The bytes of all buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers().values())
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers().values())  # symbolic sizes too
 
     def data_ptr(self) -> int:
         """0, as for any tensor without storage of its own, also where it is a view at an offset."""

@@ -26,10 +26,9 @@ from hop.tensor.table import Cut
 Units = Block
 
 
-def _cached(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which need not be asked twice, unless its last argument, a shape, has symbols in it."""
-    remembered = functools.lru_cache(maxsize=4096)(function)
-    return lambda *args: (remembered if all(type(n) is int for n in args[-1]) else function)(*args)
+def _remembering(plan: Any, t: Any, shape: Sequence[int]) -> Callable[..., Any]:
+    """`plan`, a function with a cache, that looks into it only if the sizes before and after are numbers."""
+    return plan if all(type(n) is int for n in (*t.shape, *shape)) else plan.__wrapped__
 
 
 def units(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[str, Units]:
@@ -42,7 +41,7 @@ def units(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[str, U
     return found
 
 
-@_cached
+@functools.lru_cache(maxsize=4096)
 def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: tuple[int, ...]) -> Quantizer:
     """The quantizer of a tensor of `shape` with these units of its buffers: `quantizer`, if it describes them."""
     per_byte = quantizer.per_byte()
@@ -87,7 +86,8 @@ def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[T
         raise Cut("its blocks run over the flattened tensor")
     own = units(t.quantizer, t.usages, t.dim())
     changed = {name: change(grid, own[name]) for name, grid in t.buffers().items()}
-    quantizer = fitting(t.quantizer, tuple((name, u) for name, (_, u) in changed.items()), tuple(shape))
+    fit = _remembering(fitting, t, shape)
+    quantizer = fit(t.quantizer, tuple((name, u) for name, (_, u) in changed.items()), tuple(shape))
     return t.rebuilt({name: grid for name, (grid, _) in changed.items()}, quantizer=quantizer, shape=shape)
 
 
@@ -208,7 +208,7 @@ def reshape(t: Any, shape: Sequence[int]) -> Any:
         codes = t.codes if t.quantizer.per_byte() > 1 else t.codes.view(shape)
         return t.rebuilt({**t.buffers(), "codes": codes}, shape=shape)
     new = tuple(shape)
-    quantizer, sizes = _reshaped(t.quantizer, t.usages, tuple(t.shape), new)
+    quantizer, sizes = _remembering(_reshaped, t, new)(t.quantizer, t.usages, tuple(t.shape), new)
     if 0 in new:  # nothing to share
         buffers = {name: grid.new_ones(sizes[name]) for name, grid in t.buffers().items()}
     else:
@@ -216,7 +216,7 @@ def reshape(t: Any, shape: Sequence[int]) -> Any:
     return t.rebuilt(buffers, quantizer=quantizer, shape=new)
 
 
-@_cached
+@functools.lru_cache(maxsize=4096)
 def _reshaped(
     quantizer: Quantizer, usages: copies.Usages, old: tuple[int, ...], new: tuple[int, ...]
 ) -> tuple[Quantizer, dict[str, tuple[int, ...]]]:
@@ -226,7 +226,7 @@ def _reshaped(
         return quantizer, {name: size for name, (size, _) in quantizer.buffers(new).items()}
     parts = _groups(old, new)
     found = {name: _regroup_all(u, old, new, parts) for name, u in own.items()}
-    quantizer = fitting(quantizer, tuple(found.items()), new)
+    quantizer = fitting.__wrapped__(quantizer, tuple(found.items()), new)
     sizes = {
         name: tuple(1 if u == -1 else -(-n // u) for n, u in zip(new, us, strict=True)) for name, us in found.items()
     }

@@ -198,8 +198,8 @@ def straight_through(
     tensors = (x, grad, scale, zero_point, noise)
     if sharding.is_sharded(tensors):
 
-        def of_parts(x: Tensor, grad: Tensor, *rest: Any) -> list[_Optional]:
-            return straight_through(grad, needed, q, x, *rest, gradient)
+        def of_parts(x: Tensor, grad: Tensor, scale: Any, zero_point: Any, noise: Any) -> list[_Optional]:
+            return straight_through(grad, needed, q, x, scale, zero_point, noise, gradient)
 
         shapes = [() if t is None else t.shape for t in (None, x, scale, zero_point, None, None)]
         return sharding.run(q, x.shape, (copies.ROWWISE,), tensors, of_parts, shapes)
