@@ -160,4 +160,63 @@ def tracing() -> Iterator[Row]:
         yield Row("tracing", f"a node of {n}, make_fx on fakes", mine, "aten.mm", other, "<= 2 ms")
 
 
-GROUPS = [mm, products, convolution, float8, overhead, imports, tracing]
+# What quantizing takes at most, in times of a copy: eager, compiled.
+_QUANTIZED = {
+    "INT8_ROW": (13, 3),
+    "MXFP8": (22, 9),
+    "NVFP4": (None, 12),
+    "FP8_ROW": (None, None),
+    "FP8_1X128": (None, None),
+    "FP8_128X128": (None, None),
+    "UINT4_32_AFFINE": (None, None),
+    "MXFP4": (None, None),
+    "STATE8": (None, None),
+}
+
+
+def quantizing() -> Iterator[Row]:
+    """The buffers of a bfloat16 tensor, and back, against a copy of it."""
+    x = torch.randn(1024, 4096).to(torch.bfloat16)
+
+    def copy() -> Tensor:
+        return x.clone()
+
+    for name, (eager, compiled) in _QUANTIZED.items():
+        q = hop.presets.PRESETS[name]
+
+        names = [b.name for b in hop.TensorProto((1024, 4096), quantizer=q).buffers()]
+
+        def quantize(x: Tensor, q: Any = q, names: list[str] = names) -> list[Tensor]:
+            t = hop.quantize(q, x)
+            return [getattr(t, name) for name in names]
+
+        torch._dynamo.reset()
+        program = torch.compile(quantize, fullgraph=True)
+        program(x)
+        for how, call, most in (("eager", quantize, eager), ("compiled", program, compiled)):
+            target = f"<= {most} times" if most else ""
+            yield from compare("quantize", f"{name}, {how}", lambda call=call: call(x), [("copy", copy, target)])
+        t, back = hop.quantize(q, x), torch.compile(lambda t: hop.dequantize(t), fullgraph=True)
+        back(t)
+        for how, call in (("eager", hop.dequantize), ("compiled", back)):
+            yield from compare("dequantize", f"{name}, {how}", lambda call=call, t=t: call(t), [("copy", copy, "")])
+
+
+def wrappers() -> Iterator[Row]:
+    """What Python adds: prototypes, and views of quantized tensors."""
+    t = hop.quantize(hop.presets.INT8_ROW, torch.randn(64, 64))
+
+    def proto() -> object:
+        return hop.TensorProto((64, 64), torch.bfloat16, quantizer=hop.presets.INT8_ROW)
+
+    def view() -> object:
+        return t.view(64, 64)
+
+    with torch.no_grad():
+        made, of, viewed, nothing = per_call([proto, lambda: hop.TensorProto.of(t), view, lambda: None])
+    yield Row("proto", "TensorProto(shape, dtype, quantizer)", made, "nothing", nothing, "<= 20 µs")
+    yield Row("proto", "TensorProto.of(quantized tensor)", of, "nothing", nothing, "<= 20 µs")
+    yield Row("view", "QuantizedTensor.view, int8 per row", viewed, "nothing", nothing, "<= 12 µs")
+
+
+GROUPS = [mm, products, convolution, float8, overhead, imports, tracing, quantizing, wrappers]

@@ -20,11 +20,17 @@ class Row:
     ours_ms: float
     peer: str
     peer_ms: float
-    target: str = ""  # ">= 0.95" for peer_ms / ours_ms, "<= 2 µs" for ours_ms - peer_ms
+    target: str = (
+        ""  # ">= 0.95" for peer_ms / ours_ms, "<= 3 times" for ours_ms / peer_ms, "<= 2 µs" for ours_ms - peer_ms
+    )
 
     @property
     def speedup(self) -> float:
         return self.peer_ms / self.ours_ms
+
+    @property
+    def times(self) -> float:
+        return self.ours_ms / self.peer_ms
 
     @property
     def over_us(self) -> float:
@@ -36,7 +42,9 @@ class Row:
         if not self.target:
             return None
         sign, number, *unit = self.target.split()
-        value = {"": self.speedup, "µs": self.over_us, "ms": self.over_us / 1e3, "s": self.over_us / 1e6}["".join(unit)]
+        over = self.over_us
+        values = {"µs": over, "ms": over / 1e3, "s": over / 1e6}
+        value = self.times if unit == ["times"] else values[unit[0]] if unit else self.speedup
         return value >= float(number) if sign == ">=" else value <= float(number)
 
 

@@ -18,6 +18,8 @@ class TestRow(unittest.TestCase):
             ("much_over", Row("g", "c", 0.0046, "p", 0.002, "<= 2 µs"), False, "+2.60 µs"),
             ("milliseconds", Row("g", "c", 3.5, "p", 1.0, "<= 2 ms"), False, "+2.50 ms"),
             ("seconds", Row("g", "c", 100.0, "p", 0.0, "<= 0.15 s"), True, "+0.10 s"),
+            ("times", Row("g", "c", 3.2, "p", 1.0, "<= 3 times"), False, "3.2 times"),
+            ("fewer_times", Row("g", "c", 2.5, "p", 1.0, "<= 3 times"), True, "2.5 times"),
             ("no_target", Row("g", "c", 2.0, "p", 1.0), None, "0.50"),
         ]
     )
