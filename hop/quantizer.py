@@ -174,11 +174,10 @@ class Quantizer(Value):
         below = torch.where(inside, 0.0, -self.scale.step(tensors, self.format))
         return Derivatives(*(blocks.merge(d, shape).reshape(x.shape) for d in (inside, step, below)))
 
-    def scale_gradient(self, grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
-        """The gradient of the given `scale`, from grad = ∂x̂/∂s · the gradient of x̂, float32."""
+    def scale_slope(self, x: Tensor, scale: Tensor) -> Tensor | float:
+        """The derivative of each block's s by the given `scale`."""
         amax = self.per_block(x.to(torch.float32), lambda cut, dims: Blocks(cut, dims, x.dtype).amax())
-        found = self.scale.gradient(self.per_block(grad), amax, scale.to(torch.float32), self.format)
-        return found.sum_to_size(scale.shape)
+        return self.scale.slope(amax, scale.to(torch.float32), self.format)
 
     def spread(self, scale: Tensor, shape: Sequence[int]) -> Tensor:
         """A tensor of `shape` with the scale of each element's block; the inverse of a sum over blocks."""

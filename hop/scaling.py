@@ -93,9 +93,9 @@ class Rule(Value):
         """Whether the scale that the rule finds leaves elements beyond the largest number."""
         return False
 
-    def gradient(self, grad: Tensor, amax: Tensor, given: Tensor, format: Format) -> Tensor:
-        """The gradient of the scale that the caller gave, from that of s and the amax of each block."""
-        return grad
+    def slope(self, amax: Tensor, given: Tensor, format: Format) -> Tensor | float:
+        """The derivative of s by the scale that the caller gave, from it and the amax of each block."""
+        return 1.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -285,12 +285,12 @@ class TwoLevel(Rule):
         inner, amax = tensors
         return self.inner.decode(inner) * amax * float32(1 / (self.inner.max * format.max))
 
-    def gradient(self, grad: Tensor, amax: Tensor, given: Tensor, format: Format) -> Tensor:
+    def slope(self, amax: Tensor, given: Tensor, format: Format) -> Tensor | float:
         """With the rounding of the inner scale taken for the identity where it does not saturate."""
         exact = amax * (self.inner.max / given)
         inner = self.inner.decode(self.inner.encode(exact))
         slope = torch.where(self.inner.inside(exact), inner - exact, inner) / (self.inner.max * format.max)
-        return torch.where(given == 0, 0.0, grad * slope)
+        return torch.where(given == 0, 0.0, slope)
 
 
 def _quotient(x: Tensor, number: float) -> Tensor:

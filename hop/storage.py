@@ -1,6 +1,12 @@
 """Quantized tensors in safetensors files: the buffers as tensors, and what they are in the file's metadata.
 
-Needs the package `safetensors`: pip install 'torch-hop[safetensors]'. Nothing in a file is run.
+    "name:codes", "name:scale", ...    the buffers of the quantized tensor "name"
+    metadata["hop"]                    JSON: {"name": {"quantizer": ..., "shape": ..., "dtype": ..., "usages": ...}}
+
+Nothing in a file is run. Limits: a tensor comes back contiguous and without requires_grad, a Parameter as a tensor; two
+names may not share memory, not even a scale, so clone one of them or leave it out and tie it again after loading.
+
+Needs the package `safetensors`: pip install 'torch-hop[safetensors]'.
 """
 
 import json
@@ -20,16 +26,18 @@ _KEY = "hop"
 
 
 def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write `tensors`, plain and quantized, such as a module's state_dict.
+    """Write `tensors`, plain and quantized, such as a module's state_dict, and `metadata` of your own.
 
-    A quantized tensor `name` becomes the tensors "name:codes", "name:scale" and so on, and an entry of the metadata
-    with its shape, dtype, usages and the quantizer's spelling.
-
-    Raises ValueError for a name that a buffer's name would collide with."""
+    Raises:
+        ValueError: a name that a buffer's name collides with, or the key "hop" in `metadata`.
+        RuntimeError: tensors that share memory; from safetensors, with their names.
+    """
+    if _KEY in (metadata or {}):
+        raise ValueError(f"save_file: the key {_KEY!r} of the metadata is taken by the library")
     flat: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        parts = {name: tensor}
+        parts: dict[str, Tensor] = {name: tensor}
         if isinstance(tensor, QuantizedTensor):
             parts = {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
             described[name] = {
@@ -42,44 +50,58 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
             if key in flat:
                 raise ValueError(f"save_file: two tensors would be called {key!r}; rename {name!r}")
             flat[key] = data.detach().contiguous()
-    _safetensors().save_file(flat, str(path), {**(metadata or {}), _KEY: json.dumps(described)})
+    _safetensors().torch.save_file(flat, str(path), {**(metadata or {}), _KEY: json.dumps(described)})
 
 
 def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
     """The tensors that `save_file` wrote, on `device`. A file without quantized tensors is read as it is.
 
-    Raises ValueError if the buffers are not what the metadata describes."""
-    package = _safetensors()
-    with package.safe_open(str(path), "pt", device=str(device)) as file:
-        described = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+    Raises:
+        ValueError: the file does not hold what its metadata describes.
+    """
+    with _safetensors().safe_open(str(path), "pt", device=str(device)) as file:
+        text = (file.metadata() or {}).get(_KEY, "{}")
         flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
+    try:
+        described = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"load_file: {path}: its metadata is no JSON: {error}") from error
+    if not isinstance(described, dict):
+        raise ValueError(f"load_file: {path}: its metadata is no JSON object")
     found: dict[str, Tensor] = {}
     for name, entry in described.items():
         try:
-            proto = TensorProto(
-                tuple(entry["shape"]),
-                spelling.dtype(entry["dtype"]),
-                device,
-                quantizer=Quantizer.parse(entry["quantizer"]),
-                usages=tuple(entry["usages"]),
-            )
-            found[name] = proto.create_tensor([flat.pop(f"{name}:{b.name}") for b in proto.buffers()])
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"load_file: {path} does not hold what its metadata says of {name!r}: {error!r}"
-            ) from error
+            found[name] = _built(name, entry, flat, device)
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"load_file: {path}: {name!r} is not what the metadata says: {error}") from error
     return {**flat, **found}
+
+
+def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.device) -> Any:
+    """The tensor that `entry` describes, of buffers that are taken out of `flat`."""
+    fields = {"quantizer", "shape", "dtype", "usages"}
+    if not isinstance(entry, dict) or entry.keys() != fields:
+        raise ValueError(f"its entry must have the fields {sorted(fields)}, got {entry!r}")
+    shape = entry["shape"]
+    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"shape must be a list of sizes, got {shape!r}")
+    proto = TensorProto(
+        tuple(shape),
+        spelling.dtype(entry["dtype"]),
+        device,
+        quantizer=Quantizer.parse(entry["quantizer"]),
+        usages=tuple(entry["usages"]),
+    )
+    keys = [f"{name}:{b.name}" for b in proto.buffers()]
+    missing = [key for key in keys if key not in flat]
+    if missing or name in flat:
+        raise ValueError(f"the file lacks {missing}" if missing else "the file has a plain tensor of that name")
+    return proto.create_tensor([flat.pop(key) for key in keys])
 
 
 def _safetensors() -> Any:
     try:
-        import safetensors
         import safetensors.torch
     except ImportError as error:
         raise ImportError("hop.storage needs the package safetensors: pip install 'torch-hop[safetensors]'") from error
-    return _Package(safetensors.safe_open, safetensors.torch.save_file)
-
-
-class _Package:
-    def __init__(self, safe_open: Any, save_file: Any) -> None:
-        self.safe_open, self.save_file = safe_open, save_file
+    return safetensors

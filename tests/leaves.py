@@ -80,7 +80,9 @@ def straight_through(setting: Setting, x: Tensor, options: dict[str, Tensor]) ->
         zero: Any = q.spread(options["zero_point"], x.shape) if "zero_point" in options else q.format.zero
         zeros = (zero,) if isinstance(q.format, Integer) else ()
         y = wide / s
-        number = q.format.decode(q.format.encode(y.detach(), noise, *zeros), *zeros).detach()
+        # The number that was chosen, read off the value: y itself may lie on the other side of a tie.
+        rounded = q.fake_quantize(x.detach(), **{name: t.detach() for name, t in options.items()})
+        number = q.format.decode(q.format.encode(rounded / s.detach(), None, *zeros), *zeros).detach()
         inside = q.format.inside(y.detach(), *zeros)
         clipped = ((number + zero).detach() - zero) * s
         path = torch.where(
@@ -99,7 +101,7 @@ def _step(q: Quantizer, x: Tensor, given: Tensor) -> Tensor:
         return given
     exact = q.per_block(x, lambda cut, dims: cut.abs().amax(dims)) * (448 / given)
     inner = E4M3.decode(E4M3.encode(exact.detach()))
-    inner = torch.where(exact <= 448, exact + (inner - exact).detach(), inner)
+    inner = torch.where(E4M3.inside(exact.detach()), exact + (inner - exact).detach(), inner)
     return inner * given / (448 * q.format.max)
 
 
@@ -205,7 +207,7 @@ SETTINGS = [
     Setting("uint4_32_affine", presets.UINT4_32_AFFINE, torch.float16),
     Setting("int8_static_affine", presets.INT8_TENSOR_STATIC_AFFINE, given=True),
     Setting("mxfp8", presets.MXFP8, torch.bfloat16),
-    Setting("nvfp4_stochastic", presets.NVFP4_STOCHASTIC),
+    Setting("nvfp4_stochastic", presets.NVFP4_STOCHASTIC, given=True),
     Setting("state8", presets.STATE8, shape=(2, 256)),
     Setting("ternary_plain", presets.TERNARY_TENSOR, gradient="plain"),
 ]

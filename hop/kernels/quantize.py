@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hop import _compile, blocks, copies
 from hop.formats import NOISE_BITS, Codebook, Float, Format, Integer, PowerOfTwo, tensor
+from hop.hadamard import Hadamard
 from hop.kernels import Kernel
 from hop.quantizer import Quantizer
 from hop.scaling import LARGEST, Amax, Blocks, Rule
@@ -186,10 +187,23 @@ class FastBlocks(Blocks):
         return torch.where(power > 0, power, torch.where(x < 2.0**-127, 2.0**-128, 2.0**-127))
 
     def once(self, scale: Tensor) -> Tensor:
-        """Inductor computes what it reads as strided memory before, and anything else again for each element."""
-        if _compile.is_plain_eager():
-            return scale
-        return scale.contiguous().as_strided(scale.shape, scale.contiguous().stride())
+        return _written(scale)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FastHadamard(Hadamard):
+    """Hadamard, rounded to x's dtype where Inductor would leave out the rounding of what becomes float32 again."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        return _written(super().apply(x))
+
+
+def _written(x: Tensor) -> Tensor:
+    """Inductor computes what it reads as strided memory before, and anything else again for each element."""
+    if _compile.is_plain_eager():
+        return x
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -205,7 +219,9 @@ def fast(quantizer: str) -> Quantizer:
     """A quantizer that gives what `quantizer` gives."""
     parsed = Quantizer.parse(quantizer)
     own = {f.name: getattr(parsed, f.name) for f in fields(parsed)}
-    return FastQuantizer(**own | {"format": fast_format(parsed.format), "scale": _fast_rule(parsed.scale)})
+    hadamard = FastHadamard(parsed.hadamard.signs) if type(parsed.hadamard) is Hadamard else parsed.hadamard
+    faster = {"format": fast_format(parsed.format), "scale": _fast_rule(parsed.scale), "hadamard": hadamard}
+    return FastQuantizer(**own | faster)
 
 
 def _fast_rule(rule: Rule) -> Rule:

@@ -46,6 +46,8 @@ class QuantizedTensor(Tensor):
         dtype: torch.dtype,
         requires_grad: bool = False,
     ) -> "QuantizedTensor":
+        if not dtype.is_floating_point:
+            raise TypeError(f"dtype of a QuantizedTensor must be floating point, got {dtype}")
         some, codes, per_byte = next(iter(buffers.values())), buffers.get("codes"), quantizer.per_byte()
         strides, offset = None, 0
         if codes is not None:  # laid out as its codes are, which is how a compiled program tells views apart

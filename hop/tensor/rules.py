@@ -30,7 +30,8 @@ def same(op: OpOverload, t: QuantizedTensor) -> Any:
 @implements(aten.clone.default)
 def clone(op: OpOverload, t: QuantizedTensor, *, memory_format: Any = torch.preserve_format) -> Any:
     """fresh buffers; a memory format applies to the codes"""
-    return t.rebuilt({name: _clone(t, name, b, memory_format) for name, b in t.buffers().items()})
+    made = {name: b.clone(memory_format=_format(t, name, memory_format)) for name, b in t.buffers().items()}
+    return t.rebuilt(made)
 
 
 @implements(aten._pin_memory.default)
@@ -60,12 +61,19 @@ def to_copy(
     """fresh buffers; a float dtype becomes the appearance dtype, another one dequantizes"""
     dtype = dtype or t.dtype
     if not dtype.is_floating_point or layout not in (None, torch.strided):
-        return op(t.numbers(), dtype=dtype, layout=layout, device=device, non_blocking=non_blocking)
+        return op(
+            t.numbers(),
+            dtype=dtype,
+            layout=layout,
+            device=device,
+            pin_memory=pin_memory,
+            non_blocking=non_blocking,
+            memory_format=memory_format,
+        )
 
     def moved(name: str, b: Tensor) -> Tensor:
-        if device is None or torch.device(device) == b.device:
-            return _clone(t, name, b, memory_format)
-        return b.to(device=device, non_blocking=non_blocking)
+        kept = _format(t, name, memory_format)
+        return b.to(device=device or b.device, non_blocking=non_blocking, copy=True, memory_format=kept)
 
     new = t.rebuilt({name: moved(name, b) for name, b in t.buffers().items()}, dtype=dtype)
     return new.pin_memory() if pin_memory else new
@@ -322,9 +330,10 @@ def _each(change: Callable[[Tensor], Tensor], t: QuantizedTensor) -> QuantizedTe
     return t.rebuilt({name: change(b) for name, b in t.buffers().items()})
 
 
-def _clone(t: QuantizedTensor, name: str, b: Tensor, memory_format: torch.memory_format) -> Tensor:
-    keeps = memory_format is torch.contiguous_format or (name == "codes" and t.quantizer.per_byte() == 1)
-    return b.clone(memory_format=memory_format if keeps else torch.preserve_format)
+def _format(t: QuantizedTensor, name: str, memory_format: torch.memory_format) -> torch.memory_format:
+    """The memory format of a copy of a buffer, for that of t: all are contiguous, but others are for codes alone."""
+    codes = name == "codes" and t.quantizer.per_byte() == 1
+    return memory_format if codes or memory_format is torch.contiguous_format else torch.preserve_format
 
 
 def _numbers(x: Any) -> Tensor:

@@ -70,7 +70,7 @@ def _plain(tree: Any) -> Any:
 
 
 def _numbers(x: Any) -> Tensor:
-    return x.numbers() if hasattr(x, "quantizer") else x
+    return x.numbers().contiguous() if hasattr(x, "quantizer") else x
 
 
 def _warn(op: OpOverload, message: str) -> None:

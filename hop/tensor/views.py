@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import blocks, copies
+from hop import _compile, blocks, copies
 from hop.blocks import Block
 from hop.quantizer import Quantizer
 from hop.scaling import TwoLevel
@@ -204,6 +204,8 @@ def select(t: Any, dim: int, index: int) -> Any:
 
 def reshape(t: Any, shape: Sequence[int]) -> Any:
     """A view of another shape with the same elements in the same order."""
+    if list(shape) == list(t.shape):
+        return alias(t)
     if t.quantizer.flat:
         codes = t.codes if t.quantizer.per_byte() > 1 else t.codes.view(shape)
         return t.rebuilt({**t.buffers(), "codes": codes}, shape=shape)
@@ -267,7 +269,8 @@ def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) 
     for make, (n, s) in itertools.product((_run, _box), ((sizes, strides), _merged(sizes, strides))):
         try:
             falling = permute(t, sorted(range(t.dim()), key=lambda d: -t.stride(d)))
-            found = reshape(make(falling, n, s, offset - t.storage_offset()), sizes)
+            found = make(falling, n, s, offset - t.storage_offset())
+            found = reshape(found, _compile.inferred_size(sizes, found.numel()))
             found = permute(found, sorted(range(len(far)), key=lambda i: far[i]))
             found = expand(reshape(found, ones), size)
         except (Cut, RuntimeError):  # RuntimeError: PyTorch's own, where a buffer has no such view

@@ -92,12 +92,11 @@ class FakeQuantize(Hop):
         by = parsed.derivatives(*constants, noise)  # type: ignore[arg-type]
         inside = by.inside if _masks(parsed, scale, gradient) else torch.ones_like(by.inside)
         out = out + torch.where(inside, x - x.detach(), 0.0).to(torch.float32)
-        for operand, constant, derivative in (
-            (scale, constants[1], by.step),
-            (zero_point, constants[2], by.zero_point),
-        ):
-            if operand is not None and constant is not None and operand.is_floating_point():
-                out = out + parsed.spread(operand - constant, x.shape) * derivative
+        if scale is not None and scale.is_floating_point():
+            step = (scale - scale.detach()) * parsed.scale_slope(x.detach(), scale.detach())
+            out = out + parsed.spread(step, x.shape) * by.step
+        if zero_point is not None and zero_point.is_floating_point():
+            out = out + parsed.spread(zero_point - zero_point.detach(), x.shape) * by.zero_point
         return out.to(x.dtype)
 
 
@@ -208,7 +207,8 @@ def straight_through(
     wide = grad.to(torch.float32)
     ds = dz = None
     if scale is not None and needed[2]:
-        ds = q.scale_gradient(wide * by.step, x, scale).to(scale.dtype)
+        per_block = q.per_block(wide * by.step) * q.scale_slope(x, scale)
+        ds = per_block.sum_to_size(scale.shape).to(scale.dtype)
     if zero_point is not None and needed[3]:
         dz = q.per_block(wide * by.zero_point).to(zero_point.dtype)
     return [None, dx, ds, dz, None, None]
