@@ -295,7 +295,7 @@ def trained(gradients: Cases, *, backend: str) -> None:
     got, want = gradients_of(torch.compile(program, backend=backend, fullgraph=True)), gradients_of(program)
     assert len(got) == len(want) > 0
     for g, w in zip(got, want, strict=True):
-        torch.testing.assert_close(g, w)
+        _assert_close(g, w)
 
 
 def _export(cases: Cases, strict: bool) -> tuple[Program, Any]:
