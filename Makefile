@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 # torch goes first and pinned, so that no package can pull in another build of it.
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench lint gpu clean
+.PHONY: help demo test test-all bench docs lint gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -36,6 +36,9 @@ test-all: $(VENV)/dev ## the full product of operators, routes and dtypes (15 mi
 
 bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
 	@$(PY) -m benchmarks
+
+docs: $(VENV)/dev ## draw the gallery; write the tables that pages show of the code
+	@$(PY) -m docs.make
 
 lint: $(VENV)/dev $(VENV)/demo ## ruff and pyright
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright

@@ -1,0 +1,82 @@
+"""The pages that a program writes are those of today's code, and what they promise of new formats holds."""
+
+import unittest
+
+import torch
+from parameterized import parameterized
+from PIL import Image
+
+import hop
+from docs import make
+from hop import formats, scaling
+from hop.quantizer import Quantizer
+
+E3M2 = formats.Float("e3m2", 6, torch.uint8, exponent_bits=3, mantissa_bits=2, bias=3, largest=0x1F)
+INT3 = formats.Integer("int3", 3, torch.int8, -4, 3)
+THIRDS = formats.Codebook("thirds", 2, torch.uint8, (-1.0, -1 / 3, 1 / 3, 1.0))
+
+
+class TestTables(unittest.TestCase):
+    @parameterized.expand([(name,) for name in make.TABLES if name != "gallery.md"])
+    def test_page_is_up_to_date(self, name):
+        assert (make.DOCS / name).read_text() == make.page(name), "run make docs"
+
+    def test_every_rule_says_what_it_does(self):
+        from hop.tensor.table import RULES
+
+        assert all(rule.__doc__ for rule in RULES.values())
+
+
+class TestGallery(unittest.TestCase):
+    def test_one_picture_for_each_format(self):
+        names = {f.name for f in formats.FORMATS if not isinstance(f, formats.PowerOfTwo)}
+        found = {path.stem for path in (make.DOCS / "gallery").glob("*.png")}
+        assert names < found == set(make.subjects()), "run make docs"
+
+    def test_pictures_are_small_and_shown(self):
+        page = (make.DOCS / "gallery.md").read_text()
+        for path in (make.DOCS / "gallery").glob("*.png"):
+            assert path.stat().st_size < 40_000 and f"(gallery/{path.name})" in page
+            with Image.open(path) as picture:
+                assert 800 <= picture.width <= 1200
+
+    def test_errors_in_the_table(self):
+        """One row, measured again."""
+        page = (make.DOCS / "gallery.md").read_text()
+        ratios = [f"{ratio:.1f}" for _, _, _, _, ratio in make.errors(make.subjects()["nvfp4"])]
+        assert f"| [nvfp4](#nvfp4) | blocks of 1×16 | {ratios[0]} | {ratios[1]} |" in page, "run make docs"
+
+    def test_drawn_alike(self):
+        """From the same numbers, the same picture; of a format that the library does not have, too."""
+        subject = make.of_format(E3M2)
+        picture = make.draw(subject)
+        assert picture == make.draw(subject) and picture.startswith(b"\x89PNG") and len(picture) < 40_000
+
+
+class TestANewFormat(unittest.TestCase):
+    """Formats made here, by one constant each, meet everything that the library does with its own."""
+
+    @parameterized.expand([(f.name, f) for f in (E3M2, INT3, THIRDS)])
+    def test_everything(self, _name, fmt):
+        x = torch.randn(6, 72, requires_grad=True)
+        for q in (
+            Quantizer(fmt, (1, 32)),
+            Quantizer(fmt, scale=scaling.CurrentScaling()),
+            Quantizer(fmt, (1, 32), scaling.Microscaling()),
+            Quantizer(fmt, (1, 16), scaling.TwoLevel()),
+        ):
+            t = hop.quantize(q, x)
+            numbers = hop.dequantize(t)
+            step = q.spread(q.scale.step([t.buffers()[n] for n in q.stored()], fmt), x.shape)
+            choices = torch.tensor(fmt.numbers)[:, None, None] * step  # all numbers that an element could be
+            torch.testing.assert_close((numbers - x).abs(), (choices - x).abs().amin(0))
+            assert torch.equal(torch.autograd.grad(numbers.sum(), x)[0], torch.ones_like(x))
+            assert Quantizer.parse(str(q)) == q
+            assert t.codes.shape == ((6, 18) if fmt.bits == 2 else (6, 72))
+            compiled = torch.compile(lambda x, q=q: hop.fake_quantize(q, x), backend="aot_eager", fullgraph=True)
+            assert torch.equal(compiled(x), numbers)
+            assert torch.equal(hop.fake_quantize(q, x), numbers)
+            assert [tuple(b) for b in hop.TensorProto(x.shape, quantizer=q).buffers()] == [
+                (name, tuple(b.shape), b.dtype) for name, b in t.buffers().items()
+            ]
+            assert t[:3].quantizer == q and t.to(torch.float16).dtype == torch.float16
