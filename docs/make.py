@@ -71,7 +71,7 @@ def formats() -> str:
 
 
 def _short(x: float) -> str:
-    exponent = np.log2(abs(x)) if x else 0.0
+    exponent = np.log2(x) if x > 0 else 0.0
     return f"2^{exponent:.0f}" if abs(exponent) > 4 and exponent == round(exponent) else f"{x:.6g}"
 
 

@@ -153,7 +153,10 @@ class QuantizedTensor(Tensor):
         return table.apply(op, args, kwargs or {})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        buffers = list(self.buffers().values())
+        # 8-bit floats go as bytes: pickle, without torch.save, cannot read them back (torch 2.13)
+        buffers = [
+            b.view(torch.uint8) if b.is_floating_point() and b.itemsize == 1 else b for b in self.buffers().values()
+        ]
         described = (str(self.quantizer), tuple(self.shape), self.dtype, self.usages, self.requires_grad)
         return _loaded, (buffers, *described, isinstance(self, torch.nn.Parameter))
 
@@ -170,6 +173,10 @@ def _loaded(
     """A tensor from a file, whose parts may not fit together."""
     parsed = Quantizer.parse(quantizer)
     described = copies.describe(parsed, shape, copies.checked(parsed, usages))
+    dtypes = [b.dtype if b.dtype.is_floating_point and b.dtype.itemsize == 1 else None for b in described]
+    if len(buffers) == len(dtypes):
+        pairs = zip(buffers, dtypes, strict=True)
+        buffers = [b.view(dtype) if dtype and b.dtype == torch.uint8 else b for b, dtype in pairs]
     copies.check(described, buffers)
     named = {b.name: buffer for b, buffer in zip(described, buffers, strict=True)}
     loaded = QuantizedTensor(named, parsed, shape, dtype, requires_grad)
