@@ -4,6 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # torch goes first and pinned, so that no package can pull in another build of it.
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
+PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all bench docs lint gpu clean
 
@@ -28,11 +29,11 @@ $(VENV)/demo: $(VENV)/base
 demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, compile it
 	@$(PY) examples/minilm.py
 
-test: $(VENV)/dev ## every operator on every route once (3 minutes on two cores)
-	@$(PY) -m pytest -m "not full"
+test: $(VENV)/dev ## every operator on every route once (5 minutes on two cores)
+	@$(PYTEST) -m "not full"
 
 test-all: $(VENV)/dev ## the full product of operators, routes and dtypes (15 minutes on two cores)
-	@$(PY) -m pytest
+	@$(PYTEST)
 
 bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
 	@$(PY) -m benchmarks

@@ -352,7 +352,8 @@ def _keep_loops_that_do_not_divide() -> None:
         return all(known_equal(size % by, 0) for size, by in loops)
 
     def split_if_it_divides(self: Any, nodes: Any) -> Any:
-        return split(self, nodes) if all(map(divides, nodes)) else nodes
+        shapes = {tuple(n.node.get_default_sizes_body()[0][0]) for n in nodes}  # torch asserts that there is one
+        return split(self, nodes) if len(shapes) == 1 and all(map(divides, nodes)) else nodes
 
     module.CppScheduling.try_loop_split = split_if_it_divides
 

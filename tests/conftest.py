@@ -1,5 +1,6 @@
 """Options and state shared by all tests."""
 
+import os
 import shutil
 import sys
 
@@ -15,6 +16,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     cases.DEVICE = config.getoption("--device")
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are busy with other tests
+        torch.set_num_threads(1)
     if cases.DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.exit("--device cuda: PyTorch finds no CUDA device here", returncode=0)
 

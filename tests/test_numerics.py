@@ -23,10 +23,12 @@ from hop import leaves, presets
 from hop.formats import E2M1, E4M3, E5M2, INT4, INT8, UINT4, UINT8, Integer
 from hop.hadamard import Hadamard
 from hop.impls.quantize import fake_quantize_operator
+from hop.kernels.quantize import FastBlocks
 from hop.quantizer import Quantizer
 from hop.scaling import (
     AbsMean,
     Amax,
+    Blocks,
     BlockScaling,
     CurrentScaling,
     Given,
@@ -558,6 +560,14 @@ class TestByHand(unittest.TestCase):
                 buffer = buffer.view(torch.uint8)
             assert buffer.tolist() == want[name], f"{name}: {buffer.tolist()}, not {want[name]}"
 
+    @parameterized.expand([(torch.float32, 2.0**-128), (torch.bfloat16, 2105376 * TINY), (torch.float64, 2.0**-128)])
+    def test_largest_of_the_dtype(self, dtype, scale):
+        """448 / 2^-133 is infinite: blockwise the largest of x's dtype, here 1 / ((2 - 2^-7) · 2^127) in bfloat16."""
+        got = hop.quantize(QUANTIZERS["fp8_floats"], torch.tensor([2.0**-133], dtype=dtype))
+        assert got.scale.tolist() == [scale]
+        power = hop.quantize(presets.FP8_1X128, torch.tensor([2.0**-133], dtype=dtype))
+        assert power.scale.tolist() == [2.0**-127]
+
 
 ROUNDED = [E2M1, E4M3, E5M2, INT8, UINT8, INT4, UINT4]
 STOCHASTIC = [(name, q) for name, q in ALL if q.stochastic]
@@ -719,6 +729,15 @@ class TestFast(unittest.TestCase):
             x = KINDS[kind]((128, 512), g).to(DTYPES[seed])
             given = operands(q, x, g)
             self.check(q, x, given, usages_of(q, x, given))
+
+    def test_floor_power_of_two(self):
+        """Of all sizes, and at the powers themselves."""
+        x = torch.cat([KINDS["bits"]((100_000,), generator()), torch.exp2(torch.arange(-149.0, 128.0))])
+        x = x[(x > 0) & x.isfinite()]
+        slow, fast = (kind(x, [], x.dtype).floor_power_of_two(x) for kind in (Blocks, FastBlocks))
+        assert torch.equal(slow, fast)
+        want = np.ldexp(1.0, np.maximum(np.frexp(x.double().numpy())[1] - 1, -128))
+        np.testing.assert_array_equal(fast.double(), want)
 
     @parameterized.expand(ALL)
     @pytest.mark.full
