@@ -127,6 +127,8 @@ class Quantizer(Value):
         shape, codes, tensors = self._encode(x, scale, zero_point, noise)
         codes = blocks.merge(codes, shape)
         codes = self.format.pack(codes.reshape(shape or [1])) if self.per_byte() > 1 else codes.reshape(x.shape)
+        if scale is not None:  # which stays the caller's, and may be expanded
+            tensors = tuple(t.clone(memory_format=torch.contiguous_format) for t in tensors)
         return {"codes": codes} | {
             name: blocks.gather(t, len(shape)) for name, t in zip(self.stored(), tensors, strict=True)
         }

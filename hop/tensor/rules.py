@@ -129,25 +129,25 @@ def permute(op: OpOverload, t: QuantizedTensor, dims: Sequence[int]) -> Any:
 
 @implements(aten.unsqueeze.default)
 def unsqueeze(op: OpOverload, t: QuantizedTensor, dim: int) -> Any:
-    """a view"""
+    """a view, unless codes share a byte and the new dimension is the last"""
     return views.unsqueeze(t, dim)
 
 
 @implements(aten.squeeze.default)
 def squeeze(op: OpOverload, t: QuantizedTensor) -> Any:
-    """a view"""
+    """a view, unless codes would then share a byte that do not"""
     return views.squeeze(t, range(t.dim()))
 
 
 @implements(aten.squeeze.dim, aten.squeeze.dims)
 def squeeze_dims(op: OpOverload, t: QuantizedTensor, dims: Any) -> Any:
-    """a view"""
+    """as squeeze"""
     return views.squeeze(t, [dims] if isinstance(dims, int) else dims)
 
 
 @implements(aten.expand.default)
 def expand(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
-    """a view"""
+    """a view, unless blocks run over the flattened tensor or codes would share a byte that do not"""
     return views.expand(t, size)
 
 
