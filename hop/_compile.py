@@ -450,14 +450,14 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 no_torch_function = torch._C._disabled_torch_function_impl
+_make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 
 
 def make_wrapper(
     cls: type, shape: Any, strides: Any, offset: Any, dtype: torch.dtype, device: torch.device, requires_grad: bool
 ) -> Any:
     """A tensor of class `cls` without storage."""
-    make = torch.Tensor._make_wrapper_subclass
-    return make(cls, shape, strides, offset, dtype=dtype, device=device, requires_grad=requires_grad)
+    return _make_wrapper_subclass(cls, shape, strides, offset, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
@@ -468,7 +468,7 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
 def correct_aliasing(op: OpOverload, args: Any, kwargs: Any, out: Any) -> Any:
     """`out`, which a rule of a subclass gave for `op`; where a graph is traced, marked as an alias of what the schema
     says. A view costs 10 µs less without it."""
-    if is_plain_eager() and not (op._schema.is_mutable):
+    if is_plain_eager() and not op._schema.is_mutable:
         return out
     return return_and_correct_aliasing(op, args, kwargs, out)
 

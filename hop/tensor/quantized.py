@@ -48,15 +48,18 @@ class QuantizedTensor(Tensor):
     ) -> "QuantizedTensor":
         if not dtype.is_floating_point:
             raise TypeError(f"dtype of a QuantizedTensor must be floating point, got {dtype}")
-        some, codes, per_byte = next(iter(buffers.values())), buffers.get("codes"), quantizer.per_byte()
-        strides, offset = None, 0
-        if codes is not None:  # laid out as its codes are, which is how a compiled program tells views apart
-            strides, offset = codes.stride(), codes.storage_offset() * per_byte
+        codes = buffers.get("codes")
+        if codes is None:
+            (codes, *_), strides, offset = buffers.values(), _compile.contiguous_strides(shape), 0
+        else:  # laid out as its codes are, which is how a compiled program tells views apart
+            strides, offset, per_byte = codes.stride(), codes.storage_offset(), quantizer.per_byte()
             if per_byte > 1:
-                strides = None if quantizer.flat or not shape else [*(n * per_byte for n in strides[:-1]), 1]
-        if strides is None:
-            strides = _compile.contiguous_strides(shape)
-        return _compile.make_wrapper(cls, shape, strides, offset, dtype, some.device, requires_grad)
+                offset *= per_byte
+                if quantizer.flat or not shape:
+                    strides = _compile.contiguous_strides(shape)
+                else:
+                    strides = [*(n * per_byte for n in strides[:-1]), 1]
+        return _compile.make_wrapper(cls, shape, strides, offset, dtype, codes.device, requires_grad)
 
     def __init__(
         self,
