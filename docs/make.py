@@ -177,8 +177,9 @@ def draw(subject: Subject) -> bytes:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style: Any = {"font.size": 9, "axes.edgecolor": RULER, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK}
-    with pyplot.rc_context({**style, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False}):
+    inks: Any = dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK)
+    spines = {"axes.edgecolor": RULER, "axes.spines.top": False, "axes.spines.right": False}
+    with pyplot.rc_context({"font.size": 9, **inks, **spines}):
         rulers = 0.25 + 0.22 * len(subject.numbers)
         figure = pyplot.figure(figsize=(8, 3.9 + 2 * rulers), dpi=120, layout="constrained")
         grid = figure.add_gridspec(3, 2, height_ratios=(rulers, rulers, 2.6))
