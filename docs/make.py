@@ -177,9 +177,9 @@ def draw(subject: Subject) -> bytes:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    inks: Any = dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK)
-    spines = {"axes.edgecolor": RULER, "axes.spines.top": False, "axes.spines.right": False}
-    with pyplot.rc_context({"font.size": 9, **inks, **spines}):
+    style: Any = dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK)
+    spines: Any = {"font.size": 9, "axes.edgecolor": RULER, "axes.spines.top": False, "axes.spines.right": False}
+    with pyplot.rc_context(style | spines):
         rulers = 0.25 + 0.22 * len(subject.numbers)
         figure = pyplot.figure(figsize=(8, 3.9 + 2 * rulers), dpi=120, layout="constrained")
         grid = figure.add_gridspec(3, 2, height_ratios=(rulers, rulers, 2.6))
