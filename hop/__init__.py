@@ -2,6 +2,7 @@
 
 from hop import calibration as calibration
 from hop import presets as presets
+from hop import storage as storage
 from hop._hop import decompositions as decompositions
 from hop.impls.out_dtype import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype

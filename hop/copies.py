@@ -26,6 +26,9 @@ _PREFIX = COLUMNWISE + "_"
 
 Usages = tuple[str, ...]
 
+APPEARANCES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""The dtypes that a quantized tensor can be made from, and appear in."""
+
 
 def checked(quantizer: Quantizer, usages: Any) -> Usages:
     """`usages` as a tuple in order, if it names copies that `quantizer` can make."""

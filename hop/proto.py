@@ -38,7 +38,7 @@ class TensorProto:
         if isinstance(self.device, str):
             object.__setattr__(self, "device", torch.device(self.device))
         if self.quantizer is not None:
-            if not self.dtype.is_floating_point:
+            if self.dtype not in copies.APPEARANCES:
                 raise TypeError(f"dtype must be floating point for a quantized tensor, got {self.dtype}")
             object.__setattr__(self, "usages", copies.checked(self.quantizer, self.usages))
 

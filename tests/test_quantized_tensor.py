@@ -925,7 +925,7 @@ class TestAutograd(unittest.TestCase):
 
     def test_float_appearance_only(self):
         b = made(P.INT8_ROW, 4, 64)
-        with self.assertRaisesRegex(TypeError, "dtype of a QuantizedTensor must be floating point, got torch.int8"):
+        with self.assertRaisesRegex(TypeError, "dtype of a QuantizedTensor must be floating point.*got torch.int8"):
             QuantizedTensor(b.buffers(), b.quantizer, b.shape, torch.int8)
 
 
@@ -1360,3 +1360,20 @@ def export_and_load(program: torch.export.ExportedProgram) -> torch.export.Expor
     torch.export.save(program, file)
     file.seek(0)
     return torch.export.load(file)
+
+
+class TestAppearance(unittest.TestCase):
+    @parameterized.expand([(str(d), d) for d in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.bool)])
+    def test_other_dtypes_are_plain(self, _name, dtype):
+        """Neither integers nor the 8-bit floats are what a quantized tensor can look like."""
+        t = hop.quantize(P.INT8_ROW, torch.randn(4, 64))
+        for plain in (t.to(dtype), t.new_zeros(3, dtype=dtype), t.new_empty(3, dtype=dtype)):
+            assert type(plain) is Tensor and plain.dtype == dtype
+        want = hop.dequantize(t).to(dtype)
+        assert torch.equal(t.to(dtype).float(), want.float())
+        for make in (
+            lambda: QuantizedTensor(t.buffers(), t.quantizer, t.shape, dtype),
+            lambda: hop.TensorProto((4, 64), dtype, quantizer=t.quantizer),
+        ):
+            with self.assertRaisesRegex(TypeError, f"floating point.*{dtype}"):
+                make()

@@ -46,8 +46,10 @@ class QuantizedTensor(Tensor):
         dtype: torch.dtype,
         requires_grad: bool = False,
     ) -> "QuantizedTensor":
-        if not dtype.is_floating_point:
-            raise TypeError(f"dtype of a QuantizedTensor must be floating point, got {dtype}")
+        if dtype not in copies.APPEARANCES:
+            raise TypeError(
+                f"dtype of a QuantizedTensor must be floating point, float16, bfloat16, float32 or float64; got {dtype}"
+            )
         codes = buffers.get("codes")
         if codes is None:
             (codes, *_), strides, offset = buffers.values(), _compile.contiguous_strides(shape), 0

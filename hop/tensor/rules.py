@@ -58,9 +58,9 @@ def to_copy(
     non_blocking: bool = False,
     memory_format: Any = torch.preserve_format,
 ) -> Any:
-    """fresh buffers; a float dtype becomes the appearance dtype, another one dequantizes"""
+    """fresh buffers; a float dtype becomes the appearance dtype, another one, and an 8-bit float, dequantizes"""
     dtype = dtype or t.dtype
-    if not dtype.is_floating_point or layout not in (None, torch.strided):
+    if dtype not in copies.APPEARANCES or layout not in (None, torch.strided):
         return op(
             t.numbers(),
             dtype=dtype,
@@ -220,7 +220,7 @@ def empty_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Any:
 def new_empty(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Any:
     """a quantized tensor, not initialized"""
     device, dtype = options.get("device") or t.device, options.get("dtype") or t.dtype
-    if not dtype.is_floating_point:
+    if dtype not in copies.APPEARANCES:
         return torch.empty(size, device=device, dtype=dtype)
     described = copies.describe(t.quantizer, size, t.usages)
     buffers = {b.name: torch.empty(b.shape, dtype=b.dtype, device=device) for b in described}
@@ -237,7 +237,7 @@ def zeros_like(op: OpOverload, t: QuantizedTensor, **options: Any) -> Any:
 def new_zeros(op: OpOverload, t: QuantizedTensor, size: Sequence[int], **options: Any) -> Any:
     """a quantized tensor of zeros"""
     device, dtype = options.get("device") or t.device, options.get("dtype") or t.dtype
-    if not dtype.is_floating_point:
+    if dtype not in copies.APPEARANCES:
         return torch.zeros(size, device=device, dtype=dtype)
     return quantized_like(t, torch.zeros(size, device=device, dtype=dtype))
 

@@ -27,7 +27,7 @@ def checked(
     """The scale and zero point in the shapes of their buffers. Raises for what breaks a rule."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
-    if not x.is_floating_point() or x.element_size() < 2:
+    if x.dtype not in copies.APPEARANCES:
         raise TypeError(f"{name}: x must be float16, bfloat16, float32 or float64, got {x.dtype}; cast it first")
     if gradient not in GRADIENTS:
         raise ValueError(f"{name}: gradient must be one of {GRADIENTS}, got {gradient!r}")
