@@ -32,7 +32,7 @@ demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text,
 test: $(VENV)/dev ## every operator on every route once (5 minutes on two cores)
 	@$(PYTEST) -m "not full"
 
-test-all: $(VENV)/dev ## the full product of operators, routes and dtypes (15 minutes on two cores)
+test-all: $(VENV)/dev ## the full product of operators, routes, formats and dtypes (half an hour on two cores)
 	@$(PYTEST)
 
 bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
