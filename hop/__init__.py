@@ -8,6 +8,7 @@ from hop.impls.out_dtype import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
 from hop.impls.quantize import fake_quantize as fake_quantize
 from hop.impls.quantize import quantize as quantize
+from hop.impls.scaled import scaled as scaled
 from hop.leaves import dequantize as dequantize
 from hop.proto import TensorProto as TensorProto
 from hop.quantizer import Quantizer as Quantizer

@@ -172,20 +172,20 @@ class Float(Format):
             return x.clamp(self.min, self.max).to(self.dtype)
         magnitude = x.abs()
         if noise is not None:
-            gap = _lookup(self._gaps, _search(magnitude, self._magnitudes))
+            gap = lookup(self._gaps, _search(magnitude, self._magnitudes))
             magnitude = magnitude + noise.to(torch.float32) / 2**NOISE_BITS * gap
         code = _search(magnitude, self._thresholds if noise is None else self._magnitudes)
         code = torch.where(x.isnan(), self.largest, code)
         negative = (x < 0) | (x.reciprocal() < 0)  # -0.0 is not below 0
         if self.dtype.is_floating_point:
-            number = _lookup(self._magnitudes, code)
+            number = lookup(self._magnitudes, code)
             return torch.where(x.isnan(), x, torch.where(negative, -number, number)).to(self.dtype)
         return torch.where(negative, code + 2 ** (self.bits - 1), code).to(self.dtype)
 
     def decode(self, codes: Tensor) -> Tensor:
         if self.dtype.is_floating_point:
             return codes.to(torch.float32)
-        return _lookup(self._decoded, codes.to(torch.int64))
+        return lookup(self._decoded, codes.to(torch.int64))
 
     def _magnitude(self, code: int) -> float:
         e, m = divmod(code, 2**self.mantissa_bits)
@@ -218,7 +218,7 @@ class Codebook(Format):
         return torch.where(x.isnan(), self._zero_code, code).to(self.dtype)
 
     def decode(self, codes: Tensor) -> Tensor:
-        return _lookup(self.book, codes.to(torch.int64))
+        return lookup(self.book, codes.to(torch.int64))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -315,7 +315,8 @@ def tensor(numbers: Any, device: torch.device) -> Tensor:
     return torch.cat([torch.full((1,), v, dtype=torch.float32, device=device) for v in numbers])
 
 
-def _lookup(table: Sequence[float], index: Tensor) -> Tensor:
+def lookup(table: Sequence[float], index: Tensor) -> Tensor:
+    """table[index], float32."""
     return _take(tensor(table, index.device), index)
 
 

@@ -3,7 +3,7 @@
     hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages) -> buffers
     hop_dequantize_buffers(quantizer, buffers, usages, shape, dtype)     -> tensor
     hop_buffers(tensor)                                                  -> buffers
-    hop_dequantize(tensor)                                               -> tensor
+    hop_dequantize(tensor, [dtype])                                      -> tensor
 
 A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe.
 """
@@ -126,45 +126,51 @@ buffers_operator = Buffers("hop_buffers")
 class Dequantize(Composite):
     """hop_dequantize."""
 
-    def check(self, x: Tensor, /) -> Any:
+    def check(self, x: Tensor, dtype: torch.dtype | None = None, /) -> Any:
         if not isinstance(x, Tensor):
             raise TypeError(f"dequantize: x must be a QuantizedTensor, got {type(x).__name__}")
-        return (x,), {}
+        if dtype is None or dtype == x.dtype:
+            return (x,), {}
+        if dtype not in copies.APPEARANCES:
+            raise TypeError(f"dequantize: dtype must be float16, bfloat16, float32 or float64, got {dtype}")
+        return (x, dtype), {}
 
-    def reference(self, x: Any, /) -> Tensor:
+    def reference(self, x: Any, dtype: torch.dtype | None = None, /) -> Tensor:
         if not hasattr(x, "quantizer"):
             raise TypeError(
                 f"dequantize: x must be a QuantizedTensor, as hop.quantize makes it; got a {type(x).__name__}"
             )
-        return dequantize_buffers(str(x.quantizer), list(x.buffers().values()), list(x.usages), list(x.shape), x.dtype)
+        tensors = list(x.buffers().values())
+        return dequantize_buffers(str(x.quantizer), tensors, list(x.usages), list(x.shape), dtype or x.dtype)
 
-    def differentiable(self, x: Tensor, /) -> bool:
+    def differentiable(self, /, *args: Any) -> bool:
         return True
 
-    def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, /) -> list[Tensor | None]:
-        return [grad]  # the tensor stands for the numbers that it is dequantized to
+    def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, /, *dtype: Any) -> list[Tensor | None]:
+        return [grad.to(x.dtype), *[None] * len(dtype)]  # the tensor stands for the numbers that it is dequantized to
 
-    def batch(self, size: int, dims: Sequence[int | None], x: Tensor, /) -> tuple[Tensor, int] | None:
-        (dim,) = dims
-        return None if dim is None else (self(x), dim)
+    def batch(self, size: int, dims: Sequence[int | None], x: Tensor, /, *dtype: Any) -> tuple[Tensor, int] | None:
+        return None if dims[0] is None else (self(x, *dtype), dims[0])
 
 
 dequantize_operator = Dequantize("hop_dequantize")
 
 
-def dequantize(x: Tensor, /) -> Tensor:
+def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
     """The numbers of a quantized tensor.
 
     Args:
         x: a QuantizedTensor of any shape.
+        dtype: float16, bfloat16, float32 or float64; by default the appearance dtype of x. The numbers are computed in
+            float32 and cast to it once.
 
     Returns:
-        A tensor of x's shape and appearance dtype. Its gradient is x's.
+        A tensor of x's shape, in `dtype`. Its gradient is x's.
 
     Raises:
-        TypeError: x is no QuantizedTensor.
+        TypeError: x is no QuantizedTensor, or dtype none of those.
     """
-    return dequantize_operator(x)
+    return dequantize_operator(x, dtype)
 
 
 _compile.allow_in_graph(dequantize)

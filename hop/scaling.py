@@ -21,6 +21,7 @@ from torch import Tensor
 from hop import _compile, blocks, spelling
 from hop.blocks import Block
 from hop.formats import E4M3, E8M0, Float, Format, Integer, PowerOfTwo, float32
+from hop.requantization import Division, Requantization
 from hop.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
@@ -100,9 +101,20 @@ class Rule(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Given(Rule):
-    """No rule: the caller always gives the scale, and the zero point if the format is used with one."""
+    """No rule: the caller always gives the scale, and the zero point if the format is used with one.
+
+    `requantize` says how hop.scaled goes from an exact integer sum to codes; quantize itself divides by the scale."""
 
     affine: bool = False
+    requantize: Requantization = Division()
+
+    def check(self, format: Format, block: Block) -> None:
+        if not isinstance(self.requantize, Requantization):
+            raise ValueError(
+                f"Given: requantize must be a convention of hop.requantization, got {self.requantize!r}"
+            )
+        if not isinstance(format, Integer) and self.requantize != Division():
+            raise ValueError(f"Given: requantize={self.requantize} gives integers, and {format.name} has others")
 
     def has_zero_point(self) -> bool:
         return self.affine
@@ -110,9 +122,9 @@ class Given(Rule):
     def find(self, parts: Blocks, format: Format) -> Found:
         raise ValueError(self.missing())
 
-    def missing(self) -> str:
+    def missing(self, prefix: str = "") -> str:
         """What to say where the caller does not."""
-        needed = "scale= and zero_point=" if self.affine else "scale="
+        needed = f"{prefix}scale= and {prefix}zero_point=" if self.affine else f"{prefix}scale="
         return f"this quantizer has no rule to find a scale; pass {needed}"
 
 

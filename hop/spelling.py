@@ -259,6 +259,13 @@ class _Parser:
             raise self.error(str(error)) from error
 
 
+def real(value: Any, what: str) -> float:
+    """`value` as a float, if it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number; got {value!r}")
+    return float(value)
+
+
 def finite(value: Any, what: str) -> float:
     """`value` as a float, if it is a finite number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Each layer may import itself and those named.
-VALUES = ("hop.spelling", "hop.blocks", "hop.packing", "hop.formats", "hop.hadamard", "hop.scaling", "hop.quantizer")
+VALUES = (
+    *("hop.spelling", "hop.blocks", "hop.packing", "hop.formats", "hop.hadamard"),
+    *("hop.requantization", "hop.scaling", "hop.quantizer"),
+)
 LAYERS = {
     "hop._compile": set(),
     "hop.kernels": {"hop._compile", "hop.copies", *VALUES},

@@ -38,22 +38,33 @@ def checked(
             raise ValueError(
                 f"{name}: {q} transforms columns in blocks of {n}, so x's rows must be a multiple; got {rows}"
             )
-    described = q.buffers(x.shape)
+    if scale is not None and not q.shares_scale() and copies.COLUMNWISE in usages:
+        raise ValueError(f"{name}: scale is that of one copy, but usages are {usages}; quantize them one by one")
+    return fitting_scales(name, "", q, x.shape, x.device, scale, zero_point)
+
+
+def fitting_scales(
+    name: str, prefix: str, q: Quantizer, shape: Sequence[int] | None, device: torch.device, scale: Any, zero_point: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    """The given scale and zero point in the shapes of their buffers for a tensor of `shape`, if that is known. Errors of
+    the operator `name` call them with a prefix."""
     if scale is None:
         if zero_point is not None:
-            raise ValueError(f"{name}: zero_point is given without scale; give both, or neither")
+            raise ValueError(f"{name}: {prefix}zero_point is given without {prefix}scale; give both, or neither")
         if isinstance(q.scale, Given):
-            raise ValueError(f"{name}: {q.scale.missing()}")
+            raise ValueError(f"{name}: {q.scale.missing(prefix)}")
         return None, None
-    if not q.shares_scale() and copies.COLUMNWISE in usages:
-        raise ValueError(f"{name}: scale is that of one copy, but usages are {usages}; quantize them one by one")
+    described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.stored().items()}
+    if shape is not None:
+        described = q.buffers(shape)
     outer = "global_amax" if isinstance(q.scale, TwoLevel) else "scale"
-    scale = _fitting(name, "scale", scale, x, *described[outer])
+    scale = _fitting(name, f"{prefix}scale", scale, device, *described[outer])
     if q.scale.has_zero_point() != (zero_point is not None):
-        rule = "needs zero_point beside scale" if q.scale.has_zero_point() else "has no zero point; use scale=MinMax()"
+        needs = f"needs {prefix}zero_point beside {prefix}scale"
+        rule = needs if q.scale.has_zero_point() else "has no zero point; use scale=MinMax()"
         raise ValueError(f"{name}: {q} {rule}")
     if zero_point is not None:
-        zero_point = _fitting(name, "zero_point", zero_point, x, *described["zero_point"])
+        zero_point = _fitting(name, f"{prefix}zero_point", zero_point, device, *described["zero_point"])
     return scale, zero_point
 
 
@@ -73,15 +84,19 @@ def _check_noise(name: str, q: Quantizer, x: Tensor, noise: Any) -> None:
     )
 
 
-def _fitting(name: str, which: str, given: Any, x: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _fitting(
+    name: str, which: str, given: Any, device: torch.device, shape: Sequence[int] | None, dtype: torch.dtype
+) -> Tensor:
     if not isinstance(given, Tensor):
         raise TypeError(f"{name}: {which} must be a tensor, got {type(given).__name__}")
-    if given.device != x.device:
-        raise ValueError(f"{name}: {which} is on {given.device} and x on {x.device}; move one of them")
+    if given.device != device:
+        raise ValueError(f"{name}: {which} is on {given.device} and the operands on {device}; move one of them")
     if not given.is_floating_point() and given.dtype != dtype:
         raise TypeError(f"{name}: {which} must be floating point or {dtype}, got {given.dtype}")
     if given.is_floating_point() and given.dtype != torch.float32:
         given = given.to(torch.float32)
+    if shape is None:
+        return given
     try:
         return given.expand(tuple(shape))
     except RuntimeError as error:

@@ -1,0 +1,284 @@
+"""scaled: an ATen operator on operands that carry scales, as one operator.
+
+roles.py       which operators, and the role of each argument
+operands.py    quantized arguments, and how they stand in a graph
+meaning.py     what it means           arguments.py   what may be asked
+gradient.py    its gradient            batching.py    its rule under vmap
+sharding.py    its rule for DTensor    kernels.py     its fast implementations
+
+    hop_scaled(op, output, output_scale, output_zero_point, *args)            -> tensor, quantized or not
+    hop_scaled_buffers(op, output, output_scale, output_zero_point, *encoded) -> tensor, or list of buffers
+
+`output` is a dtype or the spelling of a quantizer.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from hop import _compile, copies
+from hop._compile import OpOverload
+from hop._hop import Composite, Hop
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.quantize import straight_through
+from hop.impls.scaled import batching, gradient, kernels, meaning, sharding
+from hop.impls.scaled.arguments import check, check_op, check_output
+from hop.impls.scaled.meaning import Call, fitted
+from hop.impls.scaled.operands import Operand, decode, encode
+from hop.kernels import Kernel
+from hop.leaves import buffers_operator
+from hop.quantizer import Quantizer
+from hop.scaling import Given
+from hop.tensor import QuantizedTensor
+
+_Optional = Tensor | None
+
+
+class ScaledBuffers(Hop):
+    """hop_scaled_buffers."""
+
+    reads_sizes = True
+
+    def check(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scale, zero_point, *encoded = args
+        call = check(_call(op, output, scale, zero_point, encoded, kwargs))
+        return (op, output, call.output_scale, call.output_zero_point, *encoded), kwargs
+
+    def reference(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scale, zero_point, *encoded = args
+        return meaning.reference(_call(op, output, scale, zero_point, encoded, kwargs))
+
+    def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
+        scale, zero_point, *encoded = args
+        call = _call(op, output, scale, zero_point, encoded, kwargs)
+        return ((kernel, call) for kernel in kernels.TABLE)
+
+    def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:
+        return isinstance(output, torch.dtype)
+
+    def gradient(
+        self, grad: Tensor, needed: Sequence[bool], op: OpOverload, output: Any, /, *args: Any, **kwargs: Any
+    ) -> list[_Optional]:
+        """By every plain operand, and by every scale in float32 of a quantized one."""
+        leaves, spec = tree_flatten((args, kwargs))
+        positions = [i for i, need in enumerate(needed[2:]) if need]
+
+        def function(*given: Tensor) -> Tensor:
+            inner = list(leaves)
+            for i, x in zip(positions, given, strict=True):
+                inner[i] = x
+            (_, _, *encoded), inner_kwargs = tree_unflatten(inner, spec)
+            return self._linearized(op, encoded, inner_kwargs)
+
+        inputs = [leaves[i] for i in positions]
+        found = gradient.pulled_back(function, inputs, grad.to(gradient.wide_dtype(args)))
+        grads: list[_Optional] = [None] * len(needed)
+        for i, x, g in zip(positions, inputs, found, strict=True):
+            grads[i + 2] = g.to(x.dtype)
+        return grads
+
+    def forward_mode(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+        scale, zero_point, *encoded = args
+        plain_args, plain_kwargs = tree_map_only(Tensor, torch.Tensor.detach, ((op, output, *args), kwargs))
+        value = self.reference(*plain_args, **plain_kwargs)
+        return gradient.with_derivatives(value, self._linearized(op, encoded, kwargs))
+
+    def _linearized(self, op: OpOverload, encoded: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        def real(x: Any) -> Any:
+            if isinstance(x, list) and any(isinstance(v, Operand | Tensor) for v in x):
+                return [real(v) for v in x]
+            return gradient.of_buffers(x) if isinstance(x, Operand) else x
+
+        return gradient.linearized(op, [real(x) for x in decode(op, encoded)], kwargs)
+
+    def shard(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scale, zero_point, *encoded = args
+        return sharding.shard(self, _call(op, output, scale, zero_point, encoded, kwargs))
+
+
+class Scaled(Composite):
+    """hop_scaled."""
+
+    plain = Composite.plain | {QuantizedTensor}
+    parts = buffers_operator
+
+    def check(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scale, zero_point, *rest = args
+        check_op(op)
+        check_output(_read(output))
+        bound, kwargs = describe(op).bind(tuple(rest), kwargs)
+        return (op, output, scale, zero_point, *bound), kwargs
+
+    def reference(
+        self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        encoded = encode([_operand(x) for x in args])
+        made = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
+        if isinstance(output, torch.dtype):
+            return made
+        q = Quantizer.parse(output)
+        shape, dtype = _shape(q, op, args, kwargs, made), next(x for x in _tensors(args)).dtype
+        named = zip([b.name for b in copies.describe(q, shape, (copies.ROWWISE,))], made, strict=True)
+        return QuantizedTensor(dict(named), q, shape, dtype)
+
+    def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
+        return ()
+
+    def explain(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> str:
+        (_, _, scale, zero_point, *rest), kwargs = self.check(op, output, *args, **kwargs)
+        return scaled_buffers.explain(op, output, scale, zero_point, *encode([_operand(x) for x in rest]), **kwargs)
+
+    def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def gradient(
+        self,
+        grad: Tensor,
+        needed: Sequence[bool],
+        op: OpOverload,
+        output: Any,
+        scale: _Optional,
+        zero_point: _Optional,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[_Optional]:
+        found: list[_Optional] = [None] * 4
+        if not isinstance(output, torch.dtype):
+            q = Quantizer.parse(output)
+            y = self(op, torch.float32, None, None, *args, **kwargs)
+            given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
+            if isinstance(q.scale, Given):
+                grad, y = _through_activation(grad, y, q.scale)
+            grad, *of_scales = straight_through(
+                grad, [False, True, *needed[2:4], False], q, y, *given, None, "clipped"
+            )[1:4]
+            for i, (g, t) in enumerate(zip(of_scales, (scale, zero_point), strict=True), start=2):
+                found[i] = None if g is None or t is None else g.sum_to_size(t.shape).to(t.dtype)
+        rest = [False] * (len(needed) - 4) if grad is None else needed[4:]
+        return found + gradient.through_operator(grad, rest, op, args, kwargs)
+
+    def forward_mode(
+        self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if not isinstance(output, torch.dtype):
+            raise NotImplementedError(
+                "scaled: a quantized result cannot carry a tangent; in forward mode take a dtype as output, and "
+                "fake_quantize"
+            )
+        plain_args, plain_kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))
+        value = self(op, output, scale, zero_point, *plain_args, **plain_kwargs)
+        return gradient.with_derivatives(value, gradient.linearized(op, args, kwargs))
+
+    def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
+        return batching.batch(self, size, dims, args, kwargs)
+
+
+scaled_buffers = ScaledBuffers("hop_scaled_buffers")
+scaled_operator = Scaled("hop_scaled")
+
+
+def _read(output: Any) -> Any:
+    return Quantizer.parse(output) if isinstance(output, str) else output
+
+
+def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    return Call(op, _read(output), scale, zero_point, decode(op, encoded), kwargs)
+
+
+def _operand(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return [_operand(v) for v in x]
+    if not isinstance(x, QuantizedTensor):
+        return x
+    return Operand(x.quantizer, tuple(x.buffers().values()), x.usages, tuple(x.shape))
+
+
+def _tensors(args: Any) -> list[Tensor]:
+    return [x for x in tree_flatten(list(args))[0] if isinstance(x, Tensor)]
+
+
+def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Sequence[int]:
+    """The shape of the result, of which `made` are the buffers."""
+    if q.per_byte() == 1:
+        return made[0].shape
+    return meaning.shape(op, args, kwargs)
+
+
+def _through_activation(grad: Tensor, y: Tensor, rule: Given) -> tuple[Tensor, Tensor]:
+    """The gradient before a fused activation, and the result after it."""
+    low, high = rule.requantize.low, rule.requantize.high
+    if low is None and high is None:
+        return grad, y
+    after = y.clamp(low, high)
+    return torch.where(after == y, grad, 0.0), after
+
+
+# ---- the public function
+
+
+def scaled(
+    op: OpOverload,
+    output: torch.dtype | Quantizer,
+    /,
+    *args: Any,
+    output_scale: _Optional = None,
+    output_zero_point: _Optional = None,
+    **kwargs: Any,
+) -> Any:
+    """Run `op` on operands that carry scales: quantized tensors, or plain floats beside them.
+
+    Integer operands are multiplied and summed as integers; see docs/scaled.md for the arithmetic, which is the same on
+    every route, bit for bit.
+
+    Args:
+        op: an operator overload: mm, bmm, addmm, baddbmm, matmul, linear, a convolution, embedding, or one that stands
+            between products (add, mul, cat, relu, pooling, views, ...).
+        output: a floating-point dtype, or a Quantizer.
+        args, kwargs: the arguments of `op`, in its own order. At least one is a QuantizedTensor; the others are plain
+            floats. A bias may be int32, in units of the product of the scales.
+        output_scale, output_zero_point: for a Quantizer, what takes the place of its rule, as in hop.quantize.
+
+    Returns:
+        A new tensor of the shape that `op` gives: of dtype `output`, or a QuantizedTensor in the appearance dtype of the
+        first operand. It carries gradients to all floating-point arguments, straight through every rounding.
+
+    Raises:
+        ValueError: `op` is none that has roles, or it does not take these operands together; or the scales do not fit.
+        TypeError: `output` or an argument has a dtype that it cannot have, or no argument is quantized.
+        RuntimeError: arguments that do not fit the schema of `op`, operands on different devices, or an error of `op`.
+
+    Example:
+        >>> x = hop.quantize(hop.presets.INT8_ROW, torch.randn(2, 64))
+        >>> w = hop.quantize(hop.presets.INT8_ROW, torch.randn(8, 64))
+        >>> hop.scaled(torch.ops.aten.linear.default, torch.bfloat16, x, w).dtype
+        torch.bfloat16
+    """
+    if not isinstance(output, torch.dtype | Quantizer):
+        check_output(output)
+    spelled = str(output) if isinstance(output, Quantizer) else output
+    return _node(op, spelled, output_scale, output_zero_point, *args, **kwargs)
+
+
+def _node(*args: Any, **kwargs: Any) -> Any:
+    return scaled_operator(*args, **kwargs)
+
+
+_compile.allow_in_graph(_node)
+
+
+def explain(
+    op: OpOverload,
+    output: torch.dtype | Quantizer,
+    /,
+    *args: Any,
+    output_scale: _Optional = None,
+    output_zero_point: _Optional = None,
+    **kwargs: Any,
+) -> str:
+    """Which implementation `scaled` of these arguments takes, and why each one before it declined: a line each."""
+    spelled = str(output) if isinstance(output, Quantizer) else output
+    return scaled_operator.explain(op, spelled, output_scale, output_zero_point, *args, **kwargs)

@@ -1,0 +1,165 @@
+"""What may be asked of scaled."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import copies
+from hop.formats import Codebook, Float, Integer
+from hop.impls.quantize.arguments import fitting_scales
+from hop.impls.scaled.meaning import Call, by_sum, exact_declines, is_transposed, tensors, usage
+from hop.impls.scaled.operands import grid
+from hop.impls.scaled.roles import BIAS, CONVOLUTION, INDEX, LHS, MATRIX, RHS, ROLES
+from hop.quantizer import Quantizer
+
+_KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}
+
+PAIRS = {
+    ("integers", "integers"): "int32 sums",
+    ("floats of 8 or 4 bits", "floats of 8 or 4 bits"): "float32 sums",
+    ("plain floats", "integers"): "float32 sums",
+    ("plain floats", "floats of 8 or 4 bits"): "float32 sums",
+    ("plain floats", "codebooks"): "float32 sums",
+}
+"""The kinds of operands that a product takes, in either order, and how it sums."""
+
+
+def kind(x: Any) -> str:
+    """What a product knows of an operand."""
+    if isinstance(x, Tensor):
+        return "plain floats"
+    return next(name for cls, name in _KINDS.items() if isinstance(x.quantizer.format, cls))
+
+
+def check_output(output: Any) -> None:
+    """Raise unless it is a dtype or a Quantizer that scaled gives."""
+    if isinstance(output, torch.dtype):
+        if output not in copies.APPEARANCES:
+            raise TypeError(
+                f"scaled: output must be float16, bfloat16, float32, float64 or a Quantizer, got {output}; integers "
+                "that stand for real numbers need a Quantizer, such as hop.presets.INT8_TENSOR, and bare sums are "
+                "what hop.out_dtype gives"
+            )
+        return
+    if not isinstance(output, Quantizer):
+        raise TypeError(f"scaled: output must be a torch.dtype or a Quantizer, got {output!r}")
+    if output.stochastic:
+        raise ValueError(f"scaled: output {output} rounds at random; take a dtype, and hop.quantize with noise")
+
+
+def check_op(op: Any) -> None:
+    """Raise unless it is an operator that scaled knows."""
+    if op not in ROLES:
+        known = ", ".join(sorted(str(o) for o in ROLES))
+        raise ValueError(f"scaled: op must be one of the operators with roles, got {op}; they are {known}")
+
+
+def check(call: Call) -> Call:
+    """Raise for a call that breaks a rule; return it with its scales in float32."""
+    check_output(call.output)
+    _check_roles(call)
+    if call.roles.family in (MATRIX, CONVOLUTION):
+        _check_product(call)
+    if isinstance(call.output, torch.dtype):
+        for name in ("output_scale", "output_zero_point"):
+            if getattr(call, name) is not None:
+                raise ValueError(f"scaled: {name} is given, but output {call.output} is no Quantizer; give one of them")
+        return call
+    if by_sum(call.output) and (reason := exact_declines(call)) is not None:
+        raise ValueError(
+            f"scaled: output {call.output} is found from an exact integer sum, but {reason}; use "
+            "Given(requantize=Division())"
+        )
+    scale, zero_point = fitting_scales(
+        "scaled", "output_", call.output, None, call.device, call.output_scale, call.output_zero_point
+    )
+    return call._replace(output_scale=scale, output_zero_point=zero_point)
+
+
+def _check_roles(call: Call) -> None:
+    names = [a.name for a in call.op._schema.arguments]
+    found: list[tuple[str, Any]] = []
+    for position, (name, arg) in enumerate(zip(names, call.args, strict=False)):
+        role = call.roles.role(position)
+        for x in tensors([arg]):
+            found.append((name, x))
+            if not isinstance(x, Tensor):
+                if role not in (LHS, RHS, "other"):
+                    raise ValueError(f"scaled: argument {name!r} of {call.op} is its {role}, which cannot be quantized")
+            elif role == BIAS:
+                if not (x.is_floating_point() or x.dtype == torch.int32):
+                    raise TypeError(
+                        f"scaled: argument {name!r} of {call.op} must be floating point, or int32 in units of the "
+                        f"product of the scales; got {x.dtype}"
+                    )
+            elif role != INDEX and x.dtype not in copies.APPEARANCES:
+                raise TypeError(
+                    f"scaled: argument {name!r} of {call.op} must be a QuantizedTensor or float16, bfloat16, float32 "
+                    f"or float64, got {x.dtype}; hop.out_dtype runs operators on bare codes"
+                )
+    if all(isinstance(x, Tensor) for _, x in found):
+        raise TypeError(f"scaled: one argument of {call.op} at least must be a QuantizedTensor; use {call.op} itself")
+    (first, one), *others = found
+    for name, other in others:
+        if other.device != one.device:
+            raise RuntimeError(
+                f"scaled: all tensors must be on one device, but argument {first!r} of {call.op} is on {one.device} "
+                f"and {name!r} on {other.device}; move one of them"
+            )
+
+
+def _check_product(call: Call) -> None:
+    lhs, rhs, bias = (call.find(role) for role in (LHS, RHS, BIAS))
+    kinds = kind(lhs), kind(rhs)
+    if kinds not in PAIRS and kinds[::-1] not in PAIRS:
+        supported = "; ".join(f"{a} with {b}" for a, b in PAIRS)
+        raise ValueError(f"scaled: {call.op} takes {supported}; got {_described(lhs)} with {_described(rhs)}")
+    integers = kinds == ("integers", "integers")
+    if bias is not None and not bias.is_floating_point():
+        if not integers:
+            raise ValueError(f"scaled: an int32 bias of {call.op} is for two operands of integers; give a float one")
+        if call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("beta", 1) != 1:
+            raise ValueError(f"scaled: with an int32 bias, alpha and beta of {call.op} must be 1; got {call.kwargs}")
+    if not integers:
+        return
+    if any(x.quantizer.flat for x in (lhs, rhs)):
+        raise ValueError(f"scaled: {call.op} of integers takes no blocks over the flattened tensor; got flat=True")
+    if call.roles.family is CONVOLUTION:
+        _check_convolution(call)
+        return
+    sides = [(name, grid(call.find(role), usage(call, role)), dim) for name, role, dim in _sides(call)]
+    for name, own, dim in sides:
+        dim = -1 if own.codes.dim() == 1 else dim
+        if own.block and own.block[dim] == 1 and own.codes.shape[dim] != 1:
+            raise ValueError(
+                f"scaled: the scale of {name} changes with each element of the dimension that {call.op} sums over "
+                f"({call.find(LHS if name == 'lhs' else RHS).quantizer}); take a block along it, of all of it or of a "
+                "group, or quantize with usages='columnwise'"
+            )
+    blocked = [own.block[dim if own.codes.dim() > 1 else -1] for _, own, dim in sides]
+    if bias is not None and not bias.is_floating_point() and any(b != -1 for b in blocked):
+        raise ValueError(f"scaled: an int32 bias of {call.op} has no unit where scales come in groups; give a float one")
+
+
+def _sides(call: Call) -> tuple[tuple[str, str, int], ...]:
+    return (("lhs", LHS, -1), ("rhs", RHS, call.roles.rhs_sums))
+
+
+def _check_convolution(call: Call) -> None:
+    x, weight = (grid(call.find(role), copies.ROWWISE) for role in (LHS, RHS))
+    channel = 1 if is_transposed(call)[0] else 0
+    batch = 0 if len(x.block) == len(weight.block) else None
+    for name, own, free in (("input", x, batch), ("weight", weight, channel)):
+        for dim, b in enumerate(own.block):
+            if dim != free and b != -1 and own.step.shape[dim] != 1:
+                raise ValueError(
+                    f"scaled: {call.op} of integers takes one scale for each "
+                    f"{'example' if name == 'input' else 'output channel'} at most; the blocks of {name} are "
+                    f"{own.block}"
+                )
+
+
+def _described(x: Any) -> str:
+    return str(x.dtype) if isinstance(x, Tensor) else str(x.quantizer)
+

@@ -1,0 +1,62 @@
+"""scaled under vmap: a batched factor joins the leading dimensions of a product; anything else, one member at a time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hop import blocks, copies
+from hop.impls.scaled.roles import LHS, ROLES, aten
+from hop.tensor import QuantizedTensor
+
+
+def batch(
+    operator: Any, size: int, dims: Sequence[int | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, int]:
+    """The results of all members and their batch dimension; `dims` belongs to the leaves of (args, kwargs)."""
+    leaves, spec = tree_flatten((args, kwargs))
+    batched = [i for i, dim in enumerate(dims) if dim is not None]
+    op, output, *_, lhs = args[:5]
+    at = 4 + ROLES[op].roles.index(LHS) if LHS in ROLES[op].roles else None
+    if isinstance(output, torch.dtype) and batched == [at] and op in _LEADING and lhs.dim() > 2:
+        moved = lhs.movedim(dims[at], 0)  # type: ignore[index]
+        if isinstance(moved, QuantizedTensor) == isinstance(lhs, QuantizedTensor):
+            return operator(_LEADING[op], *args[1:4], moved, *args[5:], **kwargs), 0
+    members = []
+    for i in range(size):
+        inner = [x if dim is None else _member(x, dim, i) for x, dim in zip(leaves, dims, strict=True)]
+        inner_args, inner_kwargs = tree_unflatten(inner, spec)
+        members.append(operator(*inner_args, **inner_kwargs))
+    if not members:
+        raise NotImplementedError(f"scaled: a batch of no members has no result under vmap ({op})")
+    return _stacked(members), 0
+
+
+# Operators whose first factor may have more leading dimensions, and what they are then.
+_LEADING = {aten.mm.default: aten.matmul.default, aten.linear.default: aten.linear.default}
+
+
+def _member(x: Tensor, dim: int, i: int) -> Tensor:
+    part = x.select(dim, i)
+    if isinstance(x, QuantizedTensor) and not isinstance(part, QuantizedTensor):
+        raise NotImplementedError(
+            f"scaled: under vmap, {x.quantizer} shares blocks between the members of the batch; batch over dimensions "
+            "that its blocks do not span"
+        )
+    return part
+
+
+def _stacked(members: Sequence[Any]) -> Any:
+    first = members[0]
+    if not isinstance(first, QuantizedTensor):
+        return torch.stack(members)
+    from dataclasses import replace
+
+    q = first.quantizer
+    whole = replace(q, block=(1, *blocks.per_dimension(q.block, first.dim())))
+    buffers = {name: torch.stack([m.buffers()[name] for m in members]) for name in first.buffers()}
+    shape = (len(members), *first.shape)
+    copies.check(copies.describe(whole, shape, (copies.ROWWISE,)), list(buffers.values()))
+    return QuantizedTensor(buffers, whole, shape, first.dtype)

@@ -1,0 +1,78 @@
+"""The gradient of scaled: that of the operator on dequantized operands, straight through every rounding.
+
+With y = op(x̂_1, ..., x̂_n), each x̂ the numbers of an operand, G the gradient of y,
+
+    the gradient of x_i is that of the operator at x̂, computed in float32 (float64 if an operand has it) by the rules of
+    out_dtype, and has the appearance dtype of x_i
+    where y is quantized, G is first taken through quantize: see hop.quantizer.Derivatives
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from hop import copies
+from hop._compile import OpOverload
+from hop.impls.out_dtype import gradient as of_out_dtype
+from hop.impls.out_dtype import operator as out_dtype
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.scaled.operands import Operand
+from hop.leaves import dequantize
+
+aten = torch.ops.aten
+
+
+def through_operator(
+    grad: Tensor, needed: Sequence[bool], op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[Tensor | None]:
+    """The gradient of each leaf of (args, kwargs), quantized tensors counted as one, for which `needed` is true."""
+    wide = wide_dtype(args)
+    real, inner = tree_map_only(Tensor, lambda x: numbers(x, wide), (list(args), kwargs))
+    bound, inner = describe(op).bind(tuple(real), inner)
+    flags = [False, False, *needed]
+    flags += [False] * (len(tree_flatten(((op, wide, *bound), inner))[0]) - len(flags))
+    found = of_out_dtype.gradient(grad.to(wide), flags, op, wide, bound, inner)[2:]
+    leaves, _ = tree_flatten((list(args), kwargs))
+    return [
+        g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None
+        for g, x in zip(found, leaves, strict=False)
+    ]
+
+
+def linearized(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """The operator on dequantized operands: it has the derivatives of scaled."""
+    wide = wide_dtype(args)
+    real, inner = tree_map_only(Tensor, lambda x: numbers(x, wide), (list(args), kwargs))
+    return out_dtype(op, wide, *real, **inner)
+
+
+def wide_dtype(args: Sequence[Any]) -> torch.dtype:
+    """float64 if a plain operand has that dtype, else float32."""
+    plain = [x for x in tree_flatten(list(args))[0] if isinstance(x, Tensor) and not hasattr(x, "quantizer")]
+    return torch.float64 if any(x.dtype == torch.float64 for x in plain) else torch.float32
+
+
+def numbers(x: Any, dtype: torch.dtype) -> Any:
+    """x in real numbers; its gradient is x's."""
+    if hasattr(x, "quantizer"):
+        return dequantize(x, torch.float32).to(dtype)
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def of_buffers(operand: Operand) -> Tensor:
+    """The numbers of an operand, float32, with derivatives by its scales."""
+    return copies.dequantize(operand.quantizer, operand.buffers, operand.shape)
+
+
+def pulled_back(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
+    """The gradients of `inputs` by PyTorch's own rules."""
+    return list(torch.func.vjp(function, *inputs)[1](grad))  # type: ignore[operator]
+
+
+def with_derivatives(value: Tensor, linear: Tensor) -> Tensor:
+    """`value`, with the derivatives of `linear`."""
+    zero = torch.where(linear.detach().isfinite(), linear - linear.detach(), 0.0)
+    return value + zero.to(value.dtype)

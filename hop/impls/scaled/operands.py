@@ -1,0 +1,159 @@
+"""Operands of scaled, and how a call with them stands in a graph.
+
+An operand is a plain tensor or a quantized one. A quantized one is, in a graph, four arguments in its place,
+
+    quantizer, buffers, usages, shape
+
+of which the first is the spelling of its quantizer, and the others what hop_dequantize_buffers takes. A list of tensors,
+as torch.cat has, becomes its length and then its members.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop import _compile, blocks, copies
+from hop._compile import OpOverload
+from hop.blocks import Block
+from hop.formats import Integer
+from hop.impls.out_dtype.arguments import describe
+from hop.leaves import dequantize_buffers
+from hop.quantizer import Quantizer
+
+
+class Operand(NamedTuple):
+    """A quantized argument, as the tensors that hold it."""
+
+    quantizer: Quantizer
+    tensors: tuple[Tensor, ...]
+    usages: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        names = [b.name for b in copies.describe(self.quantizer, self.shape, self.usages)]
+        return dict(zip(names, self.tensors, strict=True))
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def values(self, usage: str = "") -> Tensor:
+        """The numbers that it stands for, float32, from the copy named."""
+        own = self.of(usage) if usage else self
+        values = dequantize_buffers(
+            str(own.quantizer), list(own.tensors), list(own.usages), list(own.shape), torch.float32
+        )
+        return values
+
+    def of(self, usage: str) -> "Operand":
+        """The operand with one of its copies alone."""
+        if self.usages == (usage,):
+            return self
+        names = {b.name for b in copies.describe(self.quantizer, self.shape, (usage,))}
+        kept = tuple(t for name, t in self.buffers.items() if name in names)
+        return self._replace(tensors=kept, usages=(usage,))
+
+
+class Grid(NamedTuple):
+    """An operand of an integer format: (codes - zero) · step, step and zero with one element for each block."""
+
+    codes: Tensor  # one for each element of the operand
+    step: Tensor  # float32
+    zero: Tensor | int
+    block: Block  # its size along each dimension, -1 for a whole one
+
+    def centered(self) -> Tensor:
+        """codes - zero, exactly: int8, uint8 or int16."""
+        if isinstance(self.zero, int):
+            return self.codes if self.zero == 0 else self.codes.to(torch.int16) - self.zero
+        return self.codes.to(torch.int16) - spread(self.zero, self.block, self.codes.shape)
+
+    def permute(self, dims: Sequence[int]) -> "Grid":
+        """The operand with its dimensions in another order."""
+        zero = self.zero if isinstance(self.zero, int) else self.zero.permute(dims)
+        return Grid(self.codes.permute(dims), self.step.permute(dims), zero, tuple(self.block[d] for d in dims))
+
+    def unsqueeze(self, dim: int) -> "Grid":
+        """The operand with a dimension of size 1 more, `dim` from the end."""
+        zero = self.zero if isinstance(self.zero, int) else self.zero.unsqueeze(dim)
+        block = (*self.block, 1) if dim == -1 else (1, *self.block)
+        return Grid(self.codes.unsqueeze(dim), self.step.unsqueeze(dim), zero, block)
+
+
+def grid(operand: Operand, usage: str) -> Grid:
+    """An operand of an integer format, read from one of its copies."""
+    quantizer, own = operand.quantizer, operand.of(usage)
+    format = quantizer.format
+    assert isinstance(format, Integer)
+    codes, *stored = own.tensors
+    shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
+    if quantizer.per_byte() > 1:
+        codes = format.unpack(codes, shape[-1] if shape else 1).reshape(shape)
+    zero = stored[1] if quantizer.scale.has_zero_point() else format.zero
+    step = quantizer.scale.step(stored, format)
+    found = Grid(codes, step, zero, blocks.per_dimension(quantizer.block, len(shape)))
+    if usage == copies.ROWWISE:
+        return found
+    turned = found.permute([1, 0])
+    return turned._replace(codes=turned.codes.reshape(list(operand.shape)))
+
+
+def spread(scale: Tensor, block: Block, shape: Sequence[int]) -> Tensor:
+    """`scale`, of one element for each block, in a shape that broadcasts to `shape`."""
+    for dim, (n, b) in enumerate(zip(shape, block, strict=True)):
+        count = scale.shape[dim]
+        if b in (-1, 1) or _compile.known_equal(count, 1):
+            continue
+        sizes = [*scale.shape[: dim + 1], b, *scale.shape[dim + 1 :]]
+        scale = scale.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1)
+        if not _compile.known_equal(count * b, n):
+            scale = scale.narrow(dim, 0, n)
+    return scale
+
+
+# ---- in a graph
+
+
+def encode(args: Sequence[Any]) -> list[Any]:
+    """The arguments of an operator, some of them Operands, as they stand in a graph."""
+    flat: list[Any] = []
+    for arg in args:
+        if isinstance(arg, Operand):
+            flat += [str(arg.quantizer), list(arg.tensors), list(arg.usages), list(arg.shape)]
+        elif isinstance(arg, list | tuple) and any(isinstance(x, Tensor | Operand) for x in arg):
+            flat += [len(arg), *encode(arg)]
+        else:
+            flat.append(arg)
+    return flat
+
+
+def decode(op: OpOverload, flat: Sequence[Any]) -> tuple[Any, ...]:
+    """The inverse of `encode`."""
+    rest = list(flat)
+    args = []
+    for argument in describe(op).positional:
+        if not rest:
+            break
+        if str(argument.type) == "List[Tensor]":
+            args.append([_take(rest) for _ in range(rest.pop(0))])
+        elif "Tensor" in str(argument.type):
+            args.append(_take(rest))
+        else:
+            args.append(rest.pop(0))
+    return tuple(args)
+
+
+def _take(rest: list[Any]) -> Any:
+    """One operand from the front of `rest`."""
+    first = rest.pop(0)
+    if not isinstance(first, str):
+        return first
+    tensors, usages, shape = (rest.pop(0) for _ in range(3))
+    return Operand(Quantizer.parse(first), tuple(tensors), tuple(usages), tuple(shape))
