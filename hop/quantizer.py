@@ -20,6 +20,7 @@ from hop import blocks, packing, spelling
 from hop.blocks import Block
 from hop.formats import Codebook, Format, Integer, PowerOfTwo
 from hop.hadamard import Hadamard
+from hop.layouts import Layout
 from hop.scaling import Amax, Blocks, Found, Rule
 from hop.spelling import Value
 
@@ -50,6 +51,7 @@ class Quantizer(Value):
         stochastic: whether elements are rounded up or down at random, unbiased, rather than to the nearest.
         hadamard: a transform of the column-wise copy before it is quantized.
         flat: whether blocks run over the tensor as one row; then `block` has one size.
+        layout: the form in which codes are held, None for the plain one (hop.layouts).
 
     Two quantizers are equal if their fields are. A subclass that is no frozen dataclass itself, and so does not say
     what its fields are, is equal to itself alone.
@@ -61,6 +63,7 @@ class Quantizer(Value):
     stochastic: bool = False
     hadamard: Hadamard | None = None
     flat: bool = False
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block", blocks.checked(self.block))
@@ -75,6 +78,10 @@ class Quantizer(Value):
         if self.flat and self.hadamard is not None:
             raise ValueError("flat=True and hadamard= exclude each other: a flat tensor has no columns")
         self.scale.check(self.format, self.block)
+        if self.layout is not None:
+            if not isinstance(self.layout, Layout):
+                raise ValueError(f"layout must be one of hop.layouts, or None; got {self.layout!r}")
+            self.layout.check(self.format, self.scale)
         if spelling.declares_fields(type(self)):
             str(self)  # raises TypeError for a field that no text can stand for
 
@@ -92,7 +99,8 @@ class Quantizer(Value):
         if self.per_byte() > 1:
             last = rows or [1]
             codes = (*last[:-1], packing.packed_size(last[-1], self.format.bits))
-        found = {"codes": (codes, torch.uint8 if self.per_byte() > 1 else self.format.dtype)}
+        held = self.format.dtype if self.layout is None else self.layout.dtype
+        found = {"codes": (codes, torch.uint8 if self.per_byte() > 1 else held)}
         for name, (dtype, block) in self.stored().items():
             found[name] = (tuple(blocks.counts(rows, block)), dtype)
         return found
@@ -103,6 +111,8 @@ class Quantizer(Value):
 
     def per_byte(self) -> int:
         """How many codes share a byte."""
+        if self.layout is not None:
+            return 1
         return 8 // self.format.bits if self.format.bits in packing.PACKED else 1
 
     def shares_scale(self) -> bool:
@@ -125,6 +135,8 @@ class Quantizer(Value):
             scale, zero_point: what takes the place of the rule, in the shapes of their buffers.
             noise: random integers in 0..255, of x's shape, if rounding is stochastic."""
         shape, codes, tensors = self._encode(x, scale, zero_point, noise)
+        if self.layout is not None:
+            codes = self.layout.pack(codes, self.format, self.scale, tensors)
         codes = blocks.merge(codes, shape)
         codes = self.format.pack(codes.reshape(shape or [1])) if self.per_byte() > 1 else codes.reshape(x.shape)
         if scale is not None:  # which stays the caller's, and may be expanded
@@ -141,7 +153,22 @@ class Quantizer(Value):
             codes = self.format.unpack(codes, rows[-1] if rows else 1)
         cut, _ = blocks.split(codes.reshape(rows), self.block)
         tensors = [blocks.spread(buffers[name]) for name in self.stored()]
+        if self.layout is not None:
+            numbers = self.layout.numbers(cut, self.format, self.scale, tensors)
+            return blocks.merge(numbers * self.scale.step(tensors, self.format), rows).reshape(shape)
         return blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
+
+    def packed(self, buffers: Mapping[str, Tensor], shape: Sequence[int], layout: Layout) -> dict[str, Tensor]:
+        """The buffers of a tensor of `shape`, its codes in another layout."""
+        assert self.layout is None
+        rows = self.rows(shape)
+        codes = buffers["codes"]
+        if self.per_byte() > 1:
+            codes = self.format.unpack(codes, rows[-1] if rows else 1)
+        cut, _ = blocks.split(codes.reshape(rows), self.block)
+        tensors = [blocks.spread(buffers[name]) for name in self.stored()]
+        held = layout.pack(cut, self.format, self.scale, tensors)
+        return dict(buffers) | {"codes": blocks.merge(held, rows).reshape(shape)}
 
     def fake_quantize(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None

@@ -90,6 +90,19 @@ class Rule(Value):
         """s, in float32."""
         return tensors[0]
 
+    def folds(self) -> bool:
+        """Whether step is in part, or all, a number of few bits for each block, `fold`; `rest` is what is left."""
+        return False
+
+    def fold(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The part of the step whose product with any number of a float format is exact in bfloat16, but for numbers
+        below its least normal one."""
+        raise NotImplementedError
+
+    def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
+        """The step without `fold`, None for 1."""
+        return self.step(tensors, format)
+
     def clips(self) -> bool:
         """Whether the scale that the rule finds leaves elements beyond the largest number."""
         return False
@@ -191,7 +204,7 @@ class CurrentScaling(Rule):
     """FP8: S = max / max(amax, eps); codes of x · S; stored is scale = 1 / S.
 
     S is 1 where amax is 0 or infinite, and at most the largest float32. With `power_of_two` S is then rounded down to
-    a power of two."""
+    a power of two, and so is that of a scale that the caller gives."""
 
     power_of_two: bool = False
     eps: float = 0.0
@@ -201,6 +214,15 @@ class CurrentScaling(Rule):
         object.__setattr__(self, "eps", spelling.finite(self.eps, f"{name}: eps"))
         if not isinstance(self.power_of_two, bool):
             raise ValueError(f"{name}: power_of_two must be True or False, got {self.power_of_two!r}")
+
+    def folds(self) -> bool:
+        return self.power_of_two
+
+    def fold(self, tensors: Sequence[Tensor]) -> Tensor:
+        return tensors[0]
+
+    def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
+        return None if self.power_of_two else tensors[0]
 
     def most(self, dtype: torch.dtype) -> float:
         """The largest S, for x of `dtype`."""
@@ -215,6 +237,11 @@ class CurrentScaling(Rule):
             factor = parts.floor_power_of_two(factor)
         factor = parts.once(factor)
         return Found((factor.reciprocal(),), parts.x * factor)
+
+    def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
+        if self.power_of_two:
+            scale = parts.floor_power_of_two(scale.reciprocal()).reciprocal()
+        return super().given(parts, scale, zero_point, format)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -245,6 +272,15 @@ class Microscaling(Rule):
 
     def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         return self.exponent.decode(tensors[0])
+
+    def folds(self) -> bool:
+        return True
+
+    def fold(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.exponent.decode(tensors[0])
+
+    def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
+        return None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -296,6 +332,15 @@ class TwoLevel(Rule):
     def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         inner, amax = tensors
         return self.inner.decode(inner) * amax * float32(1 / (self.inner.max * format.max))
+
+    def folds(self) -> bool:
+        return True
+
+    def fold(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.inner.decode(tensors[0])
+
+    def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
+        return tensors[1] * float32(1 / (self.inner.max * format.max))
 
     def slope(self, amax: Tensor, given: Tensor, format: Format) -> Tensor | float:
         """With the rounding of the inner scale taken for the identity where it does not saturate."""

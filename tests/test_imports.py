@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 # Each layer may import itself and those named.
 VALUES = (
     *("hop.spelling", "hop.blocks", "hop.packing", "hop.formats", "hop.hadamard"),
-    *("hop.requantization", "hop.scaling", "hop.quantizer"),
+    *("hop.requantization", "hop.scaling", "hop.layouts", "hop.quantizer"),
 )
 LAYERS = {
     "hop._compile": set(),

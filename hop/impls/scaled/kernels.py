@@ -1,5 +1,298 @@
-"""The kernels of scaled, in the order in which they are asked."""
+"""The kernels of scaled, in the order in which they are asked: the fastest ways through PyTorch's own operators.
 
-from hop.kernels import Kernel
+    integer product     torch._int_mm on codes; zero points become corrections of its sums
+    bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
+    rows                an embedding that dequantizes the rows that it takes
+"""
 
-TABLE: tuple[Kernel, ...] = ()
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop import _compile, blocks, copies
+from hop.formats import Float, Integer
+from hop.impls.out_dtype.forms import Product, as_product
+from hop.impls.scaled import meaning
+from hop.impls.scaled.meaning import Call, Sum, group_scale, is_integer, usage
+from hop.impls.scaled.operands import Grid, Operand, grid, spread
+from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS, aten
+from hop.kernels import Kernel, integer
+from hop.kernels.quantize import fast, fast_format
+from hop.layouts import Decoded
+from hop.leaves import dequantize_buffers
+from hop.scaling import TwoLevel
+
+# ---- integer products
+
+
+def _grids(call: Call) -> tuple[Grid, Grid]:
+    lhs, rhs = ((call.find(role), usage(call, role)) for role in (LHS, RHS))
+    return tuple(grid(x, copy, fast_format(x.quantizer.format)) for x, copy in (lhs, rhs))  # type: ignore[return-value]
+
+
+def _form(call: Call, lhs: Tensor, rhs: Tensor) -> Product | None:
+    assert call.roles.product is not None
+    return as_product(call.roles.product, (lhs, rhs), {})
+
+
+def _declines_integers(call: Call) -> str | None:
+    if call.roles.family is not MATRIX:
+        return f"for matrix products, not {call.roles.family.name}"
+    lhs, rhs = call.find(LHS), call.find(RHS)
+    if not (is_integer(lhs) and is_integer(rhs)):
+        return "for two operands of integers"
+    if not (lhs.device.type in ("cpu", "cuda")):
+        return f"no kernel for device {lhs.device.type}"
+    if min(lhs.dim(), rhs.dim()) < 2:
+        return "one operand is a vector"
+    blocked = [
+        (x, blocks.per_dimension(x.quantizer.block, x.dim())[dim])
+        for x, dim, role in ((lhs, -1, LHS), (rhs, call.roles.rhs_sums, RHS))
+        if usage(call, role) == copies.ROWWISE
+    ]
+    if len(blocked) < 2 and not all(x.quantizer.shares_scale() for x in (lhs, rhs)):
+        blocked += [(x, x.quantizer.block[-1]) for x in (lhs, rhs)]
+    if any(b != -1 and not _compile.known_equal(x.shape[-1], b) for x, b in blocked):
+        return "a scale changes along the summed dimension"
+    if (reason := _misfit(call, lhs, rhs)) is not None:
+        return reason
+    if _is_batch(call):
+        if any(x.quantizer.scale.has_zero_point() or x.quantizer.format.zero for x in (lhs, rhs)):
+            return "a batch of products with zero points"
+        if not all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape)):
+            return "a batch of products with symbolic sizes"
+    return None
+
+
+def _misfit(call: Call, lhs: Operand, rhs: Operand) -> str | None:
+    """Why the shapes are none that the operator takes, for which it has words of its own."""
+    wanted = {aten.mm.default: (2, 2), aten.bmm.default: (3, 3), aten.linear.default: (lhs.dim(), 2)}
+    dims = (lhs.dim(), rhs.dim())
+    fits = wanted.get(call.roles.product, dims) == dims and lhs.shape[-1] == rhs.shape[call.roles.rhs_sums]  # type: ignore[arg-type]
+    if fits and _is_batch(call):
+        pairs = zip(reversed(lhs.shape[:-2]), reversed(rhs.shape[:-2]), strict=False)
+        broadcasts = call.roles.product is aten.matmul.default
+        fits = all(a == b or (broadcasts and 1 in (a, b)) for a, b in pairs)
+    return None if fits else f"shapes {tuple(lhs.shape)} and {tuple(rhs.shape)} do not fit together"
+
+
+def _is_batch(call: Call) -> bool:
+    return call.find(RHS).dim() > 2
+
+
+def _run_integers(call: Call) -> Any:
+    lhs, rhs = _grids(call)
+    form = _form(call, lhs.codes, rhs.codes)
+    assert form is not None
+    if form.lhs.dim() == 3:
+        total = integer.bmm(form.lhs, form.rhs)
+    else:
+        of_columns = _zeros(rhs, call.roles.rhs_sums)
+        if isinstance(of_columns, Tensor) and call.roles.rhs_sums == -1:
+            of_columns = of_columns.mT
+        total = _corrected(form, _zeros(lhs, -1), of_columns)
+    column = group_scale(rhs, call.roles.rhs_sums, 0)
+    column = column.squeeze(-1) if call.roles.rhs_sums == -1 else column
+    return _epilogue(call, Sum(form.finish(total), group_scale(lhs, -1, 0), column))
+
+
+def _zeros(operand: Grid, along: int) -> Tensor | int:
+    """The zero point of each row or column, as a column or a row of int32; 0 if there is none."""
+    if isinstance(operand.zero, int):
+        return operand.zero
+    dim = len(operand.block) + along
+    block = tuple(-1 if d == dim else b for d, b in enumerate(operand.block))
+    zero = spread(operand.zero, block, operand.codes.shape).to(torch.int32)
+    if _is_one(zero):
+        return zero.reshape(1, 1)
+    return zero if zero.dim() == 2 else zero.expand([*operand.codes.shape[:-1], 1]).reshape(-1, 1)
+
+
+def _is_one(x: Tensor) -> bool:
+    return all(_compile.known_equal(n, 1) for n in x.shape)
+
+
+def _corrected(form: Product, row_zero: Tensor | int, column_zero: Tensor | int) -> Tensor:
+    """Σ (lhs - row_zero) · (rhs - column_zero) = lhs @ rhs - row_zero · colsum - rowsum · column_zero
+    + K · row_zero · column_zero. The column sums are a row more of the product, of ones."""
+    lhs, rhs = form.lhs, form.rhs
+    (m, k), eager = lhs.shape, _compile.is_plain_eager()
+    if not _is_zero(row_zero):
+        product = integer.mm(torch.cat([lhs, lhs.new_ones((1, k))]), rhs)
+        total, columns = product.narrow(0, 0, m), product.narrow(0, m, 1)
+        if not _is_zero(column_zero):
+            columns = columns - column_zero * k
+        if eager and isinstance(row_zero, Tensor):
+            total = total.addcmul_(row_zero, columns, value=-1)
+        else:
+            total = total - row_zero * columns
+    else:
+        total = integer.mm(lhs, rhs)
+    if not _is_zero(column_zero):
+        rows = integer.mm(lhs, torch.ones((k, 1), dtype=torch.int8, device=lhs.device))
+        total = total - rows * column_zero
+    return total
+
+
+def _is_zero(zero: Tensor | int) -> bool:
+    return isinstance(zero, int) and zero == 0
+
+
+def _epilogue(call: Call, found: Sum) -> Any:
+    """The result, of one sum."""
+    bias = call.find(BIAS)
+    if meaning.by_sum(call.output):
+        return meaning.requantized(call, meaning.with_bias(call, found))
+    if bias is not None and not bias.is_floating_point():
+        found, bias = found._replace(total=found.total + bias), None
+    if not _compile.is_plain_eager() or call.kwargs:
+        return meaning.finish(call, meaning.biased(call, found.real(), bias))
+    y = found.total.to(torch.float32).mul_(found.lhs).mul_(found.rhs)
+    if bias is not None:
+        y = y.add_(bias) if bias.dtype == torch.float32 else y.add_(bias.to(torch.float32))
+    return meaning.finish(call, y)
+
+
+# ---- products in bfloat16
+
+
+class _Factor(NamedTuple):
+    """An operand as bfloat16 numbers and the scale of each row or column that is not in them."""
+
+    operand: Any
+    usage: str
+    along: int
+
+    def declines(self) -> str | None:
+        """Why it is not such numbers, or None."""
+        x = self.operand
+        if isinstance(x, Tensor):
+            return None if x.dtype == torch.bfloat16 else f"bfloat16 has too few bits for {x.dtype}"
+        q = x.quantizer
+        if q.flat or not isinstance(q.format, Float | Integer):
+            return f"for integers and floats, not {q.format.name}"
+        if self.usage != copies.ROWWISE or x.usages != (copies.ROWWISE,):
+            return "for row-wise copies"
+        if any(b != -1 and not _compile.known_equal(n, b) for n, b in self._blocks_along()):
+            return f"a scale with the bits of float32 changes along the summed dimension ({q})"
+        return None
+
+    def _blocks_along(self) -> list[tuple[int, int]]:
+        q = self.operand.quantizer
+        names = {"global_amax"} if isinstance(q.scale, TwoLevel) else set() if q.scale.folds() else {"scale"}
+        ndim = self.operand.dim()
+        stored = [block for name, (_, block) in q.stored().items() if name in names]
+        return [(self.operand.shape[self.along], blocks.per_dimension(b, ndim)[self.along]) for b in stored]
+
+    def numbers(self) -> Tensor:
+        x = self.operand
+        if isinstance(x, Tensor):
+            return x
+        q = x.quantizer
+        if isinstance(q.format, Integer):
+            return grid(x, copies.ROWWISE, fast_format(q.format)).centered().to(torch.bfloat16)
+        if q.layout is not None:
+            return x.buffers["codes"]
+        return fast(str(q)).packed(x.buffers, x.shape, Decoded())["codes"]
+
+    def rest(self) -> Tensor | None:
+        x = self.operand
+        if isinstance(x, Tensor):
+            return None
+        q = x.quantizer
+        own = x.buffers
+        rest = q.scale.rest([own[name] for name in q.stored()], q.format)
+        if rest is None:
+            return None
+        block = q.scale.outer if isinstance(q.scale, TwoLevel) else q.block
+        block = blocks.per_dimension(block, x.dim())
+        dim = x.dim() + self.along
+        rest = spread(rest, tuple(-1 if d == dim else b for d, b in enumerate(block)), x.shape)
+        return rest
+
+
+def _factors(call: Call) -> tuple[_Factor, _Factor]:
+    lhs, rhs = call.find(LHS), call.find(RHS)
+    return (
+        _Factor(lhs, usage(call, LHS) if isinstance(lhs, Operand) else "", -1),
+        _Factor(rhs, usage(call, RHS) if isinstance(rhs, Operand) else "", call.roles.rhs_sums),
+    )
+
+
+def _declines_bfloat16(call: Call) -> str | None:
+    if call.roles.family is not MATRIX:
+        return f"for matrix products, not {call.roles.family.name}"
+    if call.output is not torch.bfloat16:
+        return f"gives bfloat16, and the output is {call.output}"
+    lhs, rhs = call.find(LHS), call.find(RHS)
+    if is_integer(lhs) and is_integer(rhs):
+        return "integers have exact sums"
+    if min(lhs.dim(), rhs.dim()) < 2:
+        return "one operand is a vector"
+    return next((r for r in (f.declines() for f in _factors(call)) if r is not None), None)
+
+
+def _run_bfloat16(call: Call) -> Tensor:
+    lhs, rhs = _factors(call)
+    of_rows, of_columns = lhs.rest(), rhs.rest()
+    bias = call.find(BIAS)
+    y = meaning.product(call, lhs.numbers(), rhs.numbers())
+    if of_rows is None and of_columns is None and bias is None and not call.kwargs:
+        return y
+    if of_columns is not None and call.roles.rhs_sums == -1:
+        of_columns = of_columns.squeeze(-1)
+    wide = y.to(torch.float32)
+    multiply = Tensor.mul_ if _compile.is_plain_eager() else Tensor.mul
+    for scale in (of_rows, of_columns):
+        wide = wide if scale is None else multiply(wide, scale)
+    return meaning.biased(call, wide, bias).to(torch.bfloat16)
+
+
+# ---- rows of an embedding
+
+
+def _declines_rows(call: Call) -> str | None:
+    if call.roles.family is not EMBEDDING:
+        return f"for embeddings, not {call.roles.family.name}"
+    weight = call.args[0]
+    if weight.quantizer.flat or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
+        return "for a matrix with its row-wise copy, in blocks of its dimensions"
+    return None
+
+
+def _run_rows(call: Call) -> Any:
+    weight, indices = call.args[:2]
+    q, rows = weight.quantizer, indices.reshape(-1)
+    named = weight.buffers
+    taken = [_take(named["codes"], rows)]
+    for name, (_, block) in q.stored().items():
+        along = blocks.per_dimension(block, 2)[0]
+        t = named[name]
+        taken.append(t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor")))
+    rule = replace(q.scale, outer=_of_rows(q.scale.outer)) if isinstance(q.scale, TwoLevel) else q.scale
+    own = replace(q, block=_of_rows(q.block), scale=rule)
+    shape = [*rows.shape, weight.shape[1]]
+    values = dequantize_buffers(str(own), taken, [copies.ROWWISE], shape, torch.float32)
+    return meaning.finish(call, values.reshape([*indices.shape, weight.shape[1]]))
+
+
+def _of_rows(block: tuple[int, ...]) -> tuple[int, ...]:
+    """The block of rows that were taken one by one."""
+    rows, columns = blocks.per_dimension(block, 2)
+    return (-1 if rows == -1 else 1, columns)
+
+
+def _take(t: Tensor, rows: Tensor) -> Tensor:
+    """t[rows]; 8-bit floats have no index_select everywhere."""
+    if t.dtype.is_floating_point and t.dtype.itemsize == 1:
+        return t.view(torch.uint8).index_select(0, rows).view(t.dtype)
+    return t.index_select(0, rows)
+
+
+TABLE: tuple[Kernel, ...] = (
+    Kernel("integer product", _declines_integers, _run_integers),
+    Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16),
+    Kernel("rows", _declines_rows, _run_rows),
+)

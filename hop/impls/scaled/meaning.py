@@ -412,6 +412,11 @@ def exact(call: Call) -> Sum:
         step = own.step.reshape(())
         return Sum(total, step, torch.ones_like(step))
     (found,) = sums(call)
+    return with_bias(call, found)
+
+
+def with_bias(call: Call, found: Sum) -> Sum:
+    """The sum with its bias, rounded to its unit if it is a float."""
     bias = call.find(BIAS)
     if bias is None or call.kwargs.get("beta", 1) == 0:
         return found

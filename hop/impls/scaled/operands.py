@@ -17,7 +17,7 @@ from torch import Tensor
 from hop import _compile, blocks, copies
 from hop._compile import OpOverload
 from hop.blocks import Block
-from hop.formats import Integer
+from hop.formats import Format, Integer
 from hop.impls.out_dtype.arguments import describe
 from hop.leaves import dequantize_buffers
 from hop.quantizer import Quantizer
@@ -87,10 +87,10 @@ class Grid(NamedTuple):
         return Grid(self.codes.unsqueeze(dim), self.step.unsqueeze(dim), zero, block)
 
 
-def grid(operand: Operand, usage: str) -> Grid:
-    """An operand of an integer format, read from one of its copies."""
+def grid(operand: Operand, usage: str, format: Format | None = None) -> Grid:
+    """An operand of an integer format, read from one of its copies; `format` unpacks as the quantizer's own does."""
     quantizer, own = operand.quantizer, operand.of(usage)
-    format = quantizer.format
+    format = format or quantizer.format
     assert isinstance(format, Integer)
     codes, *stored = own.tensors
     shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
