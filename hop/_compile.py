@@ -75,6 +75,7 @@ __all__ = [
     "flop_counter_mode",
     "has_tangent",
     "inferred_size",
+    "is_autocasting",
     "is_batched",
     "is_dtensor",
     "is_foreign_subclass",
@@ -88,6 +89,7 @@ __all__ = [
     "local_part",
     "make_dtensor",
     "make_wrapper",
+    "no_autocast",
     "no_torch_function",
     "parts",
     "propagate_sharding",
@@ -166,6 +168,10 @@ def is_plain_eager() -> bool:
         or peek_interpreter_stack() is not None
         or _get_tracing_state() is not None
     )
+
+
+is_autocasting = torch._C._is_any_autocast_enabled
+no_autocast = torch._C._DisableAutocast
 
 
 def is_tracing_script() -> bool:

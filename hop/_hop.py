@@ -95,6 +95,9 @@ class Hop(HigherOrderOperator):
     # ---- calls
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if _compile.is_autocasting():  # our operators say themselves in which dtype they compute
+            with _compile.no_autocast():
+                return self(*args, **kwargs)
         if self.reads_sizes and _compile.is_tracing_script():
             return _compile.show_script(self._checked_reference, args, kwargs)
         args, kwargs = self.check(*args, **kwargs)

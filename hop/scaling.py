@@ -101,7 +101,11 @@ class Rule(Value):
 
     def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
         """The step without `fold`, None for 1."""
-        return self.step(tensors, format)
+        return None if self.rest_is_one() else self.step(tensors, format)
+
+    def rest_is_one(self) -> bool:
+        """Whether `fold` is all of the step."""
+        return False
 
     def clips(self) -> bool:
         """Whether the scale that the rule finds leaves elements beyond the largest number."""
@@ -221,8 +225,8 @@ class CurrentScaling(Rule):
     def fold(self, tensors: Sequence[Tensor]) -> Tensor:
         return tensors[0]
 
-    def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
-        return None if self.power_of_two else tensors[0]
+    def rest_is_one(self) -> bool:
+        return self.power_of_two
 
     def most(self, dtype: torch.dtype) -> float:
         """The largest S, for x of `dtype`."""
@@ -279,8 +283,8 @@ class Microscaling(Rule):
     def fold(self, tensors: Sequence[Tensor]) -> Tensor:
         return self.exponent.decode(tensors[0])
 
-    def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
-        return None
+    def rest_is_one(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -20,14 +20,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from hop import _compile, copies
-from hop._compile import OpOverload
+from hop._compile import OpOverload, is_autocasting, is_plain_eager
 from hop._hop import Composite, Hop
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import straight_through
-from hop.impls.scaled import batching, gradient, kernels, meaning, sharding
+from hop.impls.scaled import batching, gradient, kernels, meaning, plans, sharding
 from hop.impls.scaled.arguments import check, check_op, check_output
 from hop.impls.scaled.meaning import Call, fitted
 from hop.impls.scaled.operands import Operand, decode, encode
+from hop.impls.scaled.plans import operand
 from hop.kernels import Kernel
 from hop.leaves import buffers_operator
 from hop.quantizer import Quantizer
@@ -115,7 +116,7 @@ class Scaled(Composite):
     def reference(
         self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
     ) -> Tensor:
-        encoded = encode([_operand(x) for x in args])
+        encoded = encode([operand(x) for x in args])
         made = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
         if isinstance(output, torch.dtype):
             return made
@@ -129,7 +130,7 @@ class Scaled(Composite):
 
     def explain(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> str:
         (_, _, scale, zero_point, *rest), kwargs = self.check(op, output, *args, **kwargs)
-        return scaled_buffers.explain(op, output, scale, zero_point, *encode([_operand(x) for x in rest]), **kwargs)
+        return scaled_buffers.explain(op, output, scale, zero_point, *encode([operand(x) for x in rest]), **kwargs)
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -189,14 +190,6 @@ def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[A
     return Call(op, _read(output), scale, zero_point, decode(op, encoded), kwargs)
 
 
-def _operand(x: Any) -> Any:
-    if isinstance(x, list | tuple):
-        return [_operand(v) for v in x]
-    if not isinstance(x, QuantizedTensor):
-        return x
-    return Operand(x.quantizer, tuple(x.buffers().values()), x.usages, tuple(x.shape))
-
-
 def _tensors(args: Any) -> list[Tensor]:
     return [x for x in tree_flatten(list(args))[0] if isinstance(x, Tensor)]
 
@@ -218,6 +211,9 @@ def _through_activation(grad: Tensor, y: Tensor, rule: Given) -> tuple[Tensor, T
 
 
 # ---- the public function
+
+# Names of this module are found faster than attributes of others.
+_key, _find, _dtype = plans.key, plans.find, torch.dtype
 
 
 def scaled(
@@ -257,6 +253,35 @@ def scaled(
         >>> hop.scaled(torch.ops.aten.linear.default, torch.bfloat16, x, w).dtype
         torch.bfloat16
     """
+    if type(output) is _dtype and output_scale is None and output_zero_point is None and not kwargs:
+        known = _key(op, output, args) if is_plain_eager() and not is_autocasting() else None
+        if known is not None:
+            plan = _find(known)
+            return _planned(known, op, output, args) if plan is None else plan(*args)
+    return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
+
+
+def _planned(known: Any, op: OpOverload, output: torch.dtype, args: tuple[Any, ...]) -> Tensor:
+    """The result of a call of which no plan is known, and the plan."""
+    (_, _, _, _, *bound), kwargs = scaled_operator.check(op, output, None, None, *args)
+    call = check(Call(op, output, None, None, tuple(map(operand, bound)), kwargs))
+    kernel = next((k for k in kernels.TABLE if k.declines(call) is None), kernels.REFERENCE)
+    result = kernel.run(call)
+    if tuple(bound) == tuple(args):
+        plans.remember(known, op, output, args, kernel)
+    return result
+
+
+def _traced(
+    op: OpOverload,
+    output: Any,
+    /,
+    *args: Any,
+    output_scale: _Optional = None,
+    output_zero_point: _Optional = None,
+    **kwargs: Any,
+) -> Any:
+    """scaled, as Dynamo sees it."""
     if not isinstance(output, torch.dtype | Quantizer):
         check_output(output)
     spelled = str(output) if isinstance(output, Quantizer) else output
@@ -268,6 +293,7 @@ def _node(*args: Any, **kwargs: Any) -> Any:
 
 
 _compile.allow_in_graph(_node)
+_compile.trace_as(scaled, _traced)
 
 
 def explain(

@@ -24,6 +24,8 @@ from hop.layouts import Decoded
 from hop.leaves import dequantize_buffers
 from hop.scaling import TwoLevel
 
+REFERENCE = Kernel("reference", lambda call: None, meaning.reference)
+
 # ---- integer products
 
 
@@ -291,8 +293,10 @@ def _take(t: Tensor, rows: Tensor) -> Tensor:
     return t.index_select(0, rows)
 
 
+INTEGERS = Kernel("integer product", _declines_integers, _run_integers)
+BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
-    Kernel("integer product", _declines_integers, _run_integers),
-    Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16),
+    INTEGERS,
+    BFLOAT16,
     Kernel("rows", _declines_rows, _run_rows),
 )

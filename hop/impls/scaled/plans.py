@@ -1,0 +1,207 @@
+"""Plans: what was found for a call, kept for the next one like it.
+
+Two calls are alike if their operator, output, and the quantizers, shapes and dtypes of their arguments are equal, and
+the device of the first, which all are on; checking them and choosing a kernel takes 150 µs. A plan is a function of the arguments that runs the kernel.
+Small matrix products, which are over in less time than it takes to describe them, have functions of their own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import copies
+from hop._hop import PLAIN
+from hop.blocks import per_dimension
+from hop.formats import Float, Integer
+from hop.impls.scaled import kernels
+from hop.impls.scaled.operands import Operand
+from hop.impls.scaled.roles import ROLES, aten
+from hop.kernels.float8 import decode
+from hop.layouts import Decoded
+from hop.quantizer import Quantizer
+from hop.scaling import AbsMean, Amax, Given, MinMax, TwoLevel
+from hop.tensor import QuantizedTensor
+
+Plan = Callable[..., Any]
+
+_MOST = 4096
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def key(op: Any, output: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What two calls have in common that can share a plan; None for one that needs a gradient, or that holds tensors
+    of other classes, or lists of tensors."""
+    parts = [op, output]
+    add = parts.append
+    for x in args:
+        cls = type(x)
+        if cls is QuantizedTensor:
+            if x.requires_grad and torch.is_grad_enabled():
+                return None
+            add(x.quantizer)
+            add(x._names)
+            add(x.shape)
+        elif cls in PLAIN:
+            if x.requires_grad and torch.is_grad_enabled():
+                return None
+            add(x.dtype)
+            add(x.shape)
+        elif x is None or cls is int or cls is str or cls is float or cls is bool:
+            add(x)
+        elif cls is list or cls is tuple:
+            if any(isinstance(v, Tensor) for v in x):
+                return None
+            add(tuple(x))
+        else:
+            return None
+    add(args[0].device if isinstance(args[0], Tensor) else None)
+    return tuple(parts)
+
+
+find = _plans.get
+
+
+def remember(key: tuple[Any, ...], op: Any, output: torch.dtype, args: tuple[Any, ...], kernel: Any) -> None:
+    """Keep that calls with `key` run `kernel`."""
+    if len(_plans) >= _MOST:
+        _plans.clear()
+    direct = {kernels.INTEGERS: _integers, kernels.BFLOAT16: _bfloat16}.get(kernel, lambda *_: None)(op, output, args)
+    _plans[key] = direct or _general(op, output, kernel)
+
+
+def _general(op: Any, output: torch.dtype, kernel: Any) -> Plan:
+    def run(*args: Any) -> Any:
+        return kernel.run(kernels.Call(op, output, None, None, tuple(map(operand, args)), {}))
+
+    return run
+
+
+def operand(x: Any) -> Any:
+    """A QuantizedTensor as an Operand; anything else as it is."""
+    if isinstance(x, list | tuple):
+        return [operand(v) for v in x]
+    if not isinstance(x, QuantizedTensor):
+        return x
+    return Operand(x.quantizer, tuple(x.buffers().values()), x.usages, tuple(x.shape))
+
+
+# ---- linear and mm of 8-bit integers
+
+_SIMPLE = (Amax, MinMax, Given, AbsMean)  # rules whose step is their scale
+
+
+def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
+    """kernels.INTEGERS for matrices of bytes, none of the general forms around it."""
+    if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3):
+        return None
+    lhs, rhs, bias = (*args, None)[:3]
+    transposed = op is aten.linear.default
+    simple = all(isinstance(x, QuantizedTensor) and _is_simple(x.quantizer, x.usages) for x in (lhs, rhs))
+    if not simple or lhs.dim() != 2 or rhs.codes.dtype is not torch.int8 or not lhs.codes.is_cpu:
+        return None
+    if rhs.quantizer.scale.has_zero_point() or rhs.quantizer.format.zero or (bias is not None and bias.dim() != 1):
+        return None
+    along = ROLES[op].rhs_sums
+    if any(per_dimension(x.quantizer.block, 2)[d] != -1 for x, d in ((lhs, -1), (rhs, along))):
+        return None
+    if 1 in lhs.shape or 1 in rhs.shape or 0 in lhs.shape or 0 in rhs.shape:
+        return None
+    if bias is not None and not bias.is_floating_point():
+        return None
+    affine, zero = lhs.quantizer.scale.has_zero_point(), lhs.quantizer.format.zero
+    if zero and not affine:
+        return None
+    int_mm, float32, (m, k), n = torch._int_mm, torch.float32, lhs.shape, rhs.shape[0 if transposed else 1]
+    row, layout = (k, 1), (1, k) if transposed or rhs.codes.stride() == (1, k) else (n, 1)
+
+    def run(lhs: QuantizedTensor, rhs: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
+        a = lhs.codes
+        b = rhs.codes.t() if transposed else rhs.codes
+        if a.stride() != row or b.stride() != layout:
+            return general(lhs, rhs, bias)
+        if affine:
+            product = int_mm(torch.cat((a, a.new_ones(row_of_ones))), b)
+            total = product[:m].addcmul_(lhs.zero_point.to(torch.int32), product[m], value=-1)
+        else:
+            total = int_mm(a, b)
+        scale = rhs.scale
+        y = total.to(float32).mul_(lhs.scale).mul_(scale.view(-1) if transposed else scale)
+        if biased:
+            y.add_(bias.to(float32) if narrow_bias else bias)  # type: ignore[union-attr]
+        return y if output is float32 else y.to(output)
+
+    row_of_ones, biased, narrow_bias = (1, k), bias is not None, bias is not None and bias.dtype is not float32
+    general = _general(op, output, kernels.INTEGERS)
+    return run
+
+
+# ---- the same in bfloat16
+
+
+def _bfloat16(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
+    """kernels.BFLOAT16 with one scale for each row and column at most, or none."""
+    if op not in (aten.linear.default, aten.mm.default):
+        return None
+    lhs, rhs, bias = (*args, None)[:3]
+    (a, of_rows), (b, of_columns) = _side(lhs), _side(rhs)
+    if None in (a, b):
+        return None
+    transposed = op is aten.linear.default
+    alone = of_rows is None and of_columns is None and bias is None
+    multiply, float32, bfloat16 = torch.nn.functional.linear if transposed else torch.mm, torch.float32, torch.bfloat16
+
+    def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
+        y = multiply(a(lhs), b(rhs))  # type: ignore[misc]
+        if alone:
+            return y
+        y = y.to(float32)
+        if of_rows is not None:
+            y.mul_(of_rows(lhs))
+        if of_columns is not None:
+            scale = of_columns(rhs)
+            y.mul_(scale.view(-1) if transposed else scale)
+        if bias is not None:
+            y.add_(bias.to(float32))
+        return y.to(bfloat16)
+
+    return run
+
+
+_Part = Callable[[Any], Tensor]
+
+
+def _side(x: Any) -> tuple[_Part | None, _Part | None]:
+    """How the numbers of a factor are found, and its scale for each row or column; None, None if by more than this."""
+    if not isinstance(x, QuantizedTensor):
+        return (lambda x: x), None
+    q = x.quantizer
+    rule, format, fast = q.scale, q.format, kernels.fast(str(q))
+    if not isinstance(format, Float):
+        return None, None
+    block = rule.outer if isinstance(rule, TwoLevel) else q.block
+    if any(b not in (-1, 1) for b in per_dimension(block, x.dim())) and not rule.rest_is_one():
+        return None, None
+
+    def rest(x: Any) -> Tensor:
+        return rule.rest([getattr(x, name) for name in stored], format)  # type: ignore[return-value]
+
+    stored = list(q.stored())
+    scale = None if rule.rest_is_one() else rest
+    if q.layout is not None:
+        return (lambda x: x.codes), scale
+    if not rule.folds() and format.bits == 8:
+        return (lambda x: decode(x.codes).to(torch.bfloat16)), scale
+    return (lambda x: fast.packed(x.buffers(), x.shape, Decoded())["codes"]), scale
+
+
+def _is_simple(q: Quantizer, usages: tuple[str, ...]) -> bool:
+    whole = all(b in (-1, 1) for b in per_dimension(q.block, 2))
+    return (
+        usages == (copies.ROWWISE,)
+        and type(q.format) is Integer
+        and q.per_byte() == 1
+        and type(q.scale) in _SIMPLE
+        and whole
+    )
