@@ -98,6 +98,7 @@ __all__ = [
     "register_inductor_decomposition",
     "register_value",
     "replicate",
+    "sharded",
     "show_script",
     "sizes",
     "trace_as",
@@ -210,8 +211,8 @@ def show_script(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
     with _no_script():
         parts, build = _taken_apart((args, kwargs))
-        empty = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in parts]
-        graph = make_fx(flat)(*empty)
+        zeros = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_() for x in parts]
+        graph = make_fx(flat)(*zeros)  # zeros are indices too
     return rebuild[0](graph(*parts))
 
 
@@ -278,6 +279,8 @@ def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kw
         return decomposed
     with disable_proxy_modes_tracing():
         out = hop(*args, **kwargs)
+    if isinstance(out, list):
+        out = tuple(out)  # torch.export saves no others
     proxy_args, proxy_kwargs = tree_map(mode.tracer.unwrap_proxy, (args, kwargs))
     proxy = mode.tracer.create_proxy("call_function", hop, proxy_args, proxy_kwargs, name=hop.name())
     return track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
@@ -604,3 +607,10 @@ def replicate() -> Any:
     from torch.distributed.tensor import Replicate
 
     return Replicate()
+
+
+def sharded(dim: int) -> Any:
+    """The placement that cuts a dimension into parts."""
+    from torch.distributed.tensor import Shard
+
+    return Shard(dim)

@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hop import spelling
+from hop import _compile, spelling
 from hop.formats import Integer, lookup
 from hop.spelling import Value
 
@@ -131,18 +131,23 @@ TFLITE = FixedPoint(rounding="tflite")
 
 
 def fixed_point(multiplier: Tensor) -> tuple[Tensor, Tensor]:
-    """The mantissa, 2^30 to 2^31 - 1 or 0, and the shift of positive numbers, float64: mantissa · 2^(shift - 31), int64.
+    """The mantissa (2^30 to 2^31 - 1, or 0) and the shift, int64, of positive numbers, float64, which they are as
+    mantissa · 2^(shift - 31).
 
-    Written as products by powers of two, which are exact and which every runtime has."""
-    rest, shift = multiplier, torch.zeros_like(multiplier, dtype=torch.int64)
-    for step in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
-        large = rest >= 2.0**step
-        rest, shift = torch.where(large, rest * 2.0**-step, rest), torch.where(large, shift + step, shift)
-        small = rest < 2.0 ** (1 - step)
-        rest, shift = torch.where(small, rest * 2.0**step, rest), torch.where(small, shift - step, shift)
-    # now 1 <= rest < 2; the mantissa is a fraction from 0.5 up
-    mantissa = (rest * 2.0 ** (_MANTISSA_BITS - 1) + 0.5).floor().to(torch.int64)
-    shift = shift + 1
+    Read from the bits of the number; in a decomposition, found by products with powers of two, which are exact and
+    which every runtime has."""
+    if not _compile.is_lowering():
+        bits = multiplier.view(torch.int64)
+        mantissa = ((bits & (2**52 - 1)) + 2**52 + 2**21) >> 22
+        shift = ((bits >> 52) & 2047) - 1022
+    else:
+        rest, shift = multiplier, torch.ones_like(multiplier, dtype=torch.int64)
+        for step in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
+            large = rest >= 2.0**step
+            rest, shift = torch.where(large, rest * 2.0**-step, rest), torch.where(large, shift + step, shift)
+            small = rest < 2.0 ** (1 - step)
+            rest, shift = torch.where(small, rest * 2.0**step, rest), torch.where(small, shift - step, shift)
+        mantissa = (rest * 2.0 ** (_MANTISSA_BITS - 1) + 0.5).floor().to(torch.int64)
     full = mantissa == 2**_MANTISSA_BITS
     mantissa, shift = torch.where(full, 2 ** (_MANTISSA_BITS - 1), mantissa), torch.where(full, shift + 1, shift)
     known = (multiplier > 0) & (multiplier < math.inf) & (shift >= -_MANTISSA_BITS)

@@ -127,9 +127,7 @@ class Given(Rule):
 
     def check(self, format: Format, block: Block) -> None:
         if not isinstance(self.requantize, Requantization):
-            raise ValueError(
-                f"Given: requantize must be a convention of hop.requantization, got {self.requantize!r}"
-            )
+            raise ValueError(f"Given: requantize must be a convention of hop.requantization, got {self.requantize!r}")
         if not isinstance(format, Integer) and self.requantize != Division():
             raise ValueError(f"Given: requantize={self.requantize} gives integers, and {format.name} has others")
 

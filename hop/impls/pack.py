@@ -1,6 +1,6 @@
 """pack: a quantized tensor in the layout that products read fastest, of equal value.
 
-    hop_pack(tensor) -> tensor
+hop_pack(tensor) -> tensor
 """
 
 from collections.abc import Sequence

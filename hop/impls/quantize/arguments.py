@@ -46,8 +46,8 @@ def checked(
 def fitting_scales(
     name: str, prefix: str, q: Quantizer, shape: Sequence[int] | None, device: torch.device, scale: Any, zero_point: Any
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The given scale and zero point in the shapes of their buffers for a tensor of `shape`, if that is known. Errors of
-    the operator `name` call them with a prefix."""
+    """The given scale and zero point in the shapes of their buffers for a tensor of `shape`, if that is known; errors
+    put a prefix before their names."""
     if scale is None:
         if zero_point is not None:
             raise ValueError(f"{name}: {prefix}zero_point is given without {prefix}scale; give both, or neither")

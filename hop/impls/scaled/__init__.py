@@ -82,7 +82,7 @@ class ScaledBuffers(Hop):
         return grads
 
     def forward_mode(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Tensor:
-        scale, zero_point, *encoded = args
+        _, _, *encoded = args
         plain_args, plain_kwargs = tree_map_only(Tensor, torch.Tensor.detach, ((op, output, *args), kwargs))
         value = self.reference(*plain_args, **plain_kwargs)
         return gradient.with_derivatives(value, self._linearized(op, encoded, kwargs))
@@ -154,13 +154,13 @@ class Scaled(Composite):
             given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
             if isinstance(q.scale, Given):
                 grad, y = _through_activation(grad, y, q.scale)
-            grad, *of_scales = straight_through(
-                grad, [False, True, *needed[2:4], False], q, y, *given, None, "clipped"
-            )[1:4]
+            flags = [False, True, *needed[2:4], False]
+            through, *of_scales = straight_through(grad, flags, q, y, *given, None, "clipped")[1:4]
+            assert through is not None
+            grad = through
             for i, (g, t) in enumerate(zip(of_scales, (scale, zero_point), strict=True), start=2):
                 found[i] = None if g is None or t is None else g.sum_to_size(t.shape).to(t.dtype)
-        rest = [False] * (len(needed) - 4) if grad is None else needed[4:]
-        return found + gradient.through_operator(grad, rest, op, args, kwargs)
+        return found + gradient.through_operator(grad, needed[4:], op, args, kwargs)
 
     def forward_mode(
         self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
@@ -239,8 +239,8 @@ def scaled(
         output_scale, output_zero_point: for a Quantizer, what takes the place of its rule, as in hop.quantize.
 
     Returns:
-        A new tensor of the shape that `op` gives: of dtype `output`, or a QuantizedTensor in the appearance dtype of the
-        first operand. It carries gradients to all floating-point arguments, straight through every rounding.
+        A new tensor of the shape that `op` gives: of dtype `output`, or a QuantizedTensor in the appearance dtype of
+        the first operand. It carries gradients to all floating-point arguments, straight through every rounding.
 
     Raises:
         ValueError: `op` is none that has roles, or it does not take these operands together; or the scales do not fit.
@@ -261,7 +261,7 @@ def scaled(
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 
-def _planned(known: Any, op: OpOverload, output: torch.dtype, args: tuple[Any, ...]) -> Tensor:
+def _planned(known: Any, op: OpOverload, output: torch.dtype, args: tuple[Any, ...]) -> Any:
     """The result of a call of which no plan is known, and the plan."""
     (_, _, _, _, *bound), kwargs = scaled_operator.check(op, output, None, None, *args)
     call = check(Call(op, output, None, None, tuple(map(operand, bound)), kwargs))

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
+from hop import _compile, copies
 from hop.formats import Codebook, Float, Integer
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.meaning import Call, by_sum, exact_declines, is_transposed, tensors, usage
-from hop.impls.scaled.operands import grid
+from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, INDEX, LHS, MATRIX, RHS, ROLES
 from hop.quantizer import Quantizer
 
@@ -128,38 +128,42 @@ def _check_product(call: Call) -> None:
     if call.roles.family is CONVOLUTION:
         _check_convolution(call)
         return
-    sides = [(name, grid(call.find(role), usage(call, role)), dim) for name, role, dim in _sides(call)]
-    for name, own, dim in sides:
-        dim = -1 if own.codes.dim() == 1 else dim
-        if own.block and own.block[dim] == 1 and own.codes.shape[dim] != 1:
+    blocked = []
+    for name, role, along in (("lhs", LHS, -1), ("rhs", RHS, call.roles.rhs_sums)):
+        x = call.find(role)
+        if x.dim() == 0:
+            continue
+        dim = -1 if x.dim() == 1 else along
+        block = block_of(x, usage(call, role))
+        blocked.append(block[dim])
+        if block[dim] == 1 and not _compile.known_equal(x.shape[dim], 1):
             raise ValueError(
                 f"scaled: the scale of {name} changes with each element of the dimension that {call.op} sums over "
-                f"({call.find(LHS if name == 'lhs' else RHS).quantizer}); take a block along it, of all of it or of a "
+                f"({x.quantizer}); take a block along it, of all of it or of a "
                 "group, or quantize with usages='columnwise'"
             )
-    blocked = [own.block[dim if own.codes.dim() > 1 else -1] for _, own, dim in sides]
     if bias is not None and not bias.is_floating_point() and any(b != -1 for b in blocked):
-        raise ValueError(f"scaled: an int32 bias of {call.op} has no unit where scales come in groups; give a float one")
-
-
-def _sides(call: Call) -> tuple[tuple[str, str, int], ...]:
-    return (("lhs", LHS, -1), ("rhs", RHS, call.roles.rhs_sums))
+        raise ValueError(
+            f"scaled: an int32 bias of {call.op} has no unit where scales come in groups; give a float one"
+        )
 
 
 def _check_convolution(call: Call) -> None:
-    x, weight = (grid(call.find(role), copies.ROWWISE) for role in (LHS, RHS))
+    x, weight = call.find(LHS), call.find(RHS)
     channel = 1 if is_transposed(call)[0] else 0
-    batch = 0 if len(x.block) == len(weight.block) else None
+    batch = 0 if x.dim() == weight.dim() else None
     for name, own, free in (("input", x, batch), ("weight", weight, channel)):
-        for dim, b in enumerate(own.block):
-            if dim != free and b != -1 and own.step.shape[dim] != 1:
+        if own.usages != (copies.ROWWISE,):
+            raise ValueError(f"scaled: {call.op} reads row-wise copies, and {name} has usages {own.usages}")
+        block = block_of(own, copies.ROWWISE)
+        for dim, b in enumerate(block):
+            if dim != free and b != -1 and not _compile.known_equal(own.shape[dim], 1):
                 raise ValueError(
                     f"scaled: {call.op} of integers takes one scale for each "
                     f"{'example' if name == 'input' else 'output channel'} at most; the blocks of {name} are "
-                    f"{own.block}"
+                    f"{block}"
                 )
 
 
 def _described(x: Any) -> str:
     return str(x.dtype) if isinstance(x, Tensor) else str(x.quantizer)
-

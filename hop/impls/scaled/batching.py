@@ -1,6 +1,7 @@
-"""scaled under vmap: a batched factor joins the leading dimensions of a product; anything else, one member at a time."""
+"""scaled under vmap: a batched factor joins the leading dimensions of a product; else, one member at a time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,12 +49,10 @@ def _member(x: Tensor, dim: int, i: int) -> Tensor:
     return part
 
 
-def _stacked(members: Sequence[Any]) -> Any:
+def _stacked(members: list[Any]) -> Any:
     first = members[0]
     if not isinstance(first, QuantizedTensor):
         return torch.stack(members)
-    from dataclasses import replace
-
     q = first.quantizer
     whole = replace(q, block=(1, *blocks.per_dimension(q.block, first.dim())))
     buffers = {name: torch.stack([m.buffers()[name] for m in members]) for name in first.buffers()}

@@ -37,8 +37,7 @@ def through_operator(
     found = of_out_dtype.gradient(grad.to(wide), flags, op, wide, bound, inner)[2:]
     leaves, _ = tree_flatten((list(args), kwargs))
     return [
-        g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None
-        for g, x in zip(found, leaves, strict=False)
+        g.to(x.dtype) if g is not None and isinstance(x, Tensor) else None for g, x in zip(found, leaves, strict=False)
     ]
 
 

@@ -1,8 +1,8 @@
 """The kernels of scaled, in the order in which they are asked: the fastest ways through PyTorch's own operators.
 
-    integer product     torch._int_mm on codes; zero points become corrections of its sums
-    bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
-    rows                an embedding that dequantizes the rows that it takes
+integer product     torch._int_mm on codes; zero points become corrections of its sums
+bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
+rows                an embedding that dequantizes the rows that it takes
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from hop.formats import Float, Integer
 from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled import meaning
 from hop.impls.scaled.meaning import Call, Sum, group_scale, is_integer, usage
-from hop.impls.scaled.operands import Grid, Operand, grid, spread
+from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
 from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS, aten
 from hop.kernels import Kernel, integer
 from hop.kernels.quantize import fast, fast_format
@@ -45,19 +45,13 @@ def _declines_integers(call: Call) -> str | None:
     lhs, rhs = call.find(LHS), call.find(RHS)
     if not (is_integer(lhs) and is_integer(rhs)):
         return "for two operands of integers"
-    if not (lhs.device.type in ("cpu", "cuda")):
+    if lhs.device.type not in ("cpu", "cuda"):
         return f"no kernel for device {lhs.device.type}"
     if min(lhs.dim(), rhs.dim()) < 2:
         return "one operand is a vector"
-    blocked = [
-        (x, blocks.per_dimension(x.quantizer.block, x.dim())[dim])
-        for x, dim, role in ((lhs, -1, LHS), (rhs, call.roles.rhs_sums, RHS))
-        if usage(call, role) == copies.ROWWISE
-    ]
-    if len(blocked) < 2 and not all(x.quantizer.shares_scale() for x in (lhs, rhs)):
-        blocked += [(x, x.quantizer.block[-1]) for x in (lhs, rhs)]
-    if any(b != -1 and not _compile.known_equal(x.shape[-1], b) for x, b in blocked):
-        return "a scale changes along the summed dimension"
+    for x, role, dim in ((lhs, LHS, -1), (rhs, RHS, call.roles.rhs_sums)):
+        if block_of(x, usage(call, role))[dim] != -1:
+            return "a scale changes along the summed dimension"
     if (reason := _misfit(call, lhs, rhs)) is not None:
         return reason
     if _is_batch(call):
@@ -211,8 +205,7 @@ class _Factor(NamedTuple):
         block = q.scale.outer if isinstance(q.scale, TwoLevel) else q.block
         block = blocks.per_dimension(block, x.dim())
         dim = x.dim() + self.along
-        rest = spread(rest, tuple(-1 if d == dim else b for d, b in enumerate(block)), x.shape)
-        return rest
+        return spread(rest, tuple(-1 if d == dim else b for d, b in enumerate(block)), x.shape)
 
 
 def _factors(call: Call) -> tuple[_Factor, _Factor]:
@@ -272,7 +265,9 @@ def _run_rows(call: Call) -> Any:
     for name, (_, block) in q.stored().items():
         along = blocks.per_dimension(block, 2)[0]
         t = named[name]
-        taken.append(t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor")))
+        taken.append(
+            t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
+        )
     rule = replace(q.scale, outer=_of_rows(q.scale.outer)) if isinstance(q.scale, TwoLevel) else q.scale
     own = replace(q, block=_of_rows(q.block), scale=rule)
     shape = [*rows.shape, weight.shape[1]]

@@ -12,6 +12,7 @@ dtype, and the operator runs in it. Means are taken in float64 and rounded to fl
 The result is cast once to a dtype, or quantized once, as hop.quantize does or as hop.requantization says.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from hop._compile import OpOverload
 from hop.formats import Integer
 from hop.impls.out_dtype import operator as out_dtype
 from hop.impls.quantize.arguments import fitting_scales
-from hop.impls.scaled.operands import Grid, Operand, grid, spread
+from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
 from hop.impls.scaled.roles import (
     ADD,
     BIAS,
@@ -103,11 +104,17 @@ def finish(call: Call, y: Tensor) -> Any:
     """`y` as the output wants it."""
     if isinstance(call.output, torch.dtype):
         return y.to(call.output, copy=True) if y.dtype == call.output and _is_view(call) else y.to(call.output)
-    rule = call.output.scale
-    if isinstance(rule, Given) and (rule.requantize.low, rule.requantize.high) != (None, None):
-        y = y.clamp(rule.requantize.low, rule.requantize.high)
+    y = activated(call, y)
     scale, zero_point = fitted(call, y.shape)
     return quantize_buffers(str(call.output), y.to(torch.float32), scale, zero_point, None, [copies.ROWWISE])
+
+
+def activated(call: Call, y: Tensor) -> Tensor:
+    """`y` within the range of the output's fused activation."""
+    rule = call.output.scale  # type: ignore[union-attr]
+    if not isinstance(rule, Given) or (rule.requantize.low, rule.requantize.high) == (None, None):
+        return y
+    return y.clamp(rule.requantize.low, rule.requantize.high)
 
 
 def fitted(call: Call, shape: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
@@ -241,17 +248,18 @@ def cut(x: Tensor, dim: int, start: int, length: int | None) -> Tensor:
 
 
 def groups(lhs: Grid, rhs: Grid, along: int) -> list[tuple[int, int | None, int, int]]:
-    """Where the groups of the summed dimension start, how long they are, and the block of each operand that they lie in.
-    None stands for all of it."""
+    """Where the groups of the summed dimension start, how long they are (None for all of it), and the block of each
+    operand that they lie in."""
     size = lhs.codes.shape[-1]
     a, b = (_along(g, dim) for g, dim in ((lhs, -1), (rhs, along)))
     if a is None and b is None:
         return [(0, None, 0, 0)]
     n = int(size)  # a graph has so many groups
+    if n == 0:
+        return [(0, None, 0, 0)]
     edges = sorted({e for step in (a, b) if step is not None for e in range(0, n, step)} | {n})
     return [
-        (start, end - start, start // a if a else 0, start // b if b else 0)
-        for start, end in zip(edges, edges[1:], strict=False)
+        (start, end - start, start // a if a else 0, start // b if b else 0) for start, end in itertools.pairwise(edges)
     ]
 
 
@@ -382,9 +390,9 @@ def exact_declines(call: Call) -> str | None:
         if not all(is_integer(call.find(role)) for role in (LHS, RHS)):
             return "one factor is plain"
         if family is MATRIX:
-            lhs, rhs = (grid(call.find(role), usage(call, role)) for role in (LHS, RHS))
-            along = -1 if rhs.codes.dim() == 1 else call.roles.rhs_sums
-            if any(_along(g, d) is not None for g, d in ((lhs, -1), (rhs, along))):
+            lhs, rhs = call.find(LHS), call.find(RHS)
+            sides = ((lhs, LHS, -1), (rhs, RHS, -1 if rhs.dim() == 1 else call.roles.rhs_sums))
+            if any(block_of(x, usage(call, role))[dim] != -1 for x, role, dim in sides):
                 return "its scales come in groups, each with a sum of its own"
         return None
     if family is MULTIPLY:

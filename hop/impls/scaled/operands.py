@@ -4,8 +4,8 @@ An operand is a plain tensor or a quantized one. A quantized one is, in a graph,
 
     quantizer, buffers, usages, shape
 
-of which the first is the spelling of its quantizer, and the others what hop_dequantize_buffers takes. A list of tensors,
-as torch.cat has, becomes its length and then its members.
+of which the first is the spelling of its quantizer, and the others what hop_dequantize_buffers takes. A list of
+tensors, as torch.cat has, becomes its length and then its members.
 """
 
 from collections.abc import Sequence
@@ -47,10 +47,9 @@ class Operand(NamedTuple):
     def values(self, usage: str = "") -> Tensor:
         """The numbers that it stands for, float32, from the copy named."""
         own = self.of(usage) if usage else self
-        values = dequantize_buffers(
+        return dequantize_buffers(
             str(own.quantizer), list(own.tensors), list(own.usages), list(own.shape), torch.float32
         )
-        return values
 
     def of(self, usage: str) -> "Operand":
         """The operand with one of its copies alone."""
@@ -75,7 +74,7 @@ class Grid(NamedTuple):
             return self.codes if self.zero == 0 else self.codes.to(torch.int16) - self.zero
         return self.codes.to(torch.int16) - spread(self.zero, self.block, self.codes.shape)
 
-    def permute(self, dims: Sequence[int]) -> "Grid":
+    def permute(self, dims: list[int]) -> "Grid":
         """The operand with its dimensions in another order."""
         zero = self.zero if isinstance(self.zero, int) else self.zero.permute(dims)
         return Grid(self.codes.permute(dims), self.step.permute(dims), zero, tuple(self.block[d] for d in dims))
@@ -103,6 +102,17 @@ def grid(operand: Operand, usage: str, format: Format | None = None) -> Grid:
         return found
     turned = found.permute([1, 0])
     return turned._replace(codes=turned.codes.reshape(list(operand.shape)))
+
+
+def block_of(operand: Operand, usage: str) -> Block:
+    """The size of its blocks along each dimension, -1 for a whole one, in one of its copies."""
+    q, shape = operand.quantizer, operand.shape
+    turned = usage == copies.COLUMNWISE
+    sizes = blocks.per_dimension(q.block, 2 if turned else len(shape))
+    block = sizes[::-1] if turned else sizes
+    if len(block) != len(shape):  # a matrix of columns of more dimensions
+        return block
+    return tuple(-1 if b != -1 and _compile.known_equal(n, b) else b for n, b in zip(shape, block, strict=True))
 
 
 def spread(scale: Tensor, block: Block, shape: Sequence[int]) -> Tensor:

@@ -1,8 +1,9 @@
 """Plans: what was found for a call, kept for the next one like it.
 
 Two calls are alike if their operator, output, and the quantizers, shapes and dtypes of their arguments are equal, and
-the device of the first, which all are on; checking them and choosing a kernel takes 150 µs. A plan is a function of the arguments that runs the kernel.
-Small matrix products, which are over in less time than it takes to describe them, have functions of their own.
+the device of the first, which all are on. Checking them and choosing a kernel takes 150 µs. A plan is a function of the
+arguments that runs the kernel. Small matrix products, which are over in less time than it takes to describe them, have
+functions of their own.
 """
 
 from collections.abc import Callable
@@ -89,6 +90,12 @@ def operand(x: Any) -> Any:
 
 # ---- linear and mm of 8-bit integers
 
+
+def _three(args: tuple[Any, ...]) -> Any:
+    """The factors and the bias, which may be missing."""
+    return (*args, None)[:3]
+
+
 _SIMPLE = (Amax, MinMax, Given, AbsMean)  # rules whose step is their scale
 
 
@@ -96,7 +103,7 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
     """kernels.INTEGERS for matrices of bytes, none of the general forms around it."""
     if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3):
         return None
-    lhs, rhs, bias = (*args, None)[:3]
+    lhs, rhs, bias = _three(args)
     transposed = op is aten.linear.default
     simple = all(isinstance(x, QuantizedTensor) and _is_simple(x.quantizer, x.usages) for x in (lhs, rhs))
     if not simple or lhs.dim() != 2 or rhs.codes.dtype is not torch.int8 or not lhs.codes.is_cpu:
@@ -144,7 +151,7 @@ def _bfloat16(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
     """kernels.BFLOAT16 with one scale for each row and column at most, or none."""
     if op not in (aten.linear.default, aten.mm.default):
         return None
-    lhs, rhs, bias = (*args, None)[:3]
+    lhs, rhs, bias = _three(args)
     (a, of_rows), (b, of_columns) = _side(lhs), _side(rhs)
     if None in (a, b):
         return None

@@ -1,9 +1,9 @@
 """The operators that scaled runs, and the role of each of their arguments.
 
-    lhs, rhs    the factors of a product; the summed dimension of each
-    bias        added to the result, in real numbers, or in units of the product of scales if it holds int32
-    other       an argument that may be quantized, of an operator that is no product
-    index       says where, and stays as it is
+lhs, rhs    the factors of a product; the summed dimension of each
+bias        added to the result, in real numbers, or in units of the product of scales if it holds int32
+other       an argument that may be quantized, of an operator that is no product
+index       says where, and stays as it is
 """
 
 from dataclasses import dataclass

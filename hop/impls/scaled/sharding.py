@@ -1,5 +1,165 @@
+"""scaled on DTensors: each process computes its part of the result, from codes and scales that lie as they are wanted.
+
+A dimension of the result is sharded where that dimension of an operand is: rows with lhs, columns with rhs, examples
+of a convolution, elements of what has the shape of the result. The scales of a sharded operand are sharded along, or,
+where one serves the whole dimension, are on every process. What would cut a block or a byte, or shard a summed
+dimension, is gathered first: so every sum is that of one process.
+"""
+
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 
-def shard(operator: Any, call: Any) -> Any:
-    raise NotImplementedError
+from hop import _compile, blocks, copies
+from hop.impls.scaled import meaning
+from hop.impls.scaled.meaning import Call, tensors
+from hop.impls.scaled.operands import Operand, encode
+from hop.impls.scaled.roles import ADD, BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, MULTIPLY, RHS, aten
+from hop.leaves import quantize_buffers
+from hop.quantizer import Quantizer
+
+
+def shard(operator: Any, call: Call) -> Any:
+    """The result for operands some of which are DTensors: a DTensor, or a list of them."""
+    every = [*_plain_tensors(call.args), call.output_scale, call.output_zero_point]
+    mesh = next(t.device_mesh for t in every if _compile.is_dtensor(t))  # type: ignore[union-attr]
+    shape = meaning.shape(call.op, call.args, call.kwargs)
+    maps = _maps(call, len(shape))
+    chosen: list[int | None] = []
+    for axis in range(mesh.ndim):
+        own = None if maps is None else _choose(call, maps, axis, shape, mesh)
+        chosen.append(None if own in chosen else own)
+    # a quantized result is quantized where its sums are, but by the rules for quantizing
+    quantized = isinstance(call.output, Quantizer)
+    if quantized and meaning.by_sum(call.output):
+        chosen = [None] * mesh.ndim
+    args = _local(call.args, maps, chosen, mesh)
+    output: Any = call.output if not quantized or meaning.by_sum(call.output) else torch.float32
+    by_process = meaning.by_sum(output)
+    scales = [_everywhere(t, mesh) if by_process else None for t in (call.output_scale, call.output_zero_point)]
+    out = operator(call.op, str(output) if by_process else output, *scales, *encode(args), **call.kwargs)
+    if by_process:
+        sizes = [size for size, _ in output.buffers(shape).values()]
+        return [_wrapped(t, mesh, chosen, size) for t, size in zip(out, sizes, strict=True)]
+    y = _wrapped(out, mesh, chosen, shape)
+    if not quantized:
+        return y
+    given = call._replace(args=(y,))
+    y = meaning.activated(call, y)
+    scale, zero_point = meaning.fitted(given, y.shape)
+    return quantize_buffers(str(call.output), y, scale, zero_point, None, [copies.ROWWISE])
+
+
+_Map = dict[int, int]  # from dimensions of the result to dimensions of an argument
+
+
+def _plain_tensors(args: Sequence[Any]) -> list[Tensor]:
+    return [t for x in tensors(args) for t in (x.tensors if isinstance(x, Operand) else [x])]
+
+
+def _maps(call: Call, ndim: int) -> dict[int, _Map] | None:
+    """For each argument which of its dimensions is which of the result; None where that is not known."""
+    family, args = call.roles.family, call.args
+    dims = {i: x.dim() for i, x in enumerate(args) if isinstance(x, Tensor | Operand)}
+    roles = {call.roles.role(i): i for i in dims}
+    if family in (ADD, MULTIPLY) or call.op in _ELEMENTWISE:
+        return {i: {ndim - 1 - d: n - 1 - d for d in range(n)} for i, n in dims.items()}
+    if family is EMBEDDING:
+        return {roles[RHS]: {ndim - 1: 1}, roles["index"]: {d: d for d in range(ndim - 1)}}
+    if family is CONVOLUTION:
+        batched = dims[roles[LHS]] == dims[roles[RHS]]
+        return {i: {0: 0} if batched and role == LHS else {} for role, i in roles.items()}
+    if family is MATRIX and min(dims[roles[LHS]], dims[roles[RHS]]) > 1:
+        lhs, rhs = dims[roles[LHS]], dims[roles[RHS]]
+        maps = {roles[LHS]: {ndim - 1 - d: lhs - 1 - d for d in range(1, lhs)}}
+        if call.roles.rhs_sums == -1:
+            maps[roles[RHS]] = {ndim - 1: 0}
+        else:
+            maps[roles[RHS]] = {ndim - 1 - d: rhs - 1 - d for d in range(rhs) if d != 1}
+        if BIAS in roles:
+            n = dims[roles[BIAS]]
+            maps[roles[BIAS]] = {ndim - 1 - d: n - 1 - d for d in range(n)}
+        return maps
+    return None
+
+
+_ELEMENTWISE = frozenset({aten.relu.default, aten.clamp.default, aten.hardtanh.default, aten.clone.default})
+
+
+def _choose(call: Call, maps: dict[int, _Map], axis: int, shape: Sequence[int], mesh: Any) -> int | None:
+    """The dimension of the result that is sharded over an axis of the mesh, None for none: the first of an operand that
+    every argument can follow."""
+    for i, own in maps.items():
+        x = call.args[i]
+        codes: Any = x.tensors[0] if isinstance(x, Operand) else x
+        if not _compile.is_dtensor(codes):
+            continue
+        placed = codes.placements[axis]
+        if not placed.is_shard():
+            continue
+        for of_result, of_argument in own.items():
+            fits = of_argument == placed.dim and x.shape[of_argument] == shape[of_result]
+            if fits and all(_follows(call.args[j], m.get(of_result)) for j, m in maps.items()):
+                return of_result
+    return None
+
+
+def _follows(x: Any, dim: int | None) -> bool:
+    """Whether an argument can be sharded along `dim`."""
+    if dim is None or isinstance(x, Tensor):
+        return True
+    q = x.quantizer
+    if q.flat or x.usages != (copies.ROWWISE,) or (q.per_byte() > 1 and dim == x.dim() - 1):
+        return False
+    return all(blocks.per_dimension(block, x.dim())[dim] in (1, -1) for _, block in q.stored().values())
+
+
+def _local(args: Sequence[Any], maps: dict[int, _Map] | None, chosen: Sequence[int | None], mesh: Any) -> list[Any]:
+    """The parts of the arguments that this process has of a result sharded along the dimensions `chosen`."""
+    found: list[Any] = []
+    for i, x in enumerate(args):
+        own = {} if maps is None else maps.get(i, {})
+        if isinstance(x, Operand):
+            found.append(_local_operand(x, [None if c is None else own.get(c) for c in chosen], mesh))
+        elif isinstance(x, Tensor):
+            wanted = [None if c is None else own.get(c) for c in chosen]
+            found.append(_part(x, [d if d is not None and x.shape[d] != 1 else None for d in wanted], mesh))
+        elif isinstance(x, list | tuple):
+            found.append(_local(x, None, chosen, mesh))
+        else:
+            found.append(x)
+    return found
+
+
+def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: Any) -> Operand:
+    wanted = [d if d is not None and x.shape[d] != 1 else None for d in wanted]
+    codes, *stored = x.tensors
+    parts = [_part(codes, wanted, mesh)]
+    ndim, names = x.dim(), [b.name for b in copies.describe(x.quantizer, x.shape, x.usages)][1:]
+    for name, t in zip(names, stored, strict=True):
+        block = x.quantizer.stored().get(name, (None, (-1,)))[1]
+        along = blocks.per_dimension(block, ndim)
+        parts.append(_part(t, [d if d is not None and along[d] == 1 else None for d in wanted], mesh))
+    shape = list(x.shape)
+    for d in {d for d in wanted if d is not None}:
+        shape[d] = parts[0].shape[d]
+    return x._replace(tensors=tuple(parts), shape=tuple(shape))
+
+
+def _part(t: Tensor, wanted: Sequence[int | None], mesh: Any) -> Tensor:
+    """The part of t that this process has once it is sharded along the dimensions `wanted`, one for each axis."""
+    placed = [_compile.replicate() if d is None else _compile.sharded(d) for d in wanted]
+    return _compile.local_part(_compile.as_dtensor(t, mesh), placed)
+
+
+def _everywhere(t: Tensor | None, mesh: Any) -> Tensor | None:
+    return None if t is None else _part(t, [None] * mesh.ndim, mesh)
+
+
+def _wrapped(t: Tensor, mesh: Any, chosen: Sequence[int | None], shape: Sequence[int]) -> Tensor:
+    placed = [_compile.replicate() if d is None else _compile.sharded(d) for d in chosen]
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return _compile.make_dtensor(t.contiguous(), _compile.Sharding([], mesh, placed, torch.Size(shape), strides))

@@ -1,0 +1,1155 @@
+"""hop.scaled and hop.pack against numpy: integers bit for bit, floats within what their sums allow.
+
+Operands are made of any codes, scales and zero points, the outermost codes often (scaled_oracles.make), not of numbers
+that were quantized: what a product does with them must not depend on how they came about.
+"""
+
+import io
+import itertools
+import math
+import unittest
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from parameterized import parameterized
+from torch import Tensor
+
+import hop
+from hop import presets
+from hop.formats import E2M1, E4M3, E5M2, INT4, INT8, TERNARY, UINT4, UINT8
+from hop.impls.scaled import scaled_buffers
+from hop.impls.scaled.operands import encode
+from hop.impls.scaled.plans import operand
+from hop.layouts import Decoded
+from hop.quantizer import Quantizer
+from hop.requantization import FixedPoint, FloatMultiplier, Requantization
+from hop.scaling import AbsMean, Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
+from tests import numerics, scaled_oracles
+from tests.scaled_oracles import Elements, Geometry, Pair, Plain, array, assert_bits, assert_buffers, cast, f32, f64
+
+aten = torch.ops.aten
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+COLUMNS, BOTH = ("columnwise",), ("rowwise", "columnwise")
+
+
+def generator(*seed: int) -> np.random.Generator:
+    return np.random.default_rng([1, *seed])
+
+
+def plain(shape: Sequence[int], rng: np.random.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+    return scaled_oracles.tensor(cast(rng.standard_normal(tuple(shape)), dtype))
+
+
+def reference(op: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+    """The meaning, without plans and kernels."""
+    if isinstance(output, Quantizer):
+        raise TypeError("buffers")
+    return scaled_buffers.reference(op, output, None, None, *encode([operand(a) for a in args]), **kwargs)
+
+
+def unwrapped(args: Sequence[Any]) -> list[Any]:
+    """Arguments for the library."""
+    return [
+        a.t if isinstance(a, Pair | Plain) else unwrapped(a) if isinstance(a, list) and _holds(a) else a for a in args
+    ]
+
+
+def _holds(a: list[Any]) -> bool:
+    return any(isinstance(x, Pair | Plain) for x in a)
+
+
+def run(op: Any, output: torch.dtype, *args: Any, exact: bool = True, **kwargs: Any) -> Tensor:
+    """The result; the second call, by a plan, has the same bits, and so has the meaning itself where it is `exact`."""
+    given = unwrapped(args)
+    first = hop.scaled(op, output, *given, **kwargs)
+    assert type(first) is Tensor, type(first)
+    assert first.dtype == output, f"{first.dtype}, not {output}"
+    assert_bits(hop.scaled(op, output, *given, **kwargs), array(first), "the second call")
+    if exact:
+        assert_bits(reference(op, output, *given, **kwargs), array(first), "the reference")
+    return first
+
+
+def check(op: Any, output: torch.dtype, want: np.ndarray, *args: Any, **kwargs: Any) -> None:
+    """`want` is float32, or float64 where a plain operand is."""
+    with np.errstate(all="ignore"):
+        rounded = cast(want, output)
+    assert_bits(run(op, output, *args, **kwargs), rounded, f"{op} in {output}")
+
+
+# ---- integers
+
+
+AFFINE = {"scale": MinMax()}
+INTEGERS = {
+    "int8_tensor": Quantizer(INT8),
+    "int8_row": Quantizer(INT8, (1, -1)),
+    "int8_groups_32": Quantizer(INT8, (1, 32)),
+    "int8_groups_20": Quantizer(INT8, (1, 20)),
+    "int8_tiles": Quantizer(INT8, (3, 16)),
+    "int8_tensor_affine": Quantizer(INT8, **AFFINE),
+    "int8_row_affine": Quantizer(INT8, (1, -1), **AFFINE),
+    "int8_groups_32_affine": Quantizer(INT8, (1, 32), **AFFINE),
+    "int8_static": Quantizer(INT8, scale=Given(affine=True)),
+    "uint8_tensor": Quantizer(UINT8),
+    "uint8_row": Quantizer(UINT8, (1, -1)),
+    "uint8_tensor_affine": Quantizer(UINT8, **AFFINE),
+    "uint8_row_affine": Quantizer(UINT8, (1, -1), **AFFINE),
+    "int4_row": Quantizer(INT4, (1, -1)),
+    "int4_groups_32": presets.INT4_32,
+    "uint4_groups_32_affine": presets.UINT4_32_AFFINE,
+    "uint4_groups_16": Quantizer(UINT4, (1, 16)),
+    "ternary_tensor": presets.TERNARY_TENSOR,
+    "ternary_row": presets.TERNARY_ROW,
+    "ternary_groups": Quantizer(TERNARY, (1, 24), AbsMean()),
+}
+PAIRS = [(f"{a}__{b}", INTEGERS[a], INTEGERS[b]) for a, b in itertools.product(INTEGERS, INTEGERS)]
+# The sizes (M, K, N). K is a multiple of no group, of one, of all; and N is a group, as K might be taken for.
+SIZES = [(5, 70, 9), (3, 64, 32), (1, 33, 7), (17, 96, 20), (2, 1, 3), (4, 16, 1)]
+
+
+def sizes(i: int) -> tuple[int, int, int]:
+    return SIZES[i % len(SIZES)]
+
+
+class TestLinear(unittest.TestCase):
+    """linear of every two integer quantizers."""
+
+    def check(self, lhs: Quantizer, rhs: Quantizer, lead: tuple[int, ...], k: int, n: int, dtype: Any, seed: int):
+        rng = generator(seed)
+        x, w = scaled_oracles.make(lhs, (*lead, k), rng), scaled_oracles.make(rhs, (n, k), rng)
+        y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+        check(aten.linear.default, dtype, y, x, w)
+        bias = plain((n,), rng, DTYPES[seed % 4])
+        check(aten.linear.default, dtype, scaled_oracles.biased(y, array(bias)), x, w, bias)
+
+    @parameterized.expand(PAIRS)
+    def test_pairs(self, name, lhs, rhs):
+        i = [p[0] for p in PAIRS].index(name)
+        m, k, n = sizes(i)
+        self.check(lhs, rhs, (m,), k, n, DTYPES[i // 6 % 4], i)
+
+    @parameterized.expand(PAIRS)
+    @pytest.mark.full
+    def test_all_pairs(self, _name, lhs, rhs):
+        for i, ((m, k, n), dtype) in enumerate(itertools.product([*SIZES, (40, 200, 33)], DTYPES)):
+            with self.subTest(f"{m, k, n} {dtype}"):
+                self.check(lhs, rhs, (m,), k, n, dtype, i)
+
+    @parameterized.expand([("vector", ()), ("three", (2, 3)), ("four", (2, 1, 4)), ("one", (1, 1)), ("none", (0, 4))])
+    def test_leading_dimensions(self, _name, lead):
+        for i, (lhs, rhs) in enumerate(
+            [
+                ("int8_tensor", "int8_row"),
+                ("int8_row", "int4_groups_32"),
+                ("int8_row_affine", "int8_tensor_affine"),
+                ("uint8_row_affine", "int8_row"),
+                ("uint8_tensor", "uint4_groups_32_affine"),
+                ("int8_groups_32_affine", "int8_row_affine"),
+                ("int8_groups_20", "ternary_tensor"),
+                ("int8_tiles", "int8_tiles"),
+            ]
+        ):
+            with self.subTest(f"{lhs} {rhs}"):
+                self.check(INTEGERS[lhs], INTEGERS[rhs], lead, 70, 6, DTYPES[i % 4], i)
+
+    def test_scales_of_leading_dimensions(self):
+        """One scale for each matrix of a batch, and one for each position over the whole batch."""
+        rng = generator(0)
+        w = scaled_oracles.make(presets.INT8_ROW_AFFINE, (6, 40), rng)
+        for block in [(1, -1, -1), (-1, 1, -1), (2, 1, -1), (1, 2, 20), (-1, -1, 20), (2, -1, -1)]:
+            for scale in (Amax(), MinMax()):
+                with self.subTest(f"{block} {scale}"):
+                    x = scaled_oracles.make(Quantizer(INT8, block, scale), (3, 5, 40), rng)
+                    y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+                    check(aten.linear.default, torch.float32, y, x, w)
+
+    def test_int32_bias(self):
+        """It is added to the sum, modulo 2^32, before any rounding."""
+        rng = generator(1)
+        for lhs, rhs in [("int8_tensor", "int8_row"), ("uint8_row_affine", "int8_row_affine"), ("int8_row", "int4_row")]:
+            x, w = scaled_oracles.make(INTEGERS[lhs], (4, 50), rng), scaled_oracles.make(INTEGERS[rhs], (7, 50), rng)
+            for bias in (
+                rng.integers(-(2**31), 2**31, 7).astype(np.int32),
+                np.full(7, 2**31 - 1, np.int32),
+                rng.integers(-9, 9, 7).astype(np.int32),
+            ):
+                for dtype in DTYPES:
+                    y = scaled_oracles.matmul(x.e, w.e.map(np.transpose), bias)
+                    check(aten.linear.default, dtype, y, x, w, torch.from_numpy(bias))
+
+    def test_usages(self):
+        """x and the weight as they come from a training step: with a copy for each product, or only the other one."""
+        rng = generator(2)
+        for q, usages, usage in [
+            (presets.INT8_ROW, BOTH, "rowwise"),
+            (presets.INT8_TENSOR, BOTH, "rowwise"),
+            (presets.INT8_TENSOR, COLUMNS, "columnwise"),
+            (presets.INT8_TENSOR_AFFINE, BOTH, "rowwise"),
+            (presets.INT8_TENSOR_AFFINE, COLUMNS, "columnwise"),
+            (presets.INT8_COLUMN, COLUMNS, "columnwise"),
+        ]:
+            with self.subTest(f"{q} {usages}"):
+                x = scaled_oracles.make(q, (4, 32), rng, usages, usage=usage)
+                w = scaled_oracles.make(q, (6, 32), rng, usages, usage=usage)
+                y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+                check(aten.linear.default, torch.float32, y, x, w)
+
+    @parameterized.expand([("tensor", presets.INT8_TENSOR), ("affine", presets.UINT8_TENSOR_AFFINE)])
+    def test_columns_of_a_batch(self, _name, q):
+        """A column-wise copy of three dimensions is one matrix."""
+        rng = generator(3)
+        x = scaled_oracles.make(q, (2, 3, 16), rng, COLUMNS)
+        w = scaled_oracles.make(presets.INT8_ROW, (6, 16), rng)
+        y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+        check(aten.linear.default, torch.float32, y, x, w)
+
+    def test_vector_weight(self):
+        """As torch.nn.functional.linear has it, a weight of one dimension gives one number."""
+        rng = generator(4)
+        for lead in [(), (3,), (2, 3)]:
+            x = scaled_oracles.make(presets.INT8_ROW, (*lead, 20), rng)
+            w = scaled_oracles.make(presets.INT8_TENSOR_AFFINE, (20,), rng)
+            check(aten.linear.default, torch.float32, scaled_oracles.matmul(x.e, w.e), x, w)
+
+
+BYTES = {name: q for name, q in INTEGERS.items() if q.format.bits == 8}  # packed ones have no transposed view
+# Name: a factor (K, N) in every way in which people have it: quantizer, shape, usages.
+RIGHT: dict[str, tuple[Quantizer, str, tuple[str, ...]]] = {
+    **{f"{name}_turned": (q, "turned", ("rowwise",)) for name, q in BYTES.items()},
+    **{f"{name}_columnwise": (q, "", COLUMNS) for name, q in INTEGERS.items()},
+    **{f"{name}_both": (q, "", BOTH) for name, q in INTEGERS.items()},
+    "tensor": (Quantizer(INT8), "", ("rowwise",)),
+    "column": (Quantizer(INT8, (-1, 1)), "", ("rowwise",)),
+    "column_affine": (Quantizer(INT8, (-1, 1), MinMax()), "", ("rowwise",)),
+    "uint8_column_affine": (Quantizer(UINT8, (-1, 1), MinMax()), "", ("rowwise",)),
+    "columns": (Quantizer(INT8, (-1, 4)), "", ("rowwise",)),
+    "groups": (Quantizer(INT8, (32, 1)), "", ("rowwise",)),
+    "groups_affine": (Quantizer(UINT8, (20, 1), MinMax()), "", ("rowwise",)),
+    "tiles": (Quantizer(INT8, (16, 3)), "", ("rowwise",)),
+    "int4_column": (Quantizer(INT4, (-1, 1)), "", ("rowwise",)),
+    "uint4_tiles": (Quantizer(UINT4, (16, 2), MinMax()), "", ("rowwise",)),
+    "ternary": (Quantizer(TERNARY, (-1, 1), AbsMean()), "", ("rowwise",)),
+}
+
+
+def right_hand_side(name: str, k: int, n: int, rng: np.random.Generator) -> Pair:
+    q, turned, usages = RIGHT[name]
+    made = scaled_oracles.make(q, (n, k) if turned else (k, n), rng, usages, usage=usages[-1])
+    return made.mT if turned else made
+
+
+LEFT = ["int8_tensor", "int8_row", "int8_row_affine", "uint8_row_affine", "uint8_tensor", "int8_groups_32", "int4_row"]
+
+
+class TestMatrices(unittest.TestCase):
+    """mm, addmm, bmm, baddbmm and matmul of integers."""
+
+    @parameterized.expand([(name,) for name in RIGHT])
+    def test_mm(self, name):
+        for i, (left, (m, k, n)) in enumerate(itertools.product(LEFT, [(5, 70, 9), (3, 64, 32), (4, 96, 20)])):
+            with self.subTest(f"{left} {m, k, n}"):
+                rng = generator(i)
+                x, w = scaled_oracles.make(INTEGERS[left], (m, k), rng), right_hand_side(name, k, n, rng)
+                check(aten.mm.default, DTYPES[i % 4], scaled_oracles.matmul(x.e, w.e), x, w)
+
+    @parameterized.expand([(name,) for name in RIGHT])
+    @pytest.mark.full
+    def test_mm_of_many_sizes(self, name):
+        for i, (left, (m, k, n)) in enumerate(itertools.product(INTEGERS, [*SIZES, (33, 160, 40), (32, 32, 32)])):
+            with self.subTest(f"{left} {m, k, n}"):
+                rng = generator(i)
+                x, w = scaled_oracles.make(INTEGERS[left], (m, k), rng), right_hand_side(name, k, n, rng)
+                y = scaled_oracles.matmul(x.e, w.e)
+                for dtype in DTYPES:
+                    check(aten.mm.default, dtype, y, x, w)
+
+    def test_turned_left(self):
+        """A left factor that is itself a view of a transposed matrix, or has both copies."""
+        rng = generator(0)
+        w = scaled_oracles.make(presets.INT8_ROW_AFFINE, (7, 40), rng).mT
+        lefts = {
+            "turned": scaled_oracles.make(presets.INT8_TENSOR, (40, 5), rng).mT,
+            "turned_affine": scaled_oracles.make(presets.UINT8_TENSOR_AFFINE, (40, 5), rng).mT,
+            "turned_columns": scaled_oracles.make(presets.INT8_COLUMN, (40, 5), rng).mT,
+            "turned_groups": scaled_oracles.make(Quantizer(INT8, (16, 1)), (40, 5), rng).mT,
+            "both": scaled_oracles.make(presets.INT8_ROW, (5, 40), rng, BOTH),
+            "columnwise": scaled_oracles.make(presets.INT8_COLUMN, (5, 40), rng, COLUMNS),
+            "columnwise_tensor": scaled_oracles.make(presets.INT8_TENSOR_AFFINE, (5, 40), rng, COLUMNS),
+        }
+        for name, x in lefts.items():
+            with self.subTest(name):
+                check(aten.mm.default, torch.float32, scaled_oracles.matmul(x.e, w.e), x, w)
+
+    @parameterized.expand(
+        [
+            ("symmetric", presets.INT8_ROW, presets.INT8_ROW),
+            ("affine", presets.UINT8_ROW_AFFINE, presets.INT8_ROW_AFFINE),
+            ("groups", Quantizer(INT8, (1, 32)), Quantizer(UINT8, (1, 32), MinMax())),
+        ]
+    )
+    def test_addmm(self, _name, lhs, rhs):
+        """Every alpha and beta; beta = 0 ignores even a NaN."""
+        rng = generator(5)
+        x, w = scaled_oracles.make(lhs, (4, 70), rng), scaled_oracles.make(rhs, (6, 70), rng).mT
+        y = scaled_oracles.matmul(x.e, w.e)
+        scalars: list[Any] = [1, 0, 2, -1, 0.1, 1 / 3]
+        for i, (alpha, beta) in enumerate(itertools.product(scalars, scalars)):
+            shape = [(6,), (4, 6), (1, 6), (4, 1), (1,)][i % 5]
+            bias = plain(shape, rng, DTYPES[i % 3])
+            if beta == 0:
+                bias = bias * math.nan
+            with self.subTest(f"alpha={alpha} beta={beta} bias{shape} {bias.dtype}"):
+                want = scaled_oracles.biased(y, array(bias), alpha, beta)
+                kwargs = {name: v for name, v in (("alpha", alpha), ("beta", beta)) if v != 1}
+                check(aten.addmm.default, DTYPES[i % 4], want, bias, x, w, **kwargs)
+
+    def test_int32_bias(self):
+        rng = generator(6)
+        x, w = scaled_oracles.make(presets.INT8_ROW, (4, 30), rng), scaled_oracles.make(presets.INT8_ROW, (6, 30), rng)
+        w = w.mT
+        for shape in [(6,), (4, 6), (4, 1)]:
+            bias = rng.integers(-(2**31), 2**31, shape).astype(np.int32)
+            y = scaled_oracles.matmul(x.e, w.e, bias)
+            check(aten.addmm.default, torch.float64, y, torch.from_numpy(bias), x, w)
+
+    def batches(self, b: int, m: int, k: int, n: int, rng: np.random.Generator) -> list[tuple[str, Pair, Pair]]:
+        make = scaled_oracles.make
+        lefts = {
+            "tensor": make(Quantizer(INT8), (b, m, k), rng),
+            "row": make(Quantizer(INT8, (1, -1)), (b, m, k), rng),
+            "matrix": make(Quantizer(INT8, (1, -1, -1)), (b, m, k), rng),
+            "affine": make(Quantizer(UINT8, (1, -1), MinMax()), (b, m, k), rng),
+            "tensor_affine": make(Quantizer(INT8, scale=MinMax()), (b, m, k), rng),
+            "groups": make(Quantizer(INT8, (1, 16)), (b, m, k), rng),
+            "turned": make(Quantizer(INT8, (-1, 1)), (b, k, m), rng).mT,
+        }
+        rights = {
+            "tensor": make(Quantizer(INT8), (b, k, n), rng),
+            "column": make(Quantizer(INT8, (1, -1, 1)), (b, k, n), rng),
+            "column_of_all": make(Quantizer(INT8, (-1, 1)), (b, k, n), rng),
+            "turned_row": make(Quantizer(INT8, (1, -1)), (b, n, k), rng).mT,
+            "turned_affine": make(Quantizer(INT8, (1, -1), MinMax()), (b, n, k), rng).mT,
+            "uint8": make(Quantizer(UINT8, (1, -1, -1)), (b, k, n), rng),
+            "groups": make(Quantizer(INT8, (1, 20, 1)), (b, k, n), rng),
+            "turned_groups": make(Quantizer(INT8, (1, 32)), (b, n, k), rng).mT,
+            "int4": make(Quantizer(INT4, (1, 32, 1)), (b, k, n), rng),
+        }
+        return [(f"{a} {c}", lefts[a], rights[c]) for a, c in itertools.product(lefts, rights)]
+
+    @parameterized.expand([("few", (3, 4, 50, 5)), ("one", (1, 1, 7, 1)), ("group", (2, 3, 40, 20))])
+    def test_bmm(self, _name, size):
+        rng = generator(7)
+        for i, (name, x, w) in enumerate(self.batches(*size, rng)):
+            with self.subTest(name):
+                y = scaled_oracles.matmul(x.e, w.e)
+                check(aten.bmm.default, DTYPES[i % 4], y, x, w)
+                check(aten.matmul.default, DTYPES[i % 4], y, x, w)
+                bias = plain([size[:1] + (1,) + size[3:], (1, *size[1:2], 1)][i % 2], rng)
+                want = scaled_oracles.biased(y, array(bias), 0.7, -1.5)
+                check(aten.baddbmm.default, torch.float32, want, bias, x, w, alpha=0.7, beta=-1.5)
+
+    def test_matmul(self):
+        """Vectors, matrices and batches that broadcast."""
+        rng = generator(8)
+        shapes = [
+            *[((9,), (9,)), ((9,), (9, 4)), ((3, 9), (9,)), ((3, 9), (9, 4)), ((2, 3, 9), (9,)), ((9,), (2, 9, 4))],
+            *[((2, 3, 9), (9, 4)), ((3, 9), (2, 9, 4)), ((2, 3, 9), (2, 9, 4)), ((1, 3, 9), (5, 9, 4))],
+            *[((5, 3, 9), (1, 9, 4)), ((2, 1, 3, 9), (3, 9, 4)), ((2, 1, 3, 9), (1, 4, 9, 2)), ((1, 9), (9, 1))],
+            *[((2, 2, 3, 9), (9, 4)), ((1, 1, 1, 9), (1, 9, 1)), ((0, 3, 9), (9, 4)), ((2, 3, 9), (1, 9, 0))],
+        ]
+        lefts = [
+            Quantizer(INT8),
+            Quantizer(INT8, (1, -1)),
+            Quantizer(UINT8, (1, -1), MinMax()),
+            Quantizer(INT8, scale=MinMax()),
+            Quantizer(INT8, (1, 4)),
+        ]
+        rights = [Quantizer(INT8), Quantizer(UINT8, scale=MinMax()), Quantizer(INT8, (-1, 1)), Quantizer(INT4, (4, 1))]
+        for i, ((a, b), left, right) in enumerate(itertools.product(shapes, lefts, rights)):
+            if len(b) == 1 and right.block[-1] == 1:
+                right = Quantizer(right.format, (right.block[-2],), right.scale)  # along K
+            with self.subTest(f"{a} {left} @ {b} {right}"):
+                x, w = scaled_oracles.make(left, a, rng), scaled_oracles.make(right, b, rng)
+                check(aten.matmul.default, DTYPES[i % 4], scaled_oracles.matmul(x.e, w.e), x, w)
+
+
+# ---- convolutions of integers
+
+
+def conv(rank: int, x: Sequence[int], w: Sequence[int], stride=1, padding: Any = 0, dilation=1, groups=1) -> Any:
+    """The operator, the shapes of input and weight, the arguments behind the bias, and the oracle's."""
+
+    def each(v: Any) -> list[int]:
+        return [v] * rank if isinstance(v, int) else list(v)
+
+    op = {1: aten.conv1d, 2: aten.conv2d, 3: aten.conv3d}[rank]
+    if isinstance(padding, str):
+        g = Geometry(each(stride), [0] * rank, each(dilation), False, [0] * rank, groups)
+        return op.padding, x, w, [each(stride), padding, each(dilation), groups], g
+    g = Geometry(each(stride), each(padding), each(dilation), False, [0] * rank, groups)
+    return op.default, x, w, [each(stride), each(padding), each(dilation), groups], g
+
+
+def conv_transpose(
+    rank: int, x: Sequence[int], w: Sequence[int], stride=1, padding: Any = 0, output_padding: Any = 0, groups=1, dilation=1
+) -> Any:
+    def each(v: Any) -> list[int]:
+        return [v] * rank if isinstance(v, int) else list(v)
+
+    ops = {1: aten.conv_transpose1d.default, 2: aten.conv_transpose2d.input, 3: aten.conv_transpose3d.input}
+    lists = [each(v) for v in (stride, padding, output_padding)]
+    g = Geometry(lists[0], lists[1], each(dilation), True, lists[2], groups)
+    return ops[rank], x, w, [*lists, groups, each(dilation)], g
+
+
+def general(x: Sequence[int], w: Sequence[int], *rest: Any) -> Any:
+    return aten.convolution.default, x, w, list(rest), Geometry(*rest)
+
+
+CONVOLUTIONS = {
+    "one": conv(1, (2, 3, 11), (4, 3, 3)),
+    "one_all": conv(1, (2, 4, 17), (6, 2, 3), 2, 3, 2, 2),
+    "one_alone": conv(1, (4, 9), (6, 4, 2)),
+    "one_same": conv(1, (2, 3, 11), (4, 3, 3), padding="same"),
+    "one_same_even": conv(1, (2, 3, 11), (4, 3, 4), padding="same"),
+    "one_same_dilated": conv(1, (2, 4, 11), (4, 2, 2), padding="same", dilation=3, groups=2),
+    "one_valid": conv(1, (2, 3, 11), (4, 3, 3), 2, "valid"),
+    "two": conv(2, (2, 3, 8, 7), (5, 3, 3, 2)),
+    "two_padded": conv(2, (2, 3, 8, 7), (5, 3, 3, 3), padding=1),
+    "two_all": conv(2, (2, 6, 9, 8), (4, 3, 3, 2), [2, 1], [1, 2], [1, 2], 2),
+    "two_depthwise": conv(2, (1, 6, 8, 7), (6, 1, 3, 3), padding=1, groups=6),
+    "two_depthwise_multiplied": conv(2, (3, 3, 8, 7), (6, 1, 3, 3), 2, 1, 1, 3),
+    "two_pointwise": conv(2, (2, 8, 5, 5), (4, 8, 1, 1)),
+    "two_alone": conv(2, (3, 8, 7), (5, 3, 3, 2), padding=1),
+    "two_same": conv(2, (2, 3, 8, 7), (5, 3, 3, 5), padding="same", dilation=[2, 1]),
+    "two_same_even": conv(2, (1, 3, 8, 7), (5, 3, 2, 4), padding="same"),
+    "two_valid": conv(2, (2, 3, 8, 7), (5, 3, 3, 3), [2, 1], "valid"),
+    "three": conv(3, (2, 2, 5, 6, 4), (3, 2, 2, 3, 2), padding=1),
+    "three_all": conv(3, (1, 4, 7, 6, 5), (4, 2, 2, 3, 2), [2, 1, 1], [1, 0, 1], [1, 2, 1], 2),
+    "three_same": conv(3, (1, 2, 5, 4, 3), (3, 2, 3, 2, 1), padding="same"),
+    "transposed_one": conv_transpose(1, (2, 3, 7), (3, 4, 3)),
+    "transposed_one_all": conv_transpose(1, (2, 4, 7), (4, 3, 3), 3, 1, 2, 2, 2),
+    "transposed_one_alone": conv_transpose(1, (3, 7), (3, 4, 2), 2),
+    "transposed_two": conv_transpose(2, (2, 4, 5, 4), (4, 3, 3, 2), 2, 1, 1),
+    "transposed_two_all": conv_transpose(2, (2, 4, 5, 4), (4, 3, 3, 2), [2, 3], [1, 0], [1, 2], 2, [1, 2]),
+    "transposed_two_cropped": conv_transpose(2, (1, 2, 6, 6), (2, 3, 2, 2), 1, 3),
+    "transposed_three": conv_transpose(3, (1, 4, 3, 4, 2), (4, 2, 2, 3, 2), [2, 1, 2], [1, 1, 0], [1, 0, 0], 2),
+    "general_one": general((2, 4, 9), (6, 2, 3), [2], [1], [2], False, [0], 2),
+    "general_two": general((2, 3, 8, 7), (5, 3, 3, 2), [1, 2], [2, 1], [2, 1], False, [0, 0], 1),
+    "general_three": general((1, 2, 5, 6, 4), (3, 2, 2, 3, 2), [1, 1, 2], [0, 1, 1], [1, 1, 1], False, [0, 0, 0], 1),
+    "general_transposed": general((2, 4, 5, 4), (4, 3, 3, 2), [2, 1], [1, 0], [1, 2], True, [1, 0], 2),
+    "general_transposed_one": general((2, 4, 5), (4, 2, 3), [2], [0], [1], True, [1], 1),
+}
+
+
+def whole_but(dim: int, ndim: int) -> tuple[int, ...]:
+    """A block for each index of a dimension."""
+    return tuple(1 if d == dim else -1 for d in range(ndim))
+
+
+class TestConvolutions(unittest.TestCase):
+    """Convolutions of integers with a scale for each example and each output channel, or fewer."""
+
+    def inputs(self, shape: Sequence[int], batched: bool, rng: np.random.Generator) -> dict[str, Pair]:
+        example = whole_but(0, len(shape)) if batched else (-1,)
+        quantizers = {
+            "tensor": Quantizer(INT8),
+            "affine": Quantizer(INT8, scale=MinMax()),
+            "uint8_affine": Quantizer(UINT8, scale=MinMax()),
+            "uint8": Quantizer(UINT8),
+            "example": Quantizer(INT8, example),
+            "example_affine": Quantizer(UINT8, example, MinMax()),
+            "int4": Quantizer(INT4, example),
+        }
+        return {name: scaled_oracles.make(q, shape, rng) for name, q in quantizers.items()}
+
+    def weights(self, shape: Sequence[int], transposed: bool, rng: np.random.Generator) -> dict[str, Pair]:
+        channel = whole_but(1 if transposed else 0, len(shape))
+        quantizers = {
+            "tensor": Quantizer(INT8),
+            "channel": Quantizer(INT8, channel),
+            "affine": Quantizer(INT8, scale=MinMax()),
+            "channel_affine": Quantizer(INT8, channel, MinMax()),
+            "uint8": Quantizer(UINT8, channel),
+            "uint8_affine": Quantizer(UINT8, channel, MinMax()),
+            "int4": Quantizer(INT4, channel),
+            "uint4_affine": Quantizer(UINT4, channel, MinMax()),
+            "ternary": Quantizer(TERNARY, channel, AbsMean()),
+        }
+        return {name: scaled_oracles.make(q, shape, rng) for name, q in quantizers.items()}
+
+    def expected(self, x: Elements, w: Elements, args: Sequence[Any], g: Geometry, bias: Any = None) -> np.ndarray:
+        if "same" in args:
+            x = x._replace(n=scaled_oracles.same_padding(x.n, w.n.shape[2:], g.dilation))
+        return scaled_oracles.convolution(x, w, g, bias)
+
+    def formats(self, name: str, every: int) -> None:
+        op, x_shape, w_shape, args, g = CONVOLUTIONS[name]
+        rng = generator(*name.encode())
+        inputs = self.inputs(x_shape, len(x_shape) == len(w_shape), rng)
+        weights = self.weights(w_shape, g.transposed, rng)
+        channels = w_shape[1] * g.groups if g.transposed else w_shape[0]
+        start = list(CONVOLUTIONS).index(name) % every
+        for i, (a, b) in list(enumerate(itertools.product(inputs, weights)))[start::every]:
+            with self.subTest(f"{a} {b}"):
+                x, w = inputs[a], weights[b]
+                y = self.expected(x.e, w.e, args, g)
+                check(op, DTYPES[i % 4], y, x, w, None, *args)
+                bias = plain((channels,), rng, DTYPES[i % 4])
+                want = scaled_oracles.biased(y, scaled_oracles.of_channels(array(bias), len(w_shape) - 2))
+                check(op, DTYPES[i // 2 % 4], want, x, w, bias, *args)
+
+    @parameterized.expand(list(CONVOLUTIONS))
+    def test_formats(self, name):
+        self.formats(name, 11)
+
+    @parameterized.expand(list(CONVOLUTIONS))
+    @pytest.mark.full
+    def test_all_formats(self, name):
+        self.formats(name, 1)
+
+    @parameterized.expand(list(CONVOLUTIONS))
+    def test_int32_bias(self, name):
+        op, x_shape, w_shape, args, g = CONVOLUTIONS[name]
+        rng = generator(2, *name.encode())
+        x = self.inputs(x_shape, len(x_shape) == len(w_shape), rng)["example_affine"]
+        w = self.weights(w_shape, g.transposed, rng)["channel_affine"]
+        bias = rng.integers(-(2**31), 2**31, w_shape[1] * g.groups if g.transposed else w_shape[0]).astype(np.int32)
+        y = self.expected(x.e, w.e, args, g, bias)
+        check(op, torch.float32, y, x, w, torch.from_numpy(bias), *args)
+
+    def test_numbers_for_lists(self):
+        """A stride of 2 is [2, 2], as torch.nn.functional has it, and arguments at the end may be missing."""
+        rng = generator(3)
+        x = scaled_oracles.make(presets.UINT8_TENSOR_AFFINE, (2, 4, 9, 8), rng)
+        w = scaled_oracles.make(presets.INT8_CONV, (6, 2, 3, 3), rng)
+        geometry = Geometry([2, 2], [1, 1], [1, 1], False, [0, 0], 2)
+        want = scaled_oracles.convolution(x.e, w.e, geometry)
+        given = hop.scaled(aten.conv2d.default, torch.float32, x.t, w.t, None, 2, 1, 1, 2)
+        assert_bits(given, want)
+        named = hop.scaled(aten.conv2d.default, torch.float32, x.t, weight=w.t, stride=2, groups=2, padding=[1, 1])
+        assert_bits(named, want)
+        w = scaled_oracles.make(presets.INT8_CONV, (6, 4, 3, 3), rng)
+        plainly = Geometry([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        want = scaled_oracles.convolution(x.e, w.e, plainly)
+        assert_bits(hop.scaled(aten.conv2d.default, torch.float32, x.t, w.t), want)
+
+    def test_layouts(self):
+        """Channels last, on either side, changes strides alone."""
+        rng = generator(4)
+        x = scaled_oracles.make(presets.INT8_TENSOR_AFFINE, (2, 4, 6, 5), rng)
+        w = scaled_oracles.make(presets.INT8_CONV, (6, 4, 3, 3), rng)
+        args = [[1, 1], [1, 1], [1, 1], 1]
+        want = scaled_oracles.convolution(x.e, w.e, Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], 1))
+
+        def last(p: Pair) -> Pair:
+            buffers = p.t.buffers()
+            buffers["codes"] = buffers["codes"].contiguous(memory_format=torch.channels_last)
+            return Pair(hop.QuantizedTensor(buffers, p.t.quantizer, p.t.shape, p.t.dtype), p.e)
+
+        for a, b in itertools.product((x, last(x)), (w, last(w))):
+            check(aten.conv2d.default, torch.float32, want, a, b, None, *args)
+        for turned in (x.view(lambda t: t.transpose(2, 3), lambda a: a.swapaxes(2, 3)),):
+            y = scaled_oracles.convolution(turned.e, w.e, Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], 1))
+            check(aten.conv2d.default, torch.float32, y, turned, w, None, *args)
+
+
+# ---- what integers may run into
+
+
+def extremes(low: int, high: int) -> Callable[..., np.ndarray]:
+    """Codes of the two ends of a format."""
+
+    def codes(q: Quantizer, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+        return np.where(rng.integers(0, 2, shape) == 0, low, high).astype(numerics.INTEGERS[q.format.name][4])
+
+    return codes
+
+
+def constant(value: int) -> Callable[..., np.ndarray]:
+    return extremes(value, value)
+
+
+def hostile_scales(shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Scales of all sizes: subnormal, overflowing, zero, infinite, NaN."""
+    ends = np.array([1e-45, 1e-38, 1e-30, 1e-5, 1, 7e4, 1e30, 3e38, np.inf, np.nan, 0, 2.0**-149, 2.0**127], f32)
+    return np.where(rng.integers(0, 2, shape) == 0, ends[rng.integers(0, len(ends), shape)], random_scale(shape, rng))
+
+
+def random_scale(shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    return np.exp2(rng.uniform(-140, 127, shape)).astype(f32)
+
+
+class TestLimits(unittest.TestCase):
+    """Sums that wrap, extreme codes, scales of all sizes, sizes of 0 and 1, and strides of all kinds."""
+
+    def products(self, x: Pair, w: Pair, bias: Tensor | None = None) -> None:
+        """linear, mm and matmul of x (M, K) and w (N, K)."""
+        with np.errstate(all="ignore"):
+            y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+            biased = y if bias is None else scaled_oracles.biased(y, array(bias))
+        for dtype in DTYPES:
+            check(aten.linear.default, dtype, biased, x, w, bias)
+        if w.t.quantizer.format.bits == 8:
+            check(aten.mm.default, torch.float32, y, x, w.mT)
+            check(aten.matmul.default, torch.float32, y, x, w.mT)
+
+    @parameterized.expand(
+        [
+            ("int8", presets.INT8_ROW, -128, 0, presets.INT8_ROW, -128, 0, 140_000),
+            ("both_signs", presets.INT8_ROW, 127, 0, presets.INT8_ROW, -128, 0, 140_001),
+            ("uint8", presets.UINT8_TENSOR_AFFINE, 255, 0, presets.INT8_ROW, -128, 0, 70_001),
+            ("zero_points", presets.UINT8_ROW_AFFINE, 255, 0, presets.UINT8_ROW_AFFINE, 255, 0, 40_000),
+            ("against_zero_points", presets.INT8_ROW_AFFINE, -128, 127, presets.INT8_ROW_AFFINE, 127, -128, 40_003),
+        ]
+    )
+    def test_wrap(self, _name, lhs, a, zero_a, rhs, b, zero_b, k):
+        self.wrap(lhs, a, zero_a, rhs, b, zero_b, k)
+
+    @pytest.mark.full
+    def test_wrap_of_int4(self):
+        self.wrap(presets.INT8_TENSOR, -128, 0, Quantizer(INT4, (1, -1)), -8, 0, 2_200_001)
+
+    def wrap(self, lhs: Quantizer, a: int, zero_a: int, rhs: Quantizer, b: int, zero_b: int, k: int) -> None:
+        """Sums beyond 2^31 are what is left of them in 32 bits, whatever the zero points."""
+        rng = generator(0)
+        x = scaled_oracles.make(lhs, (2, k), rng, codes=constant(a))
+        w = scaled_oracles.make(rhs, (2, k), rng, codes=constant(b))
+        x, w = (self.with_zero_point(p, z) for p, z in ((x, zero_a), (w, zero_b)))
+        total = x.e.n @ w.e.n.T
+        assert (np.abs(total) >= 2**31).all(), total
+        y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+        check(aten.linear.default, torch.float32, y, x, w)
+
+    def with_zero_point(self, p: Pair, zero_point: int) -> Pair:
+        if numerics.has_zero_point(p.t.quantizer):
+            p.t.zero_point.fill_(zero_point)
+        return Pair(p.t, scaled_oracles.read(p.t))
+
+    def test_wrap_in_a_convolution(self):
+        rng = generator(1)
+        for channels, inputs in [(140_000, presets.INT8_TENSOR), (70_000, presets.INT8_TENSOR_AFFINE)]:
+            x = scaled_oracles.make(inputs, (1, channels, 1), rng, codes=constant(-128))
+            x = self.with_zero_point(x, 127)
+            w = scaled_oracles.make(Quantizer(INT8, (1, -1, -1)), (2, channels, 1), rng, codes=constant(-128))
+            assert (np.abs(np.einsum("ncl,ock->no", x.e.n, w.e.n)) >= 2**31).all()
+            y = scaled_oracles.convolution(x.e, w.e, Geometry([1], [0], [1], False, [0], 1))
+            check(aten.conv1d.default, torch.float32, y, x, w, None, [1], [0], [1], 1)
+
+    def test_wrap_with_a_bias(self):
+        """A sum that fits and a bias that brings it beyond."""
+        rng = generator(2)
+        x = scaled_oracles.make(presets.INT8_TENSOR, (3, 64), rng, codes=constant(-128))
+        w = scaled_oracles.make(presets.INT8_ROW, (5, 64), rng, codes=constant(-128))
+        bias = np.array([2**31 - 1, 2**31 - 64 * 2**14, 2**31 - 64 * 2**14 - 1, 0, -(2**31)], np.int32)
+        y = scaled_oracles.matmul(x.e, w.e.map(np.transpose), bias)
+        assert (y[:, :2] < 0).all()
+        assert (y[:, 2:4] > 0).all()
+        check(aten.linear.default, torch.float32, y, x, w, torch.from_numpy(bias))
+
+    @parameterized.expand(
+        [
+            ("int8", presets.INT8_ROW, -128, presets.INT8_ROW, -128),
+            ("signs", presets.INT8_ROW, 127, presets.INT8_ROW, -128),
+            ("uint8", presets.UINT8_TENSOR, 255, presets.INT8_ROW, -128),
+            ("uint8_right", presets.INT8_ROW, -128, presets.UINT8_TENSOR, 255),
+            ("affine", presets.UINT8_ROW_AFFINE, 255, presets.INT8_ROW_AFFINE, -128),
+            ("int4", presets.INT8_ROW_AFFINE, -128, presets.INT4_32, -8),
+            ("uint4", presets.UINT8_ROW_AFFINE, 0, presets.UINT4_32_AFFINE, 15),
+        ]
+    )
+    def test_extreme_codes(self, _name, lhs, a, rhs, b):
+        """Nothing saturates on the way to int32."""
+        rng = generator(3)
+        for k in (1, 2, 3, 63, 64, 65, 130):
+            x = scaled_oracles.make(lhs, (3, k), rng, codes=constant(a))
+            w = scaled_oracles.make(rhs, (17, k), rng, codes=constant(b))
+            for zero_point in (x.t.quantizer.format.low, x.t.quantizer.format.high):
+                self.products(self.with_zero_point(x, zero_point), w)
+
+    @parameterized.expand(
+        [
+            ("symmetric", presets.INT8_ROW, presets.INT8_ROW),
+            ("tensor", presets.INT8_TENSOR, presets.INT8_TENSOR),
+            ("affine", presets.UINT8_ROW_AFFINE, presets.INT8_ROW_AFFINE),
+            ("groups", presets.INT8_ROW, presets.INT4_32),
+            ("both_in_groups", Quantizer(INT8, (1, 20)), presets.UINT4_32_AFFINE),
+        ]
+    )
+    def test_hostile_scales(self, name, lhs, rhs):
+        """Overflow, underflow, infinities and NaN come out as float32 has them, operation by operation."""
+        seen = set()
+        for seed in range(12):
+            rng = generator(4, seed)
+            x = scaled_oracles.make(lhs, (6, 70), rng, scales=hostile_scales)
+            w = scaled_oracles.make(rhs, (8, 70), rng, scales=hostile_scales)
+            self.products(x, w, plain((8,), rng) if seed % 2 else None)
+            with np.errstate(all="ignore"):
+                y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+            kinds = {"nan": np.isnan(y), "inf": np.isinf(y), "subnormal": (y != 0) & (np.abs(y) < 2.0**-126)}
+            seen |= {name for name, where in kinds.items() if where.any()}
+        assert seen >= {"nan", "inf"} and ("subnormal" in seen or "groups" in name), seen
+
+    def test_hostile_scales_of_convolutions(self):
+        for seed in range(8):
+            rng = generator(5, seed)
+            x = scaled_oracles.make(Quantizer(UINT8, (1, -1, -1), MinMax()), (4, 3, 9), rng, scales=hostile_scales)
+            w = scaled_oracles.make(Quantizer(INT8, (1, -1, -1)), (5, 3, 3), rng, scales=hostile_scales)
+            with np.errstate(all="ignore"):
+                y = scaled_oracles.convolution(x.e, w.e, Geometry([1], [1], [1], False, [0], 1))
+            check(aten.conv1d.default, torch.float32, y, x, w, None, [1], [1], [1], 1)
+
+    def test_overflow_of_the_cast(self):
+        """Beyond 65504 a float16 is infinite, also where float32 is not; nothing is infinite on the way."""
+        one = np.ones((1, 1), f32)
+        x = hop.QuantizedTensor(
+            {"codes": torch.full((1, 4), 127, dtype=torch.int8), "scale": torch.from_numpy(one * f32(3e38))},
+            presets.INT8_TENSOR,
+            (1, 4),
+            torch.float32,
+        )
+        w = x.rebuilt({"codes": x.codes, "scale": torch.from_numpy(one * f32(1e-38))})
+        (got,) = hop.scaled(aten.linear.default, torch.float32, x, w).flatten().tolist()
+        assert got == math.inf  # (sum · 3e38) · 1e-38: in this order
+        (got,) = hop.scaled(aten.linear.default, torch.float32, w, x).flatten().tolist()
+        assert abs(got - 4 * 127**2 * 3) < 1, got
+        (got,) = hop.scaled(aten.linear.default, torch.float16, w, x).flatten().tolist()
+        assert got == math.inf
+
+    @parameterized.expand(
+        [(f"{m}_{k}_{n}", m, k, n) for m, k, n in itertools.product((0, 1), (0, 1, 3), (0, 1))]
+    )
+    def test_small_sizes(self, _name, m, k, n):
+        rng = generator(6)
+        names = ["int8_tensor", "int8_row_affine", "uint8_tensor_affine", "int8_groups_20", "int4_row", "int4_groups_32"]
+        for lhs, rhs in itertools.product(names, names):
+            with self.subTest(f"{lhs} {rhs}"):
+                x, w = scaled_oracles.make(INTEGERS[lhs], (m, k), rng), scaled_oracles.make(INTEGERS[rhs], (n, k), rng)
+                self.products(x, w, plain((n,), rng))
+
+    def test_small_batches(self):
+        rng = generator(7)
+        for b, m, k, n in itertools.product((0, 1, 2), repeat=4):
+            with self.subTest(f"{b, m, k, n}"):
+                for lhs, rhs in [(Quantizer(INT8), Quantizer(INT8)), (Quantizer(UINT8, (1, -1), MinMax()), Quantizer(INT8))]:
+                    x, w = scaled_oracles.make(lhs, (b, m, k), rng), scaled_oracles.make(rhs, (b, k, n), rng)
+                    check(aten.bmm.default, torch.float32, scaled_oracles.matmul(x.e, w.e), x, w)
+
+    def test_no_examples(self):
+        rng = generator(8)
+        w = scaled_oracles.make(presets.INT8_CONV, (4, 3, 3, 3), rng)
+        for example in (Quantizer(INT8), Quantizer(INT8, (1, -1, -1, -1), MinMax())):
+            x = scaled_oracles.make(example, (0, 3, 6, 5), rng)
+            got = hop.scaled(aten.conv2d.default, torch.bfloat16, x.t, w.t)
+            assert (got.shape, got.dtype) == ((0, 4, 4, 3), torch.bfloat16)
+
+    def strided(self, q: Quantizer, rng: np.random.Generator) -> dict[str, Pair]:
+        """(6, 40), laid out in every way."""
+        make = scaled_oracles.make
+        found = {
+            "sliced": make(q, (12, 40), rng).view(lambda t: t[::2], lambda a: a[::2]),
+            "offset": make(q, (9, 40), rng).view(lambda t: t[3:], lambda a: a[3:]),
+            "selected": make(q, (3, 6, 40), rng).view(lambda t: t[1], lambda a: a[1]),
+            "reshaped": make(q, (2, 3, 40), rng).view(lambda t: t.view(6, 40), lambda a: a.reshape(6, 40)),
+            "expanded_rows": make(q, (1, 40), rng).view(
+                lambda t: t.expand(6, 40), lambda a: np.broadcast_to(a, (6, 40))
+            ),
+        }
+        if q.format.bits == 8:
+            found["turned"] = make(q, (6, 40), rng)
+            buffers = found["turned"].t.buffers()
+            buffers["codes"] = buffers["codes"].t().contiguous().t()
+            turned = hop.QuantizedTensor(buffers, q, (6, 40), torch.float32)
+            found["turned"] = Pair(turned, found["turned"].e)
+        buffers = {name: torch.cat([b, b], -1)[..., : b.shape[-1]] for name, b in make(q, (6, 40), rng).t.buffers().items()}
+        wide = hop.QuantizedTensor(buffers, q, (6, 40), torch.float32)
+        found["wide"] = Pair(wide, scaled_oracles.read(wide))
+        return found
+
+    @parameterized.expand(
+        ["int8_tensor", "int8_row", "int8_row_affine", "uint8_tensor_affine", "int8_groups_20", "int4_groups_32"]
+    )
+    def test_strides(self, name):
+        """Operands that are views of others, with their scales."""
+        rng = generator(9)
+        others = {
+            "row": scaled_oracles.make(presets.INT8_ROW, (6, 40), rng),
+            "affine": scaled_oracles.make(presets.UINT8_ROW_AFFINE, (6, 40), rng),
+        }
+        for (kind, x), (other, y) in itertools.product(self.strided(INTEGERS[name], rng).items(), others.items()):
+            with self.subTest(f"{kind} {other}"):
+                self.products(x, y)
+                self.products(y, x)
+                first = hop.scaled(aten.linear.default, torch.float32, y.t, x.t)  # a plan of other strides is known
+                clone = x.t.clone()
+                assert_bits(hop.scaled(aten.linear.default, torch.float32, y.t, clone), array(first))
+
+    def test_expanded_columns(self):
+        """Codes of stride 0 along the summed dimension, and in a whole matrix."""
+        rng = generator(10)
+        w = scaled_oracles.make(presets.INT8_ROW_AFFINE, (5, 40), rng)
+        for q in (presets.INT8_TENSOR, presets.INT8_ROW, presets.UINT8_TENSOR_AFFINE, presets.UINT8_ROW_AFFINE):
+            column = scaled_oracles.make(q, (6, 1), rng)
+            if column.t.quantizer.block[-1] == -1:
+                x = column.view(lambda t: t.expand(6, 40), lambda a: np.broadcast_to(a, (6, 40)))
+                with self.subTest(f"{q} {x.t.stride()}"):
+                    self.products(x, w)
+                    self.products(w, x)
+            one = scaled_oracles.make(Quantizer(q.format, scale=q.scale), (1, 1), rng)
+            x = one.view(lambda t: t.expand(6, 40), lambda a: np.broadcast_to(a, (6, 40)))
+            self.products(x, w)
+
+    def test_batches_of_strides(self):
+        rng = generator(11)
+        w = scaled_oracles.make(Quantizer(INT8, (-1, 1)), (40, 5), rng)
+        for q in (Quantizer(INT8), Quantizer(INT8, (1, -1)), Quantizer(UINT8, (1, -1), MinMax())):
+            base = scaled_oracles.make(q, (1, 3, 40), rng)
+            x = base.view(lambda t: t.expand(4, 3, 40), lambda a: np.broadcast_to(a, (4, 3, 40)))
+            check(aten.matmul.default, torch.float32, scaled_oracles.matmul(x.e, w.e), x, w)
+            right = w.view(lambda t: t.unsqueeze(0).expand(4, 40, 5), lambda a: np.broadcast_to(a, (4, 40, 5)))
+            check(aten.bmm.default, torch.float32, scaled_oracles.matmul(x.e, right.e), x, right)
+            moved = scaled_oracles.make(q, (3, 4, 40), rng).view(
+                lambda t: t.transpose(0, 1), lambda a: a.swapaxes(0, 1)
+            )
+            check(aten.matmul.default, torch.float32, scaled_oracles.matmul(moved.e, w.e), moved, w)
+            check(aten.bmm.default, torch.float32, scaled_oracles.matmul(moved.e, right.e), moved, right)
+
+    def test_plans_are_not_taken_for_others(self):
+        """Calls that differ in one thing alone, one after the other, twice: each has its own result."""
+        rng = generator(12)
+        make = scaled_oracles.make
+        lefts = [
+            make(presets.INT8_TENSOR, (4, 32), rng),
+            make(presets.INT8_ROW, (4, 32), rng),
+            make(presets.INT8_ROW_AFFINE, (4, 32), rng),
+            make(presets.UINT8_ROW_AFFINE, (4, 32), rng),
+            make(presets.INT8_ROW, (5, 32), rng),
+            make(presets.INT8_ROW, (4, 32), rng, BOTH),
+            make(presets.INT8_ROW, (4, 32), rng, dtype=torch.float64),
+            make(presets.INT8_ROW, (2, 4, 32), rng),
+        ]
+        rights = [
+            make(presets.INT8_ROW, (32, 32), rng),
+            make(presets.INT8_ROW, (32, 32), rng).view(lambda t: t.t().t(), lambda a: a),
+            make(presets.INT8_COLUMN, (32, 32), rng).mT,
+            make(presets.INT8_TENSOR, (32, 32), rng),
+            make(presets.INT8_TENSOR, (32, 32), rng).mT,
+            make(presets.INT4_32, (32, 32), rng),
+        ]
+        biases = [None, plain((32,), rng), plain((32,), rng, torch.bfloat16), plain((32,), rng, torch.float64)]
+        for _, x, w, bias, dtype in itertools.product(range(2), lefts, rights, biases, DTYPES[:2]):
+            y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+            y = y if bias is None else scaled_oracles.biased(y, array(bias))
+            got = hop.scaled(aten.linear.default, dtype, x.t, w.t, bias)
+            assert_bits(got, cast(y, dtype), f"{x.t.quantizer} {x.t.shape} {w.t.quantizer} {w.t.stride()}")
+
+    def test_arguments_stay(self):
+        """No buffer and no bias is written to, and no result shares memory with one."""
+        rng = generator(13)
+        x, w = scaled_oracles.make(presets.INT8_ROW, (4, 32), rng), scaled_oracles.make(presets.INT8_ROW, (8, 32), rng)
+        bias = plain((8,), rng)
+        held = [t.clone() for t in (*x.t.buffers().values(), *w.t.buffers().values(), bias)]
+        for op, args in [(aten.linear.default, (x.t, w.t, bias)), (aten.addmm.default, (bias, x.t, w.t.t()))]:
+            for dtype in DTYPES:
+                for _ in range(2):
+                    hop.scaled(op, dtype, *args).zero_()
+        for before, after in zip(held, (*x.t.buffers().values(), *w.t.buffers().values(), bias), strict=True):
+            assert_bits(after, array(before))
+
+
+BLOCKS = st.sampled_from([(-1, -1), (1, -1), (1, 8), (1, 12), (2, 8), (3, -1), (-1, 5), (1, 100)])
+
+
+class TestRandomCases(unittest.TestCase):
+    """Any blocks, formats and sizes that go together."""
+
+    @given(
+        formats=st.tuples(*[st.sampled_from([INT8, UINT8, INT4, UINT4, TERNARY])] * 2),
+        blocks=st.tuples(BLOCKS, BLOCKS),
+        affine=st.tuples(st.booleans(), st.booleans()),
+        size=st.tuples(*[st.integers(1, 9), st.integers(1, 40), st.integers(1, 9)]),
+        dtype=st.sampled_from(DTYPES),
+        seed=st.integers(0, 2**31),
+        how=st.sampled_from(["linear", "mm", "addmm", "columnwise", "batch"]),
+    )
+    @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    def test_products(self, formats, blocks, affine, size, dtype, seed, how):
+        rng = generator(seed)
+        (m, k, n), make = size, scaled_oracles.make
+        left, right = (
+            Quantizer(f, b, MinMax() if z else Amax()) for f, b, z in zip(formats, blocks, affine, strict=True)
+        )
+        x = make(left, (m, k), rng)
+        if how == "columnwise":
+            w = make(right, (k, n), rng, COLUMNS)
+            check(aten.mm.default, dtype, scaled_oracles.matmul(x.e, w.e), x, w)
+            return
+        w = make(right, (n, k), rng)
+        y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+        if how == "linear" or right.format.bits < 8:
+            check(aten.linear.default, dtype, y, x, w)
+        elif how == "mm":
+            check(aten.mm.default, dtype, y, x, w.mT)
+        elif how == "addmm":
+            bias = plain((n,), rng)
+            want = scaled_oracles.biased(y, array(bias), 0.3, 2)
+            check(aten.addmm.default, dtype, want, bias, x, w.mT, alpha=0.3, beta=2)
+        else:
+            x = make(left, (3, m, k), rng)
+            w = make(right, (3, n, k), rng).mT
+            check(aten.bmm.default, dtype, scaled_oracles.matmul(x.e, w.e), x, w)
+
+
+# ---- floats
+
+
+RATIOS: dict[str, float] = {}
+"""The largest error of each kind of operands, in units of its bound: for whoever asks."""
+
+PLAIN = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+FLOATS = {
+    "fp8_tensor": presets.FP8_TENSOR,
+    "fp8_row": presets.FP8_ROW,
+    "fp8_1x128": presets.FP8_1X128,
+    "fp8_128x128": presets.FP8_128X128,
+    "fp8_static": presets.FP8_TENSOR_STATIC,
+    "fp8_e5m2_tensor": presets.FP8_E5M2_TENSOR,
+    "fp8_e5m2_row": presets.FP8_E5M2_ROW,
+    "fp8_e5m2_1x128": presets.FP8_E5M2_1X128,
+    "fp8_row_power": Quantizer(E4M3, (1, -1), CurrentScaling(power_of_two=True)),
+    "fp8_1x128_float": Quantizer(E4M3, (1, 128), BlockScaling(power_of_two=False)),
+    "fp8_groups": Quantizer(E5M2, (1, 50), Amax()),
+    "mxfp8": presets.MXFP8,
+    "mxfp8_e5m2": presets.MXFP8_E5M2,
+    "mxfp4": presets.MXFP4,
+    "mxfp8_tile": Quantizer(E4M3, (8, 32), Microscaling()),
+    "nvfp4": presets.NVFP4,
+    "nvfp4_16x16": presets.NVFP4_16X16,
+    "nvfp4_row": presets.NVFP4_ROW,
+    "nvfp4_hadamard": presets.NVFP4_HADAMARD,
+    "nvfp4_stochastic": presets.NVFP4_STOCHASTIC,
+    "nvfp4_outer_group": Quantizer(E2M1, (1, 16), TwoLevel(outer=(-1, 16))),
+    "nvfp8": Quantizer(E4M3, (1, 16), TwoLevel()),
+    "fp4_row": Quantizer(E2M1, (1, -1), CurrentScaling()),
+}
+BOOKS = {name.lower(): getattr(presets, name) for name in "STATE8 STATE8_UNSIGNED STATE4 STATE4_UNSIGNED STATE_FP8".split()}
+WEIGHTS = {**INTEGERS, **FLOATS, **BOOKS}
+
+
+def factor(name: str, shape: Sequence[int], rng: np.random.Generator) -> Pair | Plain:
+    if name in PLAIN:
+        return Plain(plain(shape, rng, PLAIN[name]))
+    return scaled_oracles.make(WEIGHTS[name], shape, rng, scales=small_scales)
+
+
+def small_scales(shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Which leave most results below what float16 can hold."""
+    return scaled_oracles.random_scales(shape, rng) * f32(2.0**-6)
+
+
+def meets(left: str, right: str) -> bool:
+    """Whether a product of floats takes the two."""
+    if left in PLAIN or right in PLAIN:
+        return not (left in PLAIN and right in PLAIN)
+    floats = {**FLOATS, "state_fp8": presets.STATE_FP8}
+    return left in floats and right in floats
+
+
+class TestFloats(unittest.TestCase):
+    """Products of floats against float64, within what sums in float32 allow (scaled_oracles.ratio)."""
+
+    def within(
+        self,
+        name: str,
+        op: Any,
+        output: torch.dtype,
+        x: Any,
+        w: Any,
+        product: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        terms: int,
+        args: Callable[[Any, Any], list[Any]] = lambda x, w: [x, w],
+        held: Any = None,
+        **options: Any,
+    ) -> None:
+        """`held` stands for the weight in the call: the same numbers in another form."""
+        kwargs = {k: v for k, v in options.items() if k in ("alpha", "beta")}
+        got = run(op, output, *args(x, w if held is None else held), exact=False, **kwargs)
+        wide = torch.float64 in [p.t.dtype for p in (x, w) if isinstance(p, Plain)]
+        found = scaled_oracles.ratio(got, x.values(), w.values(), product, terms, wide=wide, **options)
+        key = f"{name} in {output}".replace("torch.", "")
+        RATIOS[key] = max(RATIOS.get(key, 0.0), found)
+        assert found <= 1, f"{key}: {found} times the bound"
+
+    def linear(self, left: str, right: str, m: int, k: int, n: int, output: torch.dtype, rng: Any) -> None:
+        x, w = factor(left, (m, k), rng), factor(right, (n, k), rng)
+        forms = {"": None}
+        if isinstance(w, Pair):
+            forms["packed "] = Pair(hop.pack(w.t), w.e)
+        for form, held in forms.items():
+            name = f"{left} x {form}{right}"
+            with self.subTest(f"{name} in {output}"):
+                self.within(name, aten.linear.default, output, x, w, lambda a, b: a @ b.T, k, held=held)
+                bias = plain((n,), rng, DTYPES[n % 3])
+                options: dict[str, Any] = {"bias": array(bias), "held": held}
+                self.within(
+                    name, aten.linear.default, output, x, w, lambda a, b: a @ b.T, k, lambda a, b: [a, b, bias], **options
+                )
+
+    PAIRS = [(a, b) for a, b in itertools.product([*PLAIN, *WEIGHTS], [*PLAIN, *WEIGHTS]) if meets(a, b)]
+
+    @parameterized.expand(WEIGHTS)
+    def test_plain(self, right):
+        """Activations in every dtype with weights of every quantizer."""
+        for i, left in enumerate(PLAIN):
+            rng = generator(*right.encode(), i)
+            self.linear(left, right, 7, 160, 32, torch.bfloat16, rng)
+            self.linear(left, right, 3, 33, 20, DTYPES[i], rng)
+
+    @parameterized.expand(FLOATS)
+    def test_pairs(self, right):
+        """Every two quantizers of floats."""
+        for i, left in enumerate(FLOATS):
+            rng = generator(*right.encode(), i)
+            self.linear(left, right, 5, [160, 70][i % 2], 20, [torch.bfloat16, torch.float32][i // 2 % 2], rng)
+
+    @parameterized.expand([(f"{a}__{b}", a, b) for a, b in PAIRS])
+    @pytest.mark.full
+    def test_many(self, _name, left, right):
+        for i, ((m, k, n), output) in enumerate(itertools.product([(1, 1, 1), (17, 256, 32), (4, 300, 128)], DTYPES)):
+            self.linear(left, right, m, k, n, output, generator(i))
+
+    @parameterized.expand(FLOATS)
+    def test_operators(self, name):
+        """mm, addmm, bmm, baddbmm and matmul, of weights that are turned, and packed and turned."""
+        rng = generator(1, *name.encode())
+        q = FLOATS[name]
+        m, k, n = 6, 64, 10
+        packs = name != "nvfp4_16x16"  # whose blocks cut its last rows
+        for i, left in enumerate(["bfloat16", "fp8_row", "mxfp8", "nvfp4", "float32"]):
+            output = [torch.bfloat16, torch.float32, torch.float16][i % 3]
+            x = factor(left, (m, k), rng)
+            forms: dict[str, tuple[Any, Any]] = {"columnwise": (scaled_oracles.make(q, (k, n), rng, COLUMNS), None)}
+            weight = scaled_oracles.make(q, (n, k), rng)
+            if q.format.bits == 8:
+                forms["turned"] = weight.mT, None
+            forms["packed"] = weight.view(lambda t: t, np.transpose), weight.view(lambda t: hop.pack(t).t(), np.transpose)
+            if q.hadamard is not None:
+                del forms["columnwise"]
+            for form, (w, held) in forms.items():
+                with self.subTest(f"{left} {form}"):
+                    what = f"mm {left} x {form} {name}"
+                    self.within(what, aten.mm.default, output, x, w, np.matmul, k, held=held)
+                    self.within(what, aten.matmul.default, output, x, w, np.matmul, k, held=held)
+                    bias = plain((m, 1), rng)
+                    options: dict[str, Any] = {"bias": array(bias), "alpha": 0.5, "beta": -3, "held": held}
+                    self.within(what, aten.addmm.default, output, x, w, np.matmul, k, lambda a, b: [bias, a, b], **options)
+            x = factor(left, (2, m, k), rng)
+            weight = scaled_oracles.make(q, (2, n, k), rng)
+            held = weight.view(lambda t: hop.pack(t).transpose(1, 2), lambda a: a.swapaxes(1, 2))
+            what = f"bmm {left} x packed {name}"
+            if packs:
+                with self.subTest(what):
+                    bias = plain((2, 1, n), rng)
+                    self.within(what, aten.bmm.default, output, x, held, np.matmul, k)
+                    options = {"bias": array(bias), "alpha": 1.25}
+                    self.within(what, aten.baddbmm.default, output, x, held, np.matmul, k, lambda a, b: [bias, a, b], **options)
+                    one = scaled_oracles.make(q, (n, k), rng)
+                    one = one.view(lambda t: hop.pack(t).t(), np.transpose)
+                    self.within(what, aten.matmul.default, output, x, one, np.matmul, k)
+
+    @parameterized.expand(["float32", "bfloat16", "fp8_row", "mxfp8", "nvfp4"])
+    def test_leading_dimensions(self, left):
+        rng = generator(2)
+        for right, lead in itertools.product(["fp8_row", "mxfp4", "nvfp4", "int4_groups_32"], [(), (2, 3), (2, 1, 3), (0, 2)]):
+            if not meets(left, right):
+                continue
+            for output in (torch.bfloat16, torch.float32):
+                x, w = factor(left, (*lead, 64), rng), factor(right, (10, 64), rng)
+                with self.subTest(f"{right} {lead} {output}"):
+                    self.within("lead", aten.linear.default, output, x, w, lambda a, b: a @ b.T, 64)
+
+    def test_quantized_on_the_left(self):
+        """A plain right-hand side: a gradient times a quantized activation, say."""
+        rng = generator(3)
+        for left, right in itertools.product([*FLOATS, *INTEGERS, *BOOKS], ["bfloat16", "float32", "float64"]):
+            x, w = factor(left, (6, 64), rng), factor(right, (64, 5), rng)
+            for output in (torch.bfloat16, torch.float32):
+                with self.subTest(f"{left} {right} {output}"):
+                    self.within(f"mm {left} x {right}", aten.mm.default, output, x, w, np.matmul, 64)
+
+    @parameterized.expand(["two_all", "one_same", "transposed_two_all", "three", "general_two", "two_alone", "two_same_even"])
+    def test_convolutions(self, name):
+        op, x_shape, w_shape, args, g = CONVOLUTIONS[name]
+        rng = generator(4, *name.encode())
+        terms = w_shape[0 if g.transposed else 1] * math.prod(w_shape[2:])
+
+        def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+            if "same" in args:
+                x = scaled_oracles.same_padding(x, w.shape[2:], g.dilation)
+            return g.of(x, w)
+
+        flat = {"int8_channel": Quantizer(INT8, whole_but(0, len(w_shape))), "mxfp8": presets.MXFP8}
+        weights = {**{k: FLOATS[k] for k in ("fp8_tensor", "fp8_row", "nvfp4", "mxfp4")}, **flat, **BOOKS}
+        channels = w_shape[1] * g.groups if g.transposed else w_shape[0]
+        for i, (left, right) in enumerate(itertools.product(["float32", "bfloat16", "float64", "fp8_tensor"], weights)):
+            if left == "fp8_tensor" and (right == "int8_channel" or right.startswith("state")):
+                continue
+            with self.subTest(f"{left} {right}"), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Using padding='same' with even kernel")
+                x, w = factor(left, x_shape, rng), scaled_oracles.make(weights[right], w_shape, rng)
+                bias = plain((channels,), rng)
+                beside = {"bias": scaled_oracles.of_channels(array(bias), len(w_shape) - 2)}
+                held = Pair(hop.pack(w.t), w.e)
+                what = f"convolution {left} x {right}"
+                for form in (None, held):
+                    with_bias = lambda a, b: [a, b, bias, *args]  # noqa: E731
+                    self.within(what, op, DTYPES[i % 4], x, w, product, terms, with_bias, form, **beside)
+                    self.within(what, op, DTYPES[i % 3], x, w, product, terms, lambda a, b: [a, b, None, *args], form)
+
+    def test_sums_in_float32(self):
+        """A sum that float16 or bfloat16 could not hold: large terms that cancel, and one small one."""
+        k = 64
+        x = torch.ones(1, k)
+        w = torch.tensor([448.0, -448.0] * (k // 2 - 1) + [0.25, 0.0]).reshape(1, k)
+        for q in (presets.FP8_TENSOR, presets.FP8_ROW, presets.MXFP8):
+            held = hop.quantize(q, w)
+            for left in (x, x.bfloat16(), hop.quantize(presets.FP8_ROW, x)):
+                for output in DTYPES:
+                    for form in (held, hop.pack(held)):
+                        got = hop.scaled(aten.linear.default, output, left, form)
+                        assert got.item() == 0.25, f"{q} {output}: {got}"
+
+    def test_rows_of_their_own(self):
+        """A row of huge numbers, of NaN or of infinities leaves the others as they are."""
+        rng = generator(5)
+        for name in ("fp8_row", "mxfp8", "nvfp4_row", "mxfp4"):
+            q = FLOATS[name]
+            for bad in (1e30, math.inf, math.nan):
+                x, w = torch.randn(4, 64), plain((8, 64), rng)
+                x[1] = bad
+                alone = hop.quantize(q, torch.cat([x[:1], x[2:]])), hop.quantize(q, w)
+                every = hop.quantize(q, x), alone[1]
+                for output in DTYPES:
+                    a, b = (hop.scaled(aten.linear.default, output, *p) for p in (alone, every))
+                    assert_bits(torch.cat([b[:1], b[2:]]), array(a), f"{name} {bad} {output}")
+
+    def test_numbers_as_hop_quantizes_them(self):
+        """Real numbers, quantized by hop: the product of what they are dequantized to, in each output."""
+        rng = generator(6)
+        x, weight = plain((5, 160), rng), plain((24, 160), rng)
+        for name, q in {**FLOATS, **BOOKS}.items():
+            if name in ("fp8_static", "state4_unsigned", "state8_unsigned"):
+                continue
+            w = scaled_oracles.quantized(q, weight)
+            assert_bits(hop.dequantize(w.t), w.values(), name)
+            for left, output in itertools.product((Plain(x), Plain(x.bfloat16())), DTYPES):
+                for held in (None, Pair(hop.pack(w.t), w.e)):
+                    self.within(f"real {name}", aten.linear.default, output, left, w, lambda a, b: a @ b.T, 160, held=held)
