@@ -4,7 +4,7 @@ from hop import calibration as calibration
 from hop import presets as presets
 from hop import storage as storage
 from hop._hop import decompositions as decompositions
-from hop.impls.out_dtype import explain as explain
+from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
 from hop.impls.pack import pack as pack
 from hop.impls.quantize import fake_quantize as fake_quantize

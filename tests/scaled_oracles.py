@@ -8,6 +8,7 @@ in float32. Nothing of the library's own arithmetic is called; a quantizer is re
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -112,7 +113,8 @@ class Elements(NamedTuple):
 
     def values(self) -> np.ndarray:
         """n · step, float32."""
-        return self.n.astype(f32) * self.step
+        with np.errstate(all="ignore"):
+            return self.n.astype(f32) * self.step
 
 
 def read(t: Any, usage: str = copies.ROWWISE) -> Elements:
@@ -142,11 +144,12 @@ def read(t: Any, usage: str = copies.ROWWISE) -> Elements:
     names = np.arange(scale.size).reshape(scale.shape)
     match type(q.scale).__name__:
         case "Microscaling":
-            of_blocks = np.where(scale == 255, f32(np.nan), np.ldexp(f32(1), scale.astype(np.int32) - 127)).astype(f32)
-            step = spread(of_blocks, q.block)
+            powers = np.ldexp(f32(1), np.minimum(scale, 254).astype(np.int32) - 127)
+            step = spread(np.where(scale == 255, f32(np.nan), powers), q.block)
         case "TwoLevel":
             top = spread(buffer("global_amax"), q.scale.outer)
-            step = spread(scale.astype(f32), q.block) * top * (f32(1) / (f32(448) * numerics.MAX[fmt]))
+            with np.errstate(all="ignore"):
+                step = spread(scale.astype(f32), q.block) * top * (f32(1) / (f32(448) * numerics.MAX[fmt]))
         case _:
             step = spread(scale, q.block)
     if fmt in numerics.INTEGERS:
@@ -429,9 +432,7 @@ def avg_pool(
     n = len(kernel)
     stride, padding = stride or kernel, padding if len(padding) == n else list(padding) * n
     sizes = x.shape[x.ndim - n :]
-    along = [
-        windows(s, k, st, p, 1, ceil_mode) for s, k, st, p in zip(sizes, kernel, stride, padding, strict=True)
-    ]
+    along = [windows(s, k, st, p, 1, ceil_mode) for s, k, st, p in zip(sizes, kernel, stride, padding, strict=True)]
 
     def mean(spans: list[tuple[int, int]]) -> Any:
         inside = [(max(a, 0), min(b, s)) for (a, b), s in zip(spans, sizes, strict=True)]
@@ -455,14 +456,10 @@ def max_pool(
     stride = stride or kernel
     padding, dilation = (v if len(v) == n else list(v) * n for v in (padding, dilation))
     sizes = x.shape[x.ndim - n :]
-    along = [
-        windows(*arguments, ceil_mode) for arguments in zip(sizes, kernel, stride, padding, dilation, strict=True)
-    ]
+    along = [windows(*arguments, ceil_mode) for arguments in zip(sizes, kernel, stride, padding, dilation, strict=True)]
 
     def largest(spans: list[tuple[int, int]]) -> Any:
-        at = [
-            [i for i in range(a, b, d) if 0 <= i < s] for (a, b), d, s in zip(spans, dilation, sizes, strict=True)
-        ]
+        at = [[i for i in range(a, b, d) if 0 <= i < s] for (a, b), d, s in zip(spans, dilation, sizes, strict=True)]
         part = x[(..., *np.ix_(*at))]
         return part.max(tuple(range(-n, 0)))
 
@@ -494,3 +491,61 @@ def mean_of(x: Elements, mean: Callable[[np.ndarray], np.ndarray], reduced: Sequ
         keeps = y.ndim == x.n.ndim
         step = np.take(step, [0] if keeps else 0, d)
     return y * step
+
+
+# ---- requantization
+
+
+def fixed_point(multiplier: float) -> tuple[int, int]:
+    """mantissa · 2^(shift - 31), of 31 bits."""
+    if not 0 < multiplier < math.inf:
+        return 0, 0
+    fraction, shift = math.frexp(multiplier)
+    mantissa = math.floor(Fraction(fraction) * 2**31 + Fraction(1, 2))
+    if mantissa == 2**31:
+        mantissa, shift = 2**30, shift + 1
+    if shift < -31:
+        return 0, 0
+    return (2**31 - 1, 30) if shift > 30 else (mantissa, shift)
+
+
+def nearest(x: Fraction, ties: str) -> int:
+    down = math.floor(x)
+    rest = x - down
+    if rest != Fraction(1, 2):
+        return down + (rest > Fraction(1, 2))
+    return down + {"up": 1, "away": int(x > 0), "even": down % 2}[ties]
+
+
+def in_int32(n: int) -> int:
+    return max(-(2**31), min(2**31 - 1, n))
+
+
+def requantized(
+    rule: Any, total: np.ndarray, lhs: np.ndarray, rhs: np.ndarray, scale: np.ndarray, zero: np.ndarray, fmt: str
+) -> np.ndarray:
+    """The codes of exact sums, one by one."""
+    low, high, _, _, kind = numerics.INTEGERS[fmt]
+    codes = np.zeros(total.shape, kind)
+    every = np.broadcast_arrays(total, lhs, rhs, scale, zero)
+    for i in np.ndindex(*total.shape):
+        n, a, b, s, z = (x[i] for x in every)
+        code = max(low, min(high, steps(rule, int(n), a, b, s) + int(z)))
+        for bound, limit in ((rule.low, max), (rule.high, min)):
+            if bound is not None:
+                edge = int(np.rint(f32(bound) / s)) + int(z)
+                code = limit(code, max(low, min(high, edge)))
+        codes[i] = code
+    return codes
+
+
+def steps(rule: Any, n: int, a: Any, b: Any, s: Any) -> int:
+    """round(n · a · b / s), by the convention."""
+    if type(rule).__name__ == "FloatMultiplier":
+        return int(np.rint(f32(n) * ((a * b) / s)))
+    mantissa, shift = fixed_point(float(a) * float(b) / float(s))
+    if rule.rounding == "gemmlowp":
+        left = in_int32(n << max(shift, 0))
+        high = in_int32(nearest(Fraction(left * mantissa, 2**31), "up"))
+        return nearest(Fraction(high, 2 ** max(-shift, 0)), "away")
+    return nearest(Fraction(n * mantissa, 2 ** (31 - shift)), {"tflite": "up"}.get(rule.rounding, rule.rounding))

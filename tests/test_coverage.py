@@ -5,15 +5,17 @@ import unittest
 
 from tests import test_meaning, test_routes
 from tests.cases import OPERATORS
-from tests.coverage import PAGE, PROMISED_LEAVES, PROMISED_OPERATORS, PROMISED_ROUTES, page, suite
+from tests.coverage import PAGE, PROMISED_LEAVES, PROMISED_OPERATORS, PROMISED_ROUTES, PROMISED_SCALED, page, suite
 from tests.leaves import LEAVES
 from tests.routes import ROUTES
+from tests.scaled import SCALED
 
 
 class TestCoverage(unittest.TestCase):
     def test_every_promised_operator_has_a_case(self):
         assert set(PROMISED_OPERATORS) == {o.name for o in OPERATORS}
         assert set(PROMISED_LEAVES) == {leaf.name for leaf in LEAVES}
+        assert set(PROMISED_SCALED) == {o.name for o in SCALED}
 
     def test_every_promised_route_exists(self):
         assert set(PROMISED_ROUTES) == {r.name for r in ROUTES} | {"dtensor"}
@@ -22,17 +24,23 @@ class TestCoverage(unittest.TestCase):
         promised = itertools.product((*PROMISED_OPERATORS, *PROMISED_LEAVES), PROMISED_ROUTES)
         missing = [pair for pair in promised if not suite(*pair)]
         assert not missing, missing
+        covered = test_routes.COVERED_SCALED | test_distributed.COVERED_SCALED
+        assert set(itertools.product(PROMISED_SCALED, PROMISED_ROUTES)) <= covered
 
     def test_the_page_shows_it(self):
         assert PAGE.read_text() == page(PAGE.read_text()), "run python -m tests.coverage"
 
     def test_the_suites_run_what_they_say(self):
         """The pairs are read off the generated tests themselves."""
-        for operator, route in test_routes.COVERED:
-            suite = test_routes.TestLeaves if operator in PROMISED_LEAVES else test_routes.TestRoutes
+        suites = [
+            (test_routes.TestLeaves if operator in PROMISED_LEAVES else test_routes.TestRoutes, operator, route)
+            for operator, route in test_routes.COVERED
+        ]
+        suites += [(test_routes.TestScaled, operator, route) for operator, route in test_routes.COVERED_SCALED]
+        for suite, operator, route in suites:
             names = [n for n in dir(suite) if n.startswith("test_")]
             single = any(n.startswith("test_single_") and n.endswith(f"_{route}_{operator}") for n in names)
-            program = any("program_" in n and n.endswith(f"_{route}") for n in names)
+            program = any("program_" in n and n.endswith((f"_{route}", f"_{route}_0")) for n in names)
             assert single or program, (operator, route)
 
     def test_every_format_is_in_the_full_suite(self):

@@ -19,10 +19,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import hop
 from tests.cases import BY_NAME, FLOAT, INTEGER, OPERATORS, arguments, assert_right, draw
 from tests.leaves import DEQUANTIZE, LEAVES, SETTINGS
+from tests.scaled import SCALED
 
 aten = torch.ops.aten
 WORLD = 2
 COVERED = {(o.name, "dtensor") for o in (*OPERATORS, *LEAVES)}
+COVERED_SCALED = {(o.name, "dtensor") for o in SCALED}
 
 
 def _free_port() -> int:
@@ -164,6 +166,51 @@ def every_leaf(mesh: Any, rank: int) -> None:
         case.check(got.full_tensor())
 
 
+def every_scaled(mesh: Any, rank: int) -> None:
+    """Each tensor replicated, all sharded along the first dimension, and each sharded alone along its first or last."""
+    for operator in SCALED:
+        case = operator.case()
+        count = len(case.tensors)
+        alone = [[d if i == k else None for i in range(count)] for k in range(count) for d in (0, -1)]
+        for chosen in ([None] * count, [0] * count, *alone):
+            pairs = list(zip(case.tensors, chosen, strict=True))
+            # Gloo gathers no 8-bit floats
+            if any(d is not None and t.dtype.is_floating_point and t.itemsize == 1 for t, d in pairs):
+                continue
+            placed = [_placed(t, d, mesh) for t, d in pairs]
+            got = case.function(*placed)
+            assert isinstance(got, DTensor), operator.name
+            case.check(got.full_tensor())
+
+
+def _placed(t: Tensor, dim: int | None, mesh: Any) -> Any:
+    if dim is None or t.dim() == 0:
+        return DTensor.from_local(t, mesh, [Replicate()], run_check=False)
+    return distribute_tensor(t, mesh, [Shard(dim % t.dim())])
+
+
+def scaled_without_gathering(mesh: Any, rank: int) -> None:
+    """Rows of activations and columns of weights stay where they are, their scales with them; gradients too."""
+    torch.manual_seed(0)  # the same in each process
+    x, w, bias = torch.randn(6, 40), torch.randn(8, 40), torch.randn(8)
+    q = hop.presets.INT8_ROW
+    want = hop.scaled(aten.linear.default, torch.float32, hop.quantize(q, x), hop.quantize(q, w), bias)
+    for rows, columns in ((Shard(0), Replicate()), (Replicate(), Shard(0))):
+        dx, dw = (distribute_tensor(t, mesh, [p]).requires_grad_() for t, p in ((x, rows), (w, columns)))
+        db = distribute_tensor(bias, mesh, [columns])
+        got = hop.scaled(aten.linear.default, torch.float32, hop.quantize(q, dx), hop.quantize(q, dw), db)
+        assert isinstance(got, DTensor)
+        assert got.placements == ((Shard(0),) if rows.is_shard() else (Shard(1),))
+        assert torch.equal(got.detach().full_tensor(), want)
+        got.full_tensor().square().sum().backward()
+        plain = [t.clone().requires_grad_() for t in (x, w)]
+        hop.scaled(
+            aten.linear.default, torch.float32, *(hop.quantize(q, t) for t in plain), bias
+        ).square().sum().backward()
+        for mine, one in zip((dx, dw), plain, strict=True):
+            torch.testing.assert_close(mine.grad.full_tensor(), one.grad)
+
+
 def _split(t: Tensor, mesh: Any, rank: int) -> Any:
     """Sharded along the first dimension."""
     part = t.tensor_split(WORLD)[rank]
@@ -181,6 +228,8 @@ CHECKS: dict[str, Callable[[Any, int], None]] = {
     for f in (
         every_operator,
         every_leaf,
+        every_scaled,
+        scaled_without_gathering,
         at_least_one_sharding,
         wrapping_partials,
         sums_before_casts,
@@ -212,3 +261,9 @@ class TestTwoProcesses(unittest.TestCase):
 
     def test_compiled(self):
         run("compiled")
+
+    def test_every_scaled(self):
+        run("every_scaled")
+
+    def test_scaled_without_gathering(self):
+        run("scaled_without_gathering")

@@ -29,6 +29,7 @@ from parameterized import parameterized
 from torch import Tensor
 
 import hop
+from hop import _compile
 from hop.formats import DYNAMIC8, E4M3, INT4, INT8, TERNARY, UINT4, UINT8, Float, Format, Integer
 from hop.quantizer import Quantizer
 from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
@@ -440,6 +441,18 @@ class TestCodes(unittest.TestCase):
             assert got.dtype == i64
             assert_equal(got, fixed_steps(name, *case), name, *case)
 
+    @parameterized.expand(EXACT)
+    def test_in_decompositions(self, name):
+        """What exported programs take apart is written in other operators."""
+        codes, steps = map(_compile.as_decomposition, (CONVENTIONS[name].codes, CONVENTIONS[name].steps))
+        for case in (one_by_one(50_000), near_ties(500, 100), odd_multipliers(1000, 100), extremes(), *exact_ties()):
+            n, lhs, rhs, scale = tensors(case)
+            zero = zeros(case, UINT8)
+            got = codes(n, lhs, rhs, scale, torch.from_numpy(zero), UINT8)
+            assert_equal(got.numpy().astype(i64), requantized(name, *case, zero, UINT8), name, *case)
+            if name != "float_multiplier":
+                assert_equal(steps(n, lhs, rhs, scale).numpy(), fixed_steps(name, *case), name, *case)
+
     @parameterized.expand(FIXED)
     def test_saturating_shift(self, name):
         """Only gemmlowp's first shift saturates, which codes cannot show."""
@@ -486,9 +499,11 @@ class TestCodes(unittest.TestCase):
         """Subnormal scales and huge ones, in fractions."""
         zero = round(format.low + place * (format.high - format.low))
         own = [torch.tensor(s, dtype=torch.float32) for s in (lhs, rhs, scale)]
-        got = CONVENTIONS[name].codes(torch.tensor(n, dtype=torch.int32), *own, zero, format)
+        codes = CONVENTIONS[name].codes
         steps = exact_steps(name, n, *exact_multiplier(lhs, rhs, scale))
-        assert got.item() == min(max(steps + zero, format.low), format.high)
+        for made in (codes, _compile.as_decomposition(codes)):
+            got = made(torch.tensor(n, dtype=torch.int32), *own, zero, format)
+            assert got.item() == min(max(steps + zero, format.low), format.high)
 
 
 class TestActivation(unittest.TestCase):
@@ -585,10 +600,19 @@ def side(
         ends = rng.choice([format.low, format.high], of_blocks)
         zero = np.where(rng.random(of_blocks) < 0.5, ends, rng.integers(format.low, format.high + 1, of_blocks))
         given["zero_point"] = torch.from_numpy(zero).to(format.dtype)
-    quantized = hop.quantize(q, torch.from_numpy(((codes - zero) * scale).astype(f32)), **given)
-    held = unpacked(quantized)
-    assert_equal(held, codes, "codes of an operand")
-    return Side(quantized, codes - zero, scale)
+        zero = wide(zero, block, shape)
+    real = ((codes - zero) * wide(scale, block, shape)).astype(f32)
+    made = hop.quantize(q, torch.from_numpy(real), **given)
+    assert_equal(unpacked(made), codes, "codes of an operand")
+    return Side(made, codes - zero, scale)
+
+
+def wide(x: Array, block: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """What x has for each block, for each element."""
+    for dim in range(1, len(block) + 1):
+        size = shape[-dim]
+        x = np.repeat(x, size if block[-dim] == -1 else block[-dim], -dim).take(np.arange(size), -dim)
+    return x
 
 
 def unpacked(quantized: Any) -> Array:
@@ -827,14 +851,9 @@ class TestScaled(unittest.TestCase):
                 of_blocks = q.buffers(product.total.shape)["scale"][0]
                 scale = output_scale(rng, product, True, of_blocks)
                 zero = rng.integers(format.low, format.high + 1, of_blocks)
-                wide = []
-                for x in (scale, zero):
-                    for dim, b in enumerate(block):
-                        size = product.total.shape[dim]
-                        x = np.repeat(x, size if b == -1 else b, dim).take(np.arange(size), dim)
-                    wide.append(x)
                 made = product.run(q, None, **given_for(scale, zero, format))
-                want = requantized(name, product.total, product.lhs, product.rhs, *wide, format, convention)
+                own = (wide(x, block, product.total.shape) for x in (scale, zero))
+                want = requantized(name, product.total, product.lhs, product.rhs, *own, format, convention)
                 check_output(made, want, scale, zero, f"{q}")
 
     @parameterized.expand(EXACT)
@@ -895,21 +914,21 @@ class TestScaled(unittest.TestCase):
 
     @parameterized.expand(EXACT)
     def test_multiply(self, name):
-        """mul of two quantized tensors, which broadcast, with a scale for each row too."""
+        """mul of two quantized tensors, which broadcast, with scales for groups too."""
         rng = generator(14)
         for (a_format, b_format), block, powers in itertools.product(
-            ((INT8, INT8), (UINT8, INT8), (UINT8, UINT8), (INT4, UINT8)), ((-1, -1), (1, -1)), (False, True)
+            ((INT8, INT8), (UINT8, INT8), (UINT8, UINT8), (INT4, UINT8)), ((-1, -1), (1, 8)), (False, True)
         ):
             a = side(rng, (20, 30), a_format, block, powers, affine=True)
             b = side(rng, (1, 30), b_format, (-1, -1), powers, affine=True)
-            product = Product(lambda: None, a.codes * b.codes, a.scale, b.scale, None)
-            scale = output_scale(rng, product, powers)
+            of_a = wide(a.scale, block, a.codes.shape)
+            scale = output_scale(rng, Product(lambda: None, a.codes * b.codes, of_a, b.scale, None), powers)
             for out, bounds in itertools.product((INT8, UINT8, UINT7), ((None, None), (0.0, 3.0))):
                 zero = np.asarray(rng.integers(out.low, out.high + 1))
                 convention = replace(CONVENTIONS[name], low=bounds[0], high=bounds[1])
                 q = Quantizer(out, scale=Given(affine=True, requantize=convention))
                 made = hop.scaled(aten.mul.Tensor, q, a.tensor, b.tensor, **given_for(scale, zero, out))
-                want = requantized(name, product.total, a.scale, b.scale, scale, zero, out, convention)
+                want = requantized(name, a.codes * b.codes, of_a, b.scale, scale, zero, out, convention)
                 check_output(made, want, scale, zero, f"{convention!r} {a_format.name} {b_format.name} {out.name}")
 
     @parameterized.expand(EXACT)

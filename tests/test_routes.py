@@ -1,4 +1,4 @@
-"""Every operator on every route, in one integer and one float format."""
+"""Every operator on every route: out_dtype in one integer and one float format, the leaves, and scaled."""
 
 import itertools
 import unittest
@@ -12,9 +12,11 @@ from tests.case import Case
 from tests.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
 from tests.leaves import LEAVES, SETTINGS, Setting
 from tests.routes import BATCHED, ROUTES, SINGLE, Route
+from tests.scaled import SCALED
 
 VALUES = (INTEGER, FLOAT)
 COVERED = {(o.name, r.name) for o, r in itertools.product((*OPERATORS, *LEAVES), ROUTES)}
+COVERED_SCALED = {(o.name, r.name) for o, r in itertools.product(SCALED, ROUTES)}
 
 
 def program() -> tuple[list[Case], list[Case]]:
@@ -56,3 +58,24 @@ class TestLeaves(unittest.TestCase):
     @pytest.mark.compiler
     def test_compiled_program(self, _name: str, route: Route):
         route.run(*leaves(SETTINGS))
+
+
+def scaled_program(part: int) -> tuple[list[Case], list[Case]]:
+    """Every other case of scaled at once."""
+    operators = SCALED[part::2]
+    return [o.case() for o in operators], [case for o in operators for case in o.gradient_cases()]
+
+
+class TestScaled(unittest.TestCase):
+    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, SCALED)])
+    def test_single(self, _name, route, operator):
+        route.run([operator.case()], operator.gradient_cases())
+
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in BATCHED if not r.compiler for part in (0, 1)])
+    def test_program(self, _name: str, route: Route, part: int):
+        route.run(*scaled_program(part))
+
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in BATCHED if r.compiler for part in (0, 1)])
+    @pytest.mark.compiler
+    def test_compiled_program(self, _name: str, route: Route, part: int):
+        route.run(*scaled_program(part))

@@ -94,6 +94,86 @@ def _run_integers(call: Call) -> Any:
     return _epilogue(call, Sum(form.finish(total), group_scale(lhs, -1, 0), column))
 
 
+# ---- integer products in groups
+
+_FLOAT32_EXACT = 2**24  # integers up to here are float32 numbers
+_ELEMENTS = 2**18  # of a result that is summed up at once, so that it stays in the cache
+
+
+def _declines_groups(call: Call) -> str | None:
+    if call.roles.family is not MATRIX:
+        return f"for matrix products, not {call.roles.family.name}"
+    lhs, rhs = call.find(LHS), call.find(RHS)
+    if not (is_integer(lhs) and is_integer(rhs)):
+        return "for two operands of integers"
+    if min(lhs.dim(), rhs.dim()) < 2 or _is_batch(call):
+        return "a product with vectors, or a batch of them"
+    if (reason := _misfit(call, lhs, rhs)) is not None:
+        return reason
+    sizes = [block_of(x, usage(call, r))[d] for x, r, d in ((lhs, LHS, -1), (rhs, RHS, call.roles.rhs_sums))]
+    length = min([b for b in sizes if b != -1], default=None)
+    if length is None:
+        return "no scale changes along the summed dimension"
+    largest = length * _largest(lhs) * _largest(rhs)
+    return None if largest <= _FLOAT32_EXACT else f"sums of {length} may reach {largest}, beyond float32's integers"
+
+
+def _largest(x: Operand) -> int:
+    """The largest magnitude of a code less its zero point."""
+    format = x.quantizer.format
+    if x.quantizer.scale.has_zero_point():
+        return format.high - format.low
+    return max(format.high - format.zero, format.zero - format.low)
+
+
+def _run_groups(call: Call) -> Any:
+    """The sum of each group in float32, where it is exact."""
+    lhs, rhs = _grids(call)
+    along = call.roles.rhs_sums
+    k = lhs.codes.shape[-1]
+    a = lhs.centered().to(torch.float32).reshape(-1, k)
+    b = rhs.centered().to(torch.float32)
+    b = b.t() if along == -1 else b
+    found = meaning.groups(lhs, rhs, along)
+    scales = []
+    for start, length, of_lhs, of_rhs in found:
+        of_rows, of_columns = group_scale(lhs, -1, of_lhs), group_scale(rhs, along, of_rhs)
+        of_rows = of_rows.reshape(-1, 1) if of_rows.numel() != 1 else of_rows.reshape(1, 1)
+        of_columns = of_columns.mT if along == -1 else of_columns
+        scales.append((start, length, of_rows.contiguous(), of_columns.contiguous()))
+    eager = _compile.is_plain_eager()
+    if eager:
+        y = _in_parts(a, b, scales)
+    else:
+        y = meaning.added([torch.mm(*_cut(a, b, start, n)) * r * c for start, n, r, c in scales])
+    y = y.reshape([*lhs.codes.shape[:-1], b.shape[1]])
+    return meaning.finish(call, meaning.biased(call, y, call.find(BIAS)))
+
+
+def _in_parts(a: Tensor, b: Tensor, scales: list[Any]) -> Tensor:
+    """Some rows at a time, on temporaries that are used again."""
+    (m, _), n = a.shape, b.shape[1]
+    y = a.new_empty((m, n))
+    rows = max(1, min(m, _ELEMENTS // max(n, 1)))
+    term = a.new_empty((rows, n))
+    for first in range(0, m, rows):
+        part, into = a[first : first + rows], y[first : first + rows]
+        for i, (start, length, of_rows, of_columns) in enumerate(scales):
+            out = into if i == 0 else term[: len(part)]
+            torch.mm(*_cut(part, b, start, length), out=out)
+            out.mul_(of_rows if of_rows.shape[0] == 1 else of_rows[first : first + rows]).mul_(of_columns)
+            if i:
+                into.add_(out)
+    return y
+
+
+def _cut(a: Tensor, b: Tensor, start: int, length: int | None) -> tuple[Tensor, Tensor]:
+    return meaning.cut(a, 1, start, length), meaning.cut(b, 0, start, length)
+
+
+# ---- zero points
+
+
 def _zeros(operand: Grid, along: int) -> Tensor | int:
     """The zero point of each row or column, as a column or a row of int32; 0 if there is none."""
     if isinstance(operand.zero, int):
@@ -292,6 +372,7 @@ INTEGERS = Kernel("integer product", _declines_integers, _run_integers)
 BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
     INTEGERS,
+    Kernel("integer groups", _declines_groups, _run_groups),
     BFLOAT16,
     Kernel("rows", _declines_rows, _run_rows),
 )

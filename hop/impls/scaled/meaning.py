@@ -187,10 +187,15 @@ def _product(call: Call) -> Tensor:
 
 
 def in_order(found: Sequence[Sum]) -> Tensor:
-    """The sum of all groups, from the first to the last."""
-    y = found[0].real()
-    for one in found[1:]:
-        y = y + one.real()
+    """The sum of all groups."""
+    return added([one.real() for one in found])
+
+
+def added(terms: Sequence[Tensor]) -> Tensor:
+    """Their sum, from the first to the last."""
+    y = terms[0]
+    for term in terms[1:]:
+        y = y + term
     return y
 
 
@@ -461,8 +466,9 @@ def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
     def described(x: Any) -> Any:
         if isinstance(x, list | tuple) and not isinstance(x, Operand):
             return [described(v) for v in x]
-        if isinstance(x, Operand) or (isinstance(x, Tensor) and x.dtype.is_floating_point):
-            return torch.empty(tuple(x.shape), device="meta")
-        return x.to("meta") if isinstance(x, Tensor) else x
+        if not isinstance(x, Operand | Tensor):
+            return x
+        kept = isinstance(x, Tensor) and not x.dtype.is_floating_point
+        return torch.empty(tuple(x.shape), dtype=x.dtype if kept else torch.float32, device="meta")
 
     return list(op(*map(described, args), **kwargs).shape)

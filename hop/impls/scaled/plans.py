@@ -33,16 +33,17 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 
 def key(op: Any, output: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What two calls have in common that can share a plan; None for one that needs a gradient, or that holds tensors
-    of other classes, or lists of tensors."""
+    of other classes, or is made of them, or lists of tensors."""
     parts = [op, output]
     add = parts.append
     for x in args:
         cls = type(x)
         if cls is QuantizedTensor:
-            if x.requires_grad and torch.is_grad_enabled():
+            names = x._names
+            if type(getattr(x, names[0])) not in PLAIN or (x.requires_grad and torch.is_grad_enabled()):
                 return None
             add(x.quantizer)
-            add(x._names)
+            add(names)
             add(x.shape)
         elif cls in PLAIN:
             if x.requires_grad and torch.is_grad_enabled():

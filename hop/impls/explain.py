@@ -1,0 +1,24 @@
+"""explain: which implementation a call takes."""
+
+from typing import Any
+
+from hop.impls import out_dtype, scaled
+from hop.quantizer import Quantizer
+from hop.tensor import QuantizedTensor
+
+
+def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
+    """Which implementation a call of `hop.scaled` or `hop.out_dtype` takes, and why each one before it declined.
+
+    Args:
+        op, output, args, kwargs: what the operator is called with. With a QuantizedTensor among them, or a Quantizer as
+            output, it is `hop.scaled`, else `hop.out_dtype`.
+
+    Returns:
+        A line for each kernel that was asked.
+
+    Raises: what the operator raises for these arguments.
+    """
+    given = [x for a in (*args, *kwargs.values()) for x in (a if isinstance(a, list | tuple) else [a])]
+    is_scaled = isinstance(output, Quantizer) or any(isinstance(x, QuantizedTensor) for x in given)
+    return (scaled.explain if is_scaled else out_dtype.explain)(op, output, *args, **kwargs)
