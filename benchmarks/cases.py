@@ -202,6 +202,72 @@ def quantizing() -> Iterator[Row]:
             yield from compare("dequantize", f"{name}, {how}", lambda call=call, t=t: call(t), [("copy", copy, "")])
 
 
+# What a product of bfloat16 results takes at most, in times of the same in bfloat16: the quantizers of its factors, and
+# whether the weight is packed before the clock.
+_SCALED = {
+    "int8, row x channel": ("INT8_ROW", "INT8_ROW", False, 1.0),
+    "int8, affine row x channel": ("INT8_ROW_AFFINE", "INT8_ROW", False, 1.0),
+    "uint8, affine tensor x channel": ("UINT8_TENSOR_AFFINE", "INT8_ROW", False, None),
+    "fp8, row x row, packed": ("FP8_ROW", "FP8_ROW", True, 2.0),
+    "fp8, row x row": ("FP8_ROW", "FP8_ROW", False, None),
+    "fp8, 1x128 x 128x128, packed": ("FP8_1X128", "FP8_128X128", True, None),
+    "MXFP8, packed": ("MXFP8", "MXFP8", True, 3.0),
+    "NVFP4, packed": ("NVFP4", "NVFP4", True, 3.0),
+    "int8 x int4 groups (8da4w)": ("INT8_ROW_AFFINE", "INT4_32", False, None),
+    "bfloat16 x int8": (None, "INT8_ROW", False, None),
+    "bfloat16 x NVFP4, packed": (None, "NVFP4", True, None),
+}
+
+
+def scaled() -> Iterator[Row]:
+    """A linear layer with bias on quantized operands, against bfloat16; compiled, against itself in eager."""
+    m, k, n = 128, 4096, 4096
+    x, w, bias = (torch.randn(s).to(torch.bfloat16) for s in ((m, k), (n, k), (n,)))
+    linear, presets = aten.linear.default, hop.presets.PRESETS
+
+    def plain() -> Tensor:
+        return torch.nn.functional.linear(x, w, bias)
+
+    for case, (of_x, of_w, packed, most) in _SCALED.items():
+        lhs = x if of_x is None else hop.quantize(presets[of_x], x)
+        rhs = hop.quantize(presets[of_w], w)
+        rhs = hop.pack(rhs) if packed else rhs
+
+        def call(lhs: Tensor = lhs, rhs: Tensor = rhs) -> Tensor:
+            return hop.scaled(linear, torch.bfloat16, lhs, rhs, bias)
+
+        title = f"{case}, {m}x{k}x{n}"
+        yield from compare("scaled", title, call, [("bfloat16 linear", plain, f"<= {most} times" if most else "")])
+        if most is None:
+            continue
+        torch._dynamo.reset()
+        program = torch.compile(
+            lambda lhs, rhs, bias: hop.scaled(linear, torch.bfloat16, lhs, rhs, bias), fullgraph=True
+        )
+        program(lhs, rhs, bias)
+
+        def compiled(lhs: Tensor = lhs, rhs: Tensor = rhs, program: Any = program) -> Tensor:
+            return program(lhs, rhs, bias)
+
+        # as fast, but for the noise of two timings of one function
+        yield from compare("scaled", f"{title}, compiled", compiled, [("the same in eager", call, ">= 0.95")])
+
+
+def scaled_overhead() -> Iterator[Row]:
+    """What a call costs beside the operators that its kernel consists of."""
+    x, w, bias = torch.randn(4, 64), torch.randn(32, 64), torch.randn(32)
+    lhs, rhs = (hop.quantize(hop.presets.INT8_ROW, t) for t in (x, w))
+    a, b, of_rows, of_columns = lhs.codes, rhs.codes.t(), lhs.scale, rhs.scale
+    linear, bfloat16, scaled = aten.linear.default, torch.bfloat16, hop.scaled
+
+    def kernel() -> Tensor:
+        y = torch._int_mm(a, b).to(torch.float32).mul_(of_rows).mul_(of_columns.view(-1)).add_(bias)
+        return y.to(bfloat16)
+
+    ours, direct = per_call([lambda: scaled(linear, bfloat16, lhs, rhs, bias), kernel])
+    yield Row("call", "scaled, int8, 4x64x32, eager", ours, "its kernel", direct, "<= 6 µs")
+
+
 def wrappers() -> Iterator[Row]:
     """What Python adds: prototypes, and views of quantized tensors."""
     t = hop.quantize(hop.presets.INT8_ROW, torch.randn(64, 64))
@@ -219,4 +285,4 @@ def wrappers() -> Iterator[Row]:
     yield Row("view", "QuantizedTensor.view, int8 per row", viewed, "nothing", nothing, "<= 12 µs")
 
 
-GROUPS = [mm, products, convolution, float8, overhead, imports, tracing, quantizing, wrappers]
+GROUPS = [mm, products, convolution, float8, overhead, imports, tracing, quantizing, scaled, scaled_overhead, wrappers]

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 import hop
-from hop.formats import FORMATS, Codebook, Format, Integer, PowerOfTwo
+from hop.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
+from hop.impls.scaled.roles import ROLES
 from hop.presets import PRESETS
 from hop.quantizer import Quantizer
+from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
 from hop.scaling import AbsMean, Amax, MinMax, Rule
 from hop.tensor.table import RULES
 from tests import pages
@@ -68,6 +70,91 @@ def formats() -> str:
         dtype = str(f.dtype).removeprefix("torch.")
         rows.append([f.name, str(f.bits), str(len(f.numbers)), _short(f.min), _short(f.max), _short(least), dtype])
     return pages.table([header, *rows])
+
+
+def scaled_operators() -> str:
+    """The operators that scaled runs, by what they are."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for op, roles in ROLES.items():
+        found.setdefault((roles.family.name, ", ".join(roles.roles)), []).append(f"`{op}`")
+    rows = [[family, roles, " ".join(sorted(ops))] for (family, roles), ops in found.items()]
+    return pages.table([["", "roles of the tensors", "operators"], *rows])
+
+
+# By label, presets of two factors of a linear layer, the weight packed or not; None is a plain bfloat16 tensor.
+PAIRS = {
+    "int8 × int8, rows × channels": ("INT8_ROW", "INT8_ROW", False),
+    "the same, zero points on the left": ("INT8_ROW_AFFINE", "INT8_ROW", False),
+    "zero points on both sides": ("INT8_TENSOR_AFFINE", "INT8_ROW_AFFINE", False),
+    "uint8 × int8": ("UINT8_TENSOR_AFFINE", "INT8_ROW", False),
+    "int8 × int4 in groups (8da4w)": ("INT8_ROW_AFFINE", "INT4_32", False),
+    "int4 × uint4 in groups": ("INT4_32", "UINT4_64_AFFINE", False),
+    "int8 × ternary": ("INT8_ROW", "TERNARY_TENSOR", False),
+    "fp8 × fp8, rows or tensors": ("FP8_ROW", "FP8_TENSOR", False),
+    "e4m3 × e5m2": ("FP8_ROW", "FP8_E5M2_ROW", False),
+    "fp8, 1×128 × 128×128": ("FP8_1X128", "FP8_128X128", False),
+    "MXFP8": ("MXFP8", "MXFP8", False),
+    "MXFP4, packed": ("MXFP4", "MXFP4", True),
+    "NVFP4, packed": ("NVFP4", "NVFP4", True),
+    "plain × int8": (None, "INT8_ROW", False),
+    "plain × int4 in groups (4w)": (None, "INT4_32", False),
+    "plain × fp8, MX or NVFP4": (None, "NVFP4", False),
+    "plain × codebook": (None, "STATE8", False),
+    "int8 × fp8": ("INT8_ROW", "FP8_ROW", False),
+}
+
+
+def scaled_support() -> str:
+    """What takes each pair of operands, asked of the kernels."""
+    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    rows = []
+    for label, (of_lhs, of_rhs, packed) in PAIRS.items():
+        lhs = x if of_lhs is None else hop.quantize(PRESETS[of_lhs], x)
+        rhs = hop.quantize(PRESETS[of_rhs], x)
+        rhs = hop.pack(rhs) if packed else rhs
+        rows.append([label, *(_taken(output, lhs, rhs) for output in (torch.float32, torch.bfloat16))])
+    return pages.table([["operands", "to float32", "to bfloat16"], *rows])
+
+
+def _taken(output: torch.dtype, lhs: Tensor, rhs: Tensor) -> str:
+    try:
+        return hop.explain(torch.ops.aten.linear.default, output, lhs, rhs).splitlines()[-1].removesuffix(": chosen")
+    except ValueError:
+        return "error"
+
+
+CONVENTIONS = {
+    "Division": ("Q/DQ graphs; `hop.quantize` of the float result", Division()),
+    "FloatMultiplier": ("XNNPACK and QNNPACK in float32, FBGEMM", FloatMultiplier()),
+    'FixedPoint("gemmlowp")': ("gemmlowp, TFLite by default", GEMMLOWP),
+    'FixedPoint("tflite")': ("TFLite with single rounding", TFLITE),
+    'FixedPoint("away")': ("exact, ties away from zero", FixedPoint(rounding="away")),
+    'FixedPoint("even")': ("exact, ties to even", FixedPoint(rounding="even")),
+}
+HALVES = (1, 3, 5, -1, -3, -5)
+
+
+def scaled_conventions() -> str:
+    """How each convention computes, and the codes of half steps with M = 1/2, then of 3 · 2^-33."""
+    rows = []
+    for name, (who, rule) in CONVENTIONS.items():
+        formula = str(rule.__doc__).splitlines()[0].rstrip(".")
+        codes = _codes(rule, HALVES, 0.5)
+        edge = _codes(rule, (2**30, -(2**30)), 3 * 2.0**-31)
+        rows.append([f"`{name}`", who, formula, ", ".join(codes), ", ".join(edge)])
+    header = ["convention", "who computes so", "how"]
+    halves = ", ".join(f"{n}/2" for n in HALVES)
+    return pages.table([[*header, f"codes of {halves}", "codes of ±1.5, as 2^30 · 3 · 2^-31"], *rows])
+
+
+def _codes(rule: Requantization, sums: tuple[int, ...], multiplier: float) -> list[str]:
+    one = torch.ones(())
+    total = torch.tensor(sums, dtype=torch.int32)
+    if isinstance(rule, Division):
+        steps = (total.to(torch.float32) * multiplier).round().to(torch.int32)
+    else:
+        steps = rule.codes(total, torch.tensor(multiplier), one, one, 0, INT8)
+    return [str(int(n)) for n in steps]
 
 
 def _short(x: float) -> str:
@@ -253,17 +340,22 @@ def _small(file: io.BytesIO) -> bytes:
 
 # ---- writing
 
-TABLES: dict[str, Callable[[], str]] = {
-    "gallery.md": gallery,
-    "numerics.md": formats,
-    "quantized_tensor.md": rules,
-    "quantizers.md": presets,
+# By page, what is written after the command in the comments around it.
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "gallery.md": {"": gallery},
+    "numerics.md": {"": formats},
+    "quantized_tensor.md": {"": rules},
+    "quantizers.md": {"": presets},
+    "scaled.md": {": operators": scaled_operators, ": support": scaled_support, ": conventions": scaled_conventions},
 }
 
 
 def page(name: str) -> str:
-    """The page `name` with its table of today."""
-    return pages.filled((DOCS / name).read_text(), COMMAND, TABLES[name]())
+    """The page `name` with its tables of today."""
+    text = (DOCS / name).read_text()
+    for label, write in TABLES[name].items():
+        text = pages.filled(text, COMMAND + label, write())
+    return text
 
 
 def main() -> None:

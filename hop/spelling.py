@@ -31,6 +31,7 @@ _TOKEN = re.compile(
     r"|(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<mark>[(),=]))"
 )
 _DEEPEST = 32
+_LARGEST = torch.finfo(torch.float32).max
 _WORDS = {"True": True, "False": False, "None": None}
 
 
@@ -260,9 +261,9 @@ class _Parser:
 
 
 def real(value: Any, what: str) -> float:
-    """`value` as a float, if it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{what} must be a finite number; got {value!r}")
+    """`value` as a float, if it is a number that float32 holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        raise ValueError(f"{what} must be a finite number within float32's range; got {value!r}")
     return float(value)
 
 

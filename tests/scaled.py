@@ -126,7 +126,8 @@ class ScaledOperator:
         """Whether its arithmetic is fixed to the bit."""
         operands = [x for x in _flat(self.args) if isinstance(x, Q | P)]
         integer = [isinstance(x, Q) and isinstance(x.quantizer.format, Integer) for x in operands]
-        return self.terms == 1 or all(integer[i] for i, x in enumerate(operands) if isinstance(x, Q)) and not self.plain
+        exact = all(integer[i] for i, x in enumerate(operands) if isinstance(x, Q)) and not self.plain
+        return self.terms == 1 or exact
 
     def _bound(self) -> float:
         """Twice that of float32 sums: both sides round."""

@@ -3,7 +3,7 @@
 import itertools
 import unittest
 
-from tests import test_meaning, test_routes
+from tests import test_distributed, test_meaning, test_routes
 from tests.cases import OPERATORS
 from tests.coverage import PAGE, PROMISED_LEAVES, PROMISED_OPERATORS, PROMISED_ROUTES, PROMISED_SCALED, page, suite
 from tests.leaves import LEAVES
@@ -37,8 +37,8 @@ class TestCoverage(unittest.TestCase):
             for operator, route in test_routes.COVERED
         ]
         suites += [(test_routes.TestScaled, operator, route) for operator, route in test_routes.COVERED_SCALED]
-        for suite, operator, route in suites:
-            names = [n for n in dir(suite) if n.startswith("test_")]
+        for cls, operator, route in suites:
+            names = [n for n in dir(cls) if n.startswith("test_")]
             single = any(n.startswith("test_single_") and n.endswith(f"_{route}_{operator}") for n in names)
             program = any("program_" in n and n.endswith((f"_{route}", f"_{route}_0")) for n in names)
             assert single or program, (operator, route)

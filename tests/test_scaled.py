@@ -1687,7 +1687,7 @@ AVG_POOLS = {
 
 
 class TestMeans(unittest.TestCase):
-    """mean and average pooling: of integers float32(mean of code differences) · scale, of others the mean of numbers."""
+    """mean and average pools: of integers float32(mean of code differences) · scale, of others the mean of numbers."""
 
     @parameterized.expand(AVERAGED)
     def test_mean(self, name):
@@ -1844,7 +1844,14 @@ class TestRequantization(unittest.TestCase):
     """From an exact sum to codes, by every convention, against Python's integers and fractions."""
 
     def check(
-        self, op: Any, rule: Requantization, total: np.ndarray, lhs: np.ndarray, rhs: np.ndarray, *args: Any
+        self,
+        op: Any,
+        rule: Requantization,
+        total: np.ndarray,
+        lhs: np.ndarray,
+        rhs: np.ndarray,
+        *args: Any,
+        scale: np.ndarray | None = None,
     ) -> np.ndarray:
         rng = generator(total.size)
         found = np.zeros(())
@@ -1856,13 +1863,13 @@ class TestRequantization(unittest.TestCase):
         ]:
             q = Quantizer(fmt, block, Given(affine=True, requantize=rule))
             sizes = numerics.grid(total.shape, q.block)
-            scale = (rng.uniform(0.5, 1, sizes) * unit).astype(f32)
+            own = (rng.uniform(0.5, 1, sizes) * unit).astype(f32) if scale is None else np.broadcast_to(scale, sizes)
             kind = numerics.INTEGERS[fmt.name][4]
             zero = rng.integers(fmt.low, fmt.high + 1, sizes).astype(kind)
             with np.errstate(all="ignore"):
-                codes = scaled_oracles.requantized(rule, total, lhs, rhs, scale, zero, fmt.name)
-            want = {"codes": codes if fmt.bits == 8 else numerics.pack(codes, 4), "scale": scale, "zero_point": zero}
-            given = {"output_scale": torch.from_numpy(scale), "output_zero_point": torch.from_numpy(zero)}
+                codes = scaled_oracles.requantized(rule, total, lhs, rhs, own, zero, fmt.name)
+            want = {"codes": codes if fmt.bits == 8 else numerics.pack(codes, 4), "scale": own, "zero_point": zero}
+            given = {"output_scale": torch.from_numpy(np.array(own)), "output_zero_point": torch.from_numpy(zero)}
             got = hop.scaled(op, q, *unwrapped(args), **given)
             assert_buffers(got, q, want, f"{op} {rule} {fmt.name}")
             encoded = encode([operand(a) for a in unwrapped(args)])
@@ -1940,6 +1947,26 @@ class TestRequantization(unittest.TestCase):
             )
             seen |= set(found.flatten().tolist())
         assert len(seen) > 1, seen
+
+    @parameterized.expand(CONVENTIONS)
+    def test_near_ties(self, name):
+        """Sums that are next to a half of a code: how a multiplier is rounded, and in which order, shows there."""
+        rng = generator(5)
+        for _ in range(4):
+            near_one: dict[str, Any] = {"codes": constant(0), "scales": lambda n, rng: rng.uniform(1, 2, n).astype(f32)}
+            x = scaled_oracles.make(presets.INT8_TENSOR, (1, 1), rng, **near_one)
+            w = scaled_oracles.make(presets.INT8_ROW, (250, 1), rng, **near_one)
+            x.t.scale.mul_(2.0**-18)
+            x = Pair(x.t, scaled_oracles.read(x.t))
+            a, b, scale = x.e.step[:, :1], w.e.step[:, 0], rng.uniform(1, 2, (1, 1)).astype(f32)
+            halves = np.arange(-125, 125) + 0.5
+            numbers = np.rint(halves / (a.astype(f64) * b / scale.astype(f64))).astype(np.int64)
+            assert np.abs(numbers).max() > 2**23, numbers
+            self.check(aten.linear.default, CONVENTIONS[name], numbers, a, b, x, w, self.int32(numbers[0]), scale=scale)
+
+    def int32(self, numbers: np.ndarray) -> Tensor:
+        assert (np.abs(numbers) < 2**31).all()
+        return torch.from_numpy(numbers.astype(np.int32))
 
     def test_ties(self):
         """Halves of both signs, by hand: up, away from zero, to even."""

@@ -29,6 +29,7 @@ from hop.impls.scaled.arguments import check, check_op, check_output
 from hop.impls.scaled.meaning import Call, fitted
 from hop.impls.scaled.operands import Operand, decode, encode
 from hop.impls.scaled.plans import operand
+from hop.impls.scaled.roles import LHS, OTHER, RHS, ROLES
 from hop.kernels import Kernel
 from hop.leaves import buffers_operator
 from hop.quantizer import Quantizer
@@ -121,7 +122,7 @@ class Scaled(Composite):
         if isinstance(output, torch.dtype):
             return made
         q = Quantizer.parse(output)
-        shape, dtype = _shape(q, op, args, kwargs, made), next(x for x in _tensors(args)).dtype
+        shape, dtype = _shape(q, op, args, kwargs, made), _appearance(op, args)
         named = zip([b.name for b in copies.describe(q, shape, (copies.ROWWISE,))], made, strict=True)
         return QuantizedTensor(dict(named), q, shape, dtype)
 
@@ -190,8 +191,10 @@ def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[A
     return Call(op, _read(output), scale, zero_point, decode(op, encoded), kwargs)
 
 
-def _tensors(args: Any) -> list[Tensor]:
-    return [x for x in tree_flatten(list(args))[0] if isinstance(x, Tensor)]
+def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
+    """The dtype of the first operand that may be quantized."""
+    operands = [x for i, x in enumerate(args) if ROLES[op].role(i) in (LHS, RHS, OTHER)]
+    return next(x for x in tree_flatten(operands)[0] if isinstance(x, Tensor)).dtype
 
 
 def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Sequence[int]:

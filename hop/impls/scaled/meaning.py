@@ -30,6 +30,7 @@ from hop.impls.scaled.roles import (
     BIAS,
     CONVOLUTION,
     EMBEDDING,
+    INDEX,
     LHS,
     MATRIX,
     MEAN,
@@ -429,15 +430,17 @@ def exact(call: Call) -> Sum:
 
 
 def with_bias(call: Call, found: Sum) -> Sum:
-    """The sum with its bias, rounded to its unit if it is a float."""
+    """The sum with its bias. One of floats is rounded to the unit of the sum, and the two saturate."""
     bias = call.find(BIAS)
     if bias is None or call.kwargs.get("beta", 1) == 0:
         return found
     bias = _aligned(call, bias)
-    if bias.is_floating_point():
-        unit = found.lhs.to(torch.float64) * found.rhs.to(torch.float64)
-        bias = (bias.to(torch.float64) / unit).round().clamp(-(2**31), 2**31 - 1).to(torch.int32)
-    return found._replace(total=found.total + bias)
+    if not bias.is_floating_point():
+        return found._replace(total=found.total + bias)
+    unit = found.lhs.to(torch.float64) * found.rhs.to(torch.float64)
+    steps = (bias.to(torch.float64) / unit).round().clamp(-(2.0**32), 2.0**32).to(torch.int64)
+    total = (found.total.to(torch.int64) + steps).clamp(-(2**31), 2**31 - 1)
+    return found._replace(total=total.to(torch.int32))
 
 
 def requantized(call: Call, found: Sum) -> list[Tensor]:
@@ -450,9 +453,8 @@ def requantized(call: Call, found: Sum) -> list[Tensor]:
     assert scale is not None
     stored, zero = [scale], q.format.zero
     if zero_point is not None:
-        if zero_point.is_floating_point():
-            zero_point = zero_point.round().clamp(q.format.low, q.format.high)
-        stored.append(zero_point.to(q.format.dtype))
+        zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
+        stored.append(zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype))
         zero = spread(stored[1], block, shape).to(torch.int32)
     scale = spread(scale, block, shape)
     codes = q.scale.requantize.codes(found.total, found.lhs, found.rhs, scale, zero, q.format).contiguous()
@@ -463,12 +465,12 @@ def requantized(call: Call, found: Sum) -> list[Tensor]:
 def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
     """The shape of the result, whatever the operands are quantized to."""
 
-    def described(x: Any) -> Any:
+    def described(x: Any, role: str | None) -> Any:
         if isinstance(x, list | tuple) and not isinstance(x, Operand):
-            return [described(v) for v in x]
+            return [described(v, role) for v in x]
         if not isinstance(x, Operand | Tensor):
             return x
-        kept = isinstance(x, Tensor) and not x.dtype.is_floating_point
-        return torch.empty(tuple(x.shape), dtype=x.dtype if kept else torch.float32, device="meta")
+        dtype = x.dtype if isinstance(x, Tensor) and role == INDEX else torch.float32
+        return torch.empty(tuple(x.shape), dtype=dtype, device="meta")
 
-    return list(op(*map(described, args), **kwargs).shape)
+    return list(op(*(described(x, ROLES[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)
