@@ -42,6 +42,7 @@ from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     _ProxyTensor,
     disable_proxy_modes_tracing,
+    get_proxy_mode,
     make_fx,
     maybe_handle_decomp,
     set_meta,
@@ -96,6 +97,7 @@ __all__ = [
     "refuse_in_exports",
     "register_fake",
     "register_inductor_decomposition",
+    "rounded",
     "register_value",
     "replicate",
     "sharded",
@@ -108,6 +110,7 @@ __all__ = [
     "unwrap_for_grad",
     "unwrap_if_dead",
     "when_imported",
+    "written",
     "wrap_for_grad",
 ]
 
@@ -344,6 +347,44 @@ def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> N
         module.fast_random_decomps.cache_clear()  # a cached copy of the table
 
     when_imported("torch._inductor.decomposition", register)
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    """x, which Inductor computes before it is read, as what is read as strided memory; anything else it computes again
+    for each element, and keeps in float32 where x is bfloat16 or float16."""
+    if is_plain_eager():
+        return x
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """x, which Inductor rounds to its dtype if that is bfloat16 or float16, because its bits are read. What lies in
+    memory is rounded: an input of the graph, or the result of a product."""
+    if x.dtype not in (torch.bfloat16, torch.float16) or is_plain_eager() or _lies_in_memory(x):
+        return x
+    return (x.view(torch.int16) & -1).view(x.dtype)
+
+
+def _lies_in_memory(x: torch.Tensor) -> bool:
+    mode = get_proxy_mode()
+    proxy = None if mode is None else mode.tracer.unwrap_proxy(x)
+    node = getattr(proxy, "node", None)
+    while node is not None and node.target in _VIEWS:
+        node = node.args[0]
+    return node is not None and (node.op == "placeholder" or node.target in _STORED)
+
+
+_aten = torch.ops.aten
+_VIEWS = frozenset(
+    {
+        *(_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default, _aten.t.default, _aten.permute.default),
+        *(_aten.transpose.int, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.expand.default, _aten.slice.Tensor),
+    }
+)
+_STORED = frozenset(  # view.dtype is what has been rounded already
+    {*(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default), _aten.view.dtype}
+)
 
 
 def _keep_loops_that_do_not_divide() -> None:

@@ -52,7 +52,7 @@ class Hop(HigherOrderOperator):
         self.py_impl(_compile.ProxyTorchDispatchMode)(self._trace)
         self.py_functionalize_impl(self._functionalize)
         _compile.register_fake(self, self.reference)
-        _compile.register_inductor_decomposition(self, self._run)
+        _compile.register_inductor_decomposition(self, self._lower)
         _compile.when_imported("torch.distributed.tensor", self._register_dtensor)
         _compile.when_imported("torch.utils.flop_counter", self._register_flop_counter)
         _hops.append(self)
@@ -140,6 +140,12 @@ class Hop(HigherOrderOperator):
             if kernel.declines(call) is None:
                 return kernel.run(call)
         return self.reference(*args, **kwargs)
+
+    def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What Inductor makes of a node. Between operators that it fuses it would leave out the rounding of half floats,
+        and so give other codes than eager mode."""
+        args, kwargs = tree_map_only(Tensor, _compile.rounded, (args, kwargs))
+        return tree_map_only(Tensor, _compile.rounded, self._run(*args, **kwargs))
 
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         return _compile.trace_node(mode, self, args, kwargs)

@@ -145,3 +145,27 @@ class TestBackwardGraph(unittest.TestCase):
         ]
         assert inner == []
         assert [g.dtype for g in graph(x, w)] == [torch.bfloat16, torch.float16]
+
+
+class TestRounding(unittest.TestCase):
+    """Inductor leaves out casts between operators that it fuses; ours see what eager mode sees."""
+
+    @parameterized.expand([(str(d).removeprefix("torch."), d) for d in (torch.bfloat16, torch.float16)])
+    @pytest.mark.compiler
+    def test_chain_of_layers(self, _name, dtype):
+        linear, row = torch.ops.aten.linear.default, hop.presets.INT8_ROW_AFFINE
+        w1, w2 = (hop.quantize(hop.presets.INT8_ROW, torch.randn(64, 64)) for _ in range(2))
+        bias = torch.randn(64)
+
+        def two_layers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            h = hop.scaled(linear, dtype, hop.quantize(row, x), w1, bias)
+            y = torch.relu(h) + h.to(torch.float32).exp().to(dtype)
+            codes = hop.quantize(row, y).codes
+            return h, y, codes, hop.scaled(linear, dtype, hop.quantize(row, torch.relu(h)), w2, bias)
+
+        x = torch.randn(32, 64).to(dtype)
+        h, y, _, z = two_layers(x)
+        got = torch.compile(two_layers, fullgraph=True)(x)
+        assert torch.equal(got[0], h) and torch.equal(got[3], z)
+        assert torch.equal(got[2], hop.quantize(row, got[1]).codes)  # of the sum as it was stored
+        assert (got[1] != y).float().mean() < 0.5  # which is Inductor's own

@@ -645,6 +645,17 @@ class TestLimits(unittest.TestCase):
             p.t.zero_point.fill_(zero_point)
         return Pair(p.t, scaled_oracles.read(p.t))
 
+    def test_many_rows(self):
+        """A result larger than what a kernel takes at once, with a last part that is smaller."""
+        rng = generator(15)
+        for left, right in [
+            (presets.INT8_ROW_AFFINE, presets.INT4_32),
+            (Quantizer(INT8, (1, 32)), presets.UINT4_32_AFFINE),
+            (presets.UINT8_ROW_AFFINE, presets.INT8_ROW_AFFINE),
+        ]:
+            x, w = scaled_oracles.make(left, (700, 70), rng), scaled_oracles.make(right, (600, 70), rng)
+            check(aten.linear.default, torch.float32, scaled_oracles.matmul(x.e, w.e.map(np.transpose)), x, w)
+
     def test_wrap_in_a_convolution(self):
         rng = generator(1)
         for channels, inputs in [(140_000, presets.INT8_TENSOR), (70_000, presets.INT8_TENSOR_AFFINE)]:
@@ -685,6 +696,41 @@ class TestLimits(unittest.TestCase):
             w = scaled_oracles.make(rhs, (17, k), rng, codes=constant(b))
             for zero_point in (x.t.quantizer.format.low, x.t.quantizer.format.high):
                 self.products(self.with_zero_point(x, zero_point), w)
+
+    @parameterized.expand(
+        [
+            (f"{a}_{b}", a, b)
+            for a, b in itertools.product(["int8", "int8_affine", "uint8_affine"], ["int8", "uint8_affine", "int4"])
+        ]
+    )
+    def test_large_groups(self, _name, a, b):
+        """Sums of a group beyond 2^24, which float32 would round on the way, up and down."""
+        rng = generator(14)
+        formats = {"int8": INT8, "int8_affine": INT8, "uint8_affine": UINT8, "int4": INT4}
+        left, right = formats[a], formats[b]
+        for size in (256, 258, 300, 500, 1031):
+            for of_lhs, of_rhs in [
+                ((1, -1), (1, size)),
+                ((1, size), (1, size)),
+                ((1, size), (1, -1)),
+                ((1, size), (2, 200)),
+            ]:
+                x = scaled_oracles.make(
+                    Quantizer(left, of_lhs, MinMax() if "affine" in a else Amax()),
+                    (20, 2 * size + 1),
+                    rng,
+                    codes=extremes(left.high - 1, left.high),
+                )
+                w = scaled_oracles.make(
+                    Quantizer(right, of_rhs, MinMax() if "affine" in b else Amax()),
+                    (36, 2 * size + 1),
+                    rng,
+                    codes=extremes(right.high, right.high - 1),
+                )
+                x, w = self.with_zero_point(x, left.low), self.with_zero_point(w, right.low)
+                y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
+                with self.subTest(f"{size} {of_lhs} {of_rhs}"):
+                    check(aten.linear.default, torch.float32, y, x, w)
 
     @parameterized.expand(
         [

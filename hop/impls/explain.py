@@ -21,4 +21,5 @@ def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
     """
     given = [x for a in (*args, *kwargs.values()) for x in (a if isinstance(a, list | tuple) else [a])]
     is_scaled = isinstance(output, Quantizer) or any(isinstance(x, QuantizedTensor) for x in given)
-    return (scaled.explain if is_scaled else out_dtype.explain)(op, output, *args, **kwargs)
+    explained: Any = scaled.explain if is_scaled else out_dtype.explain
+    return explained(op, output, *args, **kwargs)

@@ -187,7 +187,7 @@ class FastBlocks(Blocks):
         return torch.where(power > 0, power, torch.where(x < 2.0**-127, 2.0**-128, 2.0**-127))
 
     def once(self, scale: Tensor) -> Tensor:
-        return _written(scale)
+        return _compile.written(scale)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -195,15 +195,7 @@ class FastHadamard(Hadamard):
     """Hadamard, rounded to x's dtype where Inductor would leave out the rounding of what becomes float32 again."""
 
     def apply(self, x: Tensor) -> Tensor:
-        return _written(super().apply(x))
-
-
-def _written(x: Tensor) -> Tensor:
-    """Inductor computes what it reads as strided memory before, and anything else again for each element."""
-    if _compile.is_plain_eager():
-        return x
-    x = x.contiguous()
-    return x.as_strided(x.shape, x.stride())
+        return _compile.written(super().apply(x))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -121,6 +121,7 @@ def _declines_groups(call: Call) -> str | None:
 def _largest(x: Operand) -> int:
     """The largest magnitude of a code less its zero point."""
     format = x.quantizer.format
+    assert isinstance(format, Integer)
     if x.quantizer.scale.has_zero_point():
         return format.high - format.low
     return max(format.high - format.zero, format.zero - format.low)
