@@ -97,6 +97,8 @@ def _step(q: Quantizer, x: Tensor, given: Tensor) -> Tensor:
     """s for each block: the given scale, with the roundings of its format taken for the identity."""
     if isinstance(q.scale, Microscaling):
         return given + (E8M0.decode(E8M0.encode(given)) - given).detach()
+    if getattr(q.scale, "power_of_two", False):
+        return given + (torch.exp2(-torch.floor(torch.log2(1 / given.double()))).float() - given).detach()
     if not isinstance(q.scale, TwoLevel):
         return given
     exact = q.per_block(x, lambda cut, dims: cut.abs().amax(dims)) * (448 / given)

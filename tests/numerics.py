@@ -280,6 +280,8 @@ def scaled(q: Quantizer, x: np.ndarray, given: Any, outer: Any, most: float) -> 
         case "Microscaling":
             return by_exponent(x, fmt, given)
         case _ if given is not None:
+            if getattr(rule, "power_of_two", False):  # of 1 / scale, down
+                given = f32(1) / f32(2.0 ** np.floor(np.log2(np.float64(f32(1) / given))))
             return Scaled(given, x / given)
         case "Amax":
             return by_amax(x, fmt, rule.floor)  # type: ignore[attr-defined]

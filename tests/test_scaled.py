@@ -1178,7 +1178,7 @@ class TestFloats(unittest.TestCase):
             for output in (torch.bfloat16, torch.float32):
                 x, w = factor(left, (*lead, 64), rng), factor(right, (10, 64), rng)
                 with self.subTest(f"{right} {lead} {output}"):
-                    self.within("lead", aten.linear.default, output, x, w, lambda a, b: a @ b.T, 64)
+                    self.within(f"lead {left} x {right}", aten.linear.default, output, x, w, lambda a, b: a @ b.T, 64)
 
     def test_quantized_on_the_left(self):
         """A plain right-hand side: a gradient times a quantized activation, say."""
@@ -1233,7 +1233,7 @@ class TestFloats(unittest.TestCase):
                     x, w = factor(left, (m, k), rng), factor(right, (n, k), rng)
                     for held in (None, Pair(hop.pack(w.t), w.e)):
                         product = lambda a, b: a @ b.T  # noqa: E731
-                        self.within(f"small {right}", aten.linear.default, output, x, w, product, k, held=held)
+                        self.within(f"small {left} x {right}", aten.linear.default, output, x, w, product, k, held=held)
 
     @parameterized.expand(["fp8_tensor", "fp8_row", "fp8_1x128", "mxfp8", "nvfp4", "mxfp4", "int8_row"])
     def test_strides(self, right):
@@ -1264,7 +1264,9 @@ class TestFloats(unittest.TestCase):
         lefts["one"] = x.t()[:1].bfloat16().expand(8, 64)
         for _, (left, x), (name, w), output in itertools.product(range(2), lefts.items(), weights.items(), DTYPES[:2]):
             with self.subTest(f"{left} {name} {output}"):
-                self.within(f"strides {right}", aten.linear.default, output, Plain(x), w, lambda a, b: a @ b.T, 64)
+                self.within(
+                    f"strides {left} x {right}", aten.linear.default, output, Plain(x), w, lambda a, b: a @ b.T, 64
+                )
 
     def test_hadamard(self):
         """A column-wise copy is transformed, and its numbers are those before the transform."""
@@ -1677,6 +1679,24 @@ class TestValues(unittest.TestCase):
             made.scale.zero_()
         assert_bits(hop.dequantize(x), array(before[0]))
         assert_bits(y, array(before[1]))
+
+    @parameterized.expand([("columnwise", COLUMNS), ("both", BOTH)])
+    def test_usages(self, _name, usages):
+        """Tensors with column-wise copies: what is no product reads the row-wise one, if there is one."""
+        rng = generator(7)
+        for q in (presets.INT8_TENSOR_AFFINE, presets.INT8_ROW, presets.INT4_32, presets.MXFP8, presets.NVFP4):
+            x = scaled_oracles.make(q, (32, 64), rng, usages, codes=without_negative_zero)
+            a, at = x.values(), rng.integers(0, 32, 5)
+            with self.subTest(f"{q}"):
+                check(aten.relu.default, torch.float32, np.maximum(a, 0), x)
+                check(aten.t.default, torch.float32, a.T, x)
+                check(aten.add.Tensor, torch.float32, a + a, x, x)
+                check(aten.embedding.default, torch.float32, a[at], x, torch.from_numpy(at))
+                check_quantized(aten.mul.Scalar, "int8_row", a * f32(0.5), x, 0.5)
+                y = a.mean(1, dtype=f64).astype(f32)
+                if usages == BOTH:
+                    y = scaled_oracles.mean_of(x.e, lambda a: a.mean(1), [1])
+                check(aten.mean.dim, torch.float32, y, x, [1])
 
     def test_nan(self):
         """NaN and infinities are among the numbers."""
