@@ -24,7 +24,14 @@ from torch._C import (
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
 )
-from torch._C._functorch import TransformType, _add_batch_dim, peek_interpreter_stack, unwrap_if_dead
+from torch._C._functorch import (
+    TransformType,
+    _add_batch_dim,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+    unwrap_if_dead,
+)
 from torch._C._functorch import _unwrap_for_grad as unwrap_for_grad
 from torch._C._functorch import _wrap_for_grad as wrap_for_grad
 from torch._C._functorch import is_batchedtensor as is_batched
@@ -76,6 +83,7 @@ __all__ = [
     "flop_counter_mode",
     "has_tangent",
     "inferred_size",
+    "innermost",
     "is_autocasting",
     "is_batched",
     "is_dtensor",
@@ -97,9 +105,9 @@ __all__ = [
     "refuse_in_exports",
     "register_fake",
     "register_inductor_decomposition",
-    "rounded",
     "register_value",
     "replicate",
+    "rounded",
     "sharded",
     "show_script",
     "sizes",
@@ -110,8 +118,8 @@ __all__ = [
     "unwrap_for_grad",
     "unwrap_if_dead",
     "when_imported",
-    "written",
     "wrap_for_grad",
+    "written",
 ]
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -215,7 +223,7 @@ def show_script(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     with _no_script():
         parts, build = _taken_apart((args, kwargs))
         zeros = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_() for x in parts]
-        graph = make_fx(flat)(*zeros)  # zeros are indices too
+        graph = make_fx(as_decomposition(flat))(*zeros)  # zeros are indices too
     return rebuild[0](graph(*parts))
 
 
@@ -351,7 +359,7 @@ def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> N
 
 def written(x: torch.Tensor) -> torch.Tensor:
     """x, which Inductor computes before it is read, as what is read as strided memory; anything else it computes again
-    for each element, and keeps in float32 where x is bfloat16 or float16."""
+    for each element."""
     if is_plain_eager():
         return x
     x = x.contiguous()
@@ -378,7 +386,13 @@ def _lies_in_memory(x: torch.Tensor) -> bool:
 _aten = torch.ops.aten
 _VIEWS = frozenset(
     {
-        *(_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default, _aten.t.default, _aten.permute.default),
+        *(
+            _aten.view.default,
+            _aten._unsafe_view.default,
+            _aten.reshape.default,
+            _aten.t.default,
+            _aten.permute.default,
+        ),
         *(_aten.transpose.int, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.expand.default, _aten.slice.Tensor),
     }
 )
@@ -532,6 +546,13 @@ def inferred_size(shape: Sequence[Any], numel: Any) -> list[Any]:
 
 # --------------------------------------------------------------------------------------------------------------------
 # torch.func
+
+
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that levels of torch.func have wrapped."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 def apply_at_level(rule: type, interpreter: Any, call: Callable[..., Any], context: Any, tensors: Sequence[Any]) -> Any:

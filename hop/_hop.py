@@ -142,8 +142,8 @@ class Hop(HigherOrderOperator):
         return self.reference(*args, **kwargs)
 
     def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What Inductor makes of a node. Between operators that it fuses it would leave out the rounding of half floats,
-        and so give other codes than eager mode."""
+        """What Inductor makes of a node. Between operators that it fuses it would leave out the rounding of half
+        floats, and so give other codes than eager mode."""
         args, kwargs = tree_map_only(Tensor, _compile.rounded, (args, kwargs))
         return tree_map_only(Tensor, _compile.rounded, self._run(*args, **kwargs))
 
@@ -313,7 +313,8 @@ class _Rule:
         needed = [False] * len(call.rest)
         for i, need in zip(call.positions, ctx.needs_input_grad[1:], strict=True):
             needed[i] = need
-        args, kwargs = call.arguments(ctx.saved_tensors)
+        # torch.func.vjp gives functions that run when their level has ended
+        args, kwargs = call.arguments([_compile.unwrap_if_dead(x) for x in ctx.saved_tensors])
         grads = call.hop.gradient(grad, needed, *args, **kwargs)
         return None, *(grads[i] for i in call.positions)
 

@@ -1227,7 +1227,7 @@ class TestFloats(unittest.TestCase):
         """Sums of nothing are 0, and what has no elements keeps its shape."""
         rng = generator(7)
         lefts = [a for a in ("float32", "bfloat16", "float64", "fp8_row", "nvfp4") if meets(a, right)]
-        for (m, k, n), left in itertools.product(itertools.product((0, 1, 3), (0, 1, 2, 3), (0, 1, 3)), lefts):
+        for (m, k, n), left in itertools.product(itertools.product((0, 1, 3), (0, 1, 3), (0, 3)), lefts):
             for output in (torch.bfloat16, torch.float32):
                 with self.subTest(f"{left} {m, k, n} {output}"):
                     x, w = factor(left, (m, k), rng), factor(right, (n, k), rng)
@@ -1419,13 +1419,13 @@ class TestEmbedding(unittest.TestCase):
         rng = generator(*name.encode())
         for rows, size in [(40, 96), (33, 130), (5, 1)]:
             w = scaled_oracles.make(q, (rows, size), rng)
-            for shape in [(), (7,), (3, 4), (0,), (2, 0), (2, 1, 3)]:
+            for i, shape in enumerate([(), (7,), (3, 4), (0,), (2, 0), (2, 1, 3)]):
                 at = rng.integers(0, rows, shape)
                 with self.subTest(f"{rows, size} {shape}"):
                     want = w.values()[at]
-                    for dtype in DTYPES:
-                        check(aten.embedding.default, dtype, want, w, torch.from_numpy(np.asarray(at)))
-                        check(aten.embedding.default, dtype, want, w, torch.from_numpy(np.asarray(at)), 3)
+                    wide = torch.from_numpy(np.asarray(at))
+                    check(aten.embedding.default, DTYPES[(i + size) % 4], want, w, wide)
+                    check(aten.embedding.default, DTYPES[(i + size + 1) % 4], want, w, wide, 3)
                     indices = torch.from_numpy(np.asarray(at, np.int32))
                     check(aten.embedding.default, torch.float32, want, w, indices, -1, False, False)
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hop import blocks, copies
+from hop import _compile, blocks, copies
+from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.roles import LHS, ROLES, aten
 from hop.tensor import QuantizedTensor
 
@@ -23,7 +24,7 @@ def batch(
     at = 4 + ROLES[op].roles.index(LHS) if LHS in ROLES[op].roles else None
     if isinstance(output, torch.dtype) and batched == [at] and op in _LEADING and lhs.dim() > 2:
         moved = lhs.movedim(dims[at], 0)  # type: ignore[index]
-        if isinstance(moved, QuantizedTensor) == isinstance(lhs, QuantizedTensor):
+        if is_quantized(moved) == is_quantized(lhs):
             return operator(_LEADING[op], *args[1:4], moved, *args[5:], **kwargs), 0
     members = []
     for i in range(size):
@@ -41,9 +42,10 @@ _LEADING = {aten.mm.default: aten.matmul.default, aten.linear.default: aten.line
 
 def _member(x: Tensor, dim: int, i: int) -> Tensor:
     part = x.select(dim, i)
-    if isinstance(x, QuantizedTensor) and not isinstance(part, QuantizedTensor):
+    if is_quantized(x) and not is_quantized(part):
+        quantizer = getattr(_compile.innermost(x), "quantizer", None)
         raise NotImplementedError(
-            f"scaled: under vmap, {x.quantizer} shares blocks between the members of the batch; batch over dimensions "
+            f"scaled: under vmap, {quantizer} shares blocks between the members of the batch; batch over dimensions "
             "that its blocks do not span"
         )
     return part
@@ -52,6 +54,8 @@ def _member(x: Tensor, dim: int, i: int) -> Tensor:
 def _stacked(members: list[Any]) -> Any:
     first = members[0]
     if not isinstance(first, QuantizedTensor):
+        if is_quantized(first):
+            raise NotImplementedError("scaled: under vmap within another transform, take a dtype as output")
         return torch.stack(members)
     q = first.quantizer
     whole = replace(q, block=(1, *blocks.per_dimension(q.block, first.dim())))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from hop import copies
+from hop import _compile, copies
 from hop._compile import OpOverload
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype import operator as out_dtype
@@ -50,13 +50,18 @@ def linearized(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> T
 
 def wide_dtype(args: Sequence[Any]) -> torch.dtype:
     """float64 if a plain operand has that dtype, else float32."""
-    plain = [x for x in tree_flatten(list(args))[0] if isinstance(x, Tensor) and not hasattr(x, "quantizer")]
+    plain = [x for x in tree_flatten(list(args))[0] if isinstance(x, Tensor) and not is_quantized(x)]
     return torch.float64 if any(x.dtype == torch.float64 for x in plain) else torch.float32
+
+
+def is_quantized(x: Tensor) -> bool:
+    """Whether x is a quantized tensor, at any level of torch.func."""
+    return hasattr(_compile.innermost(x), "quantizer")
 
 
 def numbers(x: Any, dtype: torch.dtype) -> Any:
     """x in real numbers; its gradient is x's."""
-    if hasattr(x, "quantizer"):
+    if is_quantized(x):
         return dequantize(x, torch.float32).to(dtype)
     return x.to(dtype) if x.is_floating_point() else x
 
