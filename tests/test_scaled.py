@@ -1115,7 +1115,10 @@ class TestFloats(unittest.TestCase):
         for i, left in enumerate(["bfloat16", "fp8_row", "mxfp8", "nvfp4", "float32"]):
             output = [torch.bfloat16, torch.float32, torch.float16][i % 3]
             x = factor(left, (m, k), rng)
-            forms: dict[str, tuple[Any, Any]] = {"columnwise": (scaled_oracles.make(q, (k, n), rng, COLUMNS), None)}
+            forms: dict[str, tuple[Any, Any]] = {
+                "columnwise": (scaled_oracles.make(q, (k, n), rng, COLUMNS), None),
+                "both": (scaled_oracles.make(q, (k, n), rng, BOTH, usage="columnwise"), None),
+            }
             weight = scaled_oracles.make(q, (n, k), rng)
             if q.format.bits == 8:
                 forms["turned"] = weight.mT, None
@@ -1124,7 +1127,7 @@ class TestFloats(unittest.TestCase):
                 weight.view(lambda t: hop.pack(t).t(), np.transpose),
             )
             if q.hadamard is not None:
-                del forms["columnwise"]
+                del forms["columnwise"], forms["both"]
             for form, (w, held) in forms.items():
                 with self.subTest(f"{left} {form}"):
                     what = f"mm {left} x {form} {name}"

@@ -46,7 +46,8 @@ class Pack(Composite):
         assert layout is not None
         if x.usages != (copies.ROWWISE,):
             raise ValueError(f"pack: weight must have its row-wise copy alone, got usages {x.usages}; quantize it so")
-        return x.rebuilt(q.packed(x.buffers(), x.shape, layout), quantizer=replace(q, layout=layout))
+        own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
+        return x.rebuilt(q.packed(own, x.shape, layout), quantizer=replace(q, layout=layout))
 
     def differentiable(self, x: Tensor, /) -> bool:
         return True

@@ -153,7 +153,7 @@ def _check_convolution(call: Call) -> None:
     channel = 1 if is_transposed(call)[0] else 0
     batch = 0 if x.dim() == weight.dim() else None
     for name, own, free in (("input", x, batch), ("weight", weight, channel)):
-        if own.usages != (copies.ROWWISE,):
+        if copies.ROWWISE not in own.usages:
             raise ValueError(f"scaled: {call.op} reads row-wise copies, and {name} has usages {own.usages}")
         block = block_of(own, copies.ROWWISE)
         for dim, b in enumerate(block):

@@ -114,6 +114,8 @@ def _declines_groups(call: Call) -> str | None:
     length = min([b for b in sizes if b != -1], default=None)
     if length is None:
         return "no scale changes along the summed dimension"
+    if any(_compile.known_equal(lhs.shape[-1], n) for n in (0, 1)):
+        return "sums of one product at most, which in float32 may be -0"
     largest = length * _largest(lhs) * _largest(rhs)
     return None if largest <= _FLOAT32_EXACT else f"sums of {length} may reach {largest}, beyond float32's integers"
 
@@ -131,15 +133,15 @@ def _run_groups(call: Call) -> Any:
     """The sum of each group in float32, where it is exact."""
     lhs, rhs = _grids(call)
     along = call.roles.rhs_sums
-    k = lhs.codes.shape[-1]
-    a = lhs.centered().to(torch.float32).reshape(-1, k)
+    lead = lhs.codes.shape[:-1]
+    a = lhs.centered().to(torch.float32).flatten(0, -2)
     b = rhs.centered().to(torch.float32)
     b = b.t() if along == -1 else b
     found = meaning.groups(lhs, rhs, along)
     scales = []
     for start, length, of_lhs, of_rhs in found:
         of_rows, of_columns = group_scale(lhs, -1, of_lhs), group_scale(rhs, along, of_rhs)
-        of_rows = of_rows.reshape(-1, 1) if of_rows.numel() != 1 else of_rows.reshape(1, 1)
+        of_rows = of_rows.reshape(1, 1) if _is_one(of_rows) else of_rows.expand([*lead, 1]).reshape(-1, 1)
         of_columns = of_columns.mT if along == -1 else of_columns
         scales.append((start, length, of_rows.contiguous(), of_columns.contiguous()))
     eager = _compile.is_plain_eager()
@@ -147,7 +149,7 @@ def _run_groups(call: Call) -> Any:
         y = _in_parts(a, b, scales)
     else:
         y = meaning.added([torch.mm(*_cut(a, b, start, n)) * r * c for start, n, r, c in scales])
-    y = y.reshape([*lhs.codes.shape[:-1], b.shape[1]])
+    y = y.reshape([*lead, b.shape[1]])
     return meaning.finish(call, meaning.biased(call, y, call.find(BIAS)))
 
 

@@ -237,10 +237,15 @@ def sums(call: Call) -> list[Sum]:
     if call.roles.family is CONVOLUTION:
         total = product(call, lhs.centered(), rhs.centered(), _exactly)
         return [Sum(total, batch_scale(lhs), channel_scale(call, rhs))]
-    row, column = lhs.codes.dim() == 1, rhs.codes.dim() == 1
-    lhs, rhs = (lhs.unsqueeze(0) if row else lhs), (rhs.unsqueeze(-1) if column else rhs)
+    takes_vectors = call.op in (aten.matmul.default, aten.linear.default)
+    row, column = (takes_vectors and g.codes.dim() == 1 for g in (lhs, rhs))
+    lhs = lhs.unsqueeze(0) if row else lhs
+    if column:
+        rhs = rhs.unsqueeze(-1 if call.roles.rhs_sums == -2 else 0)
     found = []
     a, b, along = lhs.centered(), rhs.centered(), call.roles.rhs_sums
+    if min(a.dim(), b.dim()) < 2:
+        product(call, a, b, _exactly)  # has PyTorch's words for it
     for start, length, of_lhs, of_rhs in groups(lhs, rhs, along):
         part = product(call, cut(a, -1, start, length), cut(b, along, start, length), _exactly)
         of_columns = group_scale(rhs, along, of_rhs)
@@ -278,7 +283,10 @@ def _along(operand: Grid, dim: int) -> int | None:
 def group_scale(operand: Grid, along: int, group: int) -> Tensor:
     """The scale of each row or column in a group, in a shape that broadcasts to the result."""
     dim = len(operand.block) + along
-    step = operand.step.narrow(dim, group, 1)
+    step = operand.step
+    if _compile.known_equal(step.shape[dim], 0):  # a sum of nothing
+        step = step.new_ones([*step.shape[:dim], 1, *step.shape[dim + 1 :]])
+    step = step.narrow(dim, group, 1)
     block = tuple(-1 if d == dim else b for d, b in enumerate(operand.block))
     return spread(step, block, operand.codes.shape)
 
@@ -311,8 +319,8 @@ def _without(s: Sum, row: bool, column: bool) -> Sum:
     """A product with vectors has no dimensions for them."""
 
     def shaped(x: Tensor) -> Tensor:
-        x = x.squeeze(-1) if column else x
-        return x.squeeze(-1 if column else -2) if row else x
+        x = x.squeeze(-1) if column and x.dim() > 0 else x
+        return x.squeeze(-1 if column else -2) if row and x.dim() > (not column) else x
 
     return Sum(*map(shaped, s))
 

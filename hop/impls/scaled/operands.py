@@ -55,9 +55,8 @@ class Operand(NamedTuple):
         """The operand with one of its copies alone."""
         if self.usages == (usage,):
             return self
-        names = {b.name for b in copies.describe(self.quantizer, self.shape, (usage,))}
-        kept = tuple(t for name, t in self.buffers.items() if name in names)
-        return self._replace(tensors=kept, usages=(usage,))
+        own, names = self.buffers, [b.name for b in copies.describe(self.quantizer, self.shape, (usage,))]
+        return self._replace(tensors=tuple(own[name] for name in names), usages=(usage,))
 
 
 class Grid(NamedTuple):
@@ -101,7 +100,25 @@ def grid(operand: Operand, usage: str, format: Format | None = None) -> Grid:
     if usage == copies.ROWWISE:
         return found
     turned = found.permute([1, 0])
-    return turned._replace(codes=turned.codes.reshape(list(operand.shape)))
+    return turned if operand.dim() == 2 else _unflattened(turned, list(operand.shape))
+
+
+def _unflattened(rows: Grid, shape: list[int]) -> Grid:
+    """A matrix of rows with the leading dimensions that were flattened to them."""
+    of_rows, along = rows.block
+    if of_rows not in (-1, 1):
+        rows = rows._replace(step=spread(rows.step, (of_rows, -1), rows.codes.shape), zero=_of_each_row(rows))
+
+    def unflattened(t: Tensor) -> Tensor:
+        return t.reshape([*(shape[:-1] if of_rows != -1 else [1] * (len(shape) - 1)), t.shape[-1]])
+
+    zero = rows.zero if isinstance(rows.zero, int) else unflattened(rows.zero)
+    block = (-1 if of_rows == -1 else 1,) * (len(shape) - 1) + (along,)
+    return Grid(rows.codes.reshape(shape), unflattened(rows.step), zero, block)
+
+
+def _of_each_row(rows: Grid) -> Tensor | int:
+    return rows.zero if isinstance(rows.zero, int) else spread(rows.zero, (rows.block[0], -1), rows.codes.shape)
 
 
 def block_of(operand: Operand, usage: str) -> Block:
@@ -110,8 +127,8 @@ def block_of(operand: Operand, usage: str) -> Block:
     turned = usage == copies.COLUMNWISE
     sizes = blocks.per_dimension(q.block, 2 if turned else len(shape))
     block = sizes[::-1] if turned else sizes
-    if len(block) != len(shape):  # a matrix of columns of more dimensions
-        return block
+    if len(block) != len(shape):  # the leading dimensions were flattened to rows
+        block = (-1 if block[0] == -1 else 1,) * (len(shape) - 1) + block[-1:]
     return tuple(-1 if b != -1 and _compile.known_equal(n, b) else b for n, b in zip(shape, block, strict=True))
 
 
