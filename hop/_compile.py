@@ -396,9 +396,7 @@ _VIEWS = frozenset(
         *(_aten.transpose.int, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.expand.default, _aten.slice.Tensor),
     }
 )
-_STORED = frozenset(  # view.dtype is what has been rounded already
-    {*(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default), _aten.view.dtype}
-)
+_STORED = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default})
 
 
 def _keep_loops_that_do_not_divide() -> None:

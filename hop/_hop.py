@@ -145,7 +145,7 @@ class Hop(HigherOrderOperator):
         """What Inductor makes of a node. Between operators that it fuses it would leave out the rounding of half
         floats, and so give other codes than eager mode."""
         args, kwargs = tree_map_only(Tensor, _compile.rounded, (args, kwargs))
-        return tree_map_only(Tensor, _compile.rounded, self._run(*args, **kwargs))
+        return self._run(*args, **kwargs)
 
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         return _compile.trace_node(mode, self, args, kwargs)

@@ -164,8 +164,7 @@ class TestRounding(unittest.TestCase):
             return h, y, codes, hop.scaled(linear, dtype, hop.quantize(row, torch.relu(h)), w2, bias)
 
         x = torch.randn(32, 64).to(dtype)
-        h, y, _, z = two_layers(x)
+        h, _, _, z = two_layers(x)
         got = torch.compile(two_layers, fullgraph=True)(x)
         assert torch.equal(got[0], h) and torch.equal(got[3], z)
         assert torch.equal(got[2], hop.quantize(row, got[1]).codes)  # of the sum as it was stored
-        assert (got[1] != y).float().mean() < 0.5  # which is Inductor's own
