@@ -147,12 +147,7 @@ class Quantizer(Value):
 
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
         """The numbers of a tensor of `shape`, in float32."""
-        rows = self.rows(shape)
-        codes = buffers["codes"]
-        if self.per_byte() > 1:
-            codes = self.format.unpack(codes, rows[-1] if rows else 1)
-        cut, _ = blocks.split(codes.reshape(rows), self.block)
-        tensors = [blocks.spread(buffers[name]) for name in self.stored()]
+        rows, cut, tensors = self._cut(buffers, shape)
         if self.layout is not None:
             numbers = self.layout.numbers(cut, self.format, self.scale, tensors)
             return blocks.merge(numbers * self.scale.step(tensors, self.format), rows).reshape(shape)
@@ -161,12 +156,7 @@ class Quantizer(Value):
     def packed(self, buffers: Mapping[str, Tensor], shape: Sequence[int], layout: Layout) -> dict[str, Tensor]:
         """The buffers of a tensor of `shape`, its codes in another layout."""
         assert self.layout is None
-        rows = self.rows(shape)
-        codes = buffers["codes"]
-        if self.per_byte() > 1:
-            codes = self.format.unpack(codes, rows[-1] if rows else 1)
-        cut, _ = blocks.split(codes.reshape(rows), self.block)
-        tensors = [blocks.spread(buffers[name]) for name in self.stored()]
+        rows, cut, tensors = self._cut(buffers, shape)
         held = layout.pack(cut, self.format, self.scale, tensors)
         return dict(buffers) | {"codes": blocks.merge(held, rows).reshape(shape)}
 
@@ -231,6 +221,15 @@ class Quantizer(Value):
         if noise is not None:
             noise, _ = blocks.split(noise.reshape(shape), self.block)
         return shape, self.format.encode(y, noise, *self._zero(tensors)), tensors
+
+    def _cut(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> tuple[list[int], Tensor, list[Tensor]]:
+        """The shape over which blocks run, and codes and what is stored beside them, cut into blocks."""
+        rows = self.rows(shape)
+        codes = buffers["codes"]
+        if self.per_byte() > 1:
+            codes = self.format.unpack(codes, rows[-1] if rows else 1)
+        cut, _ = blocks.split(codes.reshape(rows), self.block)
+        return rows, cut, [blocks.spread(buffers[name]) for name in self.stored()]
 
     def _decode(self, codes: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         return self.format.decode(codes, *self._zero(tensors)) * self.scale.step(tensors, self.format)

@@ -2,7 +2,8 @@
 
 roles.py       which operators, and the role of each argument
 operands.py    quantized arguments, and how they stand in a graph
-meaning.py     what it means           arguments.py   what may be asked
+calls.py       a call, taken apart     arguments.py   what may be asked
+meaning.py     what it means, of products (products.py), and of what is requantized from the sum (exact.py)
 gradient.py    its gradient            batching.py    its rule under vmap
 sharding.py    its rule for DTensor    kernels.py     its fast implementations
 
@@ -24,9 +25,9 @@ from hop._compile import OpOverload, is_autocasting, is_plain_eager
 from hop._hop import Composite, Hop
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import straight_through
-from hop.impls.scaled import batching, gradient, kernels, meaning, plans, sharding
+from hop.impls.scaled import batching, calls, gradient, kernels, meaning, plans, sharding
 from hop.impls.scaled.arguments import check, check_op, check_output
-from hop.impls.scaled.meaning import Call, fitted
+from hop.impls.scaled.calls import Call, fitted
 from hop.impls.scaled.operands import Operand, decode, encode
 from hop.impls.scaled.plans import operand
 from hop.impls.scaled.roles import LHS, OTHER, RHS, ROLES
@@ -201,7 +202,7 @@ def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made
     """The shape of the result, of which `made` are the buffers."""
     if q.per_byte() == 1:
         return made[0].shape
-    return meaning.shape(op, args, kwargs)
+    return calls.shape(op, args, kwargs)
 
 
 def _through_activation(grad: Tensor, y: Tensor, rule: Given) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,10 @@ from torch import Tensor
 from hop import _compile, copies
 from hop.formats import Codebook, Float, Integer
 from hop.impls.quantize.arguments import fitting_scales
-from hop.impls.scaled.meaning import Call, by_sum, exact_declines, is_transposed, tensors, usage
+from hop.impls.scaled.calls import Call, by_sum, tensors, usage
+from hop.impls.scaled.exact import exact_declines
 from hop.impls.scaled.operands import block_of
+from hop.impls.scaled.products import is_transposed
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, INDEX, LHS, MATRIX, RHS, ROLES
 from hop.quantizer import Quantizer
 

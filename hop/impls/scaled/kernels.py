@@ -15,8 +15,10 @@ from hop import _compile, blocks, copies
 from hop.formats import Float, Integer
 from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled import meaning
-from hop.impls.scaled.meaning import Call, Sum, group_scale, is_integer, usage
+from hop.impls.scaled.calls import Call, by_sum, is_integer, usage
+from hop.impls.scaled.exact import requantized, with_bias
 from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
+from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, product
 from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS, aten
 from hop.kernels import Kernel, integer
 from hop.kernels.quantize import fast, fast_format
@@ -39,21 +41,27 @@ def _form(call: Call, lhs: Tensor, rhs: Tensor) -> Product | None:
     return as_product(call.roles.product, (lhs, rhs), {})
 
 
-def _declines_integers(call: Call) -> str | None:
+def _declines_others(call: Call) -> str | None:
+    """Why a call is no product of two matrices of integers, or of batches of them; None if it is one."""
     if call.roles.family is not MATRIX:
         return f"for matrix products, not {call.roles.family.name}"
     lhs, rhs = call.find(LHS), call.find(RHS)
     if not (is_integer(lhs) and is_integer(rhs)):
         return "for two operands of integers"
-    if lhs.device.type not in ("cpu", "cuda"):
-        return f"no kernel for device {lhs.device.type}"
     if min(lhs.dim(), rhs.dim()) < 2:
         return "one operand is a vector"
+    return _misfit(call, lhs, rhs)
+
+
+def _declines_integers(call: Call) -> str | None:
+    if (reason := _declines_others(call)) is not None:
+        return reason
+    lhs, rhs = call.find(LHS), call.find(RHS)
+    if lhs.device.type not in ("cpu", "cuda"):
+        return f"no kernel for device {lhs.device.type}"
     for x, role, dim in ((lhs, LHS, -1), (rhs, RHS, call.roles.rhs_sums)):
         if block_of(x, usage(call, role))[dim] != -1:
             return "a scale changes along the summed dimension"
-    if (reason := _misfit(call, lhs, rhs)) is not None:
-        return reason
     if _is_batch(call):
         if any(x.quantizer.scale.has_zero_point() or x.quantizer.format.zero for x in (lhs, rhs)):
             return "a batch of products with zero points"
@@ -101,15 +109,11 @@ _ELEMENTS = 2**18  # of a result that is summed up at once, so that it stays in 
 
 
 def _declines_groups(call: Call) -> str | None:
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
-    lhs, rhs = call.find(LHS), call.find(RHS)
-    if not (is_integer(lhs) and is_integer(rhs)):
-        return "for two operands of integers"
-    if min(lhs.dim(), rhs.dim()) < 2 or _is_batch(call):
-        return "a product with vectors, or a batch of them"
-    if (reason := _misfit(call, lhs, rhs)) is not None:
+    if (reason := _declines_others(call)) is not None:
         return reason
+    if _is_batch(call):
+        return "a batch of products"
+    lhs, rhs = call.find(LHS), call.find(RHS)
     sizes = [block_of(x, usage(call, r))[d] for x, r, d in ((lhs, LHS, -1), (rhs, RHS, call.roles.rhs_sums))]
     length = min([b for b in sizes if b != -1], default=None)
     if length is None:
@@ -137,7 +141,7 @@ def _run_groups(call: Call) -> Any:
     a = lhs.centered().to(torch.float32).flatten(0, -2)
     b = rhs.centered().to(torch.float32)
     b = b.t() if along == -1 else b
-    found = meaning.groups(lhs, rhs, along)
+    found = groups(lhs, rhs, along)
     scales = []
     for start, length, of_lhs, of_rhs in found:
         of_rows, of_columns = group_scale(lhs, -1, of_lhs), group_scale(rhs, along, of_rhs)
@@ -148,9 +152,9 @@ def _run_groups(call: Call) -> Any:
     if eager:
         y = _in_parts(a, b, scales)
     else:
-        y = meaning.added([torch.mm(*_cut(a, b, start, n)) * r * c for start, n, r, c in scales])
+        y = added([torch.mm(*_cut(a, b, start, n)) * r * c for start, n, r, c in scales])
     y = y.reshape([*lead, b.shape[1]])
-    return meaning.finish(call, meaning.biased(call, y, call.find(BIAS)))
+    return meaning.finish(call, biased(call, y, call.find(BIAS)))
 
 
 def _in_parts(a: Tensor, b: Tensor, scales: list[Any]) -> Tensor:
@@ -171,7 +175,7 @@ def _in_parts(a: Tensor, b: Tensor, scales: list[Any]) -> Tensor:
 
 
 def _cut(a: Tensor, b: Tensor, start: int, length: int | None) -> tuple[Tensor, Tensor]:
-    return meaning.cut(a, 1, start, length), meaning.cut(b, 0, start, length)
+    return cut(a, 1, start, length), cut(b, 0, start, length)
 
 
 # ---- zero points
@@ -222,12 +226,12 @@ def _is_zero(zero: Tensor | int) -> bool:
 def _epilogue(call: Call, found: Sum) -> Any:
     """The result, of one sum."""
     bias = call.find(BIAS)
-    if meaning.by_sum(call.output):
-        return meaning.requantized(call, meaning.with_bias(call, found))
+    if by_sum(call.output):
+        return requantized(call, with_bias(call, found))
     if bias is not None and not bias.is_floating_point():
         found, bias = found._replace(total=found.total + bias), None
     if not _compile.is_plain_eager() or call.kwargs:
-        return meaning.finish(call, meaning.biased(call, found.real(), bias))
+        return meaning.finish(call, biased(call, found.real(), bias))
     y = found.total.to(torch.float32).mul_(found.lhs).mul_(found.rhs)
     if bias is not None:
         y = y.add_(bias) if bias.dtype == torch.float32 else y.add_(bias.to(torch.float32))
@@ -316,7 +320,7 @@ def _run_bfloat16(call: Call) -> Tensor:
     lhs, rhs = _factors(call)
     of_rows, of_columns = lhs.rest(), rhs.rest()
     bias = call.find(BIAS)
-    y = meaning.product(call, lhs.numbers(), rhs.numbers())
+    y = product(call, lhs.numbers(), rhs.numbers())
     if of_rows is None and of_columns is None and bias is None and not call.kwargs:
         return y
     if of_columns is not None and call.roles.rhs_sums == -1:
@@ -325,7 +329,7 @@ def _run_bfloat16(call: Call) -> Tensor:
     multiply = Tensor.mul_ if _compile.is_plain_eager() else Tensor.mul
     for scale in (of_rows, of_columns):
         wide = wide if scale is None else multiply(wide, scale)
-    return meaning.biased(call, wide, bias).to(torch.bfloat16)
+    return biased(call, wide, bias).to(torch.bfloat16)
 
 
 # ---- rows of an embedding

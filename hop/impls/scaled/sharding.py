@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hop import _compile, blocks, copies
-from hop.impls.scaled import meaning
-from hop.impls.scaled.meaning import Call, tensors
+from hop.impls.scaled import calls, meaning
+from hop.impls.scaled.calls import Call, by_sum, tensors
 from hop.impls.scaled.operands import Operand, encode
 from hop.impls.scaled.roles import ADD, BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, MULTIPLY, RHS, aten
 from hop.leaves import quantize_buffers
@@ -26,7 +26,7 @@ def shard(operator: Any, call: Call) -> Any:
     """The result for operands some of which are DTensors: a DTensor, or a list of them."""
     every = [*_plain_tensors(call.args), call.output_scale, call.output_zero_point]
     mesh = next(t.device_mesh for t in every if _compile.is_dtensor(t))  # type: ignore[union-attr]
-    shape = meaning.shape(call.op, call.args, call.kwargs)
+    shape = calls.shape(call.op, call.args, call.kwargs)
     maps = _maps(call, len(shape))
     chosen: list[int | None] = []
     for axis in range(mesh.ndim):
@@ -34,11 +34,11 @@ def shard(operator: Any, call: Call) -> Any:
         chosen.append(None if own in chosen else own)
     # a quantized result is quantized where its sums are, but by the rules for quantizing
     quantized = isinstance(call.output, Quantizer)
-    if quantized and meaning.by_sum(call.output):
+    if quantized and by_sum(call.output):
         chosen = [None] * mesh.ndim
     args = _local(call.args, maps, chosen, mesh)
-    output: Any = call.output if not quantized or meaning.by_sum(call.output) else torch.float32
-    by_process = meaning.by_sum(output)
+    output: Any = call.output if not quantized or by_sum(call.output) else torch.float32
+    by_process = by_sum(output)
     scales = [_everywhere(t, mesh) if by_process else None for t in (call.output_scale, call.output_zero_point)]
     out = operator(call.op, str(output) if by_process else output, *scales, *encode(args), **call.kwargs)
     if by_process:
@@ -49,7 +49,7 @@ def shard(operator: Any, call: Call) -> Any:
         return y
     given = call._replace(args=(y,))
     y = meaning.activated(call, y)
-    scale, zero_point = meaning.fitted(given, y.shape)
+    scale, zero_point = calls.fitted(given, y.shape)
     return quantize_buffers(str(call.output), y, scale, zero_point, None, [copies.ROWWISE])
 
 

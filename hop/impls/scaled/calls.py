@@ -1,0 +1,102 @@
+"""A call of scaled, taken apart."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop import copies
+from hop._compile import OpOverload
+from hop.formats import Integer
+from hop.impls.quantize.arguments import fitting_scales
+from hop.impls.scaled.operands import Operand
+from hop.impls.scaled.roles import INDEX, MATRIX, RHS, ROLES, Roles
+from hop.quantizer import Quantizer
+from hop.scaling import Given
+
+Output = torch.dtype | Quantizer
+
+
+class Call(NamedTuple):
+    """A call of scaled, its quantized arguments as Operands."""
+
+    op: OpOverload
+    output: Output
+    output_scale: Tensor | None
+    output_zero_point: Tensor | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def roles(self) -> Roles:
+        return ROLES[self.op]
+
+    @property
+    def device(self) -> torch.device:
+        return tensors(self.args)[0].device
+
+    def find(self, role: str) -> Any:
+        """The argument with `role`, None if there is none."""
+        return self.roles.find(role, self.args)
+
+
+def tensors(args: Sequence[Any]) -> list[Any]:
+    """The tensors and Operands among arguments, those of lists included."""
+    flat = [x for a in args for x in (a if isinstance(a, list | tuple) and not isinstance(a, Operand) else [a])]
+    return [x for x in flat if isinstance(x, Tensor | Operand)]
+
+
+def values(x: Any, dtype: torch.dtype, usage: str = "") -> Any:
+    """A tensor or an Operand in real numbers; anything else as it is."""
+    if isinstance(x, Operand):
+        return x.values(usage).to(dtype)
+    if isinstance(x, list | tuple):
+        return [values(v, dtype) for v in x]
+    return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def is_integer(x: Any) -> bool:
+    """Whether x is an operand whose codes can be multiplied as integers."""
+    return isinstance(x, Operand) and isinstance(x.quantizer.format, Integer) and not x.quantizer.flat
+
+
+def usage(call: Call, role: str) -> str:
+    """The copy of an operand that a product reads: the one whose last dimension is summed over, if there is one."""
+    operand = call.find(role)
+    turned = role == RHS and call.roles.family is MATRIX and call.roles.rhs_sums == -2 and operand.dim() == 2
+    wanted = copies.COLUMNWISE if turned else copies.ROWWISE
+    return wanted if wanted in operand.usages else operand.usages[0]
+
+
+def compute_dtype(call: Call) -> torch.dtype:
+    """float64 if a plain operand has that dtype, else float32."""
+    plain = [x for x in tensors(call.args) if isinstance(x, Tensor)]
+    return torch.float64 if any(x.dtype == torch.float64 for x in plain) else torch.float32
+
+
+def by_sum(output: Output) -> bool:
+    """Whether the output is found from the integer sum, and not from the float that it stands for."""
+    return isinstance(output, Quantizer) and isinstance(output.scale, Given) and output.scale.requantize.exact
+
+
+def fitted(call: Call, shape: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
+    """The scale and zero point of the output in the shapes of their buffers, for a result of `shape`."""
+    assert isinstance(call.output, Quantizer)
+    return fitting_scales(
+        "scaled", "output_", call.output, shape, call.device, call.output_scale, call.output_zero_point
+    )
+
+
+def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
+    """The shape of the result, whatever the operands are quantized to."""
+
+    def described(x: Any, role: str | None) -> Any:
+        if isinstance(x, list | tuple) and not isinstance(x, Operand):
+            return [described(v, role) for v in x]
+        if not isinstance(x, Operand | Tensor):
+            return x
+        dtype = x.dtype if isinstance(x, Tensor) and role == INDEX else torch.float32
+        return torch.empty(tuple(x.shape), dtype=dtype, device="meta")
+
+    return list(op(*(described(x, ROLES[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)

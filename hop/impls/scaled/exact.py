@@ -1,0 +1,91 @@
+"""Requantization from the exact sum."""
+
+import torch
+from torch import Tensor
+
+from hop import blocks
+from hop.formats import Integer
+from hop.impls.scaled.calls import Call, fitted, is_integer, tensors, usage
+from hop.impls.scaled.operands import Operand, block_of, grid, spread
+from hop.impls.scaled.products import Sum, aligned, sums
+from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, MATRIX, MULTIPLY, RHS, VALUE, aten
+from hop.quantizer import Quantizer
+from hop.scaling import Given
+
+
+def exact_declines(call: Call) -> str | None:
+    """Why a call is not one exact sum, or None."""
+    family = call.roles.family
+    operands = [x for x in tensors(call.args) if isinstance(x, Operand)]
+    if not all(is_integer(x) for x in operands):
+        return "its operands are no integers"
+    if family in (MATRIX, CONVOLUTION):
+        if call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("beta", 1) != 1:
+            return f"alpha and beta are {call.kwargs}"
+        if not all(is_integer(call.find(role)) for role in (LHS, RHS)):
+            return "one factor is plain"
+        if family is MATRIX:
+            lhs, rhs = call.find(LHS), call.find(RHS)
+            sides = ((lhs, LHS, -1), (rhs, RHS, -1 if rhs.dim() == 1 else call.roles.rhs_sums))
+            if any(block_of(x, usage(call, role))[dim] != -1 for x, role, dim in sides):
+                return "its scales come in groups, each with a sum of its own"
+        return None
+    if family is MULTIPLY:
+        return None if call.op is aten.mul.Tensor and len(operands) == 2 else "one factor is plain"
+    if family is VALUE and call.op not in _BOUNDED:
+        (x,) = operands if len(operands) == 1 else (None,)
+        whole = x is not None and all(b == -1 for b in blocks.per_dimension(x.quantizer.block, x.dim()))
+        return None if whole else "it takes one operand with one scale"
+    return f"{call.op} is none"
+
+
+_BOUNDED = frozenset({aten.clamp.default, aten.hardtanh.default, aten.cat.default})
+
+
+def exact(call: Call) -> Sum:
+    """The one sum of a call, its bias included."""
+    family = call.roles.family
+    if family is MULTIPLY:
+        a, b = (grid(x, x.usages[0]) for x in call.args[:2])
+        total = a.centered().to(torch.int32) * b.centered().to(torch.int32)
+        return Sum(total, *(spread(g.step, g.block, g.codes.shape) for g in (a, b)))
+    if family is VALUE:
+        own = grid(call.args[0], call.args[0].usages[0])
+        total = call.op(own.centered().to(torch.float32), *call.args[1:], **call.kwargs).to(torch.int32)
+        step = own.step.reshape(())
+        return Sum(total, step, torch.ones_like(step))
+    (found,) = sums(call)
+    return with_bias(call, found)
+
+
+def with_bias(call: Call, found: Sum) -> Sum:
+    """The sum with its bias. One of floats is rounded to the unit of the sum, and the two saturate."""
+    bias = call.find(BIAS)
+    if bias is None or call.kwargs.get("beta", 1) == 0:
+        return found
+    bias = aligned(call, bias)
+    if not bias.is_floating_point():
+        return found._replace(total=found.total + bias)
+    unit = found.lhs.to(torch.float64) * found.rhs.to(torch.float64)
+    steps = (bias.to(torch.float64) / unit).round().clamp(-(2.0**32), 2.0**32).to(torch.int64)
+    total = (found.total.to(torch.int64) + steps).clamp(-(2**31), 2**31 - 1)
+    return found._replace(total=total.to(torch.int32))
+
+
+def requantized(call: Call, found: Sum) -> list[Tensor]:
+    """The buffers of the output, by its convention."""
+    q = call.output
+    assert isinstance(q, Quantizer) and isinstance(q.scale, Given) and isinstance(q.format, Integer)
+    shape = list(found.total.shape)
+    block = blocks.per_dimension(q.block, len(shape))
+    scale, zero_point = fitted(call, shape)
+    assert scale is not None
+    stored, zero = [scale], q.format.zero
+    if zero_point is not None:
+        zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
+        stored.append(zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype))
+        zero = spread(stored[1], block, shape).to(torch.int32)
+    scale = spread(scale, block, shape)
+    codes = q.scale.requantize.codes(found.total, found.lhs, found.rhs, scale, zero, q.format).contiguous()
+    codes = q.format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes
+    return [codes, *(t.clone(memory_format=torch.contiguous_format) for t in stored)]

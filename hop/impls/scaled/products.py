@@ -1,0 +1,198 @@
+"""Products: exact sums of integers and their scales, group by group, or products of real numbers; then the bias."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop import _compile
+from hop._compile import OpOverload
+from hop.impls.out_dtype import operator as out_dtype
+from hop.impls.scaled.calls import (
+    Call,
+    compute_dtype,
+    is_integer,
+    usage,
+    values,
+)
+from hop.impls.scaled.operands import Grid, Operand, grid, spread
+from hop.impls.scaled.roles import (
+    BIAS,
+    CONVOLUTION,
+    LHS,
+    RHS,
+    aten,
+)
+from hop.kernels.convolution import lay_out
+
+
+class Sum(NamedTuple):
+    """The exact integers of a group, and the scales by which they are multiplied."""
+
+    total: Tensor  # int32
+    lhs: Tensor  # float32, broadcastable to it
+    rhs: Tensor
+
+    def real(self) -> Tensor:
+        """(float32(total) · lhs) · rhs."""
+        return self.total.to(torch.float32) * self.lhs * self.rhs
+
+
+def real_product(call: Call) -> Tensor:
+    lhs, rhs, bias = (call.find(role) for role in (LHS, RHS, BIAS))
+    if is_integer(lhs) and is_integer(rhs):
+        found = sums(call)
+        if bias is not None and not bias.is_floating_point():
+            (one,) = found
+            found, bias = [one._replace(total=one.total + aligned(call, bias))], None
+        y = in_order(found)
+    else:
+        dtype = compute_dtype(call)
+        sides = [
+            values(x, dtype, usage(call, role) if isinstance(x, Operand) else "")
+            for x, role in ((lhs, LHS), (rhs, RHS))
+        ]
+        y = product(call, *sides)
+        if call.roles.family is CONVOLUTION:
+            y = lay_out(y, *sides)
+    return biased(call, y, bias)
+
+
+def in_order(found: Sequence[Sum]) -> Tensor:
+    """The sum of all groups."""
+    return added([one.real() for one in found])
+
+
+def added(terms: Sequence[Tensor]) -> Tensor:
+    """Their sum, from the first to the last."""
+    y = terms[0]
+    for term in terms[1:]:
+        y = y + term
+    return y
+
+
+def biased(call: Call, y: Tensor, bias: Tensor | None) -> Tensor:
+    """y · alpha + bias · beta."""
+    alpha, beta = call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)
+    if alpha != 1:
+        y = y * alpha
+    if bias is None or beta == 0:
+        return y
+    bias = aligned(call, bias.to(y.dtype))
+    return y + (bias if beta == 1 else bias * beta)
+
+
+def aligned(call: Call, bias: Tensor) -> Tensor:
+    """The bias in a shape that broadcasts to the result."""
+    if call.roles.family is not CONVOLUTION:
+        return bias
+    return bias.view(-1, *[1] * (call.find(RHS).dim() - 2))
+
+
+def product(call: Call, lhs: Tensor, rhs: Tensor, run: Callable[..., Tensor] | None = None) -> Tensor:
+    """The operator without its bias, of other factors, by `run` or by itself."""
+    op = call.roles.product
+    assert op is not None
+    rest = call.args[2:]
+    arguments = (lhs, rhs, None, *rest[1:]) if call.roles.family is CONVOLUTION else (lhs, rhs)
+    return op(*arguments) if run is None else run(op, *arguments)
+
+
+def _exactly(op: OpOverload, *args: Any) -> Tensor:
+    return out_dtype(op, torch.int32, *args)
+
+
+def sums(call: Call) -> list[Sum]:
+    """The sums of a product of integer operands, a group after the other."""
+    lhs, rhs = (grid(call.find(role), usage(call, role)) for role in (LHS, RHS))
+    if call.roles.family is CONVOLUTION:
+        total = product(call, lhs.centered(), rhs.centered(), _exactly)
+        return [Sum(total, batch_scale(lhs), channel_scale(call, rhs))]
+    takes_vectors = call.op in (aten.matmul.default, aten.linear.default)
+    row, column = (takes_vectors and g.codes.dim() == 1 for g in (lhs, rhs))
+    lhs = lhs.unsqueeze(0) if row else lhs
+    if column:
+        rhs = rhs.unsqueeze(-1 if call.roles.rhs_sums == -2 else 0)
+    found = []
+    a, b, along = lhs.centered(), rhs.centered(), call.roles.rhs_sums
+    if min(a.dim(), b.dim()) < 2:
+        product(call, a, b, _exactly)  # has PyTorch's words for it
+    for start, length, of_lhs, of_rhs in groups(lhs, rhs, along):
+        part = product(call, cut(a, -1, start, length), cut(b, along, start, length), _exactly)
+        of_columns = group_scale(rhs, along, of_rhs)
+        of_columns = of_columns.squeeze(-1) if along == -1 else of_columns
+        found.append(Sum(part, group_scale(lhs, -1, of_lhs), of_columns))
+    return [_without(s, row, column) for s in found] if row or column else found
+
+
+def cut(x: Tensor, dim: int, start: int, length: int | None) -> Tensor:
+    return x if length is None else x.narrow(dim, start, length)
+
+
+def groups(lhs: Grid, rhs: Grid, along: int) -> list[tuple[int, int | None, int, int]]:
+    """Where the groups of the summed dimension start, how long they are (None for all of it), and the block of each
+    operand that they lie in."""
+    size = lhs.codes.shape[-1]
+    a, b = (along_sum(g, dim) for g, dim in ((lhs, -1), (rhs, along)))
+    if a is None and b is None:
+        return [(0, None, 0, 0)]
+    n = int(size)  # a graph has so many groups
+    if n == 0:
+        return [(0, None, 0, 0)]
+    edges = sorted({e for step in (a, b) if step is not None for e in range(0, n, step)} | {n})
+    return [
+        (start, end - start, start // a if a else 0, start // b if b else 0) for start, end in itertools.pairwise(edges)
+    ]
+
+
+def along_sum(operand: Grid, dim: int) -> int | None:
+    """The size of a block along the summed dimension, None if one block is all of it."""
+    b = operand.block[dim]
+    return None if b == -1 or _compile.known_equal(operand.step.shape[dim], 1) else b
+
+
+def group_scale(operand: Grid, along: int, group: int) -> Tensor:
+    """The scale of each row or column in a group, in a shape that broadcasts to the result."""
+    dim = len(operand.block) + along
+    step = operand.step
+    if _compile.known_equal(step.shape[dim], 0):  # a sum of nothing
+        step = step.new_ones([*step.shape[:dim], 1, *step.shape[dim + 1 :]])
+    step = step.narrow(dim, group, 1)
+    block = tuple(-1 if d == dim else b for d, b in enumerate(operand.block))
+    return spread(step, block, operand.codes.shape)
+
+
+def batch_scale(x: Grid) -> Tensor:
+    """The scale of a convolution's input, of one for each example at most."""
+    return spread(x.step, x.block, x.codes.shape)
+
+
+def channel_scale(call: Call, weight: Grid) -> Tensor:
+    """The scale of a convolution's weight, of one for each output channel at most, beside the result."""
+    transposed, groups = is_transposed(call)
+    step = spread(weight.step, weight.block, weight.codes.shape)
+    own = step.transpose(0, 1) if transposed else step
+    channels = own.reshape(-1)
+    if transposed and groups > 1 and not _compile.known_equal(channels.shape[0], 1):
+        channels = channels.repeat(groups)
+    return channels.view(-1, *[1] * (weight.codes.dim() - 2))
+
+
+def is_transposed(call: Call) -> tuple[bool, int]:
+    """Whether a convolution is transposed, and its groups."""
+    named = {"groups": 1, "transposed": "transpose" in call.op._schema.name}
+    for argument, value in zip(call.op._schema.arguments, call.args, strict=False):
+        named[argument.name] = value
+    return named["transposed"], named["groups"]
+
+
+def _without(s: Sum, row: bool, column: bool) -> Sum:
+    """A product with vectors has no dimensions for them."""
+
+    def shaped(x: Tensor) -> Tensor:
+        x = x.squeeze(-1) if column and x.dim() > 0 else x
+        return x.squeeze(-1 if column else -2) if row and x.dim() > (not column) else x
+
+    return Sum(*map(shaped, s))
