@@ -29,10 +29,10 @@ $(VENV)/demo: $(VENV)/base
 demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, compile it
 	@$(PY) examples/minilm.py
 
-test: $(VENV)/dev ## every operator on every route once (5 minutes on two cores)
+test: $(VENV)/dev ## every operator on every route once (8 minutes on two cores)
 	@$(PYTEST) -m "not full"
 
-test-all: $(VENV)/dev ## the full product of operators, routes, formats and dtypes (half an hour on two cores)
+test-all: $(VENV)/dev ## the full product of operators, routes, formats and dtypes (three quarters of an hour on two cores)
 	@$(PYTEST)
 
 bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md

@@ -60,6 +60,10 @@ class TestLeaves(unittest.TestCase):
         route.run(*leaves(SETTINGS))
 
 
+COMPILED = [r for r in BATCHED if r.compiler]
+QUICK = ("inductor",)  # the others take minutes
+
+
 def scaled_program(part: int) -> tuple[list[Case], list[Case]]:
     """Every other case of scaled at once."""
     operators = SCALED[part::2]
@@ -75,7 +79,13 @@ class TestScaled(unittest.TestCase):
     def test_program(self, _name: str, route: Route, part: int):
         route.run(*scaled_program(part))
 
-    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in BATCHED if r.compiler for part in (0, 1)])
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name in QUICK for part in (0, 1)])
     @pytest.mark.compiler
     def test_compiled_program(self, _name: str, route: Route, part: int):
+        route.run(*scaled_program(part))
+
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name not in QUICK for part in (0, 1)])
+    @pytest.mark.compiler
+    @pytest.mark.full
+    def test_compiled_program_at_length(self, _name: str, route: Route, part: int):
         route.run(*scaled_program(part))
