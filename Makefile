@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # torch goes first and pinned, so that no package can pull in another build of it.
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
-PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8
+PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all bench docs lint gpu clean
 
@@ -29,10 +29,10 @@ $(VENV)/demo: $(VENV)/base
 demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, compile it
 	@$(PY) examples/minilm.py
 
-test: $(VENV)/dev ## every operator on every route once (8 minutes on two cores)
+test: $(VENV)/dev ## every operator on every route once (10 minutes on two cores)
 	@$(PYTEST) -m "not full"
 
-test-all: $(VENV)/dev ## the full product of operators, routes, formats and dtypes (three quarters of an hour on two cores)
+test-all: $(VENV)/dev ## the full product of operators, routes, formats and dtypes (an hour on two cores)
 	@$(PYTEST)
 
 bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
