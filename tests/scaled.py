@@ -119,6 +119,12 @@ class ScaledOperator:
             keeps_nodes_under_vmap=False,
         )
 
+    def explained(self) -> str:
+        """What hop.explain says of the call."""
+        names = ("output_scale", "output_zero_point")
+        options = {n: torch.tensor(v) for n, v in zip(names, (0.5, 3.0), strict=True)} if self._is_static() else {}
+        return hop.explain(self.op, self.output, *map(_rebuilt, self._operands()), **options, **self.kwargs)
+
     def _is_static(self) -> bool:
         return isinstance(self.output, Quantizer) and isinstance(self.output.scale, Given)
 

@@ -274,12 +274,12 @@ class TestExplain(unittest.TestCase):
         lines = hop.explain(LINEAR, torch.float32, torch.randn(5, 40), w).splitlines()
         assert lines[0] == "integer product: for two operands of integers"
         assert lines[-1] == "reference: chosen" and len(lines) == 5
-        assert "NotImplemented" not in hop.explain(aten.relu.default, presets.INT8_ROW, x)
+        assert hop.explain(aten.relu.default, presets.INT8_ROW, x).endswith("reference: chosen")
 
     def test_every_case_is_explained(self):
         for o in SCALED:
-            assert hop.explain(LINEAR, torch.float32, torch.ones(2, 40), made(presets.MXFP8, torch.ones(2, 40)))
-            assert o.case().nodes
+            lines = o.explained().splitlines()
+            assert lines[-1].endswith(": chosen") and all(not line.endswith(": chosen") for line in lines[:-1]), o.name
 
     def test_the_operator_explains_the_same(self):
         x, w = (hop.quantize(presets.FP8_ROW, torch.randn(*s)) for s in ((5, 40), (7, 40)))

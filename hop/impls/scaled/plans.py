@@ -29,7 +29,6 @@ Plan = Callable[..., Any]
 
 _MOST = 4096
 _plans: dict[tuple[Any, ...], Plan] = {}
-_quantizers: list[Quantizer] = []  # those that keys name by their ids
 
 
 def key(op: Any, output: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -43,7 +42,7 @@ def key(op: Any, output: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             names = x._names
             if type(getattr(x, names[0])) not in PLAIN or (grad and x.requires_grad):
                 return None
-            add(id(x.quantizer))  # in a quarter of the time of its hash; `remember` keeps it
+            add(id(x.quantizer))  # in a quarter of the time of its hash; the plan keeps it
             add(names)
             add(x.shape)
         elif cls in PLAIN:
@@ -70,10 +69,10 @@ def remember(key: tuple[Any, ...], op: Any, output: torch.dtype, args: tuple[Any
     """Keep that calls with `key` run `kernel`."""
     if len(_plans) >= _MOST:
         _plans.clear()
-        _quantizers.clear()
     direct = {kernels.INTEGERS: _integers, kernels.BFLOAT16: _bfloat16}.get(kernel, lambda *_: None)(op, output, args)
-    _quantizers.extend(x.quantizer for x in args if isinstance(x, QuantizedTensor))
-    _plans[key] = direct or _general(op, output, kernel)
+    plan: Any = direct or _general(op, output, kernel)
+    plan.quantizers = [x.quantizer for x in args if isinstance(x, QuantizedTensor)]  # whose ids no other has meanwhile
+    _plans[key] = plan
 
 
 def _general(op: Any, output: torch.dtype, kernel: Any) -> Plan:
