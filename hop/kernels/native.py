@@ -1,0 +1,97 @@
+"""The native kernels: C++ behind a C interface, loaded if they were built.
+
+What they may use is found at run time, and can be set: by the environment variable HOP_NATIVE, or by `use`, to
+
+    off         PyTorch's own operators alone
+    portable    what any CPU has      avx2, avx512, amx    up to these instructions, as far as the CPU has them
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_VERSION = 1  # of the C interface
+LEVELS = ("portable", "avx2", "avx512", "amx")
+_OFF = "off"
+
+on_change: list[Callable[[], None]] = []
+"""Called after `use` changed what kernels may be taken."""
+
+
+class Library:
+    """The native library, and what may be used of it."""
+
+    def __init__(self) -> None:
+        self.functions, self.missing = _load()
+        self.off, self.path = False, _OFF
+        if self.functions is not None:
+            asked = os.environ.get("HOP_NATIVE", LEVELS[-1])
+            _checked(asked, "environment variable HOP_NATIVE")
+            self.set(asked)
+
+    def set(self, path: str) -> None:
+        """Use `path`, one of LEVELS or "off"."""
+        self.off = path == _OFF
+        if self.functions is not None and not self.off:
+            self.functions.hop_use_level(LEVELS.index(path))
+        self.path = path
+
+    def declines(self) -> str | None:
+        """Why native kernels are not to be used, or None."""
+        return self.missing or ("native kernels are switched off" if self.off else None)
+
+    def level(self) -> str:
+        """The instructions in use."""
+        assert self.functions is not None
+        return LEVELS[min(LEVELS.index(self.path), self.functions.hop_best_level())]
+
+
+def _checked(path: str, what: str) -> None:
+    if path not in (*LEVELS, _OFF):
+        raise ValueError(f"{what} must be one of {(*LEVELS, _OFF)}, got {path!r}")
+
+
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    found = sorted(Path(__file__).parents[1].glob("_native*.so"))
+    if not found:
+        return None, "the native kernels were not built: install hop where there is a C++ compiler"
+    try:
+        functions = ctypes.CDLL(str(found[0]))
+        version = functions.hop_version()
+    except (OSError, AttributeError) as e:
+        return None, f"the native kernels cannot be loaded: {e}"
+    if version != _VERSION:
+        return None, f"the native kernels have version {version}, not {_VERSION}: install hop again"
+    return functions, None
+
+
+@functools.cache
+def library() -> Library:
+    """The one library."""
+    return Library()
+
+
+@contextlib.contextmanager
+def use(path: str) -> Iterator[None]:
+    """Within it, kernels use up to the instructions named, in all threads of this process.
+
+    Args:
+        path: "off", "portable", "avx2", "avx512" or "amx". Where the CPU lacks them, the best that it has.
+
+    Raises:
+        ValueError: path is none of these."""
+    _checked(path, "path")
+    one = library()
+    before = one.path if one.functions is not None else _OFF
+    one.set(path)
+    for changed in on_change:
+        changed()
+    try:
+        yield
+    finally:
+        one.set(before)
+        for changed in on_change:
+            changed()
