@@ -25,6 +25,7 @@ FLAGS = [
     "-Wall",
     "-Wextra",
     "-Wno-psabi",
+    "-Wno-maybe-uninitialized",  # of GCC's own intrinsics
 ]
 
 native = Extension(

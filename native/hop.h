@@ -17,3 +17,130 @@ HOP_API int hop_version();
 // Levels of instructions, as in cpu.h. hop_use_level returns what was asked for before.
 HOP_API int hop_best_level();
 HOP_API int hop_use_level(int level);
+
+// ---- products
+
+// How one element is encoded.
+enum Format {
+    HOP_NONE = 0,
+    HOP_INT8, HOP_UINT8,                // a byte each
+    HOP_INT4, HOP_UINT4, HOP_E2M1,      // two to a byte, the first in the low bits
+    HOP_E4M3, HOP_E5M2,                 // a byte each
+    HOP_E8M0,                           // of scales: 2^(code - 127)
+    HOP_FLOAT32, HOP_BFLOAT16, HOP_FLOAT16, HOP_INT32,
+};
+
+// How codes lie in memory.
+enum Layout {
+    HOP_STRIDED = 0,
+    // The factor that is summed along its last dimension, as [rows / 32][k / 64][2][16 quads][16 rows][4] codes: what
+    // the tile instructions of CPUs read in one go. Rows and k are filled up with zero bytes. Codes of 4 bits: quads
+    // 2i and 2i + 1 share their bytes, the first in the low bits.
+    HOP_TILED = 1,
+};
+
+// One number for each block of `rows` x `ks` elements: data[row / rows * row_stride + k / ks * k_stride] * factor.
+struct hop_scale {
+    int32_t format;  // HOP_NONE: 1
+    float factor;
+    int64_t rows, ks;
+    int64_t row_stride, k_stride;
+};
+
+// A factor of a product, taken as (rows, k): (code - zero) * scale * fold.
+struct hop_operand {
+    int32_t format, layout;
+    int64_t row_stride, k_stride;
+    int32_t zero;         // of all elements
+    int32_t zero_format;  // of zero points in the blocks of scale, instead: HOP_INT8, HOP_UINT8 or HOP_NONE
+    hop_scale scale;      // float32
+    hop_scale fold;       // few bits, so that decode(code) * fold is a bfloat16 number
+};
+
+// How codes are found from a sum, as in hop.requantization.
+enum Requantize { HOP_DIVISION = 0, HOP_MULTIPLIER, HOP_GEMMLOWP, HOP_TFLITE, HOP_AWAY, HOP_EVEN };
+
+struct hop_output {
+    int32_t format;       // HOP_FLOAT32, HOP_BFLOAT16, HOP_FLOAT16, HOP_INT32 (the sum itself), HOP_INT8 or HOP_UINT8
+    int32_t bias_format;  // HOP_NONE, a float, or HOP_INT32 in units of the product of scales
+    int64_t row_stride;
+    // of codes
+    int32_t requantize, low, high, zero, zero_format;
+    int32_t bounded;         // 1: activation has a lower bound, 2: an upper one, 3: both
+    float bounds[2];
+    int64_t column_stride;   // of scale and zero point along the columns: 0 or 1
+};
+
+struct hop_product {
+    int64_t m, n, k;
+    hop_operand lhs, rhs;
+    hop_output output;
+};
+
+// What the operands hold: codes, scale, zero point, fold.
+struct hop_data {
+    const void *codes, *scale, *zero, *fold;
+};
+
+// Whether the instructions in use have a kernel for the product.
+HOP_API int hop_product_supported(const hop_product* product);
+
+// output (m, n) = lhs (m, k) times the transpose of rhs (n, k).
+HOP_API int hop_multiply(
+    const hop_product* product, int threads, const void* lhs_codes, const void* lhs_scale, const void* lhs_zero,
+    const void* lhs_fold, const void* rhs_codes, const void* rhs_scale, const void* rhs_zero, const void* rhs_fold,
+    const void* bias, const void* output_scale, const void* output_zero, void* output);
+
+// rhs codes from HOP_STRIDED to HOP_TILED.
+HOP_API int hop_pack(const hop_operand* operand, int64_t rows, int64_t k, int threads, const void* codes, void* tiled);
+
+// ---- quantize: codes and scales of a tensor, and back, bit for bit those of hop.quantizer.
+
+enum FloatDtype { HOP_F32 = 0, HOP_BF16 = 1, HOP_F16 = 2 };
+enum FormatKind { HOP_INTEGER = 0, HOP_FLOAT = 1, HOP_CODEBOOK = 2 };
+enum ScaleRule {
+    HOP_GIVEN = 0,
+    HOP_AMAX = 1,
+    HOP_MINMAX = 2,
+    HOP_ABSMEAN = 3,
+    HOP_CURRENT_SCALING = 4,
+    HOP_MICROSCALING = 5,
+    HOP_TWO_LEVEL = 6
+};
+
+struct hop_quantizer {
+    int32_t format, bits, rule;
+    int32_t low, high, zero;                          // integers: the codes, and that of 0 without a zero point
+    int32_t mantissa_bits, bias, largest, keeps_nan;  // floats
+    int32_t size, zero_code;                          // codebooks
+    int32_t affine;                                   // whether zero points are stored
+    int32_t power_of_two, most_of_dtype;              // HOP_CURRENT_SCALING
+    int32_t outer_rows;                               // HOP_TWO_LEVEL: a global_amax for each row
+    float floor;                                      // least amax
+    float range;                                      // of the codes: what amax, or max - min, becomes
+    float inverse;                                    // float32(1 / max)
+    float top, inverse_top;                           // HOP_TWO_LEVEL: 448 * max, float32(1 / that)
+    const float* thresholds;                          // codebooks: the least number of each code, NaN after the last
+    const float* numbers;                             // codebooks
+    const uint8_t* index;                             // of hop_codebook_index, or nullptr
+};
+
+// (batch, rows, cols), blocks of (tile_rows, tile_cols), the last of each cut off; rows of x lie row_stride apart.
+struct hop_blocks {
+    int64_t batch, rows, cols, tile_rows, tile_cols, row_stride;
+};
+
+enum { HOP_INDEX_SIZE = 65536 };
+
+// Fills HOP_INDEX_SIZE bytes with where to look for a number's code; HOP_UNSUPPORTED if numbers lie too close.
+HOP_API int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index);
+
+// x -> codes, several to a byte below 8 bits; scale and second (zero points, or global_amax) as the rule stores them.
+// given_scale takes the place of the rule: float32, or codes if given_codes. noise makes rounding stochastic.
+HOP_API int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
+                         const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point,
+                         const uint8_t* noise, uint8_t* codes, void* scale, void* second, int32_t threads);
+
+// The numbers, computed in float32 and cast to dtype once; out is contiguous.
+HOP_API int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const uint8_t* codes,
+                           const void* scale, const void* second, void* out, int32_t threads);

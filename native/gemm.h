@@ -1,0 +1,304 @@
+// The skeleton of every product. Included in a namespace (isa.h), after tiles, packing and epilogue.
+//
+//     pack lhs                           all threads, once for each slab of rows; then
+//     for each group of row blocks       its tiles stay in the second-level cache
+//       for each panel of 32 columns     threads take panels
+//         for each chunk of slices       the panel's tiles stay in the first-level cache: decoded, if codes are no tiles
+//           for each row block           an engine multiplies 32 rows by 32 columns
+//
+// An Engine says how: its kind of sums, the bytes of an element of its tiles, and
+//
+//     Engine(rows, quads)                        rows of a row block (16 or fewer: of the one block); quads of a step
+//     template <int R> multiply(a, b, slices, sums, add, ahead)     R · 16 rows by 32 columns, over whole slices
+//     template <int R> step(a, b, slice, quad, sums)                over `quads` quads of one slice, sums written new
+
+// Memory to fetch while multiplying.
+class Ahead {
+public:
+    Ahead(const void* data, int64_t bytes, int64_t steps)
+        : at_(static_cast<const char*>(data)), each_(data ? ceil_div(ceil_div(bytes, 64), steps) * 64 : 0) {}
+    void fetch() {
+        for (int64_t i = 0; i < each_; i += 64) __builtin_prefetch(at_ + i, 0, 2);
+        at_ += each_;
+    }
+
+private:
+    const char* at_;
+    int64_t each_;
+};
+
+template <class Engine>
+class Multiplication {
+public:
+    using Sum = typename Engine::Sum;
+    static constexpr int kBytes = Engine::kBytes;
+    static constexpr int kUnit = kBytes * kTile;  // a tile
+    static constexpr bool kInteger = kBytes == 1;
+
+    explicit Multiplication(Job& job) : job_(job) {
+        const int64_t group_slices = ceil_div(job.group, kSlice);
+        chunk_ = kChunkBytes / (2 * kUnit);
+        if (job.grouped()) {
+            per_slice_ = job.group < kSlice ? static_cast<int>(kSlice / job.group) : 1;
+            chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
+        }
+        if (chunk_ > job.slices) chunk_ = job.slices;
+        block_bytes_ = job.slices * 2 * kUnit;
+        slab_ = kSlabBytes / block_bytes_;
+        slab_ = slab_ < kBlock / 2 ? kBlock / 2 : slab_;
+        ready_ = kInteger && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
+        lhs_zero_ = kInteger && has_zero(job.p.lhs);
+        rhs_zero_ = kInteger && has_zero(job.p.rhs);
+    }
+
+    int run() {
+        const int64_t blocks = ceil_div(job_.p.m, kBlock);
+        for (int64_t first = 0; first < blocks; first += slab_) {
+            const int64_t count = blocks - first < slab_ ? blocks - first : slab_;
+            if (const int error = slab(first, count)) return error;
+        }
+        return HOP_OK;
+    }
+
+private:
+    static constexpr int64_t kChunkBytes = 16 << 10, kSlabBytes = 16 << 20, kGroupBytes = 1 << 20, kMostGroup = 16;
+
+    int rows_of(int64_t block) const {
+        const int64_t rest = job_.p.m - block * kBlock;
+        return static_cast<int>(rest < kBlock ? rest : kBlock);
+    }
+
+    int slab(int64_t first, int64_t count) {
+        static thread_local Scratch tiles, sides;
+        lhs_ = tiles.get(static_cast<size_t>(count * block_bytes_));
+        lhs_sides_ = reinterpret_cast<Side*>(sides.get(sizeof(Side) * static_cast<size_t>(count * job_.groups)));
+        if (!lhs_ || !lhs_sides_) return HOP_NO_MEMORY;
+        const int64_t panels = ceil_div(job_.p.n, kBlock);
+        int64_t of_group = kGroupBytes / block_bytes_;
+        of_group = of_group < 1 ? 1 : of_group > kMostGroup ? kMostGroup : of_group;
+        if (of_group > count) of_group = count;
+        const int64_t row_groups = ceil_div(count, of_group);
+        const int64_t grain = panels >= 16 * job_.threads ? 4 : 1, grains = ceil_div(panels, grain);
+
+        Queue packing(count), work(row_groups * grains);
+        Barrier packed;
+        std::atomic<int> error{HOP_OK};
+        const int threads = worth(job_.threads, count * panels * (job_.slices + 8), 64);
+        parallel(threads, [&](int, int team) {
+            int64_t begin, end;
+            while (packing.take(begin, end)) pack(first + begin, begin);
+            packed.wait(team);
+            Worker worker(*this, of_group);
+            if (!worker.ready()) {
+                error = HOP_NO_MEMORY;
+                return;
+            }
+            while (work.take(begin, end)) {
+                const int64_t rows = begin / grains * of_group, panel = begin % grains * grain;
+                const int64_t last_row = rows + of_group < count ? rows + of_group : count;
+                const int64_t last = panel + grain < panels ? panel + grain : panels;
+                for (int64_t n = panel; n < last; ++n) worker.panel(first, rows, last_row, n, n + 1 < last ? n + 1 : -1);
+            }
+        });
+        tiles.trim();
+        sides.trim();
+        return error;
+    }
+
+    void pack(int64_t block, int64_t at) {
+        const int rows = rows_of(block), tiles = rows > kRows ? 2 : 1;
+        auto* out = reinterpret_cast<uint8_t*>(lhs_ + at * block_bytes_);
+        for (int64_t slice = 0; slice < job_.slices; ++slice, out += tiles * kUnit) {
+            if (rows % kRows) std::memset(out + (tiles - 1) * kUnit, 0, kUnit);
+            if constexpr (kInteger) pack_int8(job_, block * kBlock, rows, slice, out);
+            else pack_words(job_, block * kBlock, rows, slice, out);
+        }
+        for (int64_t g = 0; g < job_.groups; ++g)
+            side_of_rows(job_, block * kBlock, rows, g, rhs_zero_, lhs_sides_[at * job_.groups + g]);
+    }
+
+    // What a thread has for itself.
+    class Worker {
+    public:
+        Worker(Multiplication& m, int64_t blocks)
+            : m_(m), job_(m.job_), engine_(static_cast<int>(m.job_.p.m < kRows ? m.job_.p.m : kRows), m.quads()), words_(m.job_.p.rhs.format) {
+            const int64_t area = kBlock * kBlock * 4, chunk = m.ready_ ? 0 : m.chunk_ * 2 * kUnit;
+            sides_ = m.job_.grouped() ? m.chunk_groups() : 1;
+            static thread_local Scratch memory;
+            char* p = memory.get(static_cast<size_t>(area * (blocks + 1) + (job_.grouped() ? area * blocks : 0) + chunk +
+                                                     sides_ * static_cast<int64_t>(sizeof(Side))));
+            if (!p) return;
+            tiles_ = reinterpret_cast<uint8_t*>(p), p += chunk;
+            sums_ = reinterpret_cast<Sum*>(p), p += area * blocks;
+            y_ = reinterpret_cast<float*>(p), p += area * (job_.grouped() ? blocks : 1);
+            if (job_.grouped()) p += area;
+            columns_ = reinterpret_cast<Side*>(p);
+        }
+        bool ready() const { return sums_ != nullptr; }
+
+        // Rows begin..end - 1 of a slab by panel n; `next` is the panel after it, or -1.
+        void panel(int64_t slab, int64_t begin, int64_t end, int64_t n, int64_t next) {
+            load_bias(job_, n * kBlock, columns_of(n), bias_);
+            if (job_.grouped()) return grouped_panel(slab, begin, end, n);
+            side_of_columns(job_, n * kBlock, 0, *columns_);
+            for (int64_t s = 0; s < job_.slices; s += m_.chunk_) {
+                const int64_t count = job_.slices - s < m_.chunk_ ? job_.slices - s : m_.chunk_;
+                const uint8_t* b = chunk(n, s, count);
+                const bool more = s + count < job_.slices;
+                Ahead ahead(more || next >= 0 ? m_.source(more ? n : next, more ? s + count : 0) : nullptr,
+                            count * m_.source_bytes(), count * (end - begin));
+                for (int64_t block = begin; block < end; ++block) {
+                    Sum* sums = sums_ + (block - begin) * kBlock * kBlock;
+                    if (m_.rows_of(slab + block) > kRows)
+                        engine_.template multiply<2>(m_.tiles_of(block) + s * 2 * kUnit, b, count, sums, s > 0, ahead);
+                    else
+                        engine_.template multiply<1>(m_.tiles_of(block) + s * kUnit, b, count, sums, s > 0, ahead);
+                }
+            }
+            for (int64_t block = begin; block < end; ++block) {
+                Sum* sums = sums_ + (block - begin) * kBlock * kBlock;
+                finish(slab + block, m_.lhs_sides_[block], sums, n);
+            }
+        }
+
+    private:
+        // The tiles of a chunk, and the sums of its columns if they are asked for.
+        const uint8_t* chunk(int64_t n, int64_t first, int64_t count) {
+            const uint8_t* tiles = tiles_;
+            if (m_.ready_) {
+                tiles = static_cast<const uint8_t*>(job_.rhs.codes) + (n * job_.slices + first) * 2 * kTile;
+            } else {
+                for (int64_t i = 0; i < 2 * count; ++i) m_.make_tile(words_, n * kBlock + i % 2 * kRows, first + i / 2, tiles_ + i * kUnit);
+            }
+            if (m_.lhs_zero_)
+                for (int64_t i = 0; i < 2 * count; ++i)
+                    for (int quad = 0; quad < kQuads; quad += m_.quads())
+                        add_quads(tiles + i * kTile + quad * 64, m_.quads(),
+                                  columns_[m_.group_at(first, i / 2, quad)].sum + i % 2 * kRows);
+            return tiles;
+        }
+
+        void grouped_panel(int64_t slab, int64_t begin, int64_t end, int64_t n) {
+            const int64_t span = ceil_div(job_.group, kSlice);  // slices of a group
+            for (int64_t s = 0; s < job_.slices; s += m_.chunk_) {
+                const int64_t count = job_.slices - s < m_.chunk_ ? job_.slices - s : m_.chunk_;
+                const int64_t group = s * kSlice / job_.group;
+                for (int64_t g = 0; g < sides_; ++g) side_of_columns(job_, n * kBlock, group + g, columns_[g]);
+                const uint8_t* b = chunk(n, s, count);
+                for (int64_t block = begin; block < end; ++block) {
+                    const int rows = m_.rows_of(slab + block), tiles = rows > kRows ? 2 : 1;
+                    float* y = y_ + (block - begin) * kBlock * kBlock;
+                    for (int64_t g = 0; g < sides_ && group + g < job_.groups; ++g) {
+                        const int64_t slice = m_.per_slice_ > 1 ? g / m_.per_slice_ : g * span;
+                        const uint8_t* a = m_.tiles_of(block) + (s + slice) * tiles * kUnit;
+                        if (m_.per_slice_ > 1) {
+                            const int quad = static_cast<int>(g % m_.per_slice_ * m_.quads());
+                            if (tiles == 2) engine_.template step<2>(a, b + slice * 2 * kUnit, quad, sums_);
+                            else engine_.template step<1>(a, b + slice * 2 * kUnit, quad, sums_);
+                        } else {
+                            const int64_t own = count - slice < span ? count - slice : span;
+                            Ahead none(nullptr, 0, 1);
+                            if (tiles == 2) engine_.template multiply<2>(a, b + slice * 2 * kUnit, own, sums_, false, none);
+                            else engine_.template multiply<1>(a, b + slice * 2 * kUnit, own, sums_, false, none);
+                        }
+                        const Side& lhs = m_.lhs_sides_[block * job_.groups + group + g];
+                        const int64_t k = (group + g) * job_.group;
+                        centered(job_, sums_, rows, lhs, columns_[g], job_.p.k - k < job_.group ? job_.p.k - k : job_.group);
+                        scale_block(sums_, rows, lhs, columns_[g], group + g > 0, y);
+                    }
+                }
+            }
+            for (int64_t block = begin; block < end; ++block)
+                store(slab + block, y_ + (block - begin) * kBlock * kBlock, n);
+        }
+
+        void finish(int64_t block, const Side& lhs, Sum* sums, int64_t n) {
+            const int rows = m_.rows_of(block), columns = columns_of(n);
+            centered(job_, sums, rows, lhs, *columns_, job_.p.k);
+            if constexpr (kInteger) {
+                if (job_.p.output.bias_format == HOP_INT32)
+                    for (int i = 0; i < rows; ++i)
+                        for (int j = 0; j < columns; ++j)
+                            sums[i * kBlock + j] = static_cast<int32_t>(
+                                static_cast<uint32_t>(sums[i * kBlock + j]) +
+                                static_cast<uint32_t>(static_cast<const int32_t*>(job_.bias)[n * kBlock + j]));
+                if (job_.p.output.format == HOP_INT32) {
+                    for (int i = 0; i < rows; ++i)
+                        std::memcpy(static_cast<int32_t*>(job_.output) + (block * kBlock + i) * job_.p.output.row_stride + n * kBlock,
+                                    sums + i * kBlock, sizeof(int32_t) * columns);
+                    return;
+                }
+            }
+            const bool biased = is_biased();
+            for (int i = 0; i < rows; ++i) {
+                const int64_t at = (block * kBlock + i) * job_.p.output.row_stride + n * kBlock;
+                if (biased) finish_row<true>(job_, sums + i * kBlock, lhs.scale[i], columns_->scale, bias_, at, columns);
+                else finish_row<false>(job_, sums + i * kBlock, lhs.scale[i], columns_->scale, bias_, at, columns);
+            }
+        }
+
+        void store(int64_t block, const float* y, int64_t n) {
+            const int rows = m_.rows_of(block), columns = columns_of(n);
+            const bool biased = is_biased();
+            for (int i = 0; i < rows; ++i, y += kBlock) {
+                const int64_t at = (block * kBlock + i) * job_.p.output.row_stride + n * kBlock;
+                if (biased) store_row<true>(job_, y, bias_, at, columns);
+                else store_row<false>(job_, y, bias_, at, columns);
+            }
+        }
+
+        bool is_biased() const {
+            return job_.p.output.bias_format != HOP_NONE && job_.p.output.bias_format != HOP_INT32;
+        }
+        int columns_of(int64_t n) const {
+            const int64_t rest = job_.p.n - n * kBlock;
+            return static_cast<int>(rest < kBlock ? rest : kBlock);
+        }
+
+        Multiplication& m_;
+        const Job& job_;
+        Engine engine_;
+        Words words_;
+        uint8_t* tiles_ = nullptr;
+        Sum* sums_ = nullptr;
+        float* y_ = nullptr;
+        Side* columns_ = nullptr;
+        alignas(64) float bias_[kBlock];
+        int64_t sides_;
+    };
+
+    int quads() const { return job_.grouped() && per_slice_ > 1 ? kQuads / per_slice_ : kQuads; }
+    int64_t chunk_groups() const { return ceil_div(chunk_ * kSlice, job_.group); }
+    int64_t group_at(int64_t first, int64_t slice, int quad) const {
+        return job_.grouped() ? ((first + slice) * kSlice + quad * 4) / job_.group - first * kSlice / job_.group : 0;
+    }
+    const uint8_t* tiles_of(int64_t block) const { return reinterpret_cast<const uint8_t*>(lhs_) + block * block_bytes_; }
+
+    // Where the codes of a panel begin, and the bytes of one of its slices, if they lie together.
+    const void* source(int64_t n, int64_t slice) const {
+        const hop_operand& o = job_.p.rhs;
+        if (o.layout != HOP_TILED) return nullptr;
+        return static_cast<const uint8_t*>(job_.rhs.codes) + (n * job_.slices + slice) * source_bytes();
+    }
+    int64_t source_bytes() const { return is_narrow(job_.p.rhs.format) ? kTile : 2 * kTile; }
+
+    void make_tile(const Words& words, int64_t first, int64_t slice, uint8_t* out) {
+        if constexpr (kInteger) {
+            const uint8_t* codes = tile_of_codes(job_.p.rhs, job_.rhs.codes, job_.p.n, job_.p.k, first, slice, out);
+            const int format = job_.p.rhs.format;
+            if (codes == out && (format == HOP_INT8 || format == HOP_UINT4)) return;
+            for (int i = 0; i < kTile; i += 64) to_int8(format, codes + i, out + i);
+            for (int64_t k = job_.p.k - slice * kSlice; format == HOP_UINT8 && k < kSlice; ++k)  // 0 is no 0 there
+                for (int row = 0; row < kRows; ++row) out[(k / 4 * kRows + row) * 4 + k % 4] = 0;
+        } else {
+            tile_of_words(job_, words, first, slice, out);
+        }
+    }
+
+    Job& job_;
+    int64_t chunk_, block_bytes_, slab_;
+    int per_slice_ = 1;
+    bool ready_, lhs_zero_, rhs_zero_;
+    char* lhs_ = nullptr;
+    Side* lhs_sides_ = nullptr;
+};

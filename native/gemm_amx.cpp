@@ -1,0 +1,153 @@
+// Products on the matrix unit of AMX: int8 and bfloat16.
+#include "product.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "isa.h"
+
+HOP_BEGIN_TARGET(HOP_AMX)
+namespace hop {
+namespace amx {
+
+#include "rounding.h"
+#include "decode_plainly.h"
+#include "tiles_avx512.h"
+#include "pack_lhs.h"
+#include "pack_rhs.h"
+#include "epilogue.h"
+#include "gemm.h"
+
+// The tile registers of this thread: 0 to 3 sums, 4 and 5 of lhs, 6 and 7 of rhs.
+class Registers {
+public:
+    Registers(int rows, int quads) {
+        struct alignas(64) {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } config;
+        for (int i = 0; i < 8; ++i) {
+            config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : quads);
+            config.bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? quads * 4 : 64);
+        }
+        _tile_loadconfig(&config);
+    }
+    ~Registers() { _tile_release(); }
+    Registers(const Registers&) = delete;
+};
+
+struct Int8 {
+    using Sum = int32_t;
+    static constexpr int kBytes = 1;
+};
+struct Bfloat16 {
+    using Sum = float;
+    static constexpr int kBytes = 2;
+};
+
+template <class Numbers>
+class Amx {
+public:
+    using Sum = typename Numbers::Sum;
+    static constexpr int kBytes = Numbers::kBytes;
+
+    Amx(int rows, int quads) : registers_(rows, quads) {}
+
+    template <int R>
+    void multiply(const uint8_t* a, const uint8_t* b, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+        if (add) load<R>(sums);
+        else zero<R>();
+        for (int64_t s = 0; s < slices; ++s, a += R * kBytes * kTile, b += 2 * kBytes * kTile) {
+            for (int e = 0; e < kBytes; ++e) product<R>(a + e * kTile, b + e * kTile);
+            ahead.fetch();
+        }
+        store<R>(sums);
+    }
+
+    template <int R>
+    void step(const uint8_t* a, const uint8_t* b, int quad, Sum* sums) {
+        zero<R>();
+        for (int e = 0; e < kBytes; ++e) product<R>(a + e * kTile + quad * 4, b + e * kTile + quad * 64);
+        store<R>(sums);
+    }
+
+private:
+    static constexpr int kStride = kBlock * 4;  // bytes of a row of sums
+
+    template <int R>
+    static void product(const uint8_t* a, const uint8_t* b) {
+        _tile_loadd(4, a, 64);
+        if (R == 2) _tile_loadd(5, a + kBytes * kTile, 64);
+        _tile_loadd(6, b, 64);
+        _tile_loadd(7, b + kBytes * kTile, 64);
+        dot<0, 4, 6>();
+        dot<1, 4, 7>();
+        if (R == 2) {
+            dot<2, 5, 6>();
+            dot<3, 5, 7>();
+        }
+    }
+
+    template <int C, int A, int B>
+    static void dot();
+
+    template <int R>
+    static void zero() {
+        _tile_zero(0);
+        _tile_zero(1);
+        if (R == 2) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+    }
+    template <int R>
+    static void load(const Sum* sums) {
+        _tile_loadd(0, sums, kStride);
+        _tile_loadd(1, sums + kRows, kStride);
+        if (R == 2) {
+            _tile_loadd(2, sums + kRows * kBlock, kStride);
+            _tile_loadd(3, sums + kRows * kBlock + kRows, kStride);
+        }
+    }
+    template <int R>
+    static void store(Sum* sums) {
+        _tile_stored(0, sums, kStride);
+        _tile_stored(1, sums + kRows, kStride);
+        if (R == 2) {
+            _tile_stored(2, sums + kRows * kBlock, kStride);
+            _tile_stored(3, sums + kRows * kBlock + kRows, kStride);
+        }
+    }
+
+    Registers registers_;
+};
+
+// clang-format off
+#define HOP_DOT(C, A, B) \
+    template <> template <> inline void Amx<Int8>::dot<C, A, B>() { _tile_dpbssd(C, A, B); } \
+    template <> template <> inline void Amx<Bfloat16>::dot<C, A, B>() { _tile_dpbf16ps(C, A, B); }
+HOP_DOT(0, 4, 6)
+HOP_DOT(1, 4, 7)
+HOP_DOT(2, 5, 6)
+HOP_DOT(3, 5, 7)
+#undef HOP_DOT
+// clang-format on
+
+int integers(Job& job) { return Multiplication<Amx<Int8>>(job).run(); }
+int floats(Job& job) { return Multiplication<Amx<Bfloat16>>(job).run(); }
+
+}  // namespace amx
+
+void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile) {
+    const uint8_t* made = amx::tile_of_codes(o, codes, rows, k, first, slice, tile);
+    if (made != tile) std::memcpy(tile, made, kTile);
+}
+
+}  // namespace hop
+HOP_END_TARGET
+
+#endif

@@ -1,0 +1,19 @@
+// Code for one set of instructions. A file includes all that it needs from the system, then opens a region with
+// HOP_BEGIN_TARGET and a namespace of its own, and includes the shared code there: so no function that was compiled for
+// one CPU can be merged with another's.
+#pragma once
+
+#define HOP_PRAGMA(text) _Pragma(#text)
+
+#if defined(__clang__)
+#define HOP_BEGIN_TARGET(features) \
+    HOP_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define HOP_END_TARGET _Pragma("clang attribute pop")
+#else
+#define HOP_BEGIN_TARGET(features) _Pragma("GCC push_options") HOP_PRAGMA(GCC target(features))
+#define HOP_END_TARGET _Pragma("GCC pop_options")
+#endif
+
+#define HOP_AVX2 "avx2,fma,f16c"
+#define HOP_AVX512 "bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,prefer-vector-width=512"
+#define HOP_AMX "bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,prefer-vector-width=512,amx-tile,amx-int8,amx-bf16"

@@ -1,0 +1,125 @@
+// The left factor, from its codes to tiles. Included in a namespace (isa.h).
+
+// What belongs to 32 rows, or columns, in one group: scale, zero point, and the sum of the codes less a constant.
+struct Side {
+    float scale[kBlock];
+    int32_t zero[kBlock], sum[kBlock];
+};
+
+inline int32_t zero_of(const hop_operand& o, const hop_data& d, int64_t row, int64_t k) {
+    const int shift = o.format == HOP_UINT8 ? 128 : 0;  // codes became int8
+    if (o.zero_format == HOP_NONE) return o.zero - shift;
+    const int64_t i = row / o.scale.rows * o.scale.row_stride + k / o.scale.ks * o.scale.k_stride;
+    return (o.zero_format == HOP_INT8 ? static_cast<const int8_t*>(d.zero)[i] : static_cast<const uint8_t*>(d.zero)[i]) - shift;
+}
+
+// The scales of `count` rows at one k.
+inline void load_scales(const hop_scale& s, const void* data, int64_t first, int64_t count, int64_t k, float* scales) {
+    if (s.format == HOP_NONE) {
+        for (int64_t i = 0; i < count; ++i) scales[i] = 1.f;
+        return;
+    }
+    const int64_t of_k = k / s.ks * s.k_stride;
+    if (s.format == HOP_FLOAT32 && s.row_stride == 0) {
+        const float scale = static_cast<const float*>(data)[of_k] * s.factor;
+        for (int64_t i = 0; i < count; ++i) scales[i] = scale;
+    } else if (s.format == HOP_FLOAT32 && s.rows == 1) {
+        const float* own = static_cast<const float*>(data) + first * s.row_stride + of_k;
+        for (int64_t i = 0; i < count; ++i) scales[i] = own[i * s.row_stride] * s.factor;
+    } else {
+        for (int64_t i = 0; i < count; ++i)
+            scales[i] = scale_value(s.format, data, (first + i) / s.rows * s.row_stride + of_k) * s.factor;
+    }
+}
+
+inline bool has_zero(const hop_operand& o) { return o.zero_format != HOP_NONE || o.zero != (o.format == HOP_UINT8 ? 128 : 0); }
+
+// 64 codes of a row from k on, those beyond the last `count` of them zero; a pointer to where they are.
+inline const uint8_t* codes_of_row(const hop_operand& o, const void* codes, int64_t row, int64_t k, int count, uint8_t* buffer) {
+    const auto* base = static_cast<const uint8_t*>(codes);
+    if (is_narrow(o.format)) {
+        uint8_t bytes[32] = {};
+        const uint8_t* src = base + (row * o.row_stride + k) / 2;
+        if (count < kSlice) {
+            std::memcpy(bytes, src, (count + 1) / 2);
+            if (count & 1) bytes[count / 2] &= 15;
+            src = bytes;
+        }
+        widen(src, buffer);
+        return buffer;
+    }
+    const uint8_t* src = base + row * o.row_stride + k * o.k_stride;
+    if (o.k_stride == 1 && count == kSlice) return src;
+    std::memset(buffer, 0, kSlice);
+    for (int i = 0; i < count; ++i) buffer[i] = src[i * o.k_stride];
+    return buffer;
+}
+
+// The tiles of rows first..first + rows - 1 (32 at most) of a slice, for an engine on int8.
+inline void pack_int8(const Job& job, int64_t first, int rows, int64_t slice, uint8_t* out) {
+    const hop_operand& o = job.p.lhs;
+    const int64_t k = slice * kSlice;
+    const int count = static_cast<int>(job.p.k - k < kSlice ? job.p.k - k : kSlice);
+    uint8_t buffer[kSlice];
+    for (int i = 0; i < rows; ++i, out += kSlice) {
+        to_int8(o.format, codes_of_row(o, job.lhs.codes, first + i, k, count, buffer), out);
+        if (count < kSlice) std::memset(out + count, 0, kSlice - count);
+    }
+}
+
+// The same for an engine on bfloat16.
+inline void pack_words(const Job& job, int64_t first, int rows, int64_t slice, uint8_t* out) {
+    const hop_operand& o = job.p.lhs;
+    const int64_t k = slice * kSlice;
+    const int count = static_cast<int>(job.p.k - k < kSlice ? job.p.k - k : kSlice);
+    const Words words(o.format);
+    uint8_t buffer[2 * kSlice];
+    for (int i = 0; i < rows; ++i) {
+        auto* even = reinterpret_cast<uint16_t*>(out + i / kRows * 2 * kTile + i % kRows * kSlice);
+        auto* odd = even + kTile / 2;
+        if (o.format == HOP_BFLOAT16) {
+            const auto* src = static_cast<const uint16_t*>(job.lhs.codes) + (first + i) * o.row_stride + k * o.k_stride;
+            if (o.k_stride != 1 || count < kSlice) {
+                auto* copy = reinterpret_cast<uint16_t*>(buffer);
+                for (int j = 0; j < kSlice; ++j) copy[j] = j < count ? src[j * o.k_stride] : 0;
+                src = copy;
+            }
+            split_words(src, even, odd);
+            continue;
+        }
+        const uint8_t* codes = codes_of_row(o, job.lhs.codes, first + i, k, count, buffer);
+        if (o.fold.format == HOP_NONE) {
+            words.decode(codes, nullptr, nullptr, even, odd);
+            continue;
+        }
+        float fold[kQuads];
+        const int64_t of_row = (first + i) / o.fold.rows * o.fold.row_stride;
+        for (int quad = 0; quad < kQuads;) {
+            const int64_t block = (k + quad * 4) / o.fold.ks, end = (block + 1) * o.fold.ks;
+            const bool inside = quad * 4 < count;
+            const float f = inside ? scale_value(o.fold.format, job.lhs.fold, of_row + block * o.fold.k_stride) : 0.f;
+            do fold[quad++] = f;
+            while (quad < kQuads && k + quad * 4 < end);
+        }
+        words.decode(codes, nullptr, fold, even, odd);
+    }
+}
+
+// Scale, zero point and sums of the rows of a block in one group.
+inline void side_of_rows(const Job& job, int64_t first, int rows, int64_t group, bool sums, Side& side) {
+    const hop_operand& o = job.p.lhs;
+    const int64_t k = group * job.group, end = k + job.group < job.p.k ? k + job.group : job.p.k;
+    const bool integers = by_integers(job.p);
+    load_scales(o.scale, job.lhs.scale, first, rows, k, side.scale);
+    for (int i = 0; i < rows; ++i) {
+        side.zero[i] = integers ? zero_of(o, job.lhs, first + i, k) : 0;
+        side.sum[i] = 0;
+        if (!sums) continue;
+        for (int64_t at = k; at < end; at += kSlice) {
+            const int count = static_cast<int>(end - at < kSlice ? end - at : kSlice);
+            uint8_t buffer[kSlice], out[kSlice];
+            to_int8(o.format, codes_of_row(o, job.lhs.codes, first + i, at, count, buffer), out);
+            side.sum[i] += sum_of(reinterpret_cast<const int8_t*>(out), count);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+#include "product.h"
+
+#include <cstring>
+
+#include "cpu.h"
+
+namespace hop {
+namespace {
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+int64_t group_of(const hop_product& p) {
+    int64_t group = p.k;
+    for (const hop_operand* o : {&p.lhs, &p.rhs})
+        if (o->scale.format != HOP_NONE || o->zero_format != HOP_NONE) group = smaller(group, o->scale.ks);
+    return group > 0 ? group : 1;
+}
+
+bool is_factor(const hop_operand& o) { return o.format >= HOP_INT8 && o.format <= HOP_E5M2; }
+
+// Each number of a fold serves whole quads, and each group of scales whole steps of an engine.
+bool fits(const hop_product& p) {
+    const int64_t group = group_of(p);
+    for (const hop_operand* o : {&p.lhs, &p.rhs}) {
+        if (o->fold.format != HOP_NONE && o->fold.ks < p.k && o->fold.ks % 4) return false;
+        if (o->scale.ks < p.k && o->scale.ks % group) return false;
+    }
+    return group >= p.k || group == 16 || group == 32 || group % kSlice == 0;
+}
+
+}  // namespace
+
+Job::Job(const hop_product& product, int count) : p(product), threads(count) {
+    slices = ceil_div(p.k, kSlice);
+    if (slices == 0) {  // a sum of nothing, from tiles of zeros
+        slices = 1;
+        p.rhs.layout = HOP_STRIDED;
+    }
+    group = group_of(p);
+    groups = ceil_div(p.k, group);
+    if (groups < 1) groups = 1;
+}
+
+}  // namespace hop
+
+using namespace hop;
+
+int hop_product_supported(const hop_product* p) {
+    if (!fits(*p) || !is_factor(p->rhs)) return 0;
+    if (by_integers(*p)) return p->lhs.fold.format == HOP_NONE && p->rhs.fold.format == HOP_NONE;
+    if (p->output.format == HOP_INT32 || p->output.bias_format == HOP_INT32) return 0;
+    if (p->lhs.format != HOP_BFLOAT16 && (!is_factor(p->lhs) || is_integer(p->lhs.format))) return 0;
+    return p->rhs.format == HOP_UINT4 || (p->rhs.zero_format == HOP_NONE && p->rhs.zero == 0);
+}
+
+int hop_multiply(
+    const hop_product* product, int threads, const void* lhs_codes, const void* lhs_scale, const void* lhs_zero,
+    const void* lhs_fold, const void* rhs_codes, const void* rhs_scale, const void* rhs_zero, const void* rhs_fold,
+    const void* bias, const void* output_scale, const void* output_zero, void* output) {
+    Job job(*product, threads);
+    job.lhs = {lhs_codes, lhs_scale, lhs_zero, lhs_fold};
+    job.rhs = {rhs_codes, rhs_scale, rhs_zero, rhs_fold};
+    job.bias = bias, job.output_scale = output_scale, job.output_zero = output_zero, job.output = output;
+    if (product->m == 0 || product->n == 0) return HOP_OK;
+    const bool integers = by_integers(*product);
+    switch (level()) {
+#if defined(__x86_64__)
+        case Level::amx: return integers ? amx::integers(job) : amx::floats(job);
+#endif
+        default: return HOP_UNSUPPORTED;
+    }
+}
+
+int hop_pack(const hop_operand* operand, int64_t rows, int64_t k, int threads, const void* codes, void* tiled) {
+    const bool narrow = is_narrow(operand->format);
+    const int64_t slices = ceil_div(k, kSlice), tiles = ceil_div(rows, kBlock) * 2 * slices;
+    use_huge_pages(tiled, static_cast<size_t>(tiles * (narrow ? kTile / 2 : kTile)));
+    Queue queue(tiles, 64);
+    parallel(worth(threads, tiles, 64), [&](int, int) {
+        int64_t begin, end;
+        uint8_t tile[kTile];
+        while (queue.take(begin, end))
+            for (int64_t i = begin; i < end; ++i) {
+                const int64_t first = i / (2 * slices) * kBlock + i % 2 * kRows, slice = i / 2 % slices;
+                pack_tile(*operand, codes, rows, k, first, slice, tile);
+                auto* out = static_cast<uint8_t*>(tiled) + i * (narrow ? kTile / 2 : kTile);
+                if (!narrow) {
+                    std::memcpy(out, tile, kTile);
+                } else {
+                    for (int j = 0; j < kTile / 2; ++j) {
+                        const int at = j / 64 * 128 + j % 64;
+                        out[j] = static_cast<uint8_t>(tile[at] | tile[at + 64] << 4);
+                    }
+                }
+            }
+    });
+    return HOP_OK;
+}

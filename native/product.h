@@ -1,0 +1,68 @@
+// What the parts of a product share, whatever instructions they are compiled for.
+//
+//     y[m, n] = Σ over groups of k  s_lhs[m, g] · s_rhs[n, g] · Σ over k in g  lhs[m, k] · rhs[n, k]
+//
+// A slice is 64 successive k, a quad 4 of them. A tile is one slice of 16 rows:
+//
+//     of codes       [16 quads][16 rows][4] bytes                     rhs, and what is packed
+//                    [16 rows][64] bytes                              lhs
+//     of int8        the same, less what the zero point is made of
+//     of bfloat16    two such, of k 0 and 2 of each quad, and of k 1 and 3: [16 quads][16 rows][2], [16 rows][32]
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "hop.h"
+#include "parallel.h"
+
+namespace hop {
+
+constexpr int kSlice = 64, kRows = 16, kQuads = 16, kTile = kSlice * kRows;
+constexpr int kBlock = 2 * kRows;  // rows of lhs, and of rhs, that are multiplied at once
+
+// The low and the high byte of the bfloat16 number of each code.
+struct Decoder {
+    uint8_t low[256], high[256];
+    int codes;    // entries in use: 64, 128 (and a sign in the highest bit) or 256
+    int special;  // magnitudes from here up are infinite or NaN; 256 if none
+};
+
+const Decoder* decoder(int format);  // of a byte or less
+const Decoder* shifted_decoder();    // of the code - 16, for codes of 4 bits less a zero point
+float scale_value(int format, const void* data, int64_t index);
+
+inline bool is_narrow(int format) { return format == HOP_INT4 || format == HOP_UINT4 || format == HOP_E2M1; }
+inline bool is_integer(int format) {
+    return format == HOP_INT8 || format == HOP_UINT8 || format == HOP_INT4 || format == HOP_UINT4;
+}
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A call, and what follows from it.
+struct Job {
+    hop_product p;
+    hop_data lhs, rhs;
+    const void *bias, *output_scale, *output_zero;
+    void* output;
+    int threads;
+
+    int64_t slices;    // of k
+    int64_t group;     // k that share their scales; k itself if all do
+    int64_t groups;
+
+    Job(const hop_product& product, int threads);
+    bool grouped() const { return groups > 1; }
+};
+
+// Whether the product is one of integers.
+inline bool by_integers(const hop_product& p) { return is_integer(p.lhs.format) && is_integer(p.rhs.format); }
+
+// A product of integers, and one of floats, by each set of instructions.
+namespace amx { int integers(Job&); int floats(Job&); }
+namespace avx512 { int integers(Job&); int floats(Job&); }
+namespace avx2 { int integers(Job&); int floats(Job&); }
+namespace portable { int integers(Job&); int floats(Job&); }
+
+// The tile of codes of rows first..first + 15 in a slice.
+void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile);
+
+}  // namespace hop

@@ -1,0 +1,72 @@
+// What an instruction set without tiles_avx512.h takes in their place. Included in a namespace (isa.h).
+
+// 64 codes of a byte from half as many bytes of codes of 4 bits.
+inline void widen(const uint8_t* narrow, uint8_t* codes) {
+    for (int i = 0; i < 32; ++i) {
+        codes[2 * i] = narrow[i] & 15;
+        codes[2 * i + 1] = narrow[i] >> 4;
+    }
+}
+
+// A tile of bytes from one of 4 bits.
+inline void widen_tile(const uint8_t* narrow, uint8_t* tile) {
+    for (int pair = 0; pair < kQuads / 2; ++pair)
+        for (int i = 0; i < 64; ++i) {
+            tile[pair * 128 + i] = narrow[pair * 64 + i] & 15;
+            tile[pair * 128 + 64 + i] = narrow[pair * 64 + i] >> 4;
+        }
+}
+
+// A tile of rows of 64 bytes: the quads of each row side by side -> those of each quad.
+inline void tile_from_rows(const uint8_t* src, int64_t stride, uint8_t* tile) {
+    for (int row = 0; row < kRows; ++row)
+        for (int quad = 0; quad < kQuads; ++quad) std::memcpy(tile + (quad * kRows + row) * 4, src + row * stride + quad * 4, 4);
+}
+
+// The same of columns: src[k * stride + row].
+inline void tile_from_columns(const uint8_t* src, int64_t stride, uint8_t* tile) {
+    for (int k = 0; k < kSlice; ++k)
+        for (int row = 0; row < kRows; ++row) tile[(k / 4 * kRows + row) * 4 + k % 4] = src[k * stride + row];
+}
+
+// 64 codes as int8: the sign of uint8 turned, INT4 extended.
+inline void to_int8(int format, const uint8_t* codes, uint8_t* out) {
+    if (format == HOP_UINT8)
+        for (int i = 0; i < 64; ++i) out[i] = codes[i] ^ 0x80;
+    else if (format == HOP_INT4)
+        for (int i = 0; i < 64; ++i) out[i] = static_cast<uint8_t>((codes[i] ^ 8) - 8);
+    else
+        std::memcpy(out, codes, 64);
+}
+
+// The codes of some quads, an even number, of 16 rows, added to the sum of each.
+inline void add_quads(const uint8_t* tile, int quads, int32_t* sums) {
+    for (int i = 0; i < quads * kRows; ++i)
+        for (int j = 0; j < 4; ++j) sums[i % kRows] += static_cast<int8_t>(tile[i * 4 + j]);
+}
+
+inline int32_t sum_of(const int8_t* codes, int count) {
+    int32_t sum = 0;
+    for (int i = 0; i < count; ++i) sum += codes[i];
+    return sum;
+}
+
+class Words {
+public:
+    explicit Words(int format) : decoder_(decoder(format)) {}
+    void decode(const uint8_t* codes, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
+        decode_plainly(*decoder_, codes, zero, fold, even, odd);
+    }
+
+private:
+    const Decoder* decoder_;
+};
+
+inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
+    for (int quad = 0; quad < 16; ++quad) {
+        even[quad * 2] = words[quad * 4], even[quad * 2 + 1] = words[quad * 4 + 2];
+        odd[quad * 2] = words[quad * 4 + 1], odd[quad * 2 + 1] = words[quad * 4 + 3];
+    }
+}
+
+inline void store_lines(void* out, const void* data, size_t bytes) { std::memcpy(out, data, bytes); }
