@@ -16,7 +16,7 @@ inline void center(int32_t* c, int rows, const Side& lhs, const Side& rhs, int64
 }
 
 inline void centered(const Job& job, int32_t* c, int rows, const Side& lhs, const Side& rhs, int64_t terms) {
-    const bool l = has_zero(job.p.lhs), r = has_zero(job.p.rhs);
+    const bool l = lhs_has_zero(job), r = has_zero(job.p.rhs);
     if (l && r) center<true, true>(c, rows, lhs, rhs, terms);
     else if (l) center<true, false>(c, rows, lhs, rhs, terms);
     else if (r) center<false, true>(c, rows, lhs, rhs, terms);

@@ -6,11 +6,13 @@
 //         for each chunk of slices       the panel's tiles stay in the first-level cache: decoded, if codes are no tiles
 //           for each row block           an engine multiplies 32 rows by 32 columns
 //
-// An Engine says how: its kind of sums, the bytes of an element of its tiles, and
+// An Engine says how: its kind of sums, the bytes of an element of its tiles (kBytes; of those of lhs, kLhsBytes), and
 //
 //     Engine(rows, quads)                        rows of a row block (16 or fewer: of the one block); quads of a step
-//     template <int R> multiply(a, b, slices, sums, add, ahead)     R · 16 rows by 32 columns, over whole slices
-//     template <int R> step(a, b, slice, quad, sums)                over `quads` quads of one slice, sums written new
+//     template <int R> multiply(a, b, rows, slices, sums, add, ahead)
+//                                                `rows` of R · 16 rows by 32 columns, over whole slices
+//     template <int R> step(a, b, rows, quad, sums)     over `quads` quads of one slice, sums written new
+//     lhs_tile(tile, out)                        where kLhsBytes is not kBytes: its own form of a tile of lhs
 
 // Memory to fetch while multiplying.
 class Ahead {
@@ -32,7 +34,7 @@ class Multiplication {
 public:
     using Sum = typename Engine::Sum;
     static constexpr int kBytes = Engine::kBytes;
-    static constexpr int kUnit = kBytes * kTile;  // a tile
+    static constexpr int kUnit = kBytes * kTile, kLhsUnit = Engine::kLhsBytes * kTile;  // a tile
     static constexpr bool kInteger = kBytes == 1;
 
     explicit Multiplication(Job& job) : job_(job) {
@@ -43,11 +45,11 @@ public:
             chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
         }
         if (chunk_ > job.slices) chunk_ = job.slices;
-        block_bytes_ = job.slices * 2 * kUnit;
+        block_bytes_ = job.slices * 2 * kLhsUnit;
         slab_ = kSlabBytes / block_bytes_;
         slab_ = slab_ < kBlock / 2 ? kBlock / 2 : slab_;
         ready_ = kInteger && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
-        lhs_zero_ = kInteger && has_zero(job.p.lhs);
+        lhs_zero_ = kInteger && lhs_has_zero(job);
         rhs_zero_ = kInteger && has_zero(job.p.rhs);
     }
 
@@ -108,13 +110,23 @@ private:
     void pack(int64_t block, int64_t at) {
         const int rows = rows_of(block), tiles = rows > kRows ? 2 : 1;
         auto* out = reinterpret_cast<uint8_t*>(lhs_ + at * block_bytes_);
-        for (int64_t slice = 0; slice < job_.slices; ++slice, out += tiles * kUnit) {
-            if (rows % kRows) std::memset(out + (tiles - 1) * kUnit, 0, kUnit);
-            if constexpr (kInteger) pack_int8(job_, block * kBlock, rows, slice, out);
-            else pack_words(job_, block * kBlock, rows, slice, out);
+        for (int64_t slice = 0; slice < job_.slices; ++slice, out += tiles * kLhsUnit) {
+            if constexpr (kLhsUnit == kUnit) {
+                pack_slice(block, rows, slice, out);
+            } else {
+                uint8_t made[2 * kUnit];
+                pack_slice(block, rows, slice, made);
+                for (int i = 0; i < tiles; ++i) Engine::lhs_tile(made + i * kUnit, out + i * kLhsUnit);
+            }
         }
         for (int64_t g = 0; g < job_.groups; ++g)
             side_of_rows(job_, block * kBlock, rows, g, rhs_zero_, lhs_sides_[at * job_.groups + g]);
+    }
+
+    void pack_slice(int64_t block, int rows, int64_t slice, uint8_t* out) {
+        if (rows % kRows) std::memset(out + rows / kRows * kUnit, 0, kUnit);
+        if constexpr (kInteger) pack_int8(job_, block * kBlock, rows, slice, out);
+        else pack_words(job_, block * kBlock, rows, slice, out);
     }
 
     // What a thread has for itself.
@@ -149,10 +161,11 @@ private:
                             count * m_.source_bytes(), count * (end - begin));
                 for (int64_t block = begin; block < end; ++block) {
                     Sum* sums = sums_ + (block - begin) * kBlock * kBlock;
-                    if (m_.rows_of(slab + block) > kRows)
-                        engine_.template multiply<2>(m_.tiles_of(block) + s * 2 * kUnit, b, count, sums, s > 0, ahead);
+                    const int rows = m_.rows_of(slab + block);
+                    if (rows > kRows)
+                        engine_.template multiply<2>(m_.tiles_of(block) + s * 2 * kLhsUnit, b, rows, count, sums, s > 0, ahead);
                     else
-                        engine_.template multiply<1>(m_.tiles_of(block) + s * kUnit, b, count, sums, s > 0, ahead);
+                        engine_.template multiply<1>(m_.tiles_of(block) + s * kLhsUnit, b, rows, count, sums, s > 0, ahead);
                 }
             }
             for (int64_t block = begin; block < end; ++block) {
@@ -190,16 +203,16 @@ private:
                     float* y = y_ + (block - begin) * kBlock * kBlock;
                     for (int64_t g = 0; g < sides_ && group + g < job_.groups; ++g) {
                         const int64_t slice = m_.per_slice_ > 1 ? g / m_.per_slice_ : g * span;
-                        const uint8_t* a = m_.tiles_of(block) + (s + slice) * tiles * kUnit;
+                        const uint8_t* a = m_.tiles_of(block) + (s + slice) * tiles * kLhsUnit;
                         if (m_.per_slice_ > 1) {
                             const int quad = static_cast<int>(g % m_.per_slice_ * m_.quads());
-                            if (tiles == 2) engine_.template step<2>(a, b + slice * 2 * kUnit, quad, sums_);
-                            else engine_.template step<1>(a, b + slice * 2 * kUnit, quad, sums_);
+                            if (tiles == 2) engine_.template step<2>(a, b + slice * 2 * kUnit, rows, quad, sums_);
+                            else engine_.template step<1>(a, b + slice * 2 * kUnit, rows, quad, sums_);
                         } else {
                             const int64_t own = count - slice < span ? count - slice : span;
                             Ahead none(nullptr, 0, 1);
-                            if (tiles == 2) engine_.template multiply<2>(a, b + slice * 2 * kUnit, own, sums_, false, none);
-                            else engine_.template multiply<1>(a, b + slice * 2 * kUnit, own, sums_, false, none);
+                            if (tiles == 2) engine_.template multiply<2>(a, b + slice * 2 * kUnit, rows, own, sums_, false, none);
+                            else engine_.template multiply<1>(a, b + slice * 2 * kUnit, rows, own, sums_, false, none);
                         }
                         const Side& lhs = m_.lhs_sides_[block * job_.groups + group + g];
                         const int64_t k = (group + g) * job_.group;

@@ -53,12 +53,12 @@ template <class Numbers>
 class Amx {
 public:
     using Sum = typename Numbers::Sum;
-    static constexpr int kBytes = Numbers::kBytes;
+    static constexpr int kBytes = Numbers::kBytes, kLhsBytes = kBytes;
 
     Amx(int rows, int quads) : registers_(rows, quads) {}
 
     template <int R>
-    void multiply(const uint8_t* a, const uint8_t* b, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+    void multiply(const uint8_t* a, const uint8_t* b, int, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
         if (add) load<R>(sums);
         else zero<R>();
         for (int64_t s = 0; s < slices; ++s, a += R * kBytes * kTile, b += 2 * kBytes * kTile) {
@@ -69,7 +69,7 @@ public:
     }
 
     template <int R>
-    void step(const uint8_t* a, const uint8_t* b, int quad, Sum* sums) {
+    void step(const uint8_t* a, const uint8_t* b, int, int quad, Sum* sums) {
         zero<R>();
         for (int e = 0; e < kBytes; ++e) product<R>(a + e * kTile + quad * 4, b + e * kTile + quad * 64);
         store<R>(sums);

@@ -33,6 +33,10 @@ inline void load_scales(const hop_scale& s, const void* data, int64_t first, int
 }
 
 inline bool has_zero(const hop_operand& o) { return o.zero_format != HOP_NONE || o.zero != (o.format == HOP_UINT8 ? 128 : 0); }
+inline bool lhs_has_zero(const Job& job) {
+    const hop_operand& o = job.p.lhs;
+    return o.zero_format != HOP_NONE || o.zero - (o.format == HOP_UINT8 ? 128 : 0) + job.shift != 0;
+}
 
 // 64 codes of a row from k on, those beyond the last `count` of them zero; a pointer to where they are.
 inline const uint8_t* codes_of_row(const hop_operand& o, const void* codes, int64_t row, int64_t k, int count, uint8_t* buffer) {
@@ -63,6 +67,8 @@ inline void pack_int8(const Job& job, int64_t first, int rows, int64_t slice, ui
     uint8_t buffer[kSlice];
     for (int i = 0; i < rows; ++i, out += kSlice) {
         to_int8(o.format, codes_of_row(o, job.lhs.codes, first + i, k, count, buffer), out);
+        if (job.shift)
+            for (int j = 0; j < kSlice; ++j) out[j] ^= 0x80;
         if (count < kSlice) std::memset(out + count, 0, kSlice - count);
     }
 }
@@ -112,14 +118,14 @@ inline void side_of_rows(const Job& job, int64_t first, int rows, int64_t group,
     const bool integers = by_integers(job.p);
     load_scales(o.scale, job.lhs.scale, first, rows, k, side.scale);
     for (int i = 0; i < rows; ++i) {
-        side.zero[i] = integers ? zero_of(o, job.lhs, first + i, k) : 0;
+        side.zero[i] = integers ? zero_of(o, job.lhs, first + i, k) + job.shift : 0;
         side.sum[i] = 0;
         if (!sums) continue;
         for (int64_t at = k; at < end; at += kSlice) {
             const int count = static_cast<int>(end - at < kSlice ? end - at : kSlice);
             uint8_t buffer[kSlice], out[kSlice];
             to_int8(o.format, codes_of_row(o, job.lhs.codes, first + i, at, count, buffer), out);
-            side.sum[i] += sum_of(reinterpret_cast<const int8_t*>(out), count);
+            side.sum[i] += sum_of(reinterpret_cast<const int8_t*>(out), count) + job.shift * count;
         }
     }
 }

@@ -48,6 +48,7 @@ struct Job {
     int64_t slices;    // of k
     int64_t group;     // k that share their scales; k itself if all do
     int64_t groups;
+    int32_t shift = 0;  // what an engine wants added to the codes of lhs, as int8: 128 makes them unsigned
 
     Job(const hop_product& product, int threads);
     bool grouped() const { return groups > 1; }
