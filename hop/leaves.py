@@ -17,6 +17,7 @@ from torch import Tensor
 from hop import _compile, copies, sharding
 from hop._hop import Composite, Hop
 from hop.kernels import Kernel
+from hop.kernels import native_quantize as native
 from hop.kernels import quantize as kernels
 from hop.quantizer import Quantizer
 
@@ -43,7 +44,7 @@ class QuantizeBuffers(Hop):
         return list(made.values())
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        return ((kernels.QUANTIZE_IN_PLACE, args), (kernels.QUANTIZE, args))
+        return ((native.QUANTIZE, args), (kernels.QUANTIZE_IN_PLACE, args), (kernels.QUANTIZE, args))
 
     def shard(
         self,
@@ -86,7 +87,7 @@ class DequantizeBuffers(Hop):
         return copies.dequantize(parsed, dict(zip(names, buffers, strict=True)), shape).to(dtype)
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        return ((kernels.DEQUANTIZE, args),)
+        return ((native.DEQUANTIZE, args), (kernels.DEQUANTIZE, args))
 
     def shard(
         self,

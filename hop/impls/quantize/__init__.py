@@ -18,6 +18,7 @@ from hop.formats import NOISE_BITS
 from hop.impls.quantize import batching
 from hop.impls.quantize.arguments import checked
 from hop.kernels import Kernel
+from hop.kernels import native_quantize as native
 from hop.kernels import quantize as kernels
 from hop.leaves import buffers_operator, quantize_buffers
 from hop.quantizer import Quantizer
@@ -44,7 +45,7 @@ class FakeQuantize(Hop):
         return Quantizer.parse(q).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        return ((kernels.FAKE_QUANTIZE, args),)
+        return ((native.FAKE_QUANTIZE, args), (kernels.FAKE_QUANTIZE, args))
 
     def differentiable(self, /, *args: Any) -> bool:
         return True

@@ -1,0 +1,51 @@
+#include <atomic>
+
+#include "cpu.h"
+#include "isa.h"
+#include "parallel.h"
+#include "quantize.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace hop {
+namespace portable {
+namespace {
+#include "quantize_numbers.h"
+#include "dequantize_decode.h"
+}  // namespace
+}  // namespace portable
+
+#if defined(__x86_64__)
+HOP_BEGIN_TARGET(HOP_AVX2)
+namespace avx2 {
+namespace {
+#include "quantize_numbers.h"
+#include "dequantize_decode.h"
+}  // namespace
+}  // namespace avx2
+HOP_END_TARGET
+
+HOP_BEGIN_TARGET(HOP_AVX512)
+namespace avx512 {
+namespace {
+#include "quantize_numbers.h"
+#include "dequantize_decode.h"
+}  // namespace
+}  // namespace avx512
+HOP_END_TARGET
+#endif
+}  // namespace hop
+
+int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const uint8_t* codes,
+                   const void* scale, const void* second, void* out, int32_t threads) {
+    const hop::DequantizeCall call{*q, *blocks, codes, scale, second, out, threads};
+    switch (hop::level()) {
+#if defined(__x86_64__)
+        case hop::Level::amx:
+        case hop::Level::avx512: return hop::avx512::dequantize(call, dtype);
+        case hop::Level::avx2: return hop::avx2::dequantize(call, dtype);
+#endif
+        default: return hop::portable::dequantize(call, dtype);
+    }
+}

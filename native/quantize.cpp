@@ -1,0 +1,107 @@
+#include "quantize.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "cpu.h"
+#include "isa.h"
+#include "parallel.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
+#endif
+
+namespace hop {
+namespace {
+
+// Memory of this thread, valid until its next call.
+char* scratch(size_t bytes) {
+    static thread_local Scratch own;
+    own.trim();
+    return own.get(bytes);
+}
+
+}  // namespace
+
+namespace portable {
+namespace {
+#include "quantize_numbers.h"
+#include "quantize_stats.h"
+#include "quantize_scales.h"
+#include "quantize_encode.h"
+#include "quantize_plain.h"
+#include "quantize_measure.h"
+#include "quantize_run.h"
+}  // namespace
+}  // namespace portable
+
+#if defined(__x86_64__)
+HOP_BEGIN_TARGET(HOP_AVX2)
+namespace avx2 {
+namespace {
+#include "quantize_numbers.h"
+#include "quantize_stats.h"
+#include "quantize_scales.h"
+#include "quantize_encode.h"
+#include "quantize_plain.h"
+#include "quantize_measure.h"
+#include "quantize_run.h"
+}  // namespace
+}  // namespace avx2
+HOP_END_TARGET
+
+HOP_BEGIN_TARGET(HOP_AVX512)
+namespace avx512 {
+namespace {
+#include "quantize_numbers.h"
+#include "quantize_stats.h"
+#include "quantize_scales.h"
+#include "quantize_encode.h"
+#include "quantize_avx512.h"
+#include "quantize_measure.h"
+#include "quantize_run.h"
+}  // namespace
+}  // namespace avx512
+HOP_END_TARGET
+#endif
+}  // namespace hop
+
+int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index) {
+    const auto code = [&](uint32_t bits) {
+        float y;
+        std::memcpy(&y, &bits, 4);
+        int32_t found = 0;
+        for (int32_t i = 1; i < size; ++i) found += y >= thresholds[i];
+        return found;
+    };
+    for (uint32_t high = 0; high < HOP_INDEX_SIZE; ++high) {
+        if ((high & 0x7fff) > 0x7f80) {  // NaN
+            index[high] = 0;
+            continue;
+        }
+        const bool infinite = (high & 0x7fff) == 0x7f80;
+        const int32_t a = code(high << 16), b = code(high << 16 | (infinite ? 0 : 0xffff));
+        const int32_t lower = a < b ? a : b, upper = a < b ? b : a;
+        if (upper - lower > 1) return HOP_UNSUPPORTED;
+        index[high] = static_cast<uint8_t>(lower);
+    }
+    return HOP_OK;
+}
+
+int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
+                 const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point, const uint8_t* noise,
+                 uint8_t* codes, void* scale, void* second, int32_t threads) {
+    const hop::QuantizeCall call{*q,   *blocks, x,     given_scale, given_codes != 0, given_zero_point, noise,
+                                 codes, scale,   second, threads};
+    switch (hop::level()) {
+#if defined(__x86_64__)
+        case hop::Level::amx:
+        case hop::Level::avx512: return hop::avx512::quantize(call, dtype);
+        case hop::Level::avx2: return hop::avx2::quantize(call, dtype);
+#endif
+        default: return hop::portable::quantize(call, dtype);
+    }
+}

@@ -1,0 +1,102 @@
+// What quantize and dequantize share: a call, and how its tensor is cut into pieces for threads.
+#pragma once
+#include <cstdint>
+
+#include "hop.h"
+
+#define HOP_INLINE static inline __attribute__((always_inline))
+#define HOP_MEMBER inline __attribute__((always_inline))
+
+namespace hop {
+
+constexpr int64_t kColumns = 4096;     // of a row at a time: as float32 they stay in the first cache
+constexpr int64_t kLarge = 64 * 1024;  // elements above which threads share a block
+
+struct QuantizeCall {
+    const hop_quantizer& q;
+    const hop_blocks& blocks;
+    const void* x;
+    const void* given_scale;          // nullptr: the rule finds it
+    bool given_codes;                 // rather than float32
+    const uint8_t* given_zero_point;  // codes
+    const uint8_t* noise;             // nullptr: to the nearest
+    uint8_t* codes;
+    void* scale;
+    void* second;  // zero points, or global_amax
+    int threads;
+};
+
+struct DequantizeCall {
+    const hop_quantizer& q;
+    const hop_blocks& blocks;
+    const uint8_t* codes;
+    const void* scale;
+    const void* second;
+    void* out;
+    int threads;
+};
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int32_t codes_per_byte(const hop_quantizer& q) { return q.bits == 1 || q.bits == 2 || q.bits == 4 ? 8 / q.bits : 1; }
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A row of blocks, or what of it is done at a time: blocks `first` to `first + count`, over all of their rows.
+struct Strip {
+    int64_t row, rows;  // of the tensor, batches included
+    int64_t col, cols;
+    int64_t first, count;
+};
+
+// The strips of a tensor. One is as wide as kColumns, or one block if that is wider.
+struct Strips {
+    const hop_blocks& g;
+    int64_t down, across;  // blocks
+    int64_t width;         // of a strip, in blocks
+    int64_t per_row;       // strips
+
+    explicit Strips(const hop_blocks& blocks) : g(blocks) {
+        down = divide_up(g.rows, g.tile_rows);
+        across = divide_up(g.cols, g.tile_cols);
+        width = g.tile_cols >= kColumns ? 1 : kColumns / g.tile_cols;
+        if (width > 4) width &= ~int64_t(3);  // strips start at whole bytes
+        width = least(width, across);
+        per_row = divide_up(across, width);
+    }
+    int64_t size() const { return g.batch * down * per_row; }
+    Strip operator[](int64_t i) const {
+        const int64_t block_row = i / per_row, begin = i % per_row * width, in_batch = block_row % down;
+        Strip s;
+        s.row = block_row / down * g.rows + in_batch * g.tile_rows;
+        s.rows = least(g.tile_rows, g.rows - in_batch * g.tile_rows);
+        s.count = least(width, across - begin);
+        s.first = block_row * across + begin;
+        s.col = begin * g.tile_cols;
+        s.cols = least(s.count * g.tile_cols, g.cols - s.col);
+        return s;
+    }
+};
+
+// Part of a strip: one thread's work.
+struct Unit {
+    int64_t row, rows, col, cols;  // row and col from the strip's
+};
+
+// The units of a strip: by the shape alone, never by the number of threads, as sums depend on them.
+struct Units {
+    const Strip& s;
+    int64_t cols, rows;  // of a unit
+    int64_t across;
+
+    explicit Units(const Strip& strip) : s(strip) {
+        cols = s.count > 1 ? s.cols : least(s.cols, kLarge);
+        across = divide_up(s.cols, cols);
+        rows = least(s.rows, divide_up(kLarge, cols));
+    }
+    int64_t size() const { return across * divide_up(s.rows, rows); }
+    Unit operator[](int64_t i) const {
+        const int64_t r = i / across * rows, c = i % across * cols;
+        return {r, least(rows, s.rows - r), c, least(cols, s.cols - c)};
+    }
+};
+
+}  // namespace hop

@@ -1,0 +1,222 @@
+// From elements and factors to codes. Included in a namespace (isa.h).
+//
+// Rounding x / scale to an integer needs no division: with a and b a little above and below 1 / scale, the rounded
+// quotient lies between the rounded x * a and x * b. Where those differ, near a tie, it is divided after all.
+
+constexpr int kLanes = 16;  // elements at a time, which become one vector, or a few
+constexpr float kAbove = 1.0f + 0x1p-20f, kBelow = 1.0f - 0x1p-20f;  // further from 1 than three roundings
+
+// What all elements of a block share.
+struct Run {
+    float by;
+    bool divides;
+    bool known;    // elements are finite and the rule found the scale, so that no code is out of bounds
+    int32_t zero;  // the code of 0
+};
+
+// out[i] = encode(x[i])
+template <class T, class Encode>
+HOP_INLINE void each(const typename T::Word* x, int64_t n, uint8_t* __restrict__ out, const Encode encode) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+        for (int j = 0; j < kLanes; ++j) out[i + j] = encode(T::widen(x[i + j]));
+    for (; i < n; ++i) out[i] = encode(T::widen(x[i]));
+}
+
+// ---- integers
+
+struct Bounds {
+    float low, high;  // of codes, less the code of 0
+    Bounds(const hop_quantizer& q, int32_t zero) : low(float(q.low - zero)), high(float(q.high - zero)) {}
+};
+
+HOP_INLINE uint32_t encode_integer(float y, const Bounds& b, uint32_t zero) {
+    const float known = y == y ? y : 0.0f;
+    const float raised = known < b.low ? b.low : known, bounded = raised > b.high ? b.high : raised;
+    return bits_of(bounded + kWhole) + zero;
+}
+
+template <class T>
+static void encode_integers_exactly(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run, uint8_t* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_integer(T::widen(x[i]) / run.by, b, uint32_t(run.zero)));
+}
+
+template <class T, bool bounded>
+HOP_INLINE void encode_integers_by(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run, uint8_t* out) {
+    constexpr int step = 2 * kLanes;
+    const float inverse = 1.0f / run.by, above = inverse * kAbove, below = inverse * kBelow;
+    const uint32_t zero = uint32_t(run.zero);
+    int64_t i = 0;
+    for (; i + step <= n; i += step) {
+        uint32_t differ = 0;
+        for (int j = 0; j < step; ++j) {
+            const float v = T::widen(x[i + j]);
+            const uint32_t p = bounded ? encode_integer(v * above, b, zero) : bits_of(v * above + kWhole) + zero;
+            const uint32_t q = bounded ? encode_integer(v * below, b, zero) : bits_of(v * below + kWhole) + zero;
+            differ |= p ^ q;
+            out[i + j] = uint8_t(p);
+        }
+        if (differ) encode_integers_exactly<T>(x + i, step, b, run, out + i);
+    }
+    if (i < n) encode_integers_exactly<T>(x + i, n - i, b, run, out + i);
+}
+
+template <class T>
+static void encode_integers(const hop_quantizer& q, const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) {
+    const Bounds b(q, run.zero);
+    const float size = run.by < 0 ? -run.by : run.by;
+    if (!(size > 0x1p-100f && size < 0x1p100f)) {
+        encode_integers_exactly<T>(x, n, b, run, out);
+    } else if (run.known && q.rule == HOP_AMAX) {
+        encode_integers_by<T, false>(x, n, b, run, out);
+    } else {
+        encode_integers_by<T, true>(x, n, b, run, out);
+    }
+}
+
+HOP_INLINE uint8_t encode_integer_with(float y, uint32_t noise, const Bounds& b, uint32_t zero) {
+    const float own = float_of(bits_of(y) & kMagnitude), magnitude = own < 0x1p20f ? own : own == own ? 0x1p20f : 0.0f;
+    const float steps = float(int32_t(magnitude + float(int32_t(noise)) * (1.0f / 256)));
+    return uint8_t(encode_integer(y < 0 ? -steps : steps, b, zero));
+}
+
+// ---- floats
+
+template <bool known, bool divides>
+struct EncodeFloat {
+    FloatFormat f;
+    float by;
+    HOP_MEMBER uint8_t operator()(float x) const {
+        return uint8_t(encode_float<known>(divides ? x / by : x * by, f));
+    }
+};
+
+template <class T>
+static void encode_floats(const FloatFormat& f, const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) {
+    if (run.divides) return each<T>(x, n, out, EncodeFloat<false, true>{f, run.by});
+    if (run.known) return each<T>(x, n, out, EncodeFloat<true, false>{f, run.by});
+    each<T>(x, n, out, EncodeFloat<false, false>{f, run.by});
+}
+
+// ---- codebooks
+
+// Up to 16 numbers: the code counts the thresholds that y reaches.
+struct EncodeFew {
+    const hop_quantizer& q;
+    float by;
+    HOP_MEMBER uint8_t operator()(float x) const {
+        const float y = x / by;
+        uint32_t code = 0;
+        for (int k = 1; k < 16; ++k) code += y >= q.thresholds[k] ? 1 : 0;
+        return uint8_t(y == y ? code : uint32_t(q.zero_code));
+    }
+};
+
+// The upper half of y's bits says where to look, and leaves a choice of two.
+struct EncodeIndexed {
+    const hop_quantizer& q;
+    float by;
+    HOP_MEMBER uint8_t operator()(float x) const {
+        const float y = x / by;
+        const uint32_t code = q.index[bits_of(y) >> 16];
+        return uint8_t(y == y ? code + (y >= q.thresholds[code + 1] ? 1 : 0) : uint32_t(q.zero_code));
+    }
+};
+
+struct EncodeSearched {
+    const hop_quantizer& q;
+    float by;
+    HOP_MEMBER uint8_t operator()(float x) const {
+        const float y = x / by;
+        int32_t code = 0;
+        for (int32_t step = 128; step; step /= 2)
+            if (code + step < q.size && y >= q.thresholds[code + step]) code += step;
+        return uint8_t(y == y ? code : q.zero_code);
+    }
+};
+
+template <class T>
+static void encode_by_book(const hop_quantizer& q, const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) {
+    if (q.size <= 16) return each<T>(x, n, out, EncodeFew{q, run.by});
+    if (q.index) return each<T>(x, n, out, EncodeIndexed{q, run.by});
+    each<T>(x, n, out, EncodeSearched{q, run.by});
+}
+
+// ---- all
+
+struct Encoder {
+    const hop_quantizer& q;
+    FloatFormat f{};
+    explicit Encoder(const hop_quantizer& quantizer) : q(quantizer) {
+        if (q.format == HOP_FLOAT) f = float_format(q);
+    }
+
+    // A block's part of a row.
+    template <class T>
+    void run(const typename T::Word* x, int64_t n, const Run& run, const uint8_t* noise, uint8_t* out) const {
+        if (noise) return with<T>(x, n, run, noise, out);
+        if (q.format == HOP_INTEGER) return encode_integers<T>(q, x, n, run, out);
+        if (q.format == HOP_FLOAT) return encode_floats<T>(f, x, n, run, out);
+        encode_by_book<T>(q, x, n, run, out);
+    }
+
+    template <class T>
+    void with(const typename T::Word* x, int64_t n, const Run& run, const uint8_t* noise, uint8_t* out) const {
+        const Bounds b(q, run.zero);
+        for (int64_t i = 0; i < n; ++i) {
+            const float v = T::widen(x[i]), y = run.divides ? v / run.by : v * run.by;
+            out[i] = q.format == HOP_INTEGER ? encode_integer_with(y, noise[i], b, uint32_t(run.zero))
+                                             : uint8_t(encode_float_with(y, noise[i], f));
+        }
+    }
+
+    // Elements each of a block of its own.
+    template <class T>
+    void columns(const typename T::Word* x, int64_t n, const Factors& at, int32_t zero, const uint8_t* noise,
+                 uint8_t* __restrict__ out) const {
+        if (noise || q.format == HOP_CODEBOOK) {
+            for (int64_t i = 0; i < n; ++i) {
+                const int32_t own = at.zero ? code_of_zero(at.zero[i]) : zero;
+                run<T>(x + i, 1, Run{at.by[i], at.divides, false, own}, noise ? noise + i : nullptr, out + i);
+            }
+        } else if (q.format == HOP_FLOAT) {
+            for (int64_t i = 0; i < n; ++i) {
+                const float v = T::widen(x[i]);
+                out[i] = uint8_t(encode_float<false>(at.divides ? v / at.by[i] : v * at.by[i], f));
+            }
+        } else {
+            for (int64_t i = 0; i < n; ++i) {
+                const int32_t own = at.zero ? code_of_zero(at.zero[i]) : zero;
+                out[i] = uint8_t(encode_integer(T::widen(x[i]) / at.by[i], Bounds(q, own), uint32_t(own)));
+            }
+        }
+    }
+
+    int32_t code_of_zero(uint8_t code) const { return q.low < 0 ? int32_t(int8_t(code)) : int32_t(code); }
+};
+
+// ---- several codes to a byte, the first in the lowest bits
+
+static void pack(const uint8_t* __restrict__ codes, int64_t n, int32_t bits, uint8_t* __restrict__ out) {
+    const int64_t whole = n * bits / 8;
+    if (bits == 4) {
+        for (int64_t i = 0; i < whole; ++i) out[i] = uint8_t((codes[2 * i] & 15) | codes[2 * i + 1] << 4);
+    } else if (bits == 2) {
+        for (int64_t i = 0; i < whole; ++i) {
+            const uint8_t* c = codes + 4 * i;
+            out[i] = uint8_t((c[0] & 3) | (c[1] & 3) << 2 | (c[2] & 3) << 4 | c[3] << 6);
+        }
+    } else {
+        for (int64_t i = 0; i < whole; ++i) {
+            uint32_t byte = 0;
+            for (int j = 0; j < 8; ++j) byte |= uint32_t(codes[8 * i + j] & 1) << j;
+            out[i] = uint8_t(byte);
+        }
+    }
+    const int64_t per_byte = 8 / bits, rest = n - whole * per_byte;
+    if (rest) {
+        uint32_t byte = 0;
+        for (int64_t j = 0; j < rest; ++j) byte |= uint32_t(codes[whole * per_byte + j] & ((1 << bits) - 1)) << (j * bits);
+        out[whole] = uint8_t(byte);
+    }
+}

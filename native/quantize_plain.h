@@ -1,0 +1,12 @@
+// What instruction sets without quantize_avx512.h take in its place. Included in a namespace (isa.h).
+
+template <class T, int size>
+HOP_INLINE void amax_of_groups(const typename T::Word* x, int64_t groups, float* high, bool& known) {
+    amax_of_groups_plainly<T, size>(x, groups, high, known);
+}
+
+template <class T>
+HOP_INLINE bool encode_quickly(const hop_quantizer&, const FloatFormat&, const typename T::Word*, int64_t, int64_t,
+                               const Factors&, bool, uint8_t*) {
+    return false;
+}
