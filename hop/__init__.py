@@ -7,6 +7,7 @@ from hop._hop import decompositions as decompositions
 from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
 from hop.impls.pack import pack as pack
+from hop.impls.pack import unpack as unpack
 from hop.impls.quantize import fake_quantize as fake_quantize
 from hop.impls.quantize import quantize as quantize
 from hop.impls.scaled import scaled as scaled

@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from hop import blocks, packing, spelling
 from hop.blocks import Block
 from hop.formats import Codebook, Format, Integer, PowerOfTwo
 from hop.hadamard import Hadamard
-from hop.layouts import Layout
+from hop.layouts import Decoded, Layout, Tiled
 from hop.scaling import Amax, Blocks, Found, Rule
 from hop.spelling import Value
 
@@ -82,6 +82,8 @@ class Quantizer(Value):
             if not isinstance(self.layout, Layout):
                 raise ValueError(f"layout must be one of hop.layouts, or None; got {self.layout!r}")
             self.layout.check(self.format, self.scale)
+            if self.flat and self.layout.tiled:
+                raise ValueError(f"flat=True: layout={self.layout} is for matrices")
         if spelling.declares_fields(type(self)):
             str(self)  # raises TypeError for a field that no text can stand for
 
@@ -95,12 +97,14 @@ class Quantizer(Value):
     def buffers(self, shape: Sequence[int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """The name, shape and dtype of each buffer of a tensor of `shape`, in their order."""
         rows = self.rows(shape)
-        codes = tuple(shape)
-        if self.per_byte() > 1:
+        codes, dtype = tuple(shape), self.format.dtype
+        if self.layout is not None:
+            self.layout.check_shape(shape)
+            codes, dtype = self.layout.held(shape, self.format)
+        elif self.per_byte() > 1:
             last = rows or [1]
-            codes = (*last[:-1], packing.packed_size(last[-1], self.format.bits))
-        held = self.format.dtype if self.layout is None else self.layout.dtype
-        found = {"codes": (codes, torch.uint8 if self.per_byte() > 1 else held)}
+            codes, dtype = (*last[:-1], packing.packed_size(last[-1], self.format.bits)), torch.uint8
+        found = {"codes": (codes, dtype)}
         for name, (dtype, block) in self.stored().items():
             found[name] = (tuple(blocks.counts(rows, block)), dtype)
         return found
@@ -135,10 +139,7 @@ class Quantizer(Value):
             scale, zero_point: what takes the place of the rule, in the shapes of their buffers.
             noise: random integers in 0..255, of x's shape, if rounding is stochastic."""
         shape, codes, tensors = self._encode(x, scale, zero_point, noise)
-        if self.layout is not None:
-            codes = self.layout.pack(codes, self.format, self.scale, tensors)
-        codes = blocks.merge(codes, shape)
-        codes = self.format.pack(codes.reshape(shape or [1])) if self.per_byte() > 1 else codes.reshape(x.shape)
+        codes = self._held(codes, shape, x.shape, tensors)
         if scale is not None:  # which stays the caller's, and may be expanded
             tensors = tuple(t.clone(memory_format=torch.contiguous_format) for t in tensors)
         return {"codes": codes} | {
@@ -148,17 +149,20 @@ class Quantizer(Value):
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
         """The numbers of a tensor of `shape`, in float32."""
         rows, cut, tensors = self._cut(buffers, shape)
-        if self.layout is not None:
+        if isinstance(self.layout, Decoded):
             numbers = self.layout.numbers(cut, self.format, self.scale, tensors)
             return blocks.merge(numbers * self.scale.step(tensors, self.format), rows).reshape(shape)
         return blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
 
-    def packed(self, buffers: Mapping[str, Tensor], shape: Sequence[int], layout: Layout) -> dict[str, Tensor]:
-        """The buffers of a tensor of `shape`, its codes in another layout."""
-        assert self.layout is None
+    def packed(self, buffers: Mapping[str, Tensor], shape: Sequence[int], layout: Layout | None) -> dict[str, Tensor]:
+        """The buffers of a tensor of `shape`, its codes in `layout` instead of its own; None for the plain form."""
+        if isinstance(self.layout, Decoded):
+            raise ValueError(f"numbers in layout={self.layout} do not become codes again")
+        if layout is not None:
+            layout.check_shape(shape)
         rows, cut, tensors = self._cut(buffers, shape)
-        held = layout.pack(cut, self.format, self.scale, tensors)
-        return dict(buffers) | {"codes": blocks.merge(held, rows).reshape(shape)}
+        to = replace(self, layout=layout)
+        return dict(buffers) | {"codes": to._held(cut, rows, shape, tensors)}
 
     def fake_quantize(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
@@ -222,11 +226,22 @@ class Quantizer(Value):
             noise, _ = blocks.split(noise.reshape(shape), self.block)
         return shape, self.format.encode(y, noise, *self._zero(tensors)), tensors
 
+    def _held(self, cut: Tensor, rows: list[int], shape: Sequence[int], tensors: Sequence[Tensor]) -> Tensor:
+        """What is held of codes that are cut into blocks, of a tensor of `shape`."""
+        if isinstance(self.layout, Decoded):
+            return blocks.merge(self.layout.pack(cut, self.format, self.scale, tensors), rows).reshape(shape)
+        codes = blocks.merge(cut, rows)
+        if isinstance(self.layout, Tiled):
+            return self.layout.arrange(codes.reshape(shape), self.format)
+        return self.format.pack(codes.reshape(rows or [1])) if self.per_byte() > 1 else codes.reshape(shape)
+
     def _cut(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> tuple[list[int], Tensor, list[Tensor]]:
         """The shape over which blocks run, and codes and what is stored beside them, cut into blocks."""
         rows = self.rows(shape)
         codes = buffers["codes"]
-        if self.per_byte() > 1:
+        if isinstance(self.layout, Tiled):
+            codes = self.layout.restore(codes, shape, self.format)
+        elif self.per_byte() > 1:
             codes = self.format.unpack(codes, rows[-1] if rows else 1)
         cut, _ = blocks.split(codes.reshape(rows), self.block)
         return rows, cut, [blocks.spread(buffers[name]) for name in self.stored()]

@@ -243,6 +243,9 @@ private:
                 }
             }
             const bool biased = is_biased();
+            if (m_.gives_codes())
+                return requantize_rows(job_, sums, lhs.scale, columns_->scale, biased ? bias_ : nullptr, block * kBlock,
+                                       rows, n * kBlock, columns);
             for (int i = 0; i < rows; ++i) {
                 const int64_t at = (block * kBlock + i) * job_.p.output.row_stride + n * kBlock;
                 if (biased) finish_row<true>(job_, sums + i * kBlock, lhs.scale[i], columns_->scale, bias_, at, columns);
@@ -250,9 +253,14 @@ private:
             }
         }
 
-        void store(int64_t block, const float* y, int64_t n) {
+        void store(int64_t block, float* y, int64_t n) {
             const int rows = m_.rows_of(block), columns = columns_of(n);
             const bool biased = is_biased();
+            if (m_.gives_codes()) {
+                float ones[kBlock];
+                for (float& one : ones) one = 1.f;
+                return requantize_rows(job_, y, ones, ones, biased ? bias_ : nullptr, block * kBlock, rows, n * kBlock, columns);
+            }
             for (int i = 0; i < rows; ++i, y += kBlock) {
                 const int64_t at = (block * kBlock + i) * job_.p.output.row_stride + n * kBlock;
                 if (biased) store_row<true>(job_, y, bias_, at, columns);
@@ -280,6 +288,7 @@ private:
         int64_t sides_;
     };
 
+    bool gives_codes() const { return job_.p.output.format == HOP_INT8 || job_.p.output.format == HOP_UINT8; }
     int quads() const { return job_.grouped() && per_slice_ > 1 ? kQuads / per_slice_ : kQuads; }
     int64_t chunk_groups() const { return ceil_div(chunk_ * kSlice, job_.group); }
     int64_t group_at(int64_t first, int64_t slice, int quad) const {

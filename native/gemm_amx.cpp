@@ -19,26 +19,9 @@ namespace amx {
 #include "pack_lhs.h"
 #include "pack_rhs.h"
 #include "epilogue.h"
+#include "requantize.h"
 #include "gemm.h"
-
-// The tile registers of this thread: 0 to 3 sums, 4 and 5 of lhs, 6 and 7 of rhs.
-class Registers {
-public:
-    Registers(int rows, int quads) {
-        struct alignas(64) {
-            uint8_t palette = 1, start = 0, reserved[14] = {};
-            uint16_t bytes[16] = {};
-            uint8_t rows[16] = {};
-        } config;
-        for (int i = 0; i < 8; ++i) {
-            config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : quads);
-            config.bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? quads * 4 : 64);
-        }
-        _tile_loadconfig(&config);
-    }
-    ~Registers() { _tile_release(); }
-    Registers(const Registers&) = delete;
-};
+#include "registers_amx.h"
 
 struct Int8 {
     using Sum = int32_t;
@@ -141,12 +124,6 @@ int integers(Job& job) { return Multiplication<Amx<Int8>>(job).run(); }
 int floats(Job& job) { return Multiplication<Amx<Bfloat16>>(job).run(); }
 
 }  // namespace amx
-
-void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile) {
-    const uint8_t* made = amx::tile_of_codes(o, codes, rows, k, first, slice, tile);
-    if (made != tile) std::memcpy(tile, made, kTile);
-}
-
 }  // namespace hop
 HOP_END_TARGET
 

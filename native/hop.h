@@ -68,7 +68,7 @@ struct hop_output {
     int32_t requantize, low, high, zero, zero_format;
     int32_t bounded;         // 1: activation has a lower bound, 2: an upper one, 3: both
     float bounds[2];
-    int64_t column_stride;   // of scale and zero point along the columns: 0 or 1
+    int64_t scale_row_stride, scale_column_stride;  // of scale and zero point: 0 where one serves all
 };
 
 struct hop_product {
@@ -82,8 +82,8 @@ struct hop_data {
     const void *codes, *scale, *zero, *fold;
 };
 
-// Whether the instructions in use have a kernel for the product.
-HOP_API int hop_product_supported(const hop_product* product);
+// Why there is no kernel for the product; a null pointer if there is one.
+HOP_API const char* hop_product_declines(const hop_product* product);
 
 // output (m, n) = lhs (m, k) times the transpose of rhs (n, k).
 HOP_API int hop_multiply(
@@ -93,6 +93,32 @@ HOP_API int hop_multiply(
 
 // rhs codes from HOP_STRIDED to HOP_TILED.
 HOP_API int hop_pack(const hop_operand* operand, int64_t rows, int64_t k, int threads, const void* codes, void* tiled);
+
+// ---- convolutions
+
+// Sizes of three dimensions: depth, height, width; 1 for those that there are none of.
+struct hop_convolution {
+    int64_t batch, channels, outputs, groups;
+    int64_t size[3], kernel[3], stride[3], padding[3], dilation[3], output_size[3];
+    int64_t input_strides[5];   // example, channel, depth, height, width
+    int64_t weight_strides[5];  // output, channel of its group, depth, height, width
+    int32_t channels_last;      // how the output lies: (batch, *output_size, outputs), or (batch, outputs, *output_size)
+    // int8 or uint8, scales and zero points for all elements, or one for each example as for a row. Beyond the input
+    // its elements are 0.
+    hop_operand lhs;
+    // int8, or int4 if tiled; a scale for all elements, or one for each output. Tiled as (outputs, k), with k the
+    // elements of the kernel and, last, the channels of a group.
+    hop_operand rhs;
+    hop_output output;  // row_stride is of no use
+};
+
+// Why there is no kernel for the convolution; a null pointer if there is one.
+HOP_API const char* hop_convolution_declines(const hop_convolution* convolution);
+
+HOP_API int hop_convolve(
+    const hop_convolution* convolution, int threads, const void* input, const void* input_scale, const void* input_zero,
+    const void* weight, const void* weight_scale, const void* bias, const void* output_scale, const void* output_zero,
+    void* output);
 
 // ---- quantize: codes and scales of a tensor, and back, bit for bit those of hop.quantizer.
 

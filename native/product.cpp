@@ -18,16 +18,6 @@ int64_t group_of(const hop_product& p) {
 
 bool is_factor(const hop_operand& o) { return o.format >= HOP_INT8 && o.format <= HOP_E5M2; }
 
-// Each number of a fold serves whole quads, and each group of scales whole steps of an engine.
-bool fits(const hop_product& p) {
-    const int64_t group = group_of(p);
-    for (const hop_operand* o : {&p.lhs, &p.rhs}) {
-        if (o->fold.format != HOP_NONE && o->fold.ks < p.k && o->fold.ks % 4) return false;
-        if (o->scale.ks < p.k && o->scale.ks % group) return false;
-    }
-    return group >= p.k || group == 16 || group == 32 || group % kSlice == 0;
-}
-
 }  // namespace
 
 Job::Job(const hop_product& product, int count) : p(product), threads(count) {
@@ -45,12 +35,26 @@ Job::Job(const hop_product& product, int count) : p(product), threads(count) {
 
 using namespace hop;
 
-int hop_product_supported(const hop_product* p) {
-    if (!fits(*p) || !is_factor(p->rhs)) return 0;
-    if (by_integers(*p)) return p->lhs.fold.format == HOP_NONE && p->rhs.fold.format == HOP_NONE;
-    if (p->output.format == HOP_INT32 || p->output.bias_format == HOP_INT32) return 0;
-    if (p->lhs.format != HOP_BFLOAT16 && (!is_factor(p->lhs) || is_integer(p->lhs.format))) return 0;
-    return p->rhs.format == HOP_UINT4 || (p->rhs.zero_format == HOP_NONE && p->rhs.zero == 0);
+const char* hop_product_declines(const hop_product* p) {
+    const int64_t group = group_of(*p);
+    if (group < p->k && group != 16 && group != 32 && group % kSlice)
+        return "scales change along the summed dimension in groups other than 16, 32 or multiples of 64";
+    for (const hop_operand* o : {&p->lhs, &p->rhs}) {
+        if (o->fold.format != HOP_NONE && o->fold.ks < p->k && o->fold.ks % 4)
+            return "block scales change within four elements along the summed dimension";
+        if (o->scale.ks < p->k && o->scale.ks % group) return "groups of the two factors do not end together";
+    }
+    if (!is_factor(p->rhs)) return "the right factor is no quantized one";
+    const bool sum = p->output.format == HOP_INT32 || p->output.bias_format == HOP_INT32 ||
+                     ((p->output.format == HOP_INT8 || p->output.format == HOP_UINT8) && p->output.requantize != HOP_DIVISION);
+    if (sum && group < p->k) return "groups have a sum each, and the output or the bias is that of one";
+    if (by_integers(*p)) return nullptr;
+    if (sum) return "the output or the bias is that of a sum of integers";
+    if (p->lhs.format != HOP_BFLOAT16 && (!is_factor(p->lhs) || is_integer(p->lhs.format)))
+        return "the left factor is none of bfloat16 or floats of few bits";
+    if (p->rhs.format != HOP_UINT4 && (p->rhs.zero_format != HOP_NONE || p->rhs.zero != 0))
+        return "zero points of codes that become bfloat16 numbers are for uint4";
+    return nullptr;
 }
 
 int hop_multiply(
@@ -66,8 +70,10 @@ int hop_multiply(
     switch (level()) {
 #if defined(__x86_64__)
         case Level::amx: return integers ? amx::integers(job) : amx::floats(job);
+        case Level::avx512: return integers ? avx512::integers(job) : avx512::floats(job);
+        case Level::avx2: return integers ? avx2::integers(job) : avx2::floats(job);
 #endif
-        default: return HOP_UNSUPPORTED;
+        default: return integers ? portable::integers(job) : portable::floats(job);
     }
 }
 

@@ -9,8 +9,11 @@
 //     of int8        the same, less what the zero point is made of
 //     of bfloat16    two such, of k 0 and 2 of each quad, and of k 1 and 3: [16 quads][16 rows][2], [16 rows][32]
 #pragma once
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "hop.h"
 #include "parallel.h"
@@ -64,6 +67,9 @@ namespace avx2 { int integers(Job&); int floats(Job&); }
 namespace portable { int integers(Job&); int floats(Job&); }
 
 // The tile of codes of rows first..first + 15 in a slice.
+namespace avx512 {
+void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile);
+}
 void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile);
 
 }  // namespace hop

@@ -27,7 +27,8 @@ from hop.formats import E2M1, E4M3, E5M2, INT4, INT8, TERNARY, UINT4, UINT8
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.operands import encode
 from hop.impls.scaled.plans import operand
-from hop.layouts import Decoded
+from hop.kernels import native
+from hop.layouts import Decoded, Tiled
 from hop.quantizer import Quantizer
 from hop.requantization import FixedPoint, FloatMultiplier, Requantization
 from hop.scaling import AbsMean, Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
@@ -63,6 +64,11 @@ def unwrapped(args: Sequence[Any]) -> list[Any]:
 
 def _holds(a: list[Any]) -> bool:
     return any(isinstance(x, Pair | Plain) for x in a)
+
+
+def decoded(t: Any) -> Any:
+    """A tensor of floats as the numbers that they stand for; any other as it is."""
+    return hop.pack(t, Decoded()) if t.quantizer.format.name in numerics.FLOATS and not t.quantizer.flat else t
 
 
 def run(op: Any, output: torch.dtype, *args: Any, exact: bool = True, **kwargs: Any) -> Tensor:
@@ -1066,6 +1072,7 @@ class TestFloats(unittest.TestCase):
         forms = {"": None}
         if isinstance(w, Pair):
             forms["packed "] = Pair(hop.pack(w.t), w.e)
+            forms["decoded "] = Pair(decoded(w.t), w.e)
         for form, held in forms.items():
             name = f"{left} x {form}{right}"
             with self.subTest(f"{name} in {output}"):
@@ -1122,10 +1129,11 @@ class TestFloats(unittest.TestCase):
             weight = scaled_oracles.make(q, (n, k), rng)
             if q.format.bits == 8:
                 forms["turned"] = weight.mT, None
-            forms["packed"] = (
-                weight.view(lambda t: t, np.transpose),
-                weight.view(lambda t: hop.pack(t).t(), np.transpose),
-            )
+            for way, pack in (("packed", hop.pack), ("decoded", decoded)):
+                forms[way] = (
+                    weight.view(lambda t: t, np.transpose),
+                    weight.view(lambda t, pack=pack: pack(t).t(), np.transpose),
+                )
             if q.hadamard is not None:
                 del forms["columnwise"], forms["both"]
             for form, (w, held) in forms.items():
@@ -1148,7 +1156,7 @@ class TestFloats(unittest.TestCase):
                     )
             x = factor(left, (2, m, k), rng)
             weight = scaled_oracles.make(q, (2, n, k), rng)
-            held = weight.view(lambda t: hop.pack(t).transpose(1, 2), lambda a: a.swapaxes(1, 2))
+            held = weight.view(lambda t: decoded(t).transpose(1, 2), lambda a: a.swapaxes(1, 2))
             what = f"bmm {left} x packed {name}"
             if packs:
                 with self.subTest(what):
@@ -1249,12 +1257,12 @@ class TestFloats(unittest.TestCase):
             "plain": w,
             "packed": packed,
             "sliced": factor(right, (64, 64), rng).view(lambda t: t[::2], lambda a: a[::2]),
-            "packed_sliced": factor(right, (64, 64), rng).view(lambda t: hop.pack(t)[::2], lambda a: a[::2]),
+            "packed_sliced": factor(right, (64, 64), rng).view(lambda t: decoded(t)[::2], lambda a: a[::2]),
             "expanded": factor(right, (1, 64), rng).view(
                 lambda t: t.expand(32, 64), lambda a: np.broadcast_to(a, (32, 64))
             ),
             "packed_expanded": factor(right, (1, 64), rng).view(
-                lambda t: hop.pack(t).expand(32, 64), lambda a: np.broadcast_to(a, (32, 64))
+                lambda t: decoded(t).expand(32, 64), lambda a: np.broadcast_to(a, (32, 64))
             ),
         }
         if q.format.bits == 8:
@@ -2081,18 +2089,26 @@ class TestPack(unittest.TestCase):
             if q.block == (1, -1, -1, -1):
                 shape = (4, 3, 2, 2)
             w = scaled_oracles.make(q, shape, generator(*name.encode(), *shape))
-            packed = hop.pack(w.t)
-            with self.subTest(f"{shape}"):
-                assert_bits(hop.dequantize(packed), w.values(), name)
-                assert (packed.shape, packed.dtype, packed.usages) == (w.t.shape, w.t.dtype, w.t.usages)
-                rest = sum(b.numel() * b.element_size() for n, b in w.t.buffers().items() if n != "codes")
-                if q.format.name in numerics.FLOATS and not q.flat:
-                    assert packed.quantizer.layout == Decoded()
-                    assert packed.codes.dtype == torch.bfloat16
-                    assert packed.nbytes == 2 * w.t.numel() + rest
-                else:
-                    assert packed.quantizer == q
-                    assert packed.nbytes == w.t.nbytes
+            rest = sum(b.numel() * b.element_size() for n, b in w.t.buffers().items() if n != "codes")
+            for packed in (hop.pack(w.t), decoded(w.t)):
+                layout = packed.quantizer.layout
+                with self.subTest(f"{shape} {layout}"):
+                    assert_bits(hop.dequantize(packed), w.values(), name)
+                    assert (packed.shape, packed.dtype, packed.usages) == (w.t.shape, w.t.dtype, w.t.usages)
+                    if isinstance(layout, Tiled):
+                        rows, *summed = reversed(shape) if layout.columns else shape
+                        tiles = -(-rows // 32) * -(-math.prod(summed) // 64)
+                        assert packed.nbytes == tiles * 32 * 64 * q.format.bits // 8 + rest
+                        assert_bits(hop.dequantize(hop.unpack(packed)), w.values(), name)
+                        assert_buffers(hop.unpack(packed), q, {n: array(b) for n, b in w.t.buffers().items()})
+                    elif isinstance(layout, Decoded):
+                        assert packed.codes.dtype == torch.bfloat16
+                        assert packed.nbytes == 2 * w.t.numel() + rest
+                    else:
+                        assert packed.quantizer == q
+                        assert packed.nbytes == w.t.nbytes
+                    if packed.quantizer.layout is None:
+                        assert q.flat or q.format.name not in numerics.FLOATS
 
     @parameterized.expand([name for name, q in FLOATS.items()])
     def test_real_numbers(self, name):
@@ -2113,7 +2129,7 @@ class TestPack(unittest.TestCase):
         if name == "nvfp4":
             q = Quantizer(E2M1, (1, 16), TwoLevel(outer=(1, -1)))
         w = hop.quantize(q, weight)
-        before, after = array(hop.dequantize(w)).astype(f64), array(hop.dequantize(hop.pack(w))).astype(f64)
+        before, after = array(hop.dequantize(w)).astype(f64), array(hop.dequantize(decoded(w))).astype(f64)
         outer = array(w.global_amax).astype(f64) / (6 * 448) if name == "nvfp4" else 1.0
         exact = np.abs(before) >= outer * 2.0**-117  # eight bits of a number below the least normal one, 2^-126
         assert (before == after)[exact].all()
@@ -2125,7 +2141,7 @@ class TestPack(unittest.TestCase):
         rng = generator(1)
         for name in ("fp8_row", "fp8_128x128", "mxfp4", "nvfp4", "nvfp4_row", "mxfp8"):
             w = scaled_oracles.make(FLOATS[name], (256, 256), rng)
-            packed, a = hop.pack(w.t), w.values()
+            packed, a = decoded(w.t), w.values()
             for view, of_array in [
                 (packed.t(), a.T),
                 (packed.t().t(), a),
@@ -2157,12 +2173,13 @@ class TestPack(unittest.TestCase):
     @parameterized.expand(["fp8_row", "mxfp4", "nvfp4_row", "fp8_e5m2_1x128", "int4_groups_32", "int8_row_affine"])
     def test_files(self, name):
         """torch.save, torch.load and state_dict keep every bit and the layout; a copy too."""
-        packed = hop.pack(scaled_oracles.make(WEIGHTS[name], (8, 128), generator(2)).t)
+        w = scaled_oracles.make(WEIGHTS[name], (8, 128), generator(2)).t
+        packed, half = hop.pack(w), decoded(w)[:4]
         file = io.BytesIO()
-        torch.save({"weight": packed, "half": packed[:4]}, file)
+        torch.save({"weight": packed, "half": half}, file)
         file.seek(0)
         loaded = torch.load(file)
-        for got, want in [(loaded["weight"], packed), (loaded["half"], packed[:4]), (packed.clone(), packed)]:
+        for got, want in [(loaded["weight"], packed), (loaded["half"], half), (packed.clone(), packed)]:
             assert_buffers(got, want.quantizer, {n: array(b) for n, b in want.buffers().items()})
             assert_bits(hop.dequantize(got), array(hop.dequantize(want)))
 
@@ -2173,9 +2190,9 @@ class TestPack(unittest.TestCase):
         shape = (4, 3, 2, 2) if q.block == (1, -1, -1, -1) else (8, 32)
         packed = hop.pack(scaled_oracles.make(q, shape, generator(3)).t)
         assert Quantizer.parse(str(packed.quantizer)) == packed.quantizer
-        held = q.format.name in numerics.FLOATS and not q.flat
+        held = not q.flat and q.format.bits in (4, 8) and native.library().missing is None
         assert (packed.quantizer == q) == (not held)
-        assert ("Decoded" in str(packed.quantizer)) == held
+        assert ("Tiled" in str(packed.quantizer)) == held
 
     def test_quantize_to_a_layout(self):
         """A quantizer with a layout makes what pack makes."""

@@ -1,6 +1,6 @@
-"""pack: a quantized tensor in the layout that products read fastest, of equal value.
+"""pack: a quantized tensor in the layout that products read fastest, of equal value; unpack: in the plain form.
 
-hop_pack(tensor) -> tensor
+hop_pack(tensor, layout) -> tensor        `layout` spelled as text, "" for the plain form
 """
 
 from collections.abc import Sequence
@@ -9,20 +9,25 @@ from typing import Any
 
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import _compile, blocks, copies, spelling
 from hop._hop import Composite
-from hop.formats import Float
-from hop.layouts import Decoded, Layout
+from hop.formats import Codebook, Float
+from hop.kernels import native
+from hop.layouts import Decoded, Layout, Tiled, sums_first
 from hop.leaves import buffers_operator
 from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 
-def layout_for(quantizer: Quantizer) -> Layout | None:
-    """The layout that products want of a weight; None for the plain one."""
-    if quantizer.layout is not None or quantizer.flat or not isinstance(quantizer.format, Float):
+def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
+    """The layout that products want of a weight of `ndim` dimensions on a device; None for the plain one."""
+    if quantizer.layout is not None or quantizer.flat or isinstance(quantizer.format, Codebook):
         return quantizer.layout
-    return Decoded()
+    block = blocks.per_dimension(quantizer.block, ndim)
+    is_weight = ndim == 2 or (ndim > 2 and set(block[1:]) == {-1})  # of a linear layer or of a convolution
+    if is_weight and device == "cpu" and native.library().missing is None and quantizer.format.bits in (4, 8):
+        return Tiled(columns=ndim == 2 and sums_first(block))
+    return Decoded() if isinstance(quantizer.format, Float) else None
 
 
 class Pack(Composite):
@@ -31,60 +36,83 @@ class Pack(Composite):
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
 
-    def check(self, x: Tensor, /) -> Any:
+    def check(self, x: Tensor, layout: str, /) -> Any:
         if not isinstance(x, Tensor):
             raise TypeError(f"pack: weight must be a QuantizedTensor, got {type(x).__name__}")
-        return (x,), {}
+        return (x, layout), {}
 
-    def reference(self, x: Any, /) -> Tensor:
-        if not isinstance(x, QuantizedTensor):
-            raise TypeError(f"pack: weight must be a QuantizedTensor, as hop.quantize makes it; got {type(x).__name__}")
-        q = x.quantizer
-        layout = layout_for(q)
-        if layout == q.layout:
+    def reference(self, x: Any, layout: str, /) -> Tensor:
+        q, wanted = _quantizer(x), _read(layout)
+        if wanted == q.layout:
             return x.rebuilt({name: b.clone() for name, b in x.buffers().items()})
-        assert layout is not None
         if x.usages != (copies.ROWWISE,):
             raise ValueError(f"pack: weight must have its row-wise copy alone, got usages {x.usages}; quantize it so")
         own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
-        return x.rebuilt(q.packed(own, x.shape, layout), quantizer=replace(q, layout=layout))
+        return x.rebuilt(q.packed(own, x.shape, wanted), quantizer=replace(q, layout=wanted))
 
-    def differentiable(self, x: Tensor, /) -> bool:
+    def differentiable(self, x: Tensor, layout: str, /) -> bool:
         return True
 
-    def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, /) -> list[Tensor | None]:
-        return [grad]
+    def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, layout: str, /) -> list[Tensor | None]:
+        return [grad, None]
 
-    def batch(self, size: int, dims: Sequence[int | None], x: Tensor, /) -> tuple[Tensor, int] | None:
-        (dim,) = dims
-        return None if dim is None else (self(x), dim)
+    def batch(self, size: int, dims: Sequence[int | None], x: Tensor, layout: str, /) -> tuple[Tensor, int] | None:
+        return None if dims[0] is None else (self(x, layout), dims[0])
 
-    def forward_mode(self, x: Tensor, /) -> Tensor:
+    def forward_mode(self, x: Tensor, layout: str, /) -> Tensor:
         raise NotImplementedError("pack: a quantized tensor cannot carry a tangent")
 
 
 pack_operator = Pack("hop_pack")
 
 
-def pack(weight: Tensor, /) -> QuantizedTensor:
+def _quantizer(x: Any) -> Quantizer:
+    if not isinstance(x, QuantizedTensor):
+        raise TypeError(f"pack: weight must be a QuantizedTensor, as hop.quantize makes it; got a {type(x).__name__}")
+    return x.quantizer
+
+
+def _read(layout: str) -> Layout | None:
+    return spelling.read(layout, Layout) if layout else None
+
+
+def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
     """A quantized tensor in the layout that hop.scaled reads fastest, as a right-hand factor above all.
 
-    Floats of 8 and 4 bits are held as the bfloat16 numbers that they stand for, the scales of MX and NVFP4 blocks and
-    other powers of two multiplied in: two bytes for each element, and products need not decode them. Integers stay as
-    they are.
+    On the CPU codes of 8 and 4 bits are held in tiles (hop.layouts.Tiled), in as many bytes as before but for what
+    fills up the last tiles; views of such a tensor are plain, dequantized tensors. Without the native kernels, and on
+    other devices, floats are held as the bfloat16 numbers that they stand for (hop.layouts.Decoded). A tensor that
+    moves to a device whose kernels do not read its layout is unpacked.
 
     Args:
-        weight: a QuantizedTensor of any shape, with its row-wise copy alone.
+        weight: a QuantizedTensor with its row-wise copy alone.
+        layout: one of hop.layouts, instead of that which is fastest here.
 
     Returns:
-        A new QuantizedTensor of equal numbers, but for those below 2^-126 times the outer scale, of which bfloat16 has
-        fewer; its quantizer is the weight's with a layout (hop.layouts). Its gradient is the weight's.
+        A new QuantizedTensor of equal numbers (but see Decoded); its quantizer is the weight's with a layout. Its
+        gradient is the weight's.
 
     Raises:
         TypeError: weight is no QuantizedTensor.
-        ValueError: weight has a column-wise copy.
+        ValueError: weight has a column-wise copy, or is none that `layout` can hold.
     """
-    return pack_operator(weight)  # type: ignore[return-value]
+    if layout is None and isinstance(weight, QuantizedTensor):
+        layout = layout_for(weight.quantizer, weight.dim(), weight.device.type)
+    return pack_operator(weight, "" if layout is None else str(layout))  # type: ignore[return-value]
+
+
+def unpack(weight: Tensor, /) -> QuantizedTensor:
+    """A packed tensor in the plain form, of equal numbers.
+
+    Args:
+        weight: a QuantizedTensor in the plain form or in tiles.
+
+    Raises:
+        TypeError: weight is no QuantizedTensor.
+        ValueError: weight holds decoded numbers, which do not become codes again.
+    """
+    return pack_operator(weight, "")  # type: ignore[return-value]
 
 
 _compile.allow_in_graph(pack)
+_compile.allow_in_graph(unpack)

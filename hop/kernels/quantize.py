@@ -266,6 +266,8 @@ def _declines_in_place(call: tuple[Any, ...]) -> str | None:
         return f"for the CPU, and x is on {x.device}"
     if not (type(q.format) is Integer and type(q.scale) is Amax and scale is None and noise is None):
         return "for integers by amax, rounded to the nearest"
+    if q.layout is not None:
+        return f"for plain codes, and the layout is {q.layout}"
     if tuple(usages) != (copies.ROWWISE,) or x.numel() == 0:
         return "for the row-wise copy of a tensor that is not empty"
     return None

@@ -55,7 +55,9 @@ class QuantizedTensor(Tensor):
             (codes, *_), strides, offset = buffers.values(), _compile.contiguous_strides(shape), 0
         else:  # laid out as its codes are, which is how a compiled program tells views apart
             strides, offset, per_byte = codes.stride(), codes.storage_offset(), quantizer.per_byte()
-            if per_byte > 1:
+            if quantizer.layout is not None and quantizer.layout.tiled:
+                strides, offset = _compile.contiguous_strides(shape), 0
+            elif per_byte > 1:
                 offset *= per_byte
                 if quantizer.flat or not shape:
                     strides = _compile.contiguous_strides(shape)

@@ -75,6 +75,9 @@ def to_copy(
         kept = _format(t, name, memory_format)
         return b.to(device=device or b.device, non_blocking=non_blocking, copy=True, memory_format=kept)
 
+    held = t.quantizer.layout
+    if held is not None and device is not None and not held.suits(torch.device(device)):
+        t = views.unpacked(t)
     new = t.rebuilt({name: moved(name, b) for name, b in t.buffers().items()}, dtype=dtype)
     return new.pin_memory() if pin_memory else new
 

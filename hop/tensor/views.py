@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hop import _compile, blocks, copies
 from hop.blocks import Block
+from hop.layouts import Tiled
 from hop.quantizer import Quantizer
 from hop.scaling import TwoLevel
 from hop.tensor.table import Cut
@@ -35,6 +36,8 @@ def units(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[str, U
     """The units of each buffer of a tensor of `ndim` dimensions. Raises Cut if it has other than row-wise buffers."""
     if usages != (copies.ROWWISE,):
         raise Cut("its column-wise copy would go stale")
+    if quantizer.layout is not None and quantizer.layout.tiled:
+        raise Cut(f"its codes are held in tiles, layout={quantizer.layout}; hop.unpack(x) gives the plain form")
     found: dict[str, Units] = {"codes": (1,) * (ndim - 1) + (quantizer.per_byte(),) if ndim else ()}
     for name, (_, block) in quantizer.stored().items():
         found[name] = blocks.per_dimension(block, ndim)
@@ -51,6 +54,11 @@ def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: t
         codes and codes[-1] != per_byte and shape[-1] != 1
     ):
         raise Cut(f"{per_byte} codes share a byte along its last dimension")
+    return _with_units(quantizer, new, shape)
+
+
+def _with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]) -> Quantizer:
+    """The quantizer of a tensor of `shape` whose scales have these units."""
     if all(_same(block, new[name], shape) for name, (_, block) in quantizer.stored().items()):
         return quantizer
     rule = quantizer.scale
@@ -91,6 +99,12 @@ def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[T
     return t.rebuilt({name: grid for name, (grid, _) in changed.items()}, quantizer=quantizer, shape=shape)
 
 
+def unpacked(t: Any) -> Any:
+    """The tensor with its codes in the plain form."""
+    q = t.quantizer
+    return t.rebuilt(q.packed(t.buffers(), t.shape, None), quantizer=replace(q, layout=None))
+
+
 # ---- the views
 
 
@@ -104,7 +118,18 @@ def permute(t: Any, dims: Sequence[int]) -> Any:
     dims = [dimension(d, t.dim()) for d in dims]
     if len(set(dims)) != t.dim():
         raise Cut(f"{dims} is no permutation")
+    if isinstance(t.quantizer.layout, Tiled) and dims == [1, 0]:
+        return _tiles_transposed(t)
     return each(t, [t.shape[d] for d in dims], lambda g, u: (g.permute(dims), tuple(u[d] for d in dims)))
+
+
+def _tiles_transposed(t: Any) -> Any:
+    """The same tiles, of a matrix that is summed along its other dimension."""
+    q, shape = t.quantizer, t.shape[::-1]
+    grids = {name: grid if name == "codes" else grid.t() for name, grid in t.buffers().items()}
+    turned = {name: blocks.per_dimension(block, 2)[::-1] for name, (_, block) in q.stored().items()}
+    layout = replace(q.layout, columns=not q.layout.columns)
+    return t.rebuilt(grids, quantizer=replace(_with_units(q, turned, shape), layout=layout), shape=shape)
 
 
 def transpose(t: Any, a: int, b: int) -> Any:

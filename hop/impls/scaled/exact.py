@@ -78,14 +78,23 @@ def requantized(call: Call, found: Sum) -> list[Tensor]:
     assert isinstance(q, Quantizer) and isinstance(q.scale, Given) and isinstance(q.format, Integer)
     shape = list(found.total.shape)
     block = blocks.per_dimension(q.block, len(shape))
+    stored = given_buffers(call, shape)
+    scale, zero = spread(stored[0], block, shape), q.format.zero
+    if len(stored) > 1:
+        zero = spread(stored[1], block, shape).to(torch.int32)
+    codes = q.scale.requantize.codes(found.total, found.lhs, found.rhs, scale, zero, q.format).contiguous()
+    codes = q.format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes
+    return [codes, *stored]
+
+
+def given_buffers(call: Call, shape: list[int]) -> list[Tensor]:
+    """Scale and zero point of the output as its buffers, for a result of `shape`."""
+    q = call.output
+    assert isinstance(q, Quantizer) and isinstance(q.format, Integer)
     scale, zero_point = fitted(call, shape)
     assert scale is not None
-    stored, zero = [scale], q.format.zero
+    stored = [scale]
     if zero_point is not None:
         zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
         stored.append(zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype))
-        zero = spread(stored[1], block, shape).to(torch.int32)
-    scale = spread(scale, block, shape)
-    codes = q.scale.requantize.codes(found.total, found.lhs, found.rhs, scale, zero, q.format).contiguous()
-    codes = q.format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes
-    return [codes, *(t.clone(memory_format=torch.contiguous_format) for t in stored)]
+    return [t.clone(memory_format=torch.contiguous_format) for t in stored]

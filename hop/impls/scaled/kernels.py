@@ -1,5 +1,6 @@
 """The kernels of scaled, in the order in which they are asked: the fastest ways through PyTorch's own operators.
 
+native product      the native kernels, on the CPU, where they were built (native.py)
 integer product     torch._int_mm on codes; zero points become corrections of its sums
 bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
 rows                an embedding that dequantizes the rows that it takes
@@ -17,6 +18,7 @@ from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_integer, usage
 from hop.impls.scaled.exact import requantized, with_bias
+from hop.impls.scaled.native import NATIVE
 from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
 from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, product
 from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS, aten
@@ -276,7 +278,7 @@ class _Factor(NamedTuple):
         q = x.quantizer
         if isinstance(q.format, Integer):
             return grid(x, copies.ROWWISE, fast_format(q.format)).centered().to(torch.bfloat16)
-        if q.layout is not None:
+        if isinstance(q.layout, Decoded):
             return x.buffers["codes"]
         return fast(str(q)).packed(x.buffers, x.shape, Decoded())["codes"]
 
@@ -339,8 +341,9 @@ def _declines_rows(call: Call) -> str | None:
     if call.roles.family is not EMBEDDING:
         return f"for embeddings, not {call.roles.family.name}"
     weight = call.args[0]
-    if weight.quantizer.flat or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
-        return "for a matrix with its row-wise copy, in blocks of its dimensions"
+    tiled = weight.quantizer.layout is not None and weight.quantizer.layout.tiled
+    if weight.quantizer.flat or tiled or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
+        return "for a matrix with its row-wise copy, in rows and in blocks of its dimensions"
     return None
 
 
@@ -378,6 +381,7 @@ def _take(t: Tensor, rows: Tensor) -> Tensor:
 INTEGERS = Kernel("integer product", _declines_integers, _run_integers)
 BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
+    NATIVE,
     INTEGERS,
     Kernel("integer groups", _declines_groups, _run_groups),
     BFLOAT16,

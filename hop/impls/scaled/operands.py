@@ -19,6 +19,7 @@ from hop._compile import OpOverload
 from hop.blocks import Block
 from hop.formats import Format, Integer
 from hop.impls.out_dtype.arguments import describe
+from hop.layouts import Tiled
 from hop.leaves import dequantize_buffers
 from hop.quantizer import Quantizer
 
@@ -92,7 +93,9 @@ def grid(operand: Operand, usage: str, format: Format | None = None) -> Grid:
     assert isinstance(format, Integer)
     codes, *stored = own.tensors
     shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
-    if quantizer.per_byte() > 1:
+    if isinstance(quantizer.layout, Tiled):
+        codes = quantizer.layout.restore(codes, shape, format)
+    elif quantizer.per_byte() > 1:
         codes = format.unpack(codes, shape[-1] if shape else 1).reshape(shape)
     zero = stored[1] if quantizer.scale.has_zero_point() else format.zero
     step = quantizer.scale.step(stored, format)

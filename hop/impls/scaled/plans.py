@@ -17,8 +17,10 @@ from hop._hop import PLAIN
 from hop.blocks import per_dimension
 from hop.formats import Float, Integer
 from hop.impls.scaled import kernels
+from hop.impls.scaled.native import product
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import ROLES, aten
+from hop.kernels import native, native_product
 from hop.kernels.float8 import decode
 from hop.layouts import Decoded
 from hop.quantizer import Quantizer
@@ -69,10 +71,13 @@ def remember(key: tuple[Any, ...], op: Any, output: torch.dtype, args: tuple[Any
     """Keep that calls with `key` run `kernel`."""
     if len(_plans) >= _MOST:
         _plans.clear()
-    direct = {kernels.INTEGERS: _integers, kernels.BFLOAT16: _bfloat16}.get(kernel, lambda *_: None)(op, output, args)
+    direct = _DIRECT.get(kernel, lambda *_: None)(op, output, args)
     plan: Any = direct or _general(op, output, kernel)
     plan.quantizers = [x.quantizer for x in args if isinstance(x, QuantizedTensor)]  # whose ids no other has meanwhile
     _plans[key] = plan
+
+
+native.on_change.append(_plans.clear)
 
 
 def _general(op: Any, output: torch.dtype, kernel: Any) -> Plan:
@@ -89,6 +94,54 @@ def operand(x: Any) -> Any:
     if not isinstance(x, QuantizedTensor):
         return x
     return Operand(x.quantizer, tuple(x.buffers().values()), x.usages, tuple(x.shape))
+
+
+# ---- linear and mm by the native kernels
+
+
+def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
+    """NATIVE for factors whose buffers are contiguous, described once."""
+    if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3):
+        return None
+    if any(isinstance(x, QuantizedTensor) and x.usages != (copies.ROWWISE,) for x in args):
+        return None
+    general = _general(op, output, kernels.NATIVE)
+    made = product(kernels.Call(op, output, None, None, tuple(map(operand, args)), {}))
+    assert not isinstance(made, str)
+    multiply, described = native_product.multiply(made)
+    lhs, rhs = args[:2]
+    shape = (*lhs.shape[:-1], rhs.shape[0 if op is aten.linear.default else 1])
+    of_lhs = [(i, name) for i, name in enumerate(made.lhs) if name] if isinstance(lhs, QuantizedTensor) else None
+    of_rhs = [(4 + i, name) for i, name in enumerate(made.rhs) if name]
+    threads, empty = torch.get_num_threads, torch.empty
+
+    def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
+        at: list[int | None] = [None] * 12
+        plain = bias is None or bias.is_contiguous()
+        if of_lhs is None:
+            plain = plain and lhs.is_contiguous()
+            at[0] = lhs.data_ptr()
+        else:
+            for i, name in of_lhs:
+                t = getattr(lhs, name)
+                plain = plain and t.is_contiguous()
+                at[i] = t.data_ptr()
+        for i, name in of_rhs:
+            t = getattr(rhs, name)
+            plain = plain and t.is_contiguous()
+            at[i] = t.data_ptr()
+        if not plain:
+            return general(lhs, rhs, bias)
+        if bias is not None:
+            at[8] = bias.data_ptr()
+        y = empty(shape, dtype=output)
+        at[11] = y.data_ptr()
+        if multiply(described, threads(), *at):
+            raise MemoryError(native_product.NO_MEMORY)
+        return y
+
+    run.made = made  # type: ignore[attr-defined]  # which `described` is the address of
+    return run
 
 
 # ---- linear and mm of 8-bit integers
@@ -199,8 +252,10 @@ def _side(x: Any) -> tuple[_Part | None, _Part | None]:
 
     stored = list(q.stored())
     scale = None if rule.rest_is_one() else rest
-    if q.layout is not None:
+    if isinstance(q.layout, Decoded):
         return (lambda x: x.codes), scale
+    if q.layout is not None:
+        return None, None
     if not rule.folds() and format.bits == 8:
         return (lambda x: decode(x.codes).to(torch.bfloat16)), scale
     return (lambda x: fast.packed(x.buffers(), x.shape, Decoded())["codes"]), scale
@@ -211,7 +266,11 @@ def _is_simple(q: Quantizer, usages: tuple[str, ...]) -> bool:
     return (
         usages == (copies.ROWWISE,)
         and type(q.format) is Integer
+        and q.layout is None
         and q.per_byte() == 1
         and type(q.scale) in _SIMPLE
         and whole
     )
+
+
+_DIRECT = {kernels.NATIVE: _native, kernels.INTEGERS: _integers, kernels.BFLOAT16: _bfloat16}

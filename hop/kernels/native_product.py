@@ -1,0 +1,311 @@
+"""Matrix products by the native kernels: a description of a call, found once, and the pointers of each.
+
+A factor is taken as a matrix of rows that are summed along, (rows, k): the left one as it is, the right one as the
+weight of a linear layer. See native/hop.h, of which the structures here are copies.
+"""
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop import blocks
+from hop.blocks import Block
+from hop.formats import E2M1, E4M3, E5M2, E8M0, Format, Integer, float32
+from hop.kernels import native
+from hop.layouts import Tiled
+from hop.packing import PACKED
+from hop.quantizer import Quantizer
+from hop.requantization import Division, FixedPoint, FloatMultiplier
+from hop.scaling import Given, TwoLevel
+
+_NONE, _INT8, _UINT8, _INT4, _UINT4, _E2M1, _E4M3, _E5M2, _E8M0, _FLOAT32, _BFLOAT16, _FLOAT16, _INT32 = range(13)
+_STRIDED, _TILED = range(2)
+_WHOLE = 2**62
+
+PLAIN = {torch.float32: _FLOAT32, torch.bfloat16: _BFLOAT16, torch.float16: _FLOAT16, torch.int32: _INT32}
+_BYTES = {torch.int8: _INT8, torch.uint8: _UINT8}
+_FLOATS = {E2M1: _E2M1, E4M3: _E4M3, E5M2: _E5M2, E8M0: _E8M0}
+
+
+class Scale(ctypes.Structure):
+    """hop_scale"""
+
+    _fields_ = [  # noqa: RUF012
+        ("format", c_int32),
+        ("factor", c_float),
+        ("rows", c_int64),
+        ("ks", c_int64),
+        ("row_stride", c_int64),
+        ("k_stride", c_int64),
+    ]
+
+
+class Factor(ctypes.Structure):
+    """hop_operand"""
+
+    _fields_ = [  # noqa: RUF012
+        ("format", c_int32),
+        ("layout", c_int32),
+        ("row_stride", c_int64),
+        ("k_stride", c_int64),
+        ("zero", c_int32),
+        ("zero_format", c_int32),
+        ("scale", Scale),
+        ("fold", Scale),
+    ]
+
+
+class Output(ctypes.Structure):
+    """hop_output"""
+
+    _fields_ = [  # noqa: RUF012
+        ("format", c_int32),
+        ("bias_format", c_int32),
+        ("row_stride", c_int64),
+        ("requantize", c_int32),
+        ("low", c_int32),
+        ("high", c_int32),
+        ("zero", c_int32),
+        ("zero_format", c_int32),
+        ("bounded", c_int32),
+        ("bounds", c_float * 2),
+        ("scale_row_stride", c_int64),
+        ("scale_column_stride", c_int64),
+    ]
+
+
+class Product(ctypes.Structure):
+    """hop_product"""
+
+    _fields_ = [  # noqa: RUF012
+        ("m", c_int64),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("lhs", Factor),
+        ("rhs", Factor),
+        ("output", Output),
+    ]
+
+
+class Described(NamedTuple):
+    """A quantized factor as the kernels take it: its description, and which of its buffers they read."""
+
+    factor: Factor
+    names: tuple[str | None, ...]  # of codes, scale, zero point and fold
+
+
+def describe(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | str:
+    """A factor with row-wise buffers, contiguous, of `shape`; `columns` if it is summed along its last dimension but
+    one. A string if there is none, which says why."""
+    format = _format(q.format)
+    if format is None or q.flat:
+        return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
+    narrow = q.format.bits in PACKED
+    layout = _STRIDED
+    if isinstance(q.layout, Tiled):
+        if q.layout.columns != columns or len(shape) != 2:
+            return f"{q.layout} is laid out for a sum along the other dimension"
+        layout = _TILED
+    elif q.layout is not None:
+        return f"for codes, and layout={q.layout} holds numbers"
+    elif narrow and (columns or shape[-1] % 2):
+        return "codes of 4 bits share their bytes along the dimension that is summed, an even number of them"
+    factor = Factor(format, layout, shape[-1], 1, 0, _NONE, _no_scale(), _no_scale())
+    if columns:
+        factor.row_stride, factor.k_stride = 1, shape[-1]
+    zero = None
+    if q.scale.has_zero_point():
+        zero, factor.zero_format = "zero_point", _BYTES[q.format.dtype]
+    else:
+        factor.zero = q.format.zero
+    stored = {name: (scale_format, block) for name, (scale_format, block) in q.stored().items()}
+    scale, fold = "scale", None
+    block = stored["scale"][1]
+    if isinstance(q.scale, TwoLevel):
+        scale, fold, block = "global_amax", "scale", q.scale.outer
+    elif q.scale.folds():
+        scale, fold = None, "scale"
+    try:
+        if scale is not None:
+            factor.scale = _scale(block, shape, columns, _FLOAT32)
+        if fold is not None:
+            of_scale = q.scale.inner if isinstance(q.scale, TwoLevel) else getattr(q.scale, "exponent", None)
+            fold_format = _FLOAT32 if of_scale is None else _FLOATS.get(of_scale)
+            if fold_format is None:
+                return f"for scales of E4M3 and E8M0, not {of_scale}"
+            if fold_format == _E4M3 and format != _E2M1:
+                return f"{q.format.name} times a scale of E4M3 has more bits than bfloat16"
+            factor.fold = _scale(q.block, shape, columns, fold_format)
+    except _Uneven as reason:
+        return str(reason)
+    if isinstance(q.scale, TwoLevel):
+        factor.scale.factor = float32(1 / (q.scale.inner.max * q.format.max))
+    return Described(factor, ("codes", scale, zero, fold))
+
+
+def _format(format: Format) -> int | None:
+    if isinstance(format, Integer):
+        if format.bits == 8:
+            return _BYTES[format.dtype]
+        return (_INT4 if format.dtype.is_signed else _UINT4) if format.bits == 4 else None
+    return None if format == E8M0 else _FLOATS.get(format)  # type: ignore[arg-type]
+
+
+def plain(dtype: torch.dtype, row_stride: int, k_stride: int) -> Factor:
+    """A plain tensor as a factor: bfloat16, or the integers of int8 and uint8."""
+    return Factor(PLAIN.get(dtype) or _BYTES[dtype], _STRIDED, row_stride, k_stride, 0, _NONE, _no_scale(), _no_scale())
+
+
+class _Uneven(Exception):
+    """Blocks that are no blocks of the matrix's rows; its text says why."""
+
+
+def _no_scale() -> Scale:
+    return Scale(_NONE, 1.0, _WHOLE, _WHOLE, 0, 0)
+
+
+def _scale(block: Block, shape: Sequence[int], columns: bool, format: int) -> Scale:
+    """Scales in contiguous memory, of blocks of a tensor of `shape`."""
+    sizes, counts = blocks.per_dimension(block, len(shape)), blocks.counts(shape, block)
+    if columns:
+        return _strided(format, (sizes[1], counts[1], 1), (sizes[0], counts[0], counts[1]))
+    rows = [(b, n) for b, n, size in zip(sizes[:-1], counts[:-1], shape[:-1], strict=True) if size != 1]
+    if all(n == 1 for _, n in rows):
+        of_rows, count = -1, 1
+    elif all(b == 1 for b, _ in rows):
+        of_rows, count = 1, math.prod(n for _, n in rows)
+    elif len(rows) == 1:
+        ((of_rows, count),) = rows
+    else:
+        raise _Uneven(f"blocks of {block} are none of the rows of a tensor of {tuple(shape)}")
+    return _strided(format, (of_rows, count, counts[-1]), (sizes[-1], counts[-1], 1))
+
+
+def _strided(format: int, of_rows: tuple[int, int, int], along: tuple[int, int, int]) -> Scale:
+    """From the size of a block, the count of blocks and the stride along rows, and along k."""
+    (rows, row_stride), (ks, k_stride) = (
+        (_WHOLE, 0) if n == 1 or size == -1 else (size, stride) for size, n, stride in (of_rows, along)
+    )
+    return Scale(format, 1.0, rows, ks, row_stride, k_stride)
+
+
+# ---- calls
+
+
+class Call(NamedTuple):
+    """A product that the kernels take."""
+
+    product: Product
+    lhs: tuple[str | None, ...]  # the buffers that they read of each factor; for a plain one, codes alone
+    rhs: tuple[str | None, ...]
+
+
+def output_of(q: Quantizer, m: int, n: int) -> Output | str:
+    """An output of (m, n) codes, or why the kernels do not give them."""
+    rule, format = q.scale, q.format
+    if not (isinstance(rule, Given) and isinstance(format, Integer) and format.bits == 8):
+        return f"gives integers of 8 bits with a given scale, not {q}"
+    if q.layout is not None or q.flat or q.stochastic or q.hadamard is not None:
+        return f"gives plain codes, rounded to the nearest, not {q}"
+    convention = _CONVENTIONS.get(type(rule.requantize))
+    if convention is None:
+        return f"knows no requantization {rule.requantize}"
+    rows, columns = blocks.counts((m, n), q.block)
+    if (rows not in (1, m)) or columns not in (1, n) or (rows > 1 and columns > 1):
+        return f"one scale for all, for each row or for each column, not blocks of {q.block}"
+    made = Output(_BYTES[format.dtype], _NONE, n, convention(rule.requantize), format.low, format.high, format.zero)
+    made.zero_format = _BYTES[format.dtype] if rule.has_zero_point() else _NONE
+    for bit, bound in enumerate((rule.requantize.low, rule.requantize.high)):
+        if bound is not None:
+            made.bounded |= 1 << bit
+            made.bounds[bit] = bound
+    made.scale_row_stride, made.scale_column_stride = int(rows > 1), int(columns > 1)
+    return made
+
+
+_ROUNDINGS = {"gemmlowp": 2, "tflite": 3, "away": 4, "even": 5}
+_CONVENTIONS: dict[type, Callable[[Any], int]] = {
+    Division: lambda r: 0,
+    FloatMultiplier: lambda r: 1,
+    FixedPoint: lambda r: _ROUNDINGS[r.rounding],
+}
+
+
+def plain_output(dtype: torch.dtype, n: int) -> Output | str:
+    """An output of (m, n) numbers."""
+    if dtype not in PLAIN:
+        return f"gives float32, bfloat16 and float16, not {dtype}"
+    return Output(PLAIN[dtype], _NONE, n)
+
+
+def product(
+    lhs: Described, rhs: Described, sizes: tuple[int, int, int], output: Output, bias: torch.dtype | None
+) -> Call | str:
+    """The call for (m, n, k), or why there is none."""
+    made = Product(*sizes, lhs.factor, rhs.factor, output)
+    made.output.bias_format = _NONE if bias is None else PLAIN[bias]
+    reason = _library().hop_product_declines(ctypes.byref(made))
+    if reason is not None:
+        return reason.decode()
+    return Call(made, lhs.names, rhs.names)
+
+
+def gives_codes(call: Call) -> bool:
+    """Whether it writes codes."""
+    return call.product.output.format in _BYTES.values()
+
+
+NO_MEMORY = "the native kernels found no memory for their tiles"
+
+
+def multiply(call: Call) -> tuple[Any, int]:
+    """hop_multiply, and its first argument for this call, which has to live as long."""
+    return _library().hop_multiply, ctypes.addressof(call.product)
+
+
+def run(
+    call: Call,
+    lhs: Sequence[Tensor | None],
+    rhs: Sequence[Tensor | None],
+    bias: Tensor | None,
+    out: Tensor,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+) -> Tensor:
+    """Write to `out` the product of factors whose buffers are given in the order of the call's names; `scale` and
+    `zero_point` are those of codes."""
+    function, described = multiply(call)
+    error = function(
+        described,
+        torch.get_num_threads(),
+        *map(_pointer, lhs),
+        *map(_pointer, rhs),
+        _pointer(bias),
+        _pointer(scale),
+        _pointer(zero_point),
+        out.data_ptr(),
+    )
+    if error:
+        raise MemoryError(NO_MEMORY)
+    return out
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    functions = native.library().functions
+    assert functions is not None
+    functions.hop_product_declines.argtypes = [c_void_p]
+    functions.hop_product_declines.restype = ctypes.c_char_p
+    functions.hop_multiply.argtypes = [c_void_p, c_int, *[c_void_p] * 12]
+    functions.hop_pack.argtypes = [c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p]
+    return functions

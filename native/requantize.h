@@ -1,0 +1,141 @@
+// From a row of 32 sums to codes, as hop.requantization says. Included in a namespace (isa.h).
+
+// What a block's codes are found with: of each column, scale and zero point of the output.
+struct Target {
+    float scale[kBlock];
+    int32_t zero[kBlock];
+    int32_t least[kBlock], most[kBlock];  // codes of a fused activation's bounds
+};
+
+inline void load_target(const Job& job, int64_t row, int64_t first, int columns, Target& t) {
+    const hop_output& o = job.p.output;
+    for (int j = 0; j < kBlock; ++j) {
+        const int64_t at = row * o.scale_row_stride + (first + (j < columns ? j : 0)) * o.scale_column_stride;
+        t.scale[j] = static_cast<const float*>(job.output_scale)[at];
+        t.zero[j] = o.zero_format == HOP_NONE   ? o.zero
+                    : o.zero_format == HOP_INT8 ? static_cast<const int8_t*>(job.output_zero)[at]
+                                                : static_cast<const uint8_t*>(job.output_zero)[at];
+        const auto code = [&](float bound) {
+            const float step = std::nearbyint(bound / t.scale[j]) + static_cast<float>(t.zero[j]);
+            const auto low = static_cast<float>(o.low), high = static_cast<float>(o.high);
+            return static_cast<int32_t>(step < low ? low : step > high ? high : step);
+        };
+        t.least[j] = o.bounded & 1 ? code(o.bounds[0]) : o.low;
+        t.most[j] = o.bounded & 2 ? code(o.bounds[1]) : o.high;
+    }
+}
+
+inline int32_t limited(int64_t code, int32_t low, int32_t high) {
+    return static_cast<int32_t>(code < low ? low : code > high ? high : code);
+}
+
+// hop.quantize of real numbers: y / scale to the nearest, ties to even; NaN is 0.
+inline void codes_by_division(const hop_output& o, const float* y, const Target& t, int32_t* codes) {
+    const float low = o.bounded & 1 ? o.bounds[0] : -INFINITY, high = o.bounded & 2 ? o.bounds[1] : INFINITY;
+    for (int j = 0; j < kBlock; ++j) {
+        float x = y[j];
+        x = x < low ? low : x;
+        x = x > high ? high : x;
+        float steps = std::nearbyint(x / t.scale[j]);
+        steps = (steps == steps ? steps : 0.f) + static_cast<float>(t.zero[j]);
+        steps = steps < static_cast<float>(o.low) ? static_cast<float>(o.low) : steps;
+        steps = steps > static_cast<float>(o.high) ? static_cast<float>(o.high) : steps;
+        codes[j] = static_cast<int32_t>(steps);
+    }
+}
+
+inline void codes_by_multiplier(const hop_output& o, const int32_t* sums, float lhs, const float* rhs, const Target& t, int32_t* codes) {
+    for (int j = 0; j < kBlock; ++j) {
+        float steps = std::nearbyint(static_cast<float>(sums[j]) * (lhs * rhs[j] / t.scale[j]));
+        steps = steps < -0x1p30f ? -0x1p30f : steps;
+        steps = steps > 0x1p30f ? 0x1p30f : steps;
+        const int32_t code = static_cast<int32_t>(steps == steps ? steps : 0.f) + t.zero[j];
+        codes[j] = limited(limited(code, o.low, o.high), t.least[j], t.most[j]);
+    }
+}
+
+// The mantissa of 31 bits and the shift of a positive number: mantissa * 2^(shift - 31).
+inline void fixed_point(double multiplier, int64_t& mantissa, int64_t& shift) {
+    uint64_t bits;
+    std::memcpy(&bits, &multiplier, 8);
+    mantissa = static_cast<int64_t>(((bits & ((uint64_t(1) << 52) - 1)) + (uint64_t(1) << 52) + (uint64_t(1) << 21)) >> 22);
+    shift = static_cast<int64_t>(bits >> 52 & 2047) - 1022;
+    const bool full = mantissa == int64_t(1) << 31;
+    mantissa = full ? int64_t(1) << 30 : mantissa;
+    shift += full;
+    const bool known = multiplier > 0 && multiplier < static_cast<double>(INFINITY) && shift >= -31;
+    mantissa = !known ? 0 : shift > 30 ? (int64_t(1) << 31) - 1 : mantissa;
+    shift = !known ? 0 : shift > 30 ? 30 : shift;
+}
+
+// x / 2^by to the nearest.
+inline int64_t nearest(int64_t x, int64_t by, int ties) {
+    const int64_t down = x >> by, one = int64_t(1) << by;
+    const int64_t twice = (x - down * one) * 2;
+    const bool tie = twice == one;
+    const bool up = twice > one || (tie && (ties == HOP_TFLITE || (ties == HOP_EVEN ? (down & 1) != 0 : x >= 0)));
+    return by == 0 ? x : down + up;
+}
+
+inline void codes_by_fixed_point(const hop_output& o, const int32_t* sums, float lhs, const float* rhs, const Target& t, int32_t* codes) {
+    constexpr int64_t low = INT32_MIN, high = INT32_MAX;
+    for (int j = 0; j < kBlock; ++j) {
+        int64_t mantissa, shift, steps;
+        fixed_point(static_cast<double>(lhs) * rhs[j] / t.scale[j], mantissa, shift);
+        if (o.requantize == HOP_GEMMLOWP) {
+            int64_t left = static_cast<int64_t>(sums[j]) * (int64_t(1) << (shift > 0 ? shift : 0));
+            left = left < low ? low : left > high ? high : left;
+            int64_t top = (left * mantissa + (int64_t(1) << 30)) >> 31;
+            top = top < low ? low : top > high ? high : top;
+            steps = nearest(top, shift < 0 ? -shift : 0, HOP_AWAY);
+        } else {
+            steps = nearest(static_cast<int64_t>(sums[j]) * mantissa, 31 - shift, o.requantize);
+        }
+        codes[j] = limited(limited(steps + t.zero[j], o.low, o.high), t.least[j], t.most[j]);
+    }
+}
+
+// A bias of real numbers in units of the sums, to the nearest; the sums saturate.
+inline void add_rounded_bias(int32_t* sums, float lhs, const float* rhs, const float* bias) {
+    for (int j = 0; j < kBlock; ++j) {
+        double steps = std::nearbyint(static_cast<double>(bias[j]) / (static_cast<double>(lhs) * rhs[j]));
+        steps = steps < -0x1p32 ? -0x1p32 : steps;
+        steps = steps > 0x1p32 ? 0x1p32 : steps;
+        const auto whole = static_cast<uint64_t>(steps == steps ? static_cast<int64_t>(steps) : INT64_MIN);
+        sums[j] = limited(static_cast<int64_t>(static_cast<uint64_t>(static_cast<int64_t>(sums[j])) + whole), INT32_MIN, INT32_MAX);
+    }
+}
+
+// One row of sums to codes, by the output's convention. `bias` of real numbers, or nullptr.
+template <class Sum>
+inline void requantize_row(
+    const hop_output& o, Sum* sums, float lhs, const float* rhs, const float* bias, const Target& target, uint8_t* out, int columns) {
+    int32_t codes[kBlock];
+    if (o.requantize == HOP_DIVISION) {
+        float y[kBlock];
+        for (int j = 0; j < kBlock; ++j) y[j] = static_cast<float>(sums[j]) * lhs * rhs[j];
+        if (bias)
+            for (int j = 0; j < kBlock; ++j) y[j] += bias[j];
+        codes_by_division(o, y, target, codes);
+    } else if constexpr (std::is_same_v<Sum, int32_t>) {
+        if (bias) add_rounded_bias(sums, lhs, rhs, bias);
+        if (o.requantize == HOP_MULTIPLIER) codes_by_multiplier(o, sums, lhs, rhs, target, codes);
+        else codes_by_fixed_point(o, sums, lhs, rhs, target, codes);
+    }
+    uint8_t bytes[kBlock];
+    for (int j = 0; j < kBlock; ++j) bytes[j] = static_cast<uint8_t>(codes[j]);
+    std::memcpy(out, bytes, static_cast<size_t>(columns));
+}
+
+// The rows of a block.
+template <class Sum>
+inline void requantize_rows(
+    const Job& job, Sum* sums, const float* lhs, const float* rhs, const float* bias, int64_t first, int rows, int64_t column, int columns) {
+    const hop_output& o = job.p.output;
+    Target target;
+    for (int i = 0; i < rows; ++i) {
+        if (i == 0 || o.scale_row_stride != 0) load_target(job, first + i, column, columns, target);
+        uint8_t* out = static_cast<uint8_t*>(job.output) + (first + i) * o.row_stride + column;
+        requantize_row(o, sums + i * kBlock, lhs[i], rhs, bias, target, out, columns);
+    }
+}
