@@ -14,6 +14,20 @@
 #define HOP_END_TARGET _Pragma("GCC pop_options")
 #endif
 
+// GCC keeps plain loops to 256 bits unless told; clang knows no such option of a function.
+#if defined(__clang__)
+#define HOP_WIDE ""
+#else
+#define HOP_WIDE ",prefer-vector-width=512"
+#endif
+
 #define HOP_AVX2 "avx2,fma,f16c"
-#define HOP_AVX512 "bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,prefer-vector-width=512"
-#define HOP_AMX "bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,prefer-vector-width=512,amx-tile,amx-int8,amx-bf16"
+#define HOP_AVX512 "bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni" HOP_WIDE
+#define HOP_AMX HOP_AVX512 ",amx-tile,amx-int8,amx-bf16"
+
+// Before a loop of few steps whose arrays are to lie in registers.
+#if defined(__clang__)
+#define HOP_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define HOP_UNROLL _Pragma("GCC unroll 16")
+#endif

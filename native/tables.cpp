@@ -14,6 +14,12 @@ uint16_t bits_of(float x) {  // x is a bfloat16 number
     return static_cast<uint16_t>(bits >> 16);
 }
 
+float of_bits(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
 float number(int format, int code) {
     const auto real = [code](int exponent_bits, int mantissa_bits, int bias, int first_special, bool infinite) {
         const int magnitude = code & ((1 << (exponent_bits + mantissa_bits)) - 1);
@@ -61,10 +67,15 @@ float scale_value(int format, const void* data, int64_t index) {
     switch (format) {
         case HOP_FLOAT32: return static_cast<const float*>(data)[index];
         case HOP_E8M0: {
-            const int code = static_cast<const uint8_t*>(data)[index];
-            return code == 255 ? NAN : std::ldexp(1.f, code - 127);
+            const uint32_t code = static_cast<const uint8_t*>(data)[index];
+            if (code == 255) return NAN;
+            return of_bits(code ? code << 23 : 1u << 22);  // the least is half the least normal number
         }
-        case HOP_E4M3: return number(HOP_E4M3, static_cast<const uint8_t*>(data)[index]);
+        case HOP_E4M3: {
+            const int code = static_cast<const uint8_t*>(data)[index];
+            static const Decoder& d = *decoder(HOP_E4M3);
+            return of_bits(static_cast<uint32_t>(d.high[code] << 8 | d.low[code]) << 16);
+        }
         default: return 1.f;
     }
 }

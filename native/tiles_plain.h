@@ -51,17 +51,6 @@ inline int32_t sum_of(const int8_t* codes, int count) {
     return sum;
 }
 
-class Words {
-public:
-    explicit Words(int format) : decoder_(decoder(format)) {}
-    void decode(const uint8_t* codes, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
-        decode_plainly(*decoder_, codes, zero, fold, even, odd);
-    }
-
-private:
-    const Decoder* decoder_;
-};
-
 inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
     for (int quad = 0; quad < 16; ++quad) {
         even[quad * 2] = words[quad * 4], even[quad * 2 + 1] = words[quad * 4 + 2];

@@ -1,0 +1,183 @@
+// Products with AVX2: int8 as int16, bfloat16 as float32.
+#include "convolution.h"
+#include "product.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+#include "isa.h"
+
+HOP_BEGIN_TARGET(HOP_AVX2)
+namespace hop {
+namespace avx2 {
+
+#include "rounding.h"
+#include "decode_plainly.h"
+#include "tiles_plain.h"
+#include "words_avx2.h"
+#include "pack_lhs.h"
+#include "pack_rhs.h"
+#include "epilogue.h"
+#include "requantize.h"
+#include "gemm.h"
+#include "lhs_floats.h"
+#include "row_blocks.h"
+
+// 8 columns of a quad: 8 times 4 bytes.
+inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+
+// Factors as int16, in pairs of k 0 and 2 and of k 1 and 3.
+struct Int8 {
+    using Sum = int32_t;
+    using Vector = __m256i;
+    static constexpr int kBytes = 1, kLhsBytes = 2, kMost = 4;
+    static Vector zero() { return _mm256_setzero_si256(); }
+    static Vector load(const Sum* p) { return load256(p); }
+    static void store(Sum* p, Vector x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+
+    static void lhs_tile(const uint8_t* tile, uint8_t* out) {
+        int16_t words[kSlice];
+        for (int row = 0; row < kRows; ++row, tile += kSlice, out += sizeof(words)) {
+            for (int i = 0; i < 2 * kQuads; ++i) {
+                words[i] = static_cast<int8_t>(tile[2 * i]);
+                words[2 * kQuads + i] = static_cast<int8_t>(tile[2 * i + 1]);
+            }
+            std::memcpy(out, words, sizeof(words));
+        }
+    }
+
+    template <int N>
+    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][2]) {
+        __m256i even[2], odd[2];
+        HOP_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const __m256i codes = load256(b + at * 64 + half * 32);
+            even[half] = _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8);
+            odd[half] = _mm256_srai_epi16(codes, 8);
+        }
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i) {
+            int32_t pairs[2];
+            std::memcpy(&pairs[0], a + i * kLhsBytes * kSlice + at * 4, 4);
+            std::memcpy(&pairs[1], a + i * kLhsBytes * kSlice + kSlice + at * 4, 4);
+            const __m256i x = _mm256_set1_epi32(pairs[0]), y = _mm256_set1_epi32(pairs[1]);
+            HOP_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                sums[i][half] = _mm256_add_epi32(sums[i][half], _mm256_madd_epi16(x, even[half]));
+                sums[i][half] = _mm256_add_epi32(sums[i][half], _mm256_madd_epi16(y, odd[half]));
+            }
+        }
+    }
+};
+
+struct Bfloat16 {
+    using Sum = float;
+    using Vector = __m256;
+    static constexpr int kBytes = 2, kLhsBytes = 4, kMost = 6;
+    static Vector zero() { return _mm256_setzero_ps(); }
+    static Vector load(const Sum* p) { return _mm256_loadu_ps(p); }
+    static void store(Sum* p, Vector x) { _mm256_storeu_ps(p, x); }
+    static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }
+
+    template <int N>
+    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][2]) {
+        const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+        const auto* rows = reinterpret_cast<const float*>(a) + at;
+        HOP_UNROLL
+        for (int e = 0; e < 2; ++e) {
+            const uint8_t* words = b + e * kTile + at * 64;
+            HOP_UNROLL
+            for (int part = 0; part < 2; ++part) {
+                __m256 right[2];
+                HOP_UNROLL
+                for (int half = 0; half < 2; ++half) {
+                    const __m256i both = load256(words + half * 32);
+                    right[half] = _mm256_castsi256_ps(part ? _mm256_and_si256(both, upper) : _mm256_slli_epi32(both, 16));
+                }
+                HOP_UNROLL
+                for (int i = 0; i < N; ++i) {
+                    const __m256 x = _mm256_set1_ps(rows[i * kSlice + (2 * e + part) * kQuads]);
+                    sums[i][0] = _mm256_fmadd_ps(x, right[0], sums[i][0]);
+                    sums[i][1] = _mm256_fmadd_ps(x, right[1], sums[i][1]);
+                }
+            }
+        }
+    }
+};
+
+template <class Numbers>
+class Avx2 : public Numbers {
+public:
+    using Sum = typename Numbers::Sum;
+    using Vector = typename Numbers::Vector;
+    using Numbers::kBytes, Numbers::kLhsBytes;
+
+    Avx2(int, int quads) : quads_(quads) {}
+
+    template <int R>
+    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+        in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
+            Ahead none(nullptr, 0, 1);
+            for (int tile = 0; tile < 2; ++tile)
+                block<n.value>(a + first * kRow, R * kLhsBytes * kTile, b + tile * kBytes * kTile, slices, 0, kQuads,
+                               sums + first * kBlock + tile * kRows, add, first || tile ? none : ahead);
+        });
+    }
+
+    template <int R>
+    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums) {
+        in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
+            Ahead none(nullptr, 0, 1);
+            for (int tile = 0; tile < 2; ++tile)
+                block<n.value>(a + first * kRow, 0, b + tile * kBytes * kTile, 1, quad, quads_, sums + first * kBlock + tile * kRows,
+                               false, none);
+        });
+    }
+
+private:
+    static constexpr int kRow = kLhsBytes * kSlice;
+
+    // N rows by the 16 columns of one tile.
+    template <int N>
+    static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads, Sum* sums, bool add,
+                      Ahead& ahead) {
+        Vector c[N][2];
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i)
+            HOP_UNROLL
+            for (int half = 0; half < 2; ++half) c[i][half] = add ? Numbers::load(sums + i * kBlock + half * 8) : Numbers::zero();
+        for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
+            for (int q = quad; q < quad + quads; ++q) Numbers::template quad<N>(a, b, q, c);
+            ahead.fetch();
+        }
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i)
+            HOP_UNROLL
+            for (int half = 0; half < 2; ++half) Numbers::store(sums + i * kBlock + half * 8, c[i][half]);
+    }
+
+    int quads_;
+};
+
+int integers(Job& job) { return Multiplication<Avx2<Int8>>(job).run(); }
+int floats(Job& job) { return Multiplication<Avx2<Bfloat16>>(job).run(); }
+
+#include "convolution_image.h"
+#include "convolution_weight.h"
+#include "convolution_finish.h"
+#include "convolution_finish_plain.h"
+#include "convolution_run.h"
+
+int convolution(Convolution& c) {
+    return Convolving<Avx2<Int8>, false>(c).run();
+}
+
+}  // namespace avx2
+}  // namespace hop
+HOP_END_TARGET
+
+#endif

@@ -1,0 +1,178 @@
+// Products with AVX-512: int8 by VNNI, bfloat16 as float32.
+#include "convolution.h"
+#include "product.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+#include "isa.h"
+
+HOP_BEGIN_TARGET(HOP_AVX512)
+namespace hop {
+namespace avx512 {
+
+#include "rounding.h"
+#include "decode_plainly.h"
+#include "tiles_avx512.h"
+#include "pack_lhs.h"
+#include "pack_rhs.h"
+#include "epilogue.h"
+#include "requantize.h"
+#include "gemm.h"
+#include "lhs_floats.h"
+#include "row_blocks.h"
+
+// So few rows need several sums of each element, or they wait for each other.
+constexpr int sums_of(int rows) { return rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
+
+// The first factor of vpdpbusd is unsigned, so 128 is added to the codes of lhs (Job::shift).
+struct Int8 {
+    using Sum = int32_t;
+    using Vector = __m512i;
+    static constexpr int kBytes = 1, kLhsBytes = 1;
+    static Vector zero() { return _mm512_setzero_si512(); }
+    static Vector load(const Sum* p) { return load512(p); }
+    static void store(Sum* p, Vector x) { store512(p, x); }
+    static Vector plus(Vector a, Vector b) { return _mm512_add_epi32(a, b); }
+
+    template <int N, int S>
+    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
+        HOP_UNROLL
+        for (int s = 0; s < S; ++s) {
+            const __m512i left = load512(b + (at + s) * 64), right = load512(b + kTile + (at + s) * 64);
+            HOP_UNROLL
+            for (int i = 0; i < N; ++i) {
+                int32_t four;
+                std::memcpy(&four, a + i * kSlice + (at + s) * 4, 4);
+                const __m512i x = _mm512_set1_epi32(four);
+                sums[s][i][0] = _mm512_dpbusd_epi32(sums[s][i][0], x, left);
+                sums[s][i][1] = _mm512_dpbusd_epi32(sums[s][i][1], x, right);
+            }
+        }
+    }
+};
+
+struct Bfloat16 {
+    using Sum = float;
+    using Vector = __m512;
+    static constexpr int kBytes = 2, kLhsBytes = 4;
+    static Vector zero() { return _mm512_setzero_ps(); }
+    static Vector load(const Sum* p) { return _mm512_loadu_ps(p); }
+    static void store(Sum* p, Vector x) { _mm512_storeu_ps(p, x); }
+    static Vector plus(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+
+    template <int N, int S>
+    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
+        const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+        HOP_UNROLL
+        for (int s = 0; s < S; ++s)
+            HOP_UNROLL
+            for (int e = 0; e < 2; ++e) {
+                const __m512i left = load512(b + e * kTile + (at + s) * 64);
+                const __m512i right = load512(b + (2 + e) * kTile + (at + s) * 64);
+                const __m512 first[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(right, 16))};
+                const __m512 second[2] = {_mm512_castsi512_ps(_mm512_and_si512(left, upper)), _mm512_castsi512_ps(_mm512_and_si512(right, upper))};
+                HOP_UNROLL
+                for (int i = 0; i < N; ++i) {
+                    const float* row = reinterpret_cast<const float*>(a) + i * kSlice + e * 2 * kQuads + at + s;
+                    const __m512 x = _mm512_set1_ps(row[0]), y = _mm512_set1_ps(row[kQuads]);
+                    HOP_UNROLL
+                    for (int half = 0; half < 2; ++half) {
+                        sums[s][i][half] = _mm512_fmadd_ps(x, first[half], sums[s][i][half]);
+                        sums[s][i][half] = _mm512_fmadd_ps(y, second[half], sums[s][i][half]);
+                    }
+                }
+            }
+    }
+    static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }
+};
+
+template <class Numbers>
+class Avx512 : public Numbers {
+public:
+    using Sum = typename Numbers::Sum;
+    using Vector = typename Numbers::Vector;
+    using Numbers::kBytes, Numbers::kLhsBytes;
+
+    Avx512(int, int quads) : quads_(quads) {}
+
+    template <int R>
+    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+        in_row_blocks<kMost>(rows, [&](auto n, int first) {
+            Ahead none(nullptr, 0, 1);
+            block<n.value, sums_of(n.value)>(a + first * kRow, R * kLhsBytes * kTile, b, slices, 0, kQuads, sums + first * kBlock, add,
+                                             first ? none : ahead);
+        });
+    }
+
+    template <int R>
+    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums) {
+        in_row_blocks<kMost>(rows, [&](auto n, int first) {
+            Ahead none(nullptr, 0, 1);
+            block<n.value, sums_of(n.value)>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false, none);
+        });
+    }
+
+private:
+    static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at once: 24 registers of sums; bytes of one
+
+    template <int N, int S>
+    static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads, Sum* sums, bool add,
+                      Ahead& ahead) {
+        Vector c[S][N][2];
+        HOP_UNROLL
+        for (int s = 0; s < S; ++s)
+            HOP_UNROLL
+            for (int i = 0; i < N; ++i)
+                HOP_UNROLL
+                for (int half = 0; half < 2; ++half)
+                    c[s][i][half] = add && s == 0 ? Numbers::load(sums + i * kBlock + half * kRows) : Numbers::zero();
+        for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
+            for (int q = quad; q < quad + quads; q += S) Numbers::template quad<N, S>(a, b, q, c);
+            ahead.fetch();
+        }
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i)
+            HOP_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                Vector x = c[0][i][half];
+                HOP_UNROLL
+                for (int s = 1; s < S; ++s) x = Numbers::plus(x, c[s][i][half]);
+                Numbers::store(sums + i * kBlock + half * kRows, x);
+            }
+    }
+
+    int quads_;
+};
+
+int integers(Job& job) {
+    job.shift = 128;
+    return Multiplication<Avx512<Int8>>(job).run();
+}
+int floats(Job& job) { return Multiplication<Avx512<Bfloat16>>(job).run(); }
+
+#include "convolution_image.h"
+#include "convolution_weight.h"
+#include "convolution_finish.h"
+#include "convolution_finish_avx512.h"
+#include "convolution_run.h"
+
+int convolution(Convolution& c) {
+    c.job.shift = 128;
+    return Convolving<Avx512<Int8>, false>(c).run();
+}
+
+void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile) {
+    const uint8_t* made = tile_of_codes(o, codes, rows, k, first, slice, tile);
+    if (made != tile) std::memcpy(tile, made, kTile);
+}
+
+}  // namespace avx512
+}  // namespace hop
+HOP_END_TARGET
+
+#endif

@@ -1,0 +1,153 @@
+// Products with what any CPU has. Integers are multiplied as float32, where sums over a slice are exact.
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+#include "cpu.h"
+#include "convolution.h"
+#include "product.h"
+
+namespace hop {
+namespace portable {
+
+#include "rounding.h"
+#include "decode_plainly.h"
+#include "tiles_plain.h"
+#include "words_plain.h"
+#include "pack_lhs.h"
+#include "pack_rhs.h"
+#include "epilogue.h"
+#include "requantize.h"
+#include "gemm.h"
+#include "lhs_floats.h"
+
+// Which end of a word its first byte is.
+constexpr bool kLittle = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+
+struct Int8 {
+    using Sum = int32_t;
+    static constexpr int kBytes = 1;
+
+    static void lhs_tile(const uint8_t* tile, uint8_t* out) {
+        float floats[kSlice];
+        for (int row = 0; row < kRows; ++row, tile += kSlice, out += sizeof(floats)) {
+            for (int i = 0; i < kSlice; ++i) floats[i % 4 * kQuads + i / 4] = static_cast<int8_t>(tile[i]);
+            std::memcpy(out, floats, sizeof(floats));
+        }
+    }
+    static void rhs_tile(const uint8_t* tile, int quad, int quads, float (*out)[kQuads][kRows]) {
+        for (int q = quad; q < quad + quads; ++q) {
+            uint32_t codes[kRows];
+            std::memcpy(codes, tile + q * 64, sizeof(codes));
+            for (int part = 0; part < 4; ++part) {
+                const int above = 8 * (kLittle ? 3 - part : part);  // bits
+                for (int i = 0; i < kRows; ++i) out[part][q][i] = static_cast<float>(static_cast<int32_t>(codes[i] << above) >> 24);
+            }
+        }
+    }
+};
+
+struct Bfloat16 {
+    using Sum = float;
+    static constexpr int kBytes = 2;
+
+    static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }
+    static void rhs_tile(const uint8_t* tile, int quad, int quads, float (*out)[kQuads][kRows]) {
+        for (int e = 0; e < 2; ++e)
+            for (int q = quad; q < quad + quads; ++q) {
+                uint32_t pairs[kRows], bits[2][kRows];
+                std::memcpy(pairs, tile + e * kTile + q * 64, sizeof(pairs));
+                for (int i = 0; i < kRows; ++i) {
+                    bits[!kLittle][i] = pairs[i] << 16;
+                    bits[kLittle][i] = pairs[i] & 0xffff0000;
+                }
+                for (int part = 0; part < 2; ++part) std::memcpy(out[2 * e + part][q], bits[part], sizeof(bits[part]));
+            }
+    }
+};
+
+template <class Numbers>
+class Portable {
+public:
+    using Sum = typename Numbers::Sum;
+    static constexpr int kBytes = Numbers::kBytes, kLhsBytes = 4;
+    static void lhs_tile(const uint8_t* tile, uint8_t* out) { Numbers::lhs_tile(tile, out); }
+
+    Portable(int, int quads) : quads_(quads) {}
+
+    template <int R>
+    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+        for (; slices > 0; --slices, add = true, a += R * kLhsBytes * kTile, b += 2 * kBytes * kTile) {
+            slice(a, b, rows, 0, kQuads, sums, add);
+            ahead.fetch();
+        }
+    }
+
+    template <int R>
+    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums) {
+        slice(a, b, rows, quad, quads_, sums, false);
+    }
+
+private:
+    static void slice(const uint8_t* a, const uint8_t* b, int rows, int quad, int quads, Sum* sums, bool add) {
+        alignas(64) float floats[4][kQuads][kRows];
+        for (int tile = 0; tile < 2; ++tile, sums += kRows) {
+            Numbers::rhs_tile(b + tile * kBytes * kTile, quad, quads, floats);
+            const auto* left = reinterpret_cast<const float*>(a);
+            int row = 0;
+            for (; row + 2 <= rows; row += 2) block<2>(left + row * kSlice, floats, quad, quads, sums + row * kBlock, add);
+            if (row < rows) block<1>(left + row * kSlice, floats, quad, quads, sums + row * kBlock, add);
+        }
+    }
+
+    using Vector = float __attribute__((vector_size(16)));  // of any CPU: compilers take it apart where there is none
+    static constexpr int kVectors = kRows / 4;
+
+    template <int N>
+    static void block(const float* a, const float (*b)[kQuads][kRows], int quad, int quads, Sum* sums, bool add) {
+        Vector c[N][kVectors] = {};
+        for (int part = 0; part < 4; ++part)
+            for (int q = quad; q < quad + quads; ++q) {
+                Vector right[kVectors];
+                std::memcpy(right, b[part][q], sizeof(right));
+                for (int i = 0; i < N; ++i)
+                    for (int j = 0; j < kVectors; ++j) c[i][j] += right[j] * a[i * kSlice + part * kQuads + q];
+            }
+        for (int i = 0; i < N; ++i)
+            for (int j = 0; j < kRows; ++j) {
+                Sum& sum = sums[i * kBlock + j];
+                const Sum found = static_cast<Sum>(c[i][j / 4][j % 4]);
+                sum = add ? plus(sum, found) : found;
+            }
+    }
+
+    static float plus(float a, float b) { return a + b; }
+    static int32_t plus(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
+
+    int quads_;
+};
+
+int integers(Job& job) { return Multiplication<Portable<Int8>>(job).run(); }
+int floats(Job& job) { return Multiplication<Portable<Bfloat16>>(job).run(); }
+
+#include "convolution_image.h"
+#include "convolution_weight.h"
+#include "convolution_finish.h"
+#include "convolution_finish_plain.h"
+#include "convolution_run.h"
+
+int convolution(Convolution& c) {
+    return Convolving<Portable<Int8>, false>(c).run();
+}
+
+}  // namespace portable
+
+void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile) {
+#if defined(__x86_64__)
+    if (level() >= Level::avx512) return avx512::pack_tile(o, codes, rows, k, first, slice, tile);
+#endif
+    const uint8_t* made = portable::tile_of_codes(o, codes, rows, k, first, slice, tile);
+    if (made != tile) std::memcpy(tile, made, kTile);
+}
+
+}  // namespace hop

@@ -1,0 +1,18 @@
+// Included in a namespace (isa.h).
+
+// Calls body(N, first) for `rows` (32 or fewer) in blocks of `Most` or fewer, of about the same size; N.value is the size.
+template <int Most, int N = Most, class Body>
+inline void in_row_block(int rows, int first, Body& body) {
+    if constexpr (N > 1)
+        if (rows < N) return in_row_block<Most, N - 1>(rows, first, body);
+    body(std::integral_constant<int, N>(), first);
+}
+
+template <int Most, class Body>
+inline void in_row_blocks(int rows, Body body) {
+    for (int blocks = (rows + Most - 1) / Most, first = 0; blocks > 0; --blocks) {
+        const int here = (rows - first + blocks - 1) / blocks;
+        in_row_block<Most>(here, first, body);
+        first += here;
+    }
+}
