@@ -47,7 +47,7 @@ inline void tile_of_words(const Job& job, const Words& words, int64_t first, int
     uint8_t buffer[kTile], zero[kRows];
     const uint8_t* codes = tile_of_codes(o, job.rhs.codes, job.p.n, job.p.k, first, slice, buffer);
     auto *even = reinterpret_cast<uint16_t*>(out), *odd = even + kTile / 2;
-    const bool zeros = has_zero(o), folds = o.fold.format != HOP_NONE;
+    const bool zeros = o.format == HOP_UINT4 && has_zero(o), folds = o.fold.format != HOP_NONE;
     float fold[kRows];
     int64_t of_zero = -1, of_fold = -1;
     for (int quad = 0; quad < kQuads; ++quad, codes += 64, even += 32, odd += 32) {
@@ -69,8 +69,9 @@ inline void tile_of_words(const Job& job, const Words& words, int64_t first, int
 inline void side_of_columns(const Job& job, int64_t first, int64_t group, Side& side) {
     const int64_t k = group * job.group;
     const bool integers = by_integers(job.p);
-    const int64_t rest = job.p.n - first, count = k >= job.p.k ? 0 : rest < kBlock ? rest : kBlock;
+    const int64_t rest = job.p.n - first, count = k > 0 && k >= job.p.k ? 0 : rest < kBlock ? rest : kBlock;
     std::memset(&side, 0, sizeof(side));
+    if (count == 0) return;
     load_scales(job.p.rhs.scale, job.rhs.scale, first, count, k, side.scale);
     if (integers && has_zero(job.p.rhs))
         for (int i = 0; i < count; ++i) side.zero[i] = zero_of(job.p.rhs, job.rhs, first + i, k);

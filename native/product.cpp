@@ -16,6 +16,8 @@ int64_t group_of(const hop_product& p) {
     return group > 0 ? group : 1;
 }
 
+constexpr int64_t kWhole = int64_t(1) << 40;  // blocks of so many k, or more, have all of them
+
 bool is_factor(const hop_operand& o) { return o.format >= HOP_INT8 && o.format <= HOP_E5M2; }
 
 }  // namespace
@@ -25,6 +27,8 @@ Job::Job(const hop_product& product, int count) : p(product), threads(count) {
     if (slices == 0) {  // a sum of nothing, from tiles of zeros
         slices = 1;
         p.rhs.layout = HOP_STRIDED;
+        for (hop_operand* o : {&p.lhs, &p.rhs})
+            if (o->scale.ks < kWhole) o->scale.format = o->zero_format = HOP_NONE;  // there are no blocks
     }
     group = group_of(p);
     groups = ceil_div(p.k, group);

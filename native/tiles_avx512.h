@@ -184,7 +184,9 @@ public:
         if (!zero && !fold) {
             tables_.words(load512(codes), e, o);
         } else if (zero && !fold) {
-            const __m512i z = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zero)));
+            const __m128i zeros = _mm_loadu_si128(reinterpret_cast<const __m128i*>(zero));
+            if (_mm_cmpgt_epu8_mask(zeros, _mm_set1_epi8(16))) return decode_plainly(*decoder_, codes, zero, fold, even, odd);
+            const __m512i z = _mm512_cvtepu8_epi32(zeros);
             const __m512i of_quads = _mm512_mullo_epi32(z, _mm512_set1_epi32(0x01010101));
             const __m512i code = _mm512_sub_epi8(_mm512_add_epi8(load512(codes), _mm512_set1_epi8(16)), of_quads);
             shifted_.words(code, e, o);
