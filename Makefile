@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench docs lint gpu clean
+.PHONY: help demo test test-all bench docs lint gpu sanitize clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,6 +46,26 @@ lint: $(VENV)/dev $(VENV)/demo ## ruff and pyright
 
 gpu: $(VENV)/dev ## every operator on every route on a GPU; says so where there is none
 	@$(PY) -m pytest tests/test_routes.py --device cuda
+
+# The native kernels and their tests, without Python, with the sanitizers of memory and of undefined behaviour.
+SANITIZED := build/sanitized
+SANITIZE := -std=c++17 -O1 -g -Wno-psabi -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-omit-frame-pointer \
+	-fsanitize=address,undefined -fno-sanitize-recover=all
+KERNELS := $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard native/*.cpp))
+NATIVE_TESTS := $(patsubst native/tests/%.cpp,$(SANITIZED)/%,$(wildcard native/tests/*.cpp))
+
+$(SANITIZED)/%.o: native/%.cpp
+	@mkdir -p $(@D)
+	@$(CXX) $(SANITIZE) -MMD -c $< -o $@
+
+$(SANITIZED)/%: $(SANITIZED)/tests/%.o $(KERNELS)
+	@$(CXX) $(SANITIZE) -fopenmp $^ -ldl -lpthread -o $@
+
+.PRECIOUS: $(SANITIZED)/%.o $(SANITIZED)/tests/%.o
+-include $(KERNELS:.o=.d) $(wildcard $(SANITIZED)/tests/*.d)
+
+sanitize: $(NATIVE_TESTS) ## native kernels against plain C++ under the address and undefined-behaviour sanitizers
+	@for test in $^; do echo $$test; $$test || exit 1; done
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
