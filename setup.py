@@ -25,7 +25,8 @@ FLAGS = [
     "-Wall",
     "-Wextra",
     "-Wno-psabi",
-    "-Wno-maybe-uninitialized",  # of GCC's own intrinsics
+    "-Wno-uninitialized",  # of GCC's own intrinsics
+    "-Wno-maybe-uninitialized",
 ]
 
 native = Extension(
