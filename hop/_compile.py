@@ -82,10 +82,12 @@ __all__ = [
     "describe_dtensor",
     "flop_counter_mode",
     "has_tangent",
+    "hints",
     "inferred_size",
     "innermost",
     "is_autocasting",
     "is_batched",
+    "is_compiling_for_here",
     "is_dtensor",
     "is_foreign_subclass",
     "is_forward_ad_active",
@@ -349,12 +351,31 @@ def trace_as(function: Callable[..., Any], traceable: Callable[..., Any]) -> Non
 def register_inductor_decomposition(hop: Any, function: Callable[..., Any]) -> None:
     """Make Inductor and AOTInductor replace nodes of `hop` by what `function` does."""
 
+    @functools.wraps(function)
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        token = _compiling.set(not virtualized().V.aot_compilation)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _compiling.reset(token)
+
+    def virtualized() -> Any:
+        return sys.modules["torch._inductor.virtualized"]
+
     def register() -> None:
         module = sys.modules["torch._inductor.decomposition"]
-        module.decompositions[hop] = function
+        module.decompositions[hop] = lowered
         module.fast_random_decomps.cache_clear()  # a cached copy of the table
 
     when_imported("torch._inductor.decomposition", register)
+
+
+_compiling = contextvars.ContextVar("compiling", default=False)
+
+
+def is_compiling_for_here() -> bool:
+    """True while Inductor lowers our operators in a program that runs in this process, not one of AOTInductor."""
+    return _compiling.get()
 
 
 def written(x: torch.Tensor) -> torch.Tensor:
@@ -498,6 +519,12 @@ def known_equal(a: Any, b: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(a == b)
+
+
+def hints(shape: Any) -> tuple[int, ...] | None:
+    """A shape with the sizes that symbols had when they were traced; None if one had none."""
+    found = [n if isinstance(n, int) else n.node.hint for n in shape]
+    return None if None in found else tuple(found)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from hop import _compile
+from hop import _compile, _leaf
 from hop._compile import DispatchKey, HigherOrderOperator, TransformType
 from hop.kernels import Kernel
 
@@ -55,6 +55,7 @@ class Hop(HigherOrderOperator):
         _compile.register_inductor_decomposition(self, self._lower)
         _compile.when_imported("torch.distributed.tensor", self._register_dtensor)
         _compile.when_imported("torch.utils.flop_counter", self._register_flop_counter)
+        _leaf.register(name, self)
         _hops.append(self)
 
     # ---- what a concrete operator supplies
@@ -74,6 +75,10 @@ class Hop(HigherOrderOperator):
     def kernels(self, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Any]]:
         """The kernels to ask for this call, best first, each with the call in the form that it takes."""
         return ()
+
+    def returns_list(self, /, *args: Any) -> bool:
+        """Whether the result is a list of tensors."""
+        return False
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         """Whether the result can carry a gradient at all."""
@@ -144,8 +149,17 @@ class Hop(HigherOrderOperator):
     def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """What Inductor makes of a node. Between operators that it fuses it would leave out the rounding of half
         floats, and so give other codes than eager mode."""
+        chosen = next((k for k, call in self.kernels(*args, **kwargs) if k.declines(call) is None), None)
+        if chosen is not None and chosen.leaf and not kwargs:
+            made = _leaf.call(self.name(), args)
+            return made if self.returns_list(*args) else made[0]
         args, kwargs = tree_map_only(Tensor, _compile.rounded, (args, kwargs))
         return self._run(*args, **kwargs)
+
+    def in_program(self, /, *args: Any) -> Any:
+        """What hop::run does in a compiled program: the call in eager mode, its arguments checked when it was traced."""
+        with _compile.below_autograd():
+            return self._run(*args)
 
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         return _compile.trace_node(mode, self, args, kwargs)

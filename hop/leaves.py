@@ -27,6 +27,9 @@ class QuantizeBuffers(Hop):
 
     reads_sizes = True
 
+    def returns_list(self, /, *args: Any) -> bool:
+        return True
+
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 

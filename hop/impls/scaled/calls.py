@@ -11,7 +11,7 @@ from hop._compile import OpOverload
 from hop.formats import Integer
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.operands import Operand
-from hop.impls.scaled.roles import INDEX, MATRIX, RHS, ROLES, Roles
+from hop.impls.scaled.roles import INDEX, MATRIX, RHS, ROLES, Roles, aten
 from hop.quantizer import Quantizer
 from hop.scaling import Given
 
@@ -100,3 +100,19 @@ def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
         return torch.empty(tuple(x.shape), dtype=dtype, device="meta")
 
     return list(op(*(described(x, ROLES[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)
+
+
+def misfit(call: Call, lhs: Any, rhs: Any) -> str | None:
+    """Why the shapes are none that the operator takes, for which it has words of its own."""
+    wanted = {aten.mm.default: (2, 2), aten.bmm.default: (3, 3), aten.linear.default: (lhs.dim(), 2)}
+    dims = (lhs.dim(), rhs.dim())
+    fits = wanted.get(call.roles.product, dims) == dims and lhs.shape[-1] == rhs.shape[call.roles.rhs_sums]  # type: ignore[arg-type]
+    if fits and is_batch(call):
+        pairs = zip(reversed(lhs.shape[:-2]), reversed(rhs.shape[:-2]), strict=False)
+        broadcasts = call.roles.product is aten.matmul.default
+        fits = all(a == b or (broadcasts and 1 in (a, b)) for a, b in pairs)
+    return None if fits else f"shapes {tuple(lhs.shape)} and {tuple(rhs.shape)} do not fit together"
+
+
+def is_batch(call: Call) -> bool:
+    return call.find(RHS).dim() > 2

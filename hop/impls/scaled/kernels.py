@@ -16,12 +16,12 @@ from hop import _compile, blocks, copies
 from hop.formats import Float, Integer
 from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled import meaning
-from hop.impls.scaled.calls import Call, by_sum, is_integer, usage
+from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
 from hop.impls.scaled.exact import requantized, with_bias
 from hop.impls.scaled.native import NATIVE
 from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
 from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, product
-from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS, aten
+from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS
 from hop.kernels import Kernel, integer
 from hop.kernels.quantize import fast, fast_format
 from hop.layouts import Decoded
@@ -52,7 +52,7 @@ def _declines_others(call: Call) -> str | None:
         return "for two operands of integers"
     if min(lhs.dim(), rhs.dim()) < 2:
         return "one operand is a vector"
-    return _misfit(call, lhs, rhs)
+    return misfit(call, lhs, rhs)
 
 
 def _declines_integers(call: Call) -> str | None:
@@ -64,28 +64,12 @@ def _declines_integers(call: Call) -> str | None:
     for x, role, dim in ((lhs, LHS, -1), (rhs, RHS, call.roles.rhs_sums)):
         if block_of(x, usage(call, role))[dim] != -1:
             return "a scale changes along the summed dimension"
-    if _is_batch(call):
+    if is_batch(call):
         if any(x.quantizer.scale.has_zero_point() or x.quantizer.format.zero for x in (lhs, rhs)):
             return "a batch of products with zero points"
         if not all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape)):
             return "a batch of products with symbolic sizes"
     return None
-
-
-def _misfit(call: Call, lhs: Operand, rhs: Operand) -> str | None:
-    """Why the shapes are none that the operator takes, for which it has words of its own."""
-    wanted = {aten.mm.default: (2, 2), aten.bmm.default: (3, 3), aten.linear.default: (lhs.dim(), 2)}
-    dims = (lhs.dim(), rhs.dim())
-    fits = wanted.get(call.roles.product, dims) == dims and lhs.shape[-1] == rhs.shape[call.roles.rhs_sums]  # type: ignore[arg-type]
-    if fits and _is_batch(call):
-        pairs = zip(reversed(lhs.shape[:-2]), reversed(rhs.shape[:-2]), strict=False)
-        broadcasts = call.roles.product is aten.matmul.default
-        fits = all(a == b or (broadcasts and 1 in (a, b)) for a, b in pairs)
-    return None if fits else f"shapes {tuple(lhs.shape)} and {tuple(rhs.shape)} do not fit together"
-
-
-def _is_batch(call: Call) -> bool:
-    return call.find(RHS).dim() > 2
 
 
 def _run_integers(call: Call) -> Any:
@@ -113,7 +97,7 @@ _ELEMENTS = 2**18  # of a result that is summed up at once, so that it stays in 
 def _declines_groups(call: Call) -> str | None:
     if (reason := _declines_others(call)) is not None:
         return reason
-    if _is_batch(call):
+    if is_batch(call):
         return "a batch of products"
     lhs, rhs = call.find(LHS), call.find(RHS)
     sizes = [block_of(x, usage(call, r))[d] for x, r, d in ((lhs, LHS, -1), (rhs, RHS, call.roles.rhs_sums))]

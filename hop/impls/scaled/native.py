@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hop import _compile, copies
 from hop.impls.scaled import meaning
-from hop.impls.scaled.calls import Call, by_sum, usage
+from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
@@ -24,8 +24,8 @@ def _declines(call: Call) -> str | None:
         return reason
     if call.roles.family is not MATRIX:
         return f"for matrix products, not {call.roles.family.name}"
-    if not _compile.is_plain_eager():
-        return "for eager mode"
+    if not (_compile.is_plain_eager() or _compile.is_compiling_for_here()):
+        return "for eager mode, and programs that are compiled for this process"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
     if call.kwargs:
@@ -41,47 +41,64 @@ def product(call: Call) -> "native_product.Call | str":
     """What the kernels are told of the call, or why they do not take it."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     along = call.roles.rhs_sums
-    if lhs.shape[-1] != rhs.shape[along]:
-        return f"shapes {tuple(lhs.shape)} and {tuple(rhs.shape)} do not fit together"
     if not isinstance(rhs, Operand):
         return "the right factor is not quantized"
-    if isinstance(lhs, Operand):
-        if usage(call, LHS) != copies.ROWWISE:
-            return "the left factor has no row-wise copy"
-        left = _described(lhs.quantizer, tuple(lhs.shape), False)
-    elif lhs.dtype == torch.bfloat16:
-        left = Described(native_product.plain(lhs.dtype, lhs.shape[-1], 1), ("codes", None, None, None))
-    else:
-        return f"for bfloat16 beside quantized numbers, not {lhs.dtype}"
-    if usage(call, RHS) == copies.ROWWISE:
-        right = _described(rhs.quantizer, tuple(rhs.shape), along == -2)
-    else:
-        right = _described(rhs.quantizer, tuple(copies.columns(rhs.shape)), False)
-    for found in (left, right):
-        if isinstance(found, str):
-            return found
-    n = rhs.shape[0 if along == -1 else 1]
-    m, k = math.prod(lhs.shape[:-1]), lhs.shape[-1]
-    output = _output(call, m, n)
-    if isinstance(output, str):
-        return output
-    if bias is not None and (bias.dtype not in native_product.PLAIN or tuple(bias.shape) != (n,)):
-        return f"for a bias of ({n},) in float32, bfloat16, float16 or int32, not {bias.dtype} of {tuple(bias.shape)}"
-    return native_product.product(left, right, (m, n, k), output, None if bias is None else bias.dtype)  # type: ignore[arg-type]
+    if (reason := misfit(call, lhs, rhs)) is not None:
+        return reason
+    left, right = _compile.hints(lhs.shape), _compile.hints(rhs.shape)
+    if left is None or right is None:
+        return f"nothing is known of the sizes {tuple(lhs.shape)} and {tuple(rhs.shape)}"
+    n, k = (right[0], right[1]) if along == -1 else (right[1], right[0])
+    if k == 0:
+        return "a sum of nothing"
+    if isinstance(lhs, Operand) and usage(call, LHS) != copies.ROWWISE:
+        return "the left factor has no row-wise copy"
+    if usage(call, RHS) != copies.ROWWISE and rhs.quantizer.hadamard is not None:
+        return "the copy of the right factor is transformed"
+    if bias is not None and _compile.hints(bias.shape) != (n,):
+        return f"for a bias of ({n},), not of {tuple(bias.shape)}"
+    of_bias = None if bias is None else bias.dtype
+    kind = lhs.quantizer if isinstance(lhs, Operand) else lhs.dtype
+    return _product(call.output, kind, left, rhs.quantizer, right, usage(call, RHS), along, of_bias)
 
 
-def _output(call: Call, m: int, n: int) -> "native_product.Output | str":
-    if isinstance(call.output, torch.dtype):
-        return native_product.plain_output(call.output, n)
-    found = native_product.output_of(call.output, m, n)
-    if isinstance(found, str) and not by_sum(call.output):
+@functools.lru_cache(maxsize=4096)
+def _product(
+    output: Any,
+    lhs: Quantizer | torch.dtype,
+    left: tuple[int, ...],
+    rhs: Quantizer,
+    right: tuple[int, ...],
+    usage: str,
+    along: int,
+    bias: torch.dtype | None,
+) -> "native_product.Call | str":
+    if isinstance(lhs, Quantizer):
+        a = native_product.describe(lhs, left, False)
+    elif lhs == torch.bfloat16:
+        a = Described(native_product.plain(lhs, left[-1], 1), ("codes", None, None, None))
+    else:
+        return f"for bfloat16 beside quantized numbers, not {lhs}"
+    turned = usage == copies.COLUMNWISE
+    b = native_product.describe(rhs, copies.columns(right) if turned else right, along == -2 and not turned)
+    n = right[0 if along == -1 else 1]
+    found = _output(output, math.prod(left[:-1]), n)
+    for reason in (a, b, found):
+        if isinstance(reason, str):
+            return reason
+    if bias is not None and bias not in native_product.PLAIN:
+        return f"for a bias in float32, bfloat16, float16 or int32, not {bias}"
+    sizes = (math.prod(left[:-1]), n, left[-1])
+    return native_product.product(a, b, sizes, found, bias)  # type: ignore[arg-type]
+
+
+def _output(output: Any, m: int, n: int) -> "native_product.Output | str":
+    if isinstance(output, torch.dtype):
+        return native_product.plain_output(output, n)
+    found = native_product.output_of(output, m, n)
+    if isinstance(found, str) and not by_sum(output):
         return native_product.plain_output(torch.float32, n)  # to be quantized
     return found
-
-
-@functools.lru_cache(maxsize=1024)
-def _described(q: Quantizer, shape: tuple[int, ...], columns: bool) -> Described | str:
-    return native_product.describe(q, shape, columns)
 
 
 def _run(call: Call) -> Any:
@@ -108,4 +125,4 @@ def _buffers(x: Operand, names: Sequence[str | None], usage: str) -> list[Tensor
     return [None if name is None else own[name].contiguous() for name in names]
 
 
-NATIVE = Kernel("native product", _declines, _run)
+NATIVE = Kernel("native product", _declines, _run, leaf=True)
