@@ -157,7 +157,7 @@ class Hop(HigherOrderOperator):
         return self._run(*args, **kwargs)
 
     def in_program(self, /, *args: Any) -> Any:
-        """What hop::run does in a compiled program: the call in eager mode, its arguments checked when it was traced."""
+        """What hop::run does in a compiled program: the call in eager mode, its arguments checked when traced."""
         with _compile.below_autograd():
             return self._run(*args)
 

@@ -71,10 +71,18 @@ struct hop_output {
     int64_t scale_row_stride, scale_column_stride;  // of scale and zero point: 0 where one serves all
 };
 
+// What lies between the members of a batch, in bytes, of codes, scale, zero point and fold.
+struct hop_steps {
+    int64_t codes, scale, zero, fold;
+};
+
 struct hop_product {
     int64_t m, n, k;
     hop_operand lhs, rhs;
     hop_output output;
+    int64_t batch;  // products side by side, which share bias and output scale; 1 if there is one
+    hop_steps lhs_step, rhs_step;
+    int64_t output_step;
 };
 
 // What the operands hold: codes, scale, zero point, fold.
@@ -85,7 +93,7 @@ struct hop_data {
 // Why there is no kernel for the product; a null pointer if there is one.
 HOP_API const char* hop_product_declines(const hop_product* product);
 
-// output (m, n) = lhs (m, k) times the transpose of rhs (n, k).
+// output (m, n) = lhs (m, k) times the transpose of rhs (n, k), for each member of the batch.
 HOP_API int hop_multiply(
     const hop_product* product, int threads, const void* lhs_codes, const void* lhs_scale, const void* lhs_zero,
     const void* lhs_fold, const void* rhs_codes, const void* rhs_scale, const void* rhs_zero, const void* rhs_fold,

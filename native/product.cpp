@@ -1,5 +1,6 @@
 #include "product.h"
 
+#include <atomic>
 #include <cstring>
 
 #include "cpu.h"
@@ -61,16 +62,17 @@ const char* hop_product_declines(const hop_product* p) {
     return nullptr;
 }
 
-int hop_multiply(
-    const hop_product* product, int threads, const void* lhs_codes, const void* lhs_scale, const void* lhs_zero,
-    const void* lhs_fold, const void* rhs_codes, const void* rhs_scale, const void* rhs_zero, const void* rhs_fold,
-    const void* bias, const void* output_scale, const void* output_zero, void* output) {
-    Job job(*product, threads);
-    job.lhs = {lhs_codes, lhs_scale, lhs_zero, lhs_fold};
-    job.rhs = {rhs_codes, rhs_scale, rhs_zero, rhs_fold};
-    job.bias = bias, job.output_scale = output_scale, job.output_zero = output_zero, job.output = output;
-    if (product->m == 0 || product->n == 0) return HOP_OK;
-    const bool integers = by_integers(*product);
+namespace {
+
+hop_data step(const hop_data& data, const hop_steps& by, int64_t i) {
+    const auto at = [i](const void* p, int64_t bytes) -> const void* {
+        return p ? static_cast<const char*>(p) + i * bytes : nullptr;
+    };
+    return {at(data.codes, by.codes), at(data.scale, by.scale), at(data.zero, by.zero), at(data.fold, by.fold)};
+}
+
+int multiply(Job& job) {
+    const bool integers = by_integers(job.p);
     switch (level()) {
 #if defined(__x86_64__)
         case Level::amx: return integers ? amx::integers(job) : amx::floats(job);
@@ -79,6 +81,36 @@ int hop_multiply(
 #endif
         default: return integers ? portable::integers(job) : portable::floats(job);
     }
+}
+
+}  // namespace
+
+int hop_multiply(
+    const hop_product* product, int threads, const void* lhs_codes, const void* lhs_scale, const void* lhs_zero,
+    const void* lhs_fold, const void* rhs_codes, const void* rhs_scale, const void* rhs_zero, const void* rhs_fold,
+    const void* bias, const void* output_scale, const void* output_zero, void* output) {
+    if (product->m == 0 || product->n == 0) return HOP_OK;
+    const int64_t batch = product->batch < 1 ? 1 : product->batch;
+    const hop_data lhs{lhs_codes, lhs_scale, lhs_zero, lhs_fold}, rhs{rhs_codes, rhs_scale, rhs_zero, rhs_fold};
+    std::atomic<int> error{HOP_OK};
+    const auto member = [&](int64_t i, int own_threads) {
+        Job job(*product, own_threads);
+        job.lhs = step(lhs, product->lhs_step, i);
+        job.rhs = step(rhs, product->rhs_step, i);
+        job.bias = bias, job.output_scale = output_scale, job.output_zero = output_zero;
+        job.output = static_cast<char*>(output) + i * product->output_step;
+        if (const int found = multiply(job)) error = found;
+    };
+    if (batch < threads) {
+        for (int64_t i = 0; i < batch; ++i) member(i, threads);
+        return error;
+    }
+    Queue queue(batch);
+    const int64_t work = product->m * product->n * product->k / 1024 + 1;
+    parallel(worth(threads, batch * work, 1024), [&](int, int) {
+        for (int64_t begin, end; queue.take(begin, end);) member(begin, 1);
+    });
+    return error;
 }
 
 int hop_pack(const hop_operand* operand, int64_t rows, int64_t k, int threads, const void* codes, void* tiled) {

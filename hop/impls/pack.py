@@ -12,7 +12,7 @@ from torch import Tensor
 from hop import _compile, blocks, copies, spelling
 from hop._hop import Composite
 from hop.formats import Codebook, Float
-from hop.kernels import native
+from hop.kernels import native, native_product
 from hop.layouts import Decoded, Layout, Tiled, sums_first
 from hop.leaves import buffers_operator
 from hop.quantizer import Quantizer
@@ -47,6 +47,11 @@ class Pack(Composite):
             return x.rebuilt({name: b.clone() for name, b in x.buffers().items()})
         if x.usages != (copies.ROWWISE,):
             raise ValueError(f"pack: weight must have its row-wise copy alone, got usages {x.usages}; quantize it so")
+        if isinstance(wanted, Tiled) and q.layout is None and _is_native(x, wanted):
+            codes = x.codes if x.dim() == 2 else x.codes.movedim(1, -1)
+            held = native_product.tiles(codes.contiguous(), wanted.matrix(x.shape), q.format, wanted)
+            rest = {name: b.clone() for name, b in x.buffers().items() if name != "codes"}
+            return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=wanted))
         own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
         return x.rebuilt(q.packed(own, x.shape, wanted), quantizer=replace(q, layout=wanted))
 
@@ -64,6 +69,15 @@ class Pack(Composite):
 
 
 pack_operator = Pack("hop_pack")
+
+
+def _is_native(x: QuantizedTensor, layout: Tiled) -> bool:
+    """Whether the native kernels lay it out: codes that share bytes do so along what is summed, a whole number of
+    bytes."""
+    if not (_compile.is_plain_eager() and x.codes.is_cpu and type(x.codes) is Tensor):
+        return False
+    whole = x.quantizer.per_byte() == 1 or (x.dim() == 2 and not layout.columns and x.shape[-1] % 2 == 0)
+    return whole and native.library().declines() is None
 
 
 def _quantizer(x: Any) -> Quantizer:

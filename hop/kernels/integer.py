@@ -19,6 +19,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hop import _compile
+from hop.kernels import native, native_product
+
 OPERANDS = frozenset({torch.int8, torch.uint8, torch.int16})
 # Tensors with values to look at and strides to rely on; while tracing, operands are of other types.
 _REAL = (Tensor, torch.nn.Parameter)
@@ -108,6 +111,8 @@ def _weigh(parts: Tensor, dim: int, size: int) -> Tensor:
 
 def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     """(M, K) int8 or uint8 @ (K, N) int8."""
+    if _is_native(a):
+        return native_product.int_mm(a, b)
     a, b = _readable(a, b)
     if a.is_cpu and type(a) in _REAL:
         return torch._int_mm(a, b)
@@ -122,6 +127,11 @@ def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     b = torch.nn.functional.pad(b, (0, columns, 0, inner)) if inner or columns else b
     out = torch._int_mm(a, b)
     return row_major(out[:m, :n]) if rows or columns else out
+
+
+def _is_native(a: Tensor) -> bool:
+    """Whether the native kernels take a product of real tensors; they read any strides."""
+    return type(a) in _REAL and a.is_cpu and _compile.is_plain_eager() and native.library().declines() is None
 
 
 # On CPU torch._int_mm reads wrong elements where strides do not say which dimension is the inner one: stride 0
@@ -141,6 +151,8 @@ def row_major(x: Tensor) -> Tensor:
 
 def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
     """(B, M, K) int8 or uint8 @ (B, K, N) int8."""
+    if _is_native(a):
+        return native_product.int_mm(a, b)
     batch, m, k = a.shape
     n = b.shape[2]
     eager = type(a) in _REAL

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ _STRIDED, _TILED = range(2)
 _WHOLE = 2**62
 
 PLAIN = {torch.float32: _FLOAT32, torch.bfloat16: _BFLOAT16, torch.float16: _FLOAT16, torch.int32: _INT32}
+_ITEMS = {_FLOAT32: 4, _INT32: 4, _BFLOAT16: 2, _FLOAT16: 2, _INT8: 1, _UINT8: 1}
 _BYTES = {torch.int8: _INT8, torch.uint8: _UINT8}
 _FLOATS = {E2M1: _E2M1, E4M3: _E4M3, E5M2: _E5M2, E8M0: _E8M0}
 
@@ -36,7 +38,7 @@ _FLOATS = {E2M1: _E2M1, E4M3: _E4M3, E5M2: _E5M2, E8M0: _E8M0}
 class Scale(ctypes.Structure):
     """hop_scale"""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("format", c_int32),
         ("factor", c_float),
         ("rows", c_int64),
@@ -49,7 +51,7 @@ class Scale(ctypes.Structure):
 class Factor(ctypes.Structure):
     """hop_operand"""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("format", c_int32),
         ("layout", c_int32),
         ("row_stride", c_int64),
@@ -64,7 +66,7 @@ class Factor(ctypes.Structure):
 class Output(ctypes.Structure):
     """hop_output"""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("format", c_int32),
         ("bias_format", c_int32),
         ("row_stride", c_int64),
@@ -80,16 +82,31 @@ class Output(ctypes.Structure):
     ]
 
 
+class Steps(ctypes.Structure):
+    """hop_steps"""
+
+    _fields_ = [
+        ("codes", c_int64),
+        ("scale", c_int64),
+        ("zero", c_int64),
+        ("fold", c_int64),
+    ]
+
+
 class Product(ctypes.Structure):
     """hop_product"""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("m", c_int64),
         ("n", c_int64),
         ("k", c_int64),
         ("lhs", Factor),
         ("rhs", Factor),
         ("output", Output),
+        ("batch", c_int64),
+        ("lhs_step", Steps),
+        ("rhs_step", Steps),
+        ("output_step", c_int64),
     ]
 
 
@@ -98,6 +115,7 @@ class Described(NamedTuple):
 
     factor: Factor
     names: tuple[str | None, ...]  # of codes, scale, zero point and fold
+    steps: tuple[int, ...] = (0, 0, 0, 0)  # bytes between the members of a batch
 
 
 def describe(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | str:
@@ -147,6 +165,27 @@ def describe(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | s
     if isinstance(q.scale, TwoLevel):
         factor.scale.factor = float32(1 / (q.scale.inner.max * q.format.max))
     return Described(factor, ("codes", scale, zero, fold))
+
+
+def describe_batch(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | str:
+    """The factors of a batch, (batch, ...)."""
+    held = q.stored()
+    for name, (_, block) in held.items():
+        if blocks.counts(shape, block)[0] not in (1, shape[0]):
+            return f"{name} is shared by some members of a batch"
+
+    def of_member(block: Block) -> Block:
+        return blocks.per_dimension(block, len(shape))[1:]
+
+    rule = replace(q.scale, outer=of_member(q.scale.outer)) if isinstance(q.scale, TwoLevel) else q.scale
+    one = describe(replace(q, block=of_member(q.block), scale=rule), shape[1:], columns)
+    if isinstance(one, str):
+        return one
+    bits = {"codes": math.prod(shape[1:]) * q.format.bits}
+    for name, (dtype, block) in held.items():
+        first, *rest = blocks.counts(shape, block)
+        bits[name] = math.prod(rest) * dtype.itemsize * 8 if first == shape[0] else 0
+    return one._replace(steps=tuple(0 if name is None else bits[name] // 8 for name in one.names))
 
 
 def _format(format: Format) -> int | None:
@@ -245,10 +284,12 @@ def plain_output(dtype: torch.dtype, n: int) -> Output | str:
 
 
 def product(
-    lhs: Described, rhs: Described, sizes: tuple[int, int, int], output: Output, bias: torch.dtype | None
+    lhs: Described, rhs: Described, sizes: tuple[int, int, int, int], output: Output, bias: torch.dtype | None
 ) -> Call | str:
-    """The call for (m, n, k), or why there is none."""
-    made = Product(*sizes, lhs.factor, rhs.factor, output)
+    """The call for (batch, m, n, k), or why there is none."""
+    batch, m, n, k = sizes
+    made = Product(m, n, k, lhs.factor, rhs.factor, output, batch, Steps(*lhs.steps), Steps(*rhs.steps))
+    made.output_step = m * n * _ITEMS[output.format]
     made.output.bias_format = _NONE if bias is None else PLAIN[bias]
     reason = _library().hop_product_declines(ctypes.byref(made))
     if reason is not None:
@@ -293,6 +334,54 @@ def run(
     )
     if error:
         raise MemoryError(NO_MEMORY)
+    return out
+
+
+# ---- sums of bytes, and tiles
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_bytes(lhs: torch.dtype, rhs: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Product:
+    """The product of plain bytes, of (batch, m, n, k), from the strides of lhs along (batch, k) and of rhs along
+    (batch, n, k); lhs is contiguous along k."""
+    batch, m, n, k = sizes
+    lhs_batch, lhs_row, rhs_batch, rhs_row, rhs_k = strides
+    made = Product(m, n, k, plain(lhs, lhs_row, 1), plain(rhs, rhs_row, rhs_k), Output(_INT32, _NONE, n), batch)
+    made.lhs_step.codes, made.rhs_step.codes, made.output_step = lhs_batch, rhs_batch, 4 * m * n
+    return made
+
+
+def int_mm(a: Tensor, b: Tensor) -> Tensor:
+    """(..., M, K) @ (..., K, N) -> (..., M, N) int32, modulo 2^32, of int8 and uint8, with one batch dimension or none,
+    of any strides."""
+    if a.stride(-1) != 1:
+        a = a.contiguous()
+    batch = a.shape[0] if a.dim() == 3 else 1
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    out = torch.empty((*a.shape[:-1], n), dtype=torch.int32)
+    if out.numel() == 0:
+        return out
+    of_batch = (a.stride(0), b.stride(0)) if a.dim() == 3 else (0, 0)
+    strides = (of_batch[0], a.stride(-2), of_batch[1], b.stride(-1), b.stride(-2))
+    made = _of_bytes(a.dtype, b.dtype, (batch, m, n, k), strides)
+    run(Call(made, (), ()), (a, None, None, None), (b, None, None, None), None, out)
+    return out
+
+
+def tiles(codes: Tensor, matrix: tuple[int, int], code_format: Format, layout: Tiled) -> Tensor:
+    """What `layout` holds of plain codes, a contiguous matrix of (rows, size) or its transpose; those that share bytes
+    do so along what is summed."""
+    rows, size = matrix
+    shape, dtype = layout.held(matrix[::-1] if layout.columns else matrix, code_format)
+    out = torch.empty(shape, dtype=dtype)
+    format = _format(code_format)
+    assert format is not None
+    factor = Factor(format, _STRIDED, size, 1, 0, _NONE, _no_scale(), _no_scale())
+    if layout.columns:
+        factor.row_stride, factor.k_stride = 1, rows
+    if out.numel():
+        pointers = codes.data_ptr(), out.data_ptr()
+        _library().hop_pack(ctypes.byref(factor), rows, size, torch.get_num_threads(), *pointers)
     return out
 
 

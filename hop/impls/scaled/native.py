@@ -31,8 +31,9 @@ def _declines(call: Call) -> str | None:
     if call.kwargs:
         return f"alpha and beta are {call.kwargs}"
     lhs, rhs = call.find(LHS), call.find(RHS)
-    if min(lhs.dim(), rhs.dim()) < 2 or rhs.dim() > 2:
-        return "for two matrices"
+    ranks = (lhs.dim(), rhs.dim())
+    if min(ranks) < 2 or (rhs.dim() > 2 and (ranks != (3, 3) or lhs.shape[0] != rhs.shape[0])):
+        return "for two matrices, or two batches of as many"
     found = product(call)
     return found if isinstance(found, str) else None
 
@@ -48,7 +49,7 @@ def product(call: Call) -> "native_product.Call | str":
     left, right = _compile.hints(lhs.shape), _compile.hints(rhs.shape)
     if left is None or right is None:
         return f"nothing is known of the sizes {tuple(lhs.shape)} and {tuple(rhs.shape)}"
-    n, k = (right[0], right[1]) if along == -1 else (right[1], right[0])
+    n, k = right[-2:] if along == -1 else right[:-3:-1]
     if k == 0:
         return "a sum of nothing"
     if isinstance(lhs, Operand) and usage(call, LHS) != copies.ROWWISE:
@@ -73,29 +74,31 @@ def _product(
     along: int,
     bias: torch.dtype | None,
 ) -> "native_product.Call | str":
+    batched = len(right) == 3
+    describe = native_product.describe_batch if batched else native_product.describe
+    batch, m = (right[0], left[1]) if batched else (1, math.prod(left[:-1]))
     if isinstance(lhs, Quantizer):
-        a = native_product.describe(lhs, left, False)
+        a = describe(lhs, left, False)
     elif lhs == torch.bfloat16:
-        a = Described(native_product.plain(lhs, left[-1], 1), ("codes", None, None, None))
+        a = Described(native_product.plain(lhs, left[-1], 1), ("codes", None, None, None), (2 * m * left[-1], 0, 0, 0))
     else:
         return f"for bfloat16 beside quantized numbers, not {lhs}"
     turned = usage == copies.COLUMNWISE
-    b = native_product.describe(rhs, copies.columns(right) if turned else right, along == -2 and not turned)
-    n = right[0 if along == -1 else 1]
-    found = _output(output, math.prod(left[:-1]), n)
+    b = describe(rhs, copies.columns(right) if turned else right, along == -2 and not turned)
+    n = right[-2 if along == -1 else -1]
+    found = _output(output, m, n, batched)
     for reason in (a, b, found):
         if isinstance(reason, str):
             return reason
     if bias is not None and bias not in native_product.PLAIN:
         return f"for a bias in float32, bfloat16, float16 or int32, not {bias}"
-    sizes = (math.prod(left[:-1]), n, left[-1])
-    return native_product.product(a, b, sizes, found, bias)  # type: ignore[arg-type]
+    return native_product.product(a, b, (batch, m, n, left[-1]), found, bias)  # type: ignore[arg-type]
 
 
-def _output(output: Any, m: int, n: int) -> "native_product.Output | str":
+def _output(output: Any, m: int, n: int, batched: bool) -> "native_product.Output | str":
     if isinstance(output, torch.dtype):
         return native_product.plain_output(output, n)
-    found = native_product.output_of(output, m, n)
+    found = native_product.output_of(output, m, n) if not batched else "gives no codes of batches"
     if isinstance(found, str) and not by_sum(output):
         return native_product.plain_output(torch.float32, n)  # to be quantized
     return found
@@ -105,7 +108,7 @@ def _run(call: Call) -> Any:
     lhs, rhs = call.find(LHS), call.find(RHS)
     made = product(call)
     assert not isinstance(made, str)
-    shape = [*lhs.shape[:-1], rhs.shape[0 if call.roles.rhs_sums == -1 else 1]]
+    shape = [*lhs.shape[:-1], rhs.shape[-2 if call.roles.rhs_sums == -1 else -1]]
     is_plain = isinstance(lhs, Tensor)
     left = [lhs.contiguous(), None, None, None] if is_plain else _buffers(lhs, made.lhs, usage(call, LHS))
     right = _buffers(rhs, made.rhs, usage(call, RHS))

@@ -1,0 +1,223 @@
+"""scaled by the native kernels: convolutions of integers."""
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import _compile, blocks, copies
+from hop.formats import INT8, Integer
+from hop.impls.out_dtype.forms import as_convolution
+from hop.impls.scaled import meaning
+from hop.impls.scaled.calls import Call, by_sum, is_integer
+from hop.impls.scaled.exact import given_buffers
+from hop.impls.scaled.operands import Operand, grid
+from hop.impls.scaled.products import is_transposed
+from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, RHS, aten
+from hop.kernels import Kernel, native, native_convolution, native_product
+from hop.kernels.convolution import channels_last
+from hop.kernels.native_convolution import Convolution, Geometry
+from hop.kernels.quantize import fast_format
+from hop.layouts import Tiled
+from hop.quantizer import Quantizer
+
+_OUTPUTS = (torch.float32, torch.bfloat16, torch.float16)
+_BIASES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int32)
+
+
+def _declines(call: Call) -> str | None:
+    if (reason := native.library().declines()) is not None:
+        return reason
+    if call.roles.family is not CONVOLUTION:
+        return f"for convolutions, not {call.roles.family.name}"
+    if not _compile.is_plain_eager():
+        return "for eager mode"
+    if call.device.type != "cpu":
+        return f"for the CPU, and the operands are on {call.device}"
+    if is_transposed(call)[0]:
+        return "the convolution is transposed"
+    x, weight = call.find(LHS), call.find(RHS)
+    if not (is_integer(x) and is_integer(weight)):
+        return "for two operands of integers"
+    if x.usages != (copies.ROWWISE,) or weight.usages != (copies.ROWWISE,):
+        return "for row-wise copies"
+    if not (isinstance(call.output, Quantizer) or call.output in _OUTPUTS):
+        return f"gives float32, bfloat16, float16 and integers, not {call.output}"
+    found = convolution(call)
+    return found if isinstance(found, str) else None
+
+
+def convolution(call: Call) -> Convolution | str:
+    """What the kernels are told of the call, or why they do not take it."""
+    x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
+    if x.quantizer.layout is not None:
+        return f"for codes in their plain form, not layout={x.quantizer.layout}"
+    lists = tuple(tuple(v) if isinstance(v, list) else v for v in call.args[3:])
+    of_bias = None if bias is None else (bias.dtype, tuple(bias.shape))
+    codes = (x.tensors[0].stride(), weight.tensors[0].stride())
+    return _convolution(call.op, call.output, _kind(x), _kind(weight), codes, of_bias, lists)
+
+
+def _kind(x: Operand) -> tuple[Quantizer, tuple[int, ...]]:
+    return x.quantizer, tuple(x.shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _convolution(
+    op: Any, output: Any, lhs: Any, rhs: Any, strides: tuple[tuple[int, ...], ...], bias: Any, lists: tuple[Any, ...]
+) -> Convolution | str:
+    (of_x, x_shape), (of_weight, shape) = lhs, rhs
+    tiled = isinstance(of_weight.layout, Tiled)
+    if (reason := _declines_weight(of_weight, tiled)) is not None:
+        return reason
+    x, weight = _meta(of_x, x_shape, strides[0]), _meta(of_weight, shape, strides[1])
+    geometry = _geometry(op, x, weight, lists)
+    if isinstance(geometry, str):
+        return geometry
+    _, channels, *spatial = geometry.output
+    if min(spatial) < 1 or channels % geometry.groups or geometry.x[1] != geometry.weight[1] * geometry.groups:
+        return f"shapes {x_shape} and {shape} do not fit together"
+    if bias is not None and (bias[1] != (channels,) or bias[0] not in _BIASES):
+        return f"for a bias of ({channels},) in float32, bfloat16, float16 or int32, not {bias[0]} of {bias[1]}"
+    unbatched = len(x_shape) < len(shape)
+    by_example, by_channel = _by_first(of_x, x_shape), _by_first(of_weight, shape)
+    if by_example is None or by_channel is None or (by_example and unbatched):
+        return "one scale for all, for each example or for each output channel"
+    found = _output(output, geometry.output, unbatched)
+    if isinstance(found, str):
+        return found
+    found.bias_format = 0 if bias is None else native_product.PLAIN[bias[0]]
+    zero = None if of_x.scale.has_zero_point() else of_x.format.zero
+    return native_convolution.describe(
+        geometry,
+        native_convolution.lhs(of_x.format.dtype, zero, by_example),
+        native_convolution.rhs(by_channel, tiled, tiled and of_weight.format.bits == 4),
+        found,
+    )
+
+
+def _declines_weight(q: Quantizer, tiled: bool) -> str | None:
+    assert isinstance(q.format, Integer)
+    if q.layout is not None and not tiled:
+        return f"for codes, and layout={q.layout} holds numbers"
+    if q.scale.has_zero_point() or q.format.zero != 0:
+        return "the weight has a zero point"
+    if q.format.high > INT8.high or (tiled and not q.format.dtype.is_signed):
+        return f"for a weight of signed integers, not {q.format.name}"
+    return None
+
+
+def _meta(q: Quantizer, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """A tensor that lies as the codes of an operand do, which are contiguous once they are unpacked."""
+    if q.layout is not None or q.per_byte() > 1:
+        return torch.empty(shape, dtype=torch.int8, device="meta")
+    return torch.empty_strided(shape, strides, dtype=torch.int8, device="meta")
+
+
+def _geometry(op: Any, x: Tensor, weight: Tensor, lists: tuple[Any, ...]) -> Geometry | str:
+    after: list[int] | None = None
+    if op in _PADDED and len(lists) > 1 and isinstance(lists[1], str):
+        if x.dim() not in (weight.dim(), weight.dim() - 1):
+            return "shapes do not fit together"
+        spatial = weight.dim() - 2
+        before, after = _padding(lists[1], weight, _expanded(lists[2] if len(lists) > 2 else 1, spatial))
+        if lists[1] == "same" and any(s != 1 for s in _expanded(lists[0], spatial)):
+            return "padding the same needs strides of 1"
+        op, lists = _PADDED[op], (lists[0], before, *lists[2:])
+    form = as_convolution(op, (x, weight, None, *(list(v) if isinstance(v, tuple) else v for v in lists)))
+    if form is None:
+        return "it is none of one, two or three dimensions"
+    c, spatial = form.conv, weight.dim() - 2
+    if any(len(v) != spatial for v in (c.stride, c.padding, c.dilation)):
+        return f"for lists of {spatial}"
+    if min(*c.stride, *c.dilation, c.groups) < 1 or min(c.padding) < 0 or min(weight.shape[2:]) < 1:
+        return "for positive sizes, strides and dilations"
+    return Geometry(
+        x=tuple(c.x.shape),
+        x_stride=c.x.stride(),
+        weight=tuple(weight.shape),
+        weight_stride=weight.stride(),
+        stride=tuple(c.stride),
+        padding=tuple(c.padding),
+        padding_after=tuple(after or c.padding),
+        dilation=tuple(c.dilation),
+        groups=c.groups,
+        channels_last=channels_last(c.x, weight),
+    )
+
+
+_PADDED = {
+    aten.conv1d.padding: aten.conv1d.default,
+    aten.conv2d.padding: aten.conv2d.default,
+    aten.conv3d.padding: aten.conv3d.default,
+}
+
+
+def _expanded(value: Any, length: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * length if len(values) == 1 else values
+
+
+def _padding(name: str, weight: Tensor, dilation: list[int]) -> tuple[list[int], list[int]]:
+    """Before and after each dimension."""
+    total = [d * (k - 1) if name == "same" else 0 for k, d in zip(weight.shape[2:], dilation, strict=False)]
+    before = [n // 2 for n in total]
+    return before, [n - b for n, b in zip(total, before, strict=True)]
+
+
+def _by_first(q: Quantizer, shape: tuple[int, ...]) -> bool | None:
+    """Whether there is a scale for each element of the first dimension, and not one for all; None if neither."""
+    counts = blocks.counts(shape, q.block)
+    if any(n != 1 for n in counts[1:]) or counts[0] not in (1, shape[0]):
+        return None
+    return counts[0] != 1
+
+
+def _output(output: Any, shape: tuple[int, ...], unbatched: bool) -> "native_product.Output | str":
+    if isinstance(output, torch.dtype):
+        return native_product.plain_output(output, shape[1])
+    found: native_product.Output | str = native_product.output_of(replace(output, block=(-1,)), 1, shape[1])
+    counts = (1, *blocks.counts(shape[1:], output.block)) if unbatched else tuple(blocks.counts(shape, output.block))
+    by_example, by_channel = (c == n != 1 for c, n in zip(counts, shape[:2], strict=False))
+    if (by_example and by_channel) or math.prod(counts) != (shape[0] if by_example else shape[1] if by_channel else 1):
+        found = f"one scale for all, for each example or for each channel of the result, not blocks of {output.block}"
+    if isinstance(found, str):
+        return found if by_sum(output) else native_product.plain_output(torch.float32, shape[1])  # to be quantized
+    found.scale_row_stride, found.scale_column_stride = int(by_example), int(by_channel)
+    return found
+
+
+def _run(call: Call) -> Any:
+    x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
+    made = convolution(call)
+    assert not isinstance(made, str)
+    codes, *rest = _held(x)
+    unbatched = x.dim() < weight.dim()
+    operands = (codes.unsqueeze(0) if unbatched else codes, *rest)
+    arguments = operands, _held(weight)[:2], None if bias is None else bias.contiguous()
+    shape = list(made.shape[1:] if unbatched else made.shape)
+    if made.gives_codes():
+        assert isinstance(call.output, Quantizer)
+        stored = given_buffers(call, shape)
+        out = native_convolution.run(made, *arguments, made.empty(call.output.format.dtype), *stored)
+        return [(out.squeeze(0) if unbatched else out).contiguous(), *stored]
+    y = made.empty(call.output if isinstance(call.output, torch.dtype) else torch.float32)
+    native_convolution.run(made, *arguments, y)
+    return meaning.finish(call, y.squeeze(0) if unbatched else y)
+
+
+def _held(x: Operand) -> tuple[Any, ...]:
+    """Codes, as they lie or unpacked, scales and zero points."""
+    q = x.quantizer
+    if q.layout is not None:
+        codes, *stored = x.tensors
+        return codes, q.scale.step(stored, q.format).contiguous(), None
+    own = grid(x, copies.ROWWISE, fast_format(q.format))
+    zero = own.zero.contiguous() if isinstance(own.zero, Tensor) else None
+    return own.codes, own.step.contiguous(), zero
+
+
+NATIVE_CONVOLUTION = Kernel("native convolution", _declines, _run)
