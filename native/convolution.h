@@ -1,0 +1,111 @@
+// What the parts of a convolution share, whatever instructions they are compiled for.
+//
+// The input becomes an image: channels last, the border filled with the code of 0, so that what an output pixel
+// multiplies lies at the same offsets from its first element whatever the pixel. Where the input is such an image
+// already, it is read in place. Two ways from there:
+//
+//     windows    tiles of 16 pixels are loaded from the image itself, 64 channels of one kernel element at a time. The
+//                pixels run on from line to line, and what comes out between two lines of outputs is dropped. With
+//                strides the image is split into phases, each of which holds every stride-th element, so that the
+//                pixels are neighbours
+//     rows       what each pixel multiplies is gathered into one row: any number of channels, and of outputs only
+#pragma once
+#include "product.h"
+
+namespace hop {
+
+// One slice of a sum: where its 64 codes lie from the first of each row, and its tiles in those of a panel.
+struct Step {
+    int64_t lhs, rhs;
+};
+
+// One dimension of an image.
+struct Dimension {
+    int64_t size, outputs, kernel, stride, padding, dilation;
+    int64_t every = 1;              // elements of the padded input from one of the image to the next
+    int64_t phases = 1, period = 1;  // in use; and the taps from one to the next in the same phase
+    int64_t step = 1;               // elements of the image from one output to the next
+    int64_t span = 0;               // what the taps reach beyond the first
+
+    void split(bool into_phases);
+    int64_t tap_phase(int64_t tap) const { return tap % period; }
+    int64_t tap_at(int64_t tap) const { return tap * dilation / every; }
+    int64_t phase_offset(int64_t phase) const { return phase * dilation % every; }
+    int64_t extent(int64_t count) const { return (count - 1) * step + span + 1; }
+    bool inside() const { return padding == 0 && (outputs - 1) * stride + (kernel - 1) * dilation < size; }
+};
+
+// A call, and what follows from it.
+struct Convolution {
+    hop_convolution c;
+    Job job;  // the product that it amounts to, of all pixels and all outputs
+    Dimension dims[3];
+    int64_t batch, pixels;  // of an example's output
+    int64_t strides[5];     // of the input, in bytes
+
+    // Groups with few channels are multiplied together, zeros between them.
+    int64_t units, merged, inputs, outputs;  // units, groups in each, and what each has
+    int64_t taps, panels, slices;            // panels of a unit, slices of its sum
+
+    bool windows = false, borrowed = false;  // borrowed: the input is the image
+    int outer = 2, inner = 2;                // the first and the last dimension with outputs; the first is cut into bands
+    int64_t band = 1, examples = 1;          // outputs of it, and examples, that are taken at once
+    int64_t row_groups = 1, bands = 1, shares = 1;  // a share: some of the panels
+    int64_t at[3], phase_at[3], example_at = 0, row_at = 0, image_bytes = 0;  // row_at: from a row to the next
+    int64_t band_rows = 0, blocks = 0;  // of an example's band; blocks of all that is taken at once
+
+    Convolution(const hop_convolution& convolution, int threads);
+    bool depthwise() const { return c.groups > 1 && c.channels == c.groups && c.outputs == c.groups; }
+    void plan(bool windows_allowed);
+    int64_t lhs_steps(Step* steps) const;
+
+    int64_t zero(int64_t example) const;  // the code of 0
+    bool is_ready() const {  // whether the weight's tiles can be multiplied as they are
+        return units == 1 && merged == 1 && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
+    }
+    int64_t row_stride() const { return slices * kSlice; }  // of gathered rows
+    int64_t rows_of(int64_t count) const;  // of an example's band of `count` outputs
+
+private:
+    void flatten();
+    void lay_out();
+    void cut(int threads);
+};
+
+inline int64_t Convolution::zero(int64_t example) const {
+    const hop_operand& o = job.p.lhs;
+    if (o.zero_format == HOP_NONE) return o.zero;
+    const int64_t i = example / o.scale.rows * o.scale.row_stride;
+    return o.zero_format == HOP_INT8 ? static_cast<const int8_t*>(job.lhs.zero)[i]
+                                     : static_cast<const uint8_t*>(job.lhs.zero)[i];
+}
+
+inline int64_t Convolution::rows_of(int64_t count) const {
+    if (!windows) return count * (pixels / dims[outer].outputs);
+    int64_t rows = 1 + (count - 1) * (at[outer] / row_at);
+    for (int i = outer + 1; i < 3; ++i) rows += (dims[i].outputs - 1) * (at[i] / row_at);
+    return rows;
+}
+
+inline int64_t Convolution::lhs_steps(Step* steps) const {
+    if (!windows) {
+        for (int64_t s = 0; s < slices; ++s) steps[s] = {s * kSlice, s * 2 * kTile};
+        return slices;
+    }
+    Step* next = steps;
+    for (int64_t slice = 0; slice < inputs / kSlice; ++slice)  // the taps of some channels read the same lines
+        for (int64_t tap = 0; tap < taps; ++tap) {
+            const int64_t of[3] = {tap / (c.kernel[1] * c.kernel[2]), tap / c.kernel[2] % c.kernel[1], tap % c.kernel[2]};
+            int64_t lhs = slice * kSlice;
+            for (int i = 0; i < 3; ++i) lhs += dims[i].tap_phase(of[i]) * phase_at[i] + dims[i].tap_at(of[i]) * at[i];
+            *next++ = {lhs, (tap * (inputs / kSlice) + slice) * 2 * kTile};
+        }
+    return next - steps;
+}
+
+namespace amx { int convolution(Convolution&); }
+namespace avx512 { int convolution(Convolution&); }
+namespace avx2 { int convolution(Convolution&); }
+namespace portable { int convolution(Convolution&); }
+
+}  // namespace hop

@@ -1,0 +1,97 @@
+// Convolutions on the matrix unit of AMX.
+#include "convolution.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "isa.h"
+
+HOP_BEGIN_TARGET(HOP_AMX)
+namespace hop {
+namespace amx {
+
+#include "rounding.h"
+#include "decode_plainly.h"
+#include "tiles_avx512.h"
+#include "pack_lhs.h"
+#include "pack_rhs.h"
+#include "epilogue.h"
+#include "requantize.h"
+#include "gemm.h"
+#include "registers_amx.h"
+#include "convolution_image.h"
+#include "convolution_weight.h"
+#include "convolution_finish.h"
+#include "convolution_finish_avx512.h"
+#include "convolution_run.h"
+
+// The engine of convolutions: rows are read where they lie, as int8 or uint8.
+template <bool Unsigned>
+class Windowed {
+public:
+    static constexpr int kLhsBytes = 1;
+
+    Windowed(int rows, int quads) : registers_(rows, quads) {}
+
+    template <int R, class Between>
+    void windows(const uint8_t* a, int64_t stride, const Step* steps, int64_t count, const uint8_t* b, int32_t* sums, bool add,
+                 Between between) {
+        if (add) {
+            _tile_loadd(0, sums, kStride);
+            _tile_loadd(1, sums + kRows, kStride);
+            if (R == 2) {
+                _tile_loadd(2, sums + kRows * kBlock, kStride);
+                _tile_loadd(3, sums + kRows * kBlock + kRows, kStride);
+            }
+        } else {
+            _tile_zero(0);
+            _tile_zero(1);
+            if (R == 2) {
+                _tile_zero(2);
+                _tile_zero(3);
+            }
+        }
+        for (int64_t s = 0; s < count; ++s) {
+            const uint8_t *left = a + steps[s].lhs, *right = b + steps[s].rhs;
+            _tile_loadd(6, right, 64);
+            _tile_loadd(4, left, stride);
+            _tile_loadd(7, right + kTile, 64);
+            if (Unsigned) _tile_dpbusd(0, 4, 6);
+            else _tile_dpbssd(0, 4, 6);
+            if (Unsigned) _tile_dpbusd(1, 4, 7);
+            else _tile_dpbssd(1, 4, 7);
+            if (R == 2) {
+                _tile_loadd(5, left + kRows * stride, stride);
+                if (Unsigned) _tile_dpbusd(2, 5, 6);
+            else _tile_dpbssd(2, 5, 6);
+                if (Unsigned) _tile_dpbusd(3, 5, 7);
+            else _tile_dpbssd(3, 5, 7);
+            }
+            between();
+        }
+        _tile_stored(0, sums, kStride);
+        _tile_stored(1, sums + kRows, kStride);
+        if (R == 2) {
+            _tile_stored(2, sums + kRows * kBlock, kStride);
+            _tile_stored(3, sums + kRows * kBlock + kRows, kStride);
+        }
+    }
+
+private:
+    static constexpr int kStride = kBlock * 4;  // bytes of a row of sums
+    Registers registers_;
+};
+
+int convolution(Convolution& c) {
+    if (c.job.p.lhs.format == HOP_UINT8) return Convolving<Windowed<true>, true>(c).run();
+    return Convolving<Windowed<false>, true>(c).run();
+}
+
+}  // namespace amx
+}  // namespace hop
+HOP_END_TARGET
+
+#endif

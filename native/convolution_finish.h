@@ -1,0 +1,89 @@
+// From the sums of pixels to what is stored. Included in a namespace (isa.h), after requantize.h.
+
+// What belongs to the 32 outputs of a panel, for an example.
+struct Columns {
+    alignas(64) float scale[kBlock];
+    alignas(64) float bias[kBlock];
+    alignas(64) int32_t sum[kBlock];   // of the weight's codes
+    alignas(64) int32_t less[kBlock];  // taken off the sums: of the zero point, and a bias of integers
+    // Of codes that are found by multiplication: s_lhs · s_rhs / scale, or 1 / scale; and the bounds less the zero point.
+    alignas(64) float factor[kBlock];
+    alignas(64) float least[kBlock], most[kBlock];
+    int64_t first, example;  // of the outputs; what is described, or -1
+    float lhs;
+    int count;
+    bool biased, finite;  // finite: no sum becomes NaN
+    bool quick;           // quick: there are factors, and less holds the bias of those that stand for s_lhs · s_rhs / scale
+    alignas(64) Target target;
+};
+
+inline bool gives_codes(const Job& job) { return job.p.output.format == HOP_INT8 || job.p.output.format == HOP_UINT8; }
+
+inline void find_finite(Columns& c) {
+    c.finite = std::fabs(c.lhs) < 0x1p90f;  // so that no sum becomes infinite before it meets a scale of 0
+    for (int j = 0; j < kBlock; ++j) c.finite = c.finite && c.scale[j] - c.scale[j] == 0 && c.bias[j] - c.bias[j] == 0;
+}
+
+// Finds the factors, where all numbers are such that multiplication by them gives the codes. Sums less the zero point
+// are `largest` at most.
+inline void find_factors(const hop_output& o, double largest, Columns& c) {
+    c.quick = o.requantize == HOP_DIVISION || o.requantize == HOP_MULTIPLIER;
+    alignas(64) int32_t less[kBlock];
+    for (int j = 0; j < kBlock; ++j) {
+        const float scale = c.target.scale[j];
+        c.least[j] = static_cast<float>(c.target.least[j] - c.target.zero[j]);
+        c.most[j] = static_cast<float>(c.target.most[j] - c.target.zero[j]);
+        less[j] = c.less[j];
+        bool fits = c.target.least[j] <= c.target.most[j];
+        if (o.requantize == HOP_DIVISION) {
+            c.factor[j] = 1.f / scale;
+            fits = fits && c.finite && scale > 0x1p-100f && scale < 0x1p100f;
+        } else {
+            c.factor[j] = c.lhs * c.scale[j] / scale;
+            fits = fits && c.factor[j] - c.factor[j] == 0;
+            double steps = 0;
+            if (c.biased && j < c.count)
+                steps = std::nearbyint(static_cast<double>(c.bias[j]) / (static_cast<double>(c.lhs) * c.scale[j]));
+            fits = fits && std::fabs(steps) < 0x1p31 - 1 - largest;  // the sum of both holds without saturation
+            less[j] = static_cast<int32_t>(static_cast<uint32_t>(less[j]) - static_cast<uint32_t>(fits ? static_cast<int32_t>(steps) : 0));
+        }
+        c.quick = c.quick && fits;
+    }
+    if (c.quick) std::memcpy(c.less, less, sizeof(less));
+}
+
+template <class T>
+inline void put(void* output, int64_t at, const T* elements, int count) {
+    std::memcpy(static_cast<T*>(output) + at, elements, sizeof(T) * static_cast<size_t>(count));
+}
+
+// Rows of sums, the i-th to output + at[i], none where that is negative.
+inline void store_plainly(const hop_output& o, const Columns& c, const int32_t* sums, int rows, const int64_t* at, void* output) {
+    for (int i = 0; i < rows; ++i, sums += kBlock) {
+        if (at[i] < 0) continue;
+        int32_t own[kBlock];
+        for (int j = 0; j < kBlock; ++j)
+            own[j] = static_cast<int32_t>(static_cast<uint32_t>(sums[j]) - static_cast<uint32_t>(c.less[j]));
+        if (o.format == HOP_INT32) {
+            put(output, at[i], own, c.count);
+            continue;
+        }
+        if (o.format == HOP_INT8 || o.format == HOP_UINT8) {
+            const bool bias_in_sum = c.quick && o.requantize == HOP_MULTIPLIER;
+            requantize_row(o, own, c.lhs, c.scale, c.biased && !bias_in_sum ? c.bias : nullptr, c.target,
+                           static_cast<uint8_t*>(output) + at[i], c.count);
+            continue;
+        }
+        float y[kBlock];
+        uint16_t words[kBlock];
+        for (int j = 0; j < kBlock; ++j) y[j] = static_cast<float>(own[j]) * c.lhs * c.scale[j];
+        if (c.biased)
+            for (int j = 0; j < kBlock; ++j) y[j] += c.bias[j];
+        if (o.format == HOP_FLOAT32) {
+            put(output, at[i], y, c.count);
+            continue;
+        }
+        for (int j = 0; j < kBlock; ++j) words[j] = o.format == HOP_BFLOAT16 ? to_bfloat16(y[j]) : to_float16(y[j]);
+        put(output, at[i], words, c.count);
+    }
+}
