@@ -11,7 +11,7 @@ PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-$(VENV)/base: pyproject.toml constraints.txt
+$(VENV)/base: pyproject.toml constraints.txt setup.py $(wildcard native/*)
 	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) torch numpy

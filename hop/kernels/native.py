@@ -25,7 +25,7 @@ class Library:
     """The native library, and what may be used of it."""
 
     def __init__(self) -> None:
-        self.functions, self.missing = _load()
+        self.functions, self.missing = load(Path(__file__).parents[1])
         self.off, self.path = False, _OFF
         if self.functions is not None:
             asked = os.environ.get("HOP_NATIVE", LEVELS[-1])
@@ -54,8 +54,9 @@ def _checked(path: str, what: str) -> None:
         raise ValueError(f"{what} must be one of {(*LEVELS, _OFF)}, got {path!r}")
 
 
-def _load() -> tuple[ctypes.CDLL | None, str | None]:
-    found = sorted(Path(__file__).parents[1].glob("_native*.so"))
+def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
+    """The native library in a folder, or why there is none."""
+    found = sorted(folder.glob("_native*.so"))
     if not found:
         return None, "the native kernels were not built: install hop where there is a C++ compiler"
     try:

@@ -1,0 +1,299 @@
+"""The native products: every set of instructions that this CPU has, against the meaning and against exact sums."""
+
+import concurrent.futures
+import itertools
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from parameterized import parameterized
+
+import hop
+from hop import presets
+from hop.formats import INT8, UINT8
+from hop.impls.scaled import meaning
+from hop.impls.scaled.calls import Call
+from hop.impls.scaled.plans import operand
+from hop.kernels import native, native_product
+from hop.requantization import Division, FixedPoint, FloatMultiplier
+from hop.scaling import Given
+from tests import scaled_oracles
+from tests.scaled_oracles import array, assert_bits
+
+aten = torch.ops.aten
+MISSING = native.library().missing
+BUILT = unittest.skipIf(MISSING is not None, MISSING or "")
+
+
+def _levels() -> list[str]:
+    """The instructions that this CPU has."""
+    functions = native.library().functions
+    return [] if functions is None else list(native.LEVELS[: functions.hop_best_level() + 1])
+
+
+LEVELS = _levels()
+INTEGERS = [
+    ("INT8_ROW", "INT8_ROW"),
+    ("INT8_ROW_AFFINE", "INT8_ROW"),
+    ("UINT8_ROW_AFFINE", "INT8_TENSOR"),
+    ("UINT8_TENSOR_AFFINE", "INT8_ROW_AFFINE"),
+    ("INT8_ROW", "INT4_32"),
+    ("INT8_ROW_AFFINE", "INT4_128"),
+    ("INT8_ROW_AFFINE", "UINT4_64_AFFINE"),
+]
+FLOATS = [
+    ("FP8_ROW", "FP8_ROW"),
+    ("FP8_E5M2_ROW", "FP8_TENSOR"),
+    ("FP8_1X128", "FP8_128X128"),
+    ("MXFP8", "MXFP8"),
+    ("MXFP8_E5M2", "MXFP4"),
+    ("NVFP4", "NVFP4"),
+    ("NVFP4_ROW", "NVFP4_16X16"),
+    (None, "INT8_ROW"),
+    (None, "INT4_32"),
+    (None, "UINT4_32_AFFINE"),
+    (None, "FP8_ROW"),
+    (None, "MXFP4"),
+    (None, "NVFP4"),
+]
+SIZES = [(1, 64, 32), (1, 200, 65), (3, 7, 5), (16, 128, 33), (17, 100, 64), (33, 192, 31), (70, 321, 97)]
+
+
+def factors(left: str | None, right: str, m: int, k: int, n: int, spread: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random factors; rows of sizes 2^-spread to 2^spread."""
+    x, w = torch.randn(m, k), torch.randn(n, k)
+    if spread:
+        x *= torch.exp2(torch.randint(-spread, spread + 1, (m, 1)).float())
+        w *= torch.exp2(torch.randint(-spread, spread + 1, (n, 1)).float())
+    lhs = x.bfloat16() if left is None else hop.quantize(presets.PRESETS[left], x)
+    return lhs, hop.quantize(presets.PRESETS[right], w)
+
+
+def linear(x, w, bias=None, output=torch.float32, **options):
+    return hop.scaled(aten.linear.default, output, x, w, bias, **options)
+
+
+def reference(x, w, bias=None, output=torch.float32):
+    return meaning.reference(Call(aten.linear.default, output, None, None, (operand(x), operand(w), bias), {}))
+
+
+def takes_native(x, w, bias=None, output=torch.float32) -> bool:
+    return hop.explain(aten.linear.default, output, x, w, bias).startswith("native product: chosen")
+
+
+@BUILT
+class TestLevels(unittest.TestCase):
+    @parameterized.expand([(level, *pair) for level in LEVELS for pair in INTEGERS])
+    def test_integers(self, level, left, right):
+        """Bit for bit the meaning, in every output, plain and packed."""
+        torch.manual_seed(0)
+        for (m, k, n), bias_dtype in itertools.product(SIZES, (None, torch.float32, torch.bfloat16)):
+            k += k % 2  # codes of four bits
+            x, w = factors(left, right, m, k, n)
+            bias = None if bias_dtype is None else torch.randn(n).to(bias_dtype)
+            for output in (torch.float32, torch.bfloat16, torch.float16):
+                want = array(reference(x, w, bias, output))
+                with native.use(level):
+                    if k >= 32 and k % 32 == 0:
+                        assert takes_native(x, w, bias, output)
+                    assert_bits(linear(x, w, bias, output), want, f"{m}x{k}x{n}")
+                    assert_bits(linear(x, hop.pack(w), bias, output), want, f"packed {m}x{k}x{n}")
+
+    @parameterized.expand([(level, *pair) for level in LEVELS for pair in FLOATS])
+    def test_floats(self, level, left, right):
+        """Within what sums in float32 allow, plain and packed; the two equal."""
+        torch.manual_seed(1)
+        for (m, k, n), spread in itertools.product(SIZES, (0, 30)):
+            k += k % 2
+            x, w = factors(left, right, m, k, n, spread)
+            a = array(x).astype(np.float32) if left is None else array(hop.dequantize(x))
+            b = array(hop.dequantize(w)).T
+            with native.use(level):
+                got, packed = linear(x, w), linear(x, hop.pack(w))
+                found = scaled_oracles.ratio(got, a, b, np.matmul, k)
+                assert found <= 1, f"{m}x{k}x{n}: {found}"
+                if takes_native(x, w):
+                    assert_bits(packed, array(got), f"packed {m}x{k}x{n}")
+
+    @parameterized.expand(LEVELS)
+    def test_nasty_numbers(self, level):
+        """NaN, infinities, the largest and the least codes and scales, where the meaning has them."""
+        torch.manual_seed(2)
+        for left, right in [
+            ("FP8_E5M2_ROW", "FP8_ROW"),
+            ("MXFP8_E5M2", "MXFP8"),
+            ("MXFP8", "MXFP4"),
+            ("NVFP4", "NVFP4"),
+        ]:
+            x, w = factors(left, right, 9, 128, 40)
+            for t in (x, w):
+                bits = t.codes.view(torch.uint8)
+                bits.copy_(torch.randint(0, 256, bits.shape, dtype=torch.uint8))
+                if t.scale.dtype in (torch.uint8, torch.float8_e4m3fn):
+                    held = t.scale.view(torch.uint8)
+                    held[0, 0], held[1, 0], held[2, 0], held[3, 0] = 0, 255, 254, 127
+                    held[4, 0], held[5, 0] = 1, 20
+            want = reference(x, w)
+            with native.use(level):
+                for got in (linear(x, w), linear(x, hop.pack(w))):
+                    # Sums that overflow on the way may end otherwise in another order; NaN stays NaN.
+                    assert torch.equal(got.isnan() | got.isinf(), want.isnan() | want.isinf()), f"{left} x {right}"
+
+    @parameterized.expand(LEVELS)
+    def test_requantized(self, level):
+        """Codes, by every convention, bit for bit."""
+        torch.manual_seed(3)
+        conventions = [Division(), Division(low=0.0), FloatMultiplier(low=-0.5, high=6.0)]
+        conventions += [FixedPoint(rounding=r) for r in ("gemmlowp", "tflite", "away", "even")]
+        for convention, format, per_channel in itertools.product(conventions, (INT8, UINT8), (False, True)):
+            q = hop.Quantizer(format, (-1, 1) if per_channel else (-1, -1), Given(True, convention))
+            x, w = factors("INT8_ROW_AFFINE", "INT8_ROW", 37, 100, 41)
+            size = (1, 41 if per_channel else 1)
+            given = {
+                "output_scale": torch.rand(size) * 0.1 + 0.05,
+                "output_zero_point": torch.randint(0, 100, size).to(format.dtype),
+            }
+            for bias in (None, torch.randn(41), torch.randint(-1000, 1000, (41,), dtype=torch.int32)):
+                with native.use("off"):
+                    want = linear(x, w, bias, q, **given)
+                with native.use(level):
+                    got = linear(x, w, bias, q, **given)
+                for name, buffer in got.buffers().items():
+                    assert_bits(buffer, array(want.buffers()[name]), f"{q} {name}")
+
+    @parameterized.expand(LEVELS)
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def test_bytes(self, level, data):
+        """Sums of int8 and uint8 of any sizes and strides, modulo 2^32."""
+        m, k, n = (data.draw(st.integers(0, 70)) for _ in range(3))
+        batch = data.draw(st.sampled_from([None, 1, 3]))
+        seed = data.draw(st.integers(0, 2**31))
+        rng = torch.Generator().manual_seed(seed)
+
+        def matrix(rows: int, columns: int) -> torch.Tensor:
+            dtype = data.draw(st.sampled_from([torch.int8, torch.uint8]))
+            step, turned = data.draw(st.integers(1, 2)), data.draw(st.booleans())
+            sizes = (rows, columns) if not turned else (columns, rows)
+            lead = () if batch is None else (batch,)
+            x = torch.randint(0, 256, (*lead, sizes[0] * step, sizes[1]), generator=rng, dtype=torch.uint8).view(dtype)
+            x = x[..., ::step, :]
+            return x.mT if turned else x
+
+        a, b = matrix(m, k), matrix(k, n)
+        with native.use(level):
+            got = native_product.int_mm(a, b)
+        assert torch.equal(got, (a.long() @ b.long()).to(torch.int32))
+
+    @parameterized.expand(LEVELS)
+    def test_overflow(self, level):
+        """Sums beyond 2^31 are taken modulo 2^32."""
+        a, b = torch.full((3, 140_000), -128, dtype=torch.int8), torch.full((140_000, 2), -128, dtype=torch.int8)
+        with native.use(level):
+            assert torch.equal(native_product.int_mm(a, b), torch.full((3, 2), 128 * 128 * 140_000 - 2**32).int())
+
+
+def _in_child(results) -> None:
+    x, w = factors("INT8_ROW", "INT8_ROW", 64, 512, 512)
+    results.put(bool(torch.equal(linear(x, w), reference(x, w))))
+
+
+@BUILT
+class TestSafety(unittest.TestCase):
+    def test_threads_do_not_change_results(self):
+        torch.manual_seed(4)
+        before = torch.get_num_threads()
+        for left, right in [("INT8_ROW", "INT8_ROW"), ("FP8_ROW", "FP8_ROW"), (None, "INT4_32"), ("NVFP4", "NVFP4")]:
+            x, w = factors(left, right, 100, 512, 300)
+            found = []
+            try:
+                for threads in (1, 2, 3):
+                    torch.set_num_threads(threads)
+                    found.append(linear(x, w, output=torch.bfloat16))
+            finally:
+                torch.set_num_threads(before)
+            assert all(torch.equal(y, found[0]) for y in found), f"{left} x {right}"
+
+    def test_python_threads(self):
+        """Products at the same time in several threads."""
+        torch.manual_seed(5)
+        cases = [factors(*pair, 40 + 3 * i, 256, 100 + i) for i, pair in enumerate(INTEGERS + FLOATS)]
+        want = [linear(x, w) for x, w in cases]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for _ in range(5):
+                for got, y in zip(pool.map(lambda case: linear(*case), cases), want, strict=True):
+                    assert torch.equal(got, y)
+
+    def test_fork(self):
+        """A forked process computes, though the threads of its parent are not in it."""
+        linear(*factors("INT8_ROW", "INT8_ROW", 64, 512, 512))  # starts them
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        child = context.Process(target=_in_child, args=(results,))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0, child.exitcode
+        assert results.get() is True
+
+    def test_off(self):
+        x, w = factors("INT8_ROW", "INT8_ROW", 5, 64, 32)
+        with native.use("off"):
+            assert "native product: native kernels are switched off" in hop.explain(
+                aten.linear.default, torch.float32, x, w
+            )
+            assert not takes_native(x, w)
+        assert takes_native(x, w)
+
+    def test_environment(self):
+        code = "from hop.kernels import native as n; l = n.library(); print(l.declines(), l.off or l.level())"
+
+        def run(path: str) -> subprocess.CompletedProcess:
+            env = {**os.environ, "HOP_NATIVE": path}
+            return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+
+        assert run("off").stdout.strip() == "native kernels are switched off True"
+        assert run("portable").stdout.strip() == "None portable"
+        assert "HOP_NATIVE must be one of" in run("fast").stderr
+
+    def test_names(self):
+        with pytest.raises(ValueError, match="path must be one of"), native.use("sse"):
+            pass
+
+
+class TestLoading(unittest.TestCase):
+    def test_no_library(self):
+        with tempfile.TemporaryDirectory() as folder:
+            assert "were not built" in str(native.load(Path(folder))[1])
+            Path(folder, "_native.so").write_bytes(b"no library")
+            assert "cannot be loaded" in str(native.load(Path(folder))[1])
+
+
+@BUILT
+@pytest.mark.compiler
+class TestCompiled(unittest.TestCase):
+    @parameterized.expand([("INT8_ROW_AFFINE", "INT8_ROW"), ("FP8_ROW", "FP8_ROW"), ("NVFP4", "NVFP4")])
+    def test_same_kernel(self, left, right):
+        """A compiled program runs the kernel of eager mode, for any sizes."""
+        from torch._inductor.utils import run_and_get_code
+
+        w, bias = hop.pack(factors(None, right, 1, 128, 64)[1]), torch.randn(64)
+
+        def layer(x):
+            return linear(hop.quantize(presets.PRESETS[left], x), w, bias, torch.bfloat16)
+
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+        for m in (5, 37):
+            x = torch.randn(m, 128).bfloat16()
+            got, code = run_and_get_code(compiled, x)
+            assert_bits(got, array(layer(x)), f"{m}")
+            assert m != 5 or "torch.ops.hop.run" in "".join(code)
