@@ -7,12 +7,17 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
+#endif
 
 namespace hop {
 namespace portable {
 namespace {
 #include "quantize_numbers.h"
 #include "dequantize_decode.h"
+#include "dequantize_plain.h"
+#include "dequantize_run.h"
 }  // namespace
 }  // namespace portable
 
@@ -22,6 +27,8 @@ namespace avx2 {
 namespace {
 #include "quantize_numbers.h"
 #include "dequantize_decode.h"
+#include "dequantize_plain.h"
+#include "dequantize_run.h"
 }  // namespace
 }  // namespace avx2
 HOP_END_TARGET
@@ -31,6 +38,8 @@ namespace avx512 {
 namespace {
 #include "quantize_numbers.h"
 #include "dequantize_decode.h"
+#include "dequantize_avx512.h"
+#include "dequantize_run.h"
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET

@@ -61,6 +61,8 @@ namespace {
 #include "quantize_scales.h"
 #include "quantize_encode.h"
 #include "quantize_avx512.h"
+#include "quantize_codes_avx512.h"
+#include "quantize_stats_avx512.h"
 #include "quantize_measure.h"
 #include "quantize_run.h"
 }  // namespace
@@ -94,8 +96,8 @@ int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index) {
 int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
                  const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point, const uint8_t* noise,
                  uint8_t* codes, void* scale, void* second, int32_t threads) {
-    const hop::QuantizeCall call{*q,   *blocks, x,     given_scale, given_codes != 0, given_zero_point, noise,
-                                 codes, scale,   second, threads};
+    const hop::QuantizeCall call{*q,    *blocks, x,     given_scale, given_codes != 0, given_zero_point,
+                                 noise, codes,   scale, second,      threads};
     switch (hop::level()) {
 #if defined(__x86_64__)
         case hop::Level::amx:

@@ -37,7 +37,9 @@ struct DequantizeCall {
 };
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int32_t codes_per_byte(const hop_quantizer& q) { return q.bits == 1 || q.bits == 2 || q.bits == 4 ? 8 / q.bits : 1; }
+inline int32_t codes_per_byte(const hop_quantizer& q) {
+    return q.bits == 1 || q.bits == 2 || q.bits == 4 ? 8 / q.bits : 1;
+}
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A row of blocks, or what of it is done at a time: blocks `first` to `first + count`, over all of their rows.
@@ -58,7 +60,7 @@ struct Strips {
         down = divide_up(g.rows, g.tile_rows);
         across = divide_up(g.cols, g.tile_cols);
         width = g.tile_cols >= kColumns ? 1 : kColumns / g.tile_cols;
-        if (width > 4) width &= ~int64_t(3);  // strips start at whole bytes
+        if (width >= 8) width &= ~int64_t(7);  // strips start at whole bytes
         width = least(width, across);
         per_row = divide_up(across, width);
     }

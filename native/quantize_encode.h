@@ -27,7 +27,31 @@ HOP_INLINE void each(const typename T::Word* x, int64_t n, uint8_t* __restrict__
 
 struct Bounds {
     float low, high;  // of codes, less the code of 0
+    Bounds(float least, float most) : low(least), high(most) {}
     Bounds(const hop_quantizer& q, int32_t zero) : low(float(q.low - zero)), high(float(q.high - zero)) {}
+};
+
+HOP_INLINE int32_t code_of_zero(const hop_quantizer& q, uint8_t code) {
+    return q.low < 0 ? int32_t(int8_t(code)) : int32_t(code);
+}
+
+// What products with reciprocals need, of blocks side by side.
+struct Columns {
+    float by[kColumns], above[kColumns], below[kColumns], low[kColumns], high[kColumns];
+    int32_t zero[kColumns];
+    uint32_t odd[kColumns];  // whether the reciprocal is not to be used
+    void set(const hop_quantizer& q, const Factors& f, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) {
+            const float magnitude = float_of(bits_of(f.by[i]) & kMagnitude), inverse = 1.0f / f.by[i];
+            zero[i] = f.zero ? code_of_zero(q, f.zero[i]) : q.zero;
+            low[i] = float(q.low - zero[i]);
+            high[i] = float(q.high - zero[i]);
+            by[i] = f.by[i];
+            above[i] = inverse * kAbove;
+            below[i] = inverse * kBelow;
+            odd[i] = magnitude > 0x1p-100f && magnitude < 0x1p100f ? 0 : 1;
+        }
+    }
 };
 
 HOP_INLINE uint32_t encode_integer(float y, const Bounds& b, uint32_t zero) {
@@ -37,12 +61,14 @@ HOP_INLINE uint32_t encode_integer(float y, const Bounds& b, uint32_t zero) {
 }
 
 template <class T>
-static void encode_integers_exactly(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run, uint8_t* out) {
+static void encode_integers_exactly(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run,
+                                    uint8_t* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_integer(T::widen(x[i]) / run.by, b, uint32_t(run.zero)));
 }
 
 template <class T, bool bounded>
-HOP_INLINE void encode_integers_by(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run, uint8_t* out) {
+HOP_INLINE void encode_integers_by(const typename T::Word* x, int64_t n, const Bounds& b, const Run& run,
+                                   uint8_t* out) {
     constexpr int step = 2 * kLanes;
     const float inverse = 1.0f / run.by, above = inverse * kAbove, below = inverse * kBelow;
     const uint32_t zero = uint32_t(run.zero);
@@ -62,7 +88,8 @@ HOP_INLINE void encode_integers_by(const typename T::Word* x, int64_t n, const B
 }
 
 template <class T>
-static void encode_integers(const hop_quantizer& q, const typename T::Word* x, int64_t n, const Run& run, uint8_t* out) {
+static void encode_integers(const hop_quantizer& q, const typename T::Word* x, int64_t n, const Run& run,
+                            uint8_t* out) {
     const Bounds b(q, run.zero);
     const float size = run.by < 0 ? -run.by : run.by;
     if (!(size > 0x1p-100f && size < 0x1p100f)) {
@@ -86,9 +113,7 @@ template <bool known, bool divides>
 struct EncodeFloat {
     FloatFormat f;
     float by;
-    HOP_MEMBER uint8_t operator()(float x) const {
-        return uint8_t(encode_float<known>(divides ? x / by : x * by, f));
-    }
+    HOP_MEMBER uint8_t operator()(float x) const { return uint8_t(encode_float<known>(divides ? x / by : x * by, f)); }
 };
 
 template <class T>
@@ -142,6 +167,68 @@ static void encode_by_book(const hop_quantizer& q, const typename T::Word* x, in
     each<T>(x, n, out, EncodeSearched{q, run.by});
 }
 
+// ---- with noise
+
+static void encode_floats_with(const FloatFormat f, const float* __restrict__ y, int64_t n,
+                               const uint8_t* __restrict__ noise, uint8_t* __restrict__ out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = uint8_t(encode_float_with(y[i], noise[i], f));
+}
+
+// y = x in units of the format.
+template <class T>
+static void scale_block(const typename T::Word* __restrict__ x, int64_t n, float by, bool divides,
+                        float* __restrict__ y) {
+    int64_t i = 0;
+    for (; !divides && i + kLanes <= n; i += kLanes)
+        for (int j = 0; j < kLanes; ++j) y[i + j] = T::widen(x[i + j]) * by;
+    for (; i < n; ++i) y[i] = divides ? T::widen(x[i]) / by : T::widen(x[i]) * by;
+}
+
+template <class T>
+static void encode_integers_with(const Bounds& b, const typename T::Word* __restrict__ x, int64_t n, const Run& run,
+                                 const uint8_t* __restrict__ noise, uint8_t* __restrict__ out) {
+    const float by = run.by;
+    const uint32_t zero = uint32_t(run.zero);
+    for (int64_t i = 0; i < n; ++i) out[i] = encode_integer_with(T::widen(x[i]) / by, noise[i], b, zero);
+}
+
+// ---- elements each of a block of its own
+
+template <class T, bool divides>
+static void encode_float_columns(const FloatFormat f, const typename T::Word* __restrict__ x, int64_t n,
+                                 const float* __restrict__ by, uint8_t* __restrict__ out) {
+    for (int64_t i = 0; i < n; ++i) {
+        const float v = T::widen(x[i]);
+        out[i] = uint8_t(encode_float<false>(divides ? v / by[i] : v * by[i], f));
+    }
+}
+
+// As encode_integers_by.
+template <class T>
+static void encode_integer_columns(const typename T::Word* __restrict__ x, int64_t n, const Columns& c,
+                                   uint8_t* __restrict__ out) {
+    constexpr int step = 2 * kLanes;
+    int64_t i = 0;
+    const auto exactly = [&](int64_t end) {
+        for (int64_t k = i; k < end; ++k)
+            out[k] =
+                uint8_t(encode_integer(T::widen(x[k]) / c.by[k], Bounds{c.low[k], c.high[k]}, uint32_t(c.zero[k])));
+    };
+    for (; i + step <= n; i += step) {
+        uint32_t differ = 0;
+        for (int j = 0; j < step; ++j) {
+            const int64_t k = i + j;
+            const float v = T::widen(x[k]);
+            const Bounds b{c.low[k], c.high[k]};
+            const uint32_t p = encode_integer(v * c.above[k], b, uint32_t(c.zero[k]));
+            differ |= (p ^ encode_integer(v * c.below[k], b, uint32_t(c.zero[k]))) | c.odd[k];
+            out[k] = uint8_t(p);
+        }
+        if (differ) exactly(i + step);
+    }
+    exactly(n);
+}
+
 // ---- all
 
 struct Encoder {
@@ -154,45 +241,41 @@ struct Encoder {
     // A block's part of a row.
     template <class T>
     void run(const typename T::Word* x, int64_t n, const Run& run, const uint8_t* noise, uint8_t* out) const {
-        if (noise) return with<T>(x, n, run, noise, out);
+        const Bounds b(q, run.zero);
+        if (noise) return encode_integers_with<T>(b, x, n, run, noise, out);
         if (q.format == HOP_INTEGER) return encode_integers<T>(q, x, n, run, out);
         if (q.format == HOP_FLOAT) return encode_floats<T>(f, x, n, run, out);
         encode_by_book<T>(q, x, n, run, out);
     }
 
+    // A row of blocks, floats with noise.
     template <class T>
-    void with(const typename T::Word* x, int64_t n, const Run& run, const uint8_t* noise, uint8_t* out) const {
-        const Bounds b(q, run.zero);
-        for (int64_t i = 0; i < n; ++i) {
-            const float v = T::widen(x[i]), y = run.divides ? v / run.by : v * run.by;
-            out[i] = q.format == HOP_INTEGER ? encode_integer_with(y, noise[i], b, uint32_t(run.zero))
-                                             : uint8_t(encode_float_with(y, noise[i], f));
-        }
+    void with(const typename T::Word* x, int64_t n, int64_t size, const Factors& at, const uint8_t* noise,
+              uint8_t* out) const {
+        float y[kColumns];
+        for (int64_t begin = 0, i = 0; begin < n; begin += size, ++i)
+            scale_block<T>(x + begin, least(size, n - begin), at.by[i], at.divides, y + begin);
+        encode_floats_with(f, y, n, noise, out);
     }
 
-    // Elements each of a block of its own.
+    // A row of blocks of one column.
     template <class T>
-    void columns(const typename T::Word* x, int64_t n, const Factors& at, int32_t zero, const uint8_t* noise,
-                 uint8_t* __restrict__ out) const {
+    void columns(const typename T::Word* x, int64_t n, const Factors& at, const Columns* c, const uint8_t* noise,
+                 uint8_t* out) const {
+        if (noise && q.format == HOP_FLOAT) return with<T>(x, n, 1, at, noise, out);
         if (noise || q.format == HOP_CODEBOOK) {
             for (int64_t i = 0; i < n; ++i) {
-                const int32_t own = at.zero ? code_of_zero(at.zero[i]) : zero;
-                run<T>(x + i, 1, Run{at.by[i], at.divides, false, own}, noise ? noise + i : nullptr, out + i);
+                const Run own{at.by[i], at.divides, false, at.zero ? code_of_zero(q, at.zero[i]) : q.zero};
+                run<T>(x + i, 1, own, noise ? noise + i : nullptr, out + i);
             }
-        } else if (q.format == HOP_FLOAT) {
-            for (int64_t i = 0; i < n; ++i) {
-                const float v = T::widen(x[i]);
-                out[i] = uint8_t(encode_float<false>(at.divides ? v / at.by[i] : v * at.by[i], f));
-            }
+        } else if (q.format == HOP_INTEGER) {
+            encode_integer_columns<T>(x, n, *c, out);
+        } else if (at.divides) {
+            encode_float_columns<T, true>(f, x, n, at.by, out);
         } else {
-            for (int64_t i = 0; i < n; ++i) {
-                const int32_t own = at.zero ? code_of_zero(at.zero[i]) : zero;
-                out[i] = uint8_t(encode_integer(T::widen(x[i]) / at.by[i], Bounds(q, own), uint32_t(own)));
-            }
+            encode_float_columns<T, false>(f, x, n, at.by, out);
         }
     }
-
-    int32_t code_of_zero(uint8_t code) const { return q.low < 0 ? int32_t(int8_t(code)) : int32_t(code); }
 };
 
 // ---- several codes to a byte, the first in the lowest bits
@@ -216,7 +299,8 @@ static void pack(const uint8_t* __restrict__ codes, int64_t n, int32_t bits, uin
     const int64_t per_byte = 8 / bits, rest = n - whole * per_byte;
     if (rest) {
         uint32_t byte = 0;
-        for (int64_t j = 0; j < rest; ++j) byte |= uint32_t(codes[whole * per_byte + j] & ((1 << bits) - 1)) << (j * bits);
+        for (int64_t j = 0; j < rest; ++j)
+            byte |= uint32_t(codes[whole * per_byte + j] & ((1 << bits) - 1)) << (j * bits);
         out[whole] = uint8_t(byte);
     }
 }

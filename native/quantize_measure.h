@@ -1,16 +1,25 @@
 // What is known of the blocks of a strip. Included in a namespace (isa.h).
 
+template <class T, int size>
+static void measure_groups(const typename T::Word* x, int64_t groups, int rule, Stats& s) {
+    if (rule == HOP_MINMAX) {
+        range_of_groups<T, size>(x, groups, s.low, s.high, s.known);
+    } else {
+        amax_of_groups<T, size>(x, groups, s.high, s.known);
+    }
+}
+
 // One row of blocks of `size` columns.
 template <class T>
-HOP_INLINE void measure_row(const typename T::Word* x, int64_t cols, int64_t size, int rule, Stats& s) {
-    int64_t at = 0, i = 0;
-    if (rule != HOP_MINMAX && rule != HOP_ABSMEAN) {
-        const int64_t groups = cols / size;
-        if (size == 16) amax_of_groups<T, 16>(x, i = groups, s.high, s.known);
-        if (size == 32) amax_of_groups<T, 32>(x, i = groups, s.high, s.known);
-        at = i * size;
-    }
-    for (; at < cols; at += size, ++i) {
+static void measure_row(const typename T::Word* x, int64_t cols, int64_t size, int rule, Stats& s) {
+    const int64_t whole = rule == HOP_ABSMEAN ? 0 : cols / size;
+    int64_t i = 0;
+    if (size == 16) measure_groups<T, 16>(x, i = whole, rule, s);
+    if (size == 32) measure_groups<T, 32>(x, i = whole, rule, s);
+    if (size == 64) measure_groups<T, 64>(x, i = whole, rule, s);
+    if (size == 128) measure_groups<T, 128>(x, i = whole, rule, s);
+    if (size == 256) measure_groups<T, 256>(x, i = whole, rule, s);
+    for (int64_t at = i * size; at < cols; at += size, ++i) {
         const int64_t n = least(size, cols - at);
         if (rule == HOP_MINMAX) {
             range_of<T>(x + at, n, s.low[i], s.high[i], s.known);
@@ -23,43 +32,53 @@ HOP_INLINE void measure_row(const typename T::Word* x, int64_t cols, int64_t siz
     }
 }
 
-// One row of blocks of one column.
+// Blocks of one column: the words of each, as integers that count up with magnitudes.
 template <class T>
-HOP_INLINE void measure_columns(const typename T::Word* __restrict__ x, int64_t cols, int rule, Stats& s) {
-    float* __restrict__ high = s.high;
-    float* __restrict__ low = s.low;
-    if (rule == HOP_ABSMEAN) {
-        for (int64_t i = 0; i < cols; ++i) sum_of<T>(x + i, 1, s.sum[i], s.count[i], s.known);
-        return;
-    }
-    uint32_t odd = 0;
-    for (int64_t i = 0; i < cols; ++i) {
-        const uint32_t own = bits_of(T::widen(x[i])), m = own & kMagnitude;
-        odd |= m >= kInfinity ? 1 : 0;
-        const float known = float_of(m > kInfinity ? 0 : own);
-        if (rule == HOP_MINMAX) {
-            const float below = known < -kLargest ? -kLargest : known, above = known > kLargest ? kLargest : known;
-            low[i] = below < low[i] ? below : low[i];
-            high[i] = above > high[i] ? above : high[i];
-        } else {
-            const float magnitude = float_of(bits_of(known) & kMagnitude);
-            high[i] = magnitude > high[i] ? magnitude : high[i];
+static void measure_columns(const typename T::Word* x, const Unit& u, int64_t row_stride, int rule, Stats& s) {
+    using Word = typename T::Word;
+    Word top[kColumns] = {};
+    for (int64_t r = 0; r < u.rows; ++r) {
+        const Word* __restrict__ row = x + r * row_stride;
+        for (int64_t i = 0; i < u.cols; ++i) {
+            const Word m = row[i] & T::magnitude;
+            top[i] = m > top[i] ? m : top[i];
         }
     }
-    if (odd) s.known = false;
+    const bool known = top_of<T>(top, u.cols) < T::infinity;
+    s.known = s.known && known;
+    if (known && rule != HOP_MINMAX && rule != HOP_ABSMEAN) {
+        for (int64_t i = 0; i < u.cols; ++i) {
+            const float own = T::widen(top[i]);
+            s.high[i] = own > s.high[i] ? own : s.high[i];
+        }
+        return;
+    }
+    for (int64_t r = 0; r < u.rows; ++r) {
+        const Word* row = x + r * row_stride;
+        float* __restrict__ high = s.high;
+        float* __restrict__ low = s.low;
+        for (int64_t i = 0; i < u.cols; ++i) {
+            const float own = T::widen(row[i]), v = own == own ? own : 0.0f,
+                        magnitude = float_of(bits_of(v) & kMagnitude);
+            if (rule == HOP_MINMAX) {
+                const float below = v < -kLargest ? -kLargest : v, above = v > kLargest ? kLargest : v;
+                low[i] = below < low[i] ? below : low[i];
+                high[i] = above > high[i] ? above : high[i];
+            } else if (rule == HOP_ABSMEAN) {
+                s.sum[i] += double(magnitude > kLargest ? kLargest : magnitude);
+                s.count[i] += own == own;
+            } else {
+                high[i] = magnitude > high[i] ? magnitude : high[i];
+            }
+        }
+    }
 }
 
 // Part of a strip.
 template <class T>
 static void measure(const QuantizeCall& c, const Strip& strip, const Unit& u, Stats& s) {
-    const auto* x = static_cast<const typename T::Word*>(c.x);
-    const int64_t size = c.blocks.tile_cols;
-    for (int64_t r = 0; r < u.rows; ++r) {
-        const auto* row = x + (strip.row + u.row + r) * c.blocks.row_stride + strip.col + u.col;
-        if (size == 1) {
-            measure_columns<T>(row, u.cols, c.q.rule, s);
-        } else {
-            measure_row<T>(row, u.cols, size, c.q.rule, s);
-        }
-    }
+    const int64_t stride = c.blocks.row_stride;
+    const auto* x = static_cast<const typename T::Word*>(c.x) + (strip.row + u.row) * stride + strip.col + u.col;
+    if (c.blocks.tile_cols == 1) return measure_columns<T>(x, u, stride, c.q.rule, s);
+    for (int64_t r = 0; r < u.rows; ++r) measure_row<T>(x + r * stride, u.cols, c.blocks.tile_cols, c.q.rule, s);
 }

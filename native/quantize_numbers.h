@@ -77,7 +77,7 @@ struct FloatFormat {
 HOP_INLINE FloatFormat float_format(const hop_quantizer& q) {
     FloatFormat f;
     f.mantissa = uint32_t(q.mantissa_bits);
-    const uint32_t first = uint32_t(128 - q.bias), shift = 23 - f.mantissa;  // the biased exponent of code 1 << mantissa
+    const uint32_t first = uint32_t(128 - q.bias), shift = 23 - f.mantissa;  // first: of code 1 << mantissa
     const uint32_t exponent = uint32_t(q.largest) >> f.mantissa;
     f.least = first << 23;
     if (exponent) {

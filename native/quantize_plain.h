@@ -5,6 +5,11 @@ HOP_INLINE void amax_of_groups(const typename T::Word* x, int64_t groups, float*
     amax_of_groups_plainly<T, size>(x, groups, high, known);
 }
 
+template <class T, int size>
+HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float* low, float* high, bool& known) {
+    range_of_groups_plainly<T, size>(x, groups, low, high, known);
+}
+
 template <class T>
 HOP_INLINE bool encode_quickly(const hop_quantizer&, const FloatFormat&, const typename T::Word*, int64_t, int64_t,
                                const Factors&, bool, uint8_t*) {

@@ -9,6 +9,8 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
     const int64_t row_bytes = divide_up(g.cols, per_byte), size = g.tile_cols;
     const auto* x = static_cast<const typename T::Word*>(c.x);
     uint8_t held[kColumns];
+    Columns columns;
+    if (size == 1 && q.format == HOP_INTEGER) columns.set(q, f, u.cols);
     for (int64_t r = 0; r < u.rows; ++r) {
         const int64_t row = strip.row + u.row + r;
         for (int64_t done = 0; done < u.cols; done += kColumns) {
@@ -19,10 +21,12 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
             uint8_t* codes = per_byte > 1 ? held : out;
             if (size > 1 && !noise && encode_quickly<T>(q, encoder.f, words, n, size, f, known, out)) continue;
             if (size == 1) {
-                encoder.columns<T>(words, n, f, q.zero, noise, codes);
+                encoder.columns<T>(words, n, f, &columns, noise, codes);
+            } else if (noise && q.format == HOP_FLOAT) {
+                encoder.with<T>(words, n, size, f, noise, codes);
             } else {
                 for (int64_t at = 0, i = 0; at < n; at += size, ++i) {
-                    const Run run{f.by[i], f.divides, known, f.zero ? encoder.code_of_zero(f.zero[i]) : q.zero};
+                    const Run run{f.by[i], f.divides, known, f.zero ? code_of_zero(q, f.zero[i]) : q.zero};
                     encoder.run<T>(words + at, least(size, n - at), run, noise ? noise + at : nullptr, codes + at);
                 }
             }
@@ -48,9 +52,7 @@ struct Room {
     }
 };
 
-HOP_INLINE bool measures(const QuantizeCall& c) {
-    return !c.given_scale ? true : c.q.rule == HOP_TWO_LEVEL;
-}
+HOP_INLINE bool measures(const QuantizeCall& c) { return !c.given_scale ? true : c.q.rule == HOP_TWO_LEVEL; }
 
 template <class T>
 static void find_factors(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room) {
@@ -151,7 +153,8 @@ template <class T>
 static int quantize_strips(const QuantizeCall& c, const Strips& strips, const TwoLevel* outer, int threads) {
     const hop_blocks& g = c.blocks;
     const bool by_rows = c.q.rule == HOP_TWO_LEVEL && c.q.outer_rows;
-    const int64_t cols = by_rows ? g.cols : least(g.cols, strips.width * g.tile_cols), size = cols * least(g.tile_rows, g.rows);
+    const int64_t cols = by_rows ? g.cols : least(g.cols, strips.width * g.tile_cols),
+                  size = cols * least(g.tile_rows, g.rows);
     std::atomic<int> result{HOP_OK};
     Queue queue(by_rows ? g.batch * g.rows : strips.size(), 1 + kLarge / 4 / size);
     parallel(threads, [&](int, int) {
@@ -170,7 +173,8 @@ static int quantize_strips(const QuantizeCall& c, const Strips& strips, const Tw
                 float& amax = static_cast<float*>(c.second)[i];
                 amax = c.given_scale ? static_cast<const float*>(c.given_scale)[i] : amax_of_row<T>(c, i, 0, g.cols);
                 const TwoLevel own = two_level(c.q, amax);
-                for (int64_t j = 0; j < strips.per_row; ++j) quantize_strip<T>(c, strips[i * strips.per_row + j], &own, room);
+                for (int64_t j = 0; j < strips.per_row; ++j)
+                    quantize_strip<T>(c, strips[i * strips.per_row + j], &own, room);
             }
         }
     });

@@ -9,7 +9,7 @@ struct Factors {
 
 // S of HOP_TWO_LEVEL, and what all blocks under one global_amax share.
 struct TwoLevel {
-    float scaled;  // amax of a block times this is its scale
+    float scaled;        // amax of a block times this is its scale
     float inverse[256];  // of the code of a scale
 };
 

@@ -134,7 +134,7 @@ HOP_INLINE void sum_of(const typename T::Word* x, int64_t n, double& sum, int64_
     sum += part[0];
 }
 
-// ---- amax of groups
+// ---- groups side by side
 
 template <class T, int size>
 HOP_INLINE void amax_of_groups_plainly(const typename T::Word* x, int64_t groups, float* high, bool& known) {
@@ -142,4 +142,10 @@ HOP_INLINE void amax_of_groups_plainly(const typename T::Word* x, int64_t groups
         const float own = amax_of<T>(x + i * size, size, known);
         high[i] = own > high[i] ? own : high[i];
     }
+}
+
+template <class T, int size>
+HOP_INLINE void range_of_groups_plainly(const typename T::Word* x, int64_t groups, float* low, float* high,
+                                        bool& known) {
+    for (int64_t i = 0; i < groups; ++i) range_of<T>(x + i * size, size, low[i], high[i], known);
 }

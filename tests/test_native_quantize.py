@@ -114,7 +114,7 @@ def test_threads_in_full(name):
         one(name, shape, kind, DTYPES[seed % 3], given=seed % 5 == 4, seed=seed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(sorted(QUANTIZERS)),
     st.lists(st.integers(0, 40), max_size=4),

@@ -1,0 +1,214 @@
+// Loops of dequantize_decode.h by hand, 64 codes at a time. Included in a namespace (isa.h).
+//
+// Numbers are made in four vectors of float32: for bfloat16 even and odd ones, as each pair becomes one lane of words;
+// in the order of memory otherwise. Few-bit floats are bfloat16 numbers, whose bytes are looked up.
+
+struct Numbers {
+    __m512 v[4];
+};
+
+// 64 codes, one to a byte.
+template <int bits>
+HOP_INLINE __m512i load_codes(const uint8_t* p) {
+    if (bits == 8) return _mm512_loadu_si512(p);
+    if (bits == 4) {
+        const __m512i w = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        return _mm512_and_si512(_mm512_or_si512(w, _mm512_slli_epi16(w, 4)), _mm512_set1_epi8(15));
+    }
+    const __m512i d = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m512i low = _mm512_or_si512(d, _mm512_slli_epi32(d, 6)), high = _mm512_slli_epi32(low, 12);
+    return _mm512_and_si512(_mm512_or_si512(low, high), _mm512_set1_epi8(3));
+}
+
+// Words, the first 32 in a and the others in b, as whole numbers in lanes.
+template <class T>
+HOP_INLINE void lanes_of(__m512i a, __m512i b, __m512i n[4]) {
+    if (T::infinity == 0x7f80) {
+        n[0] = _mm512_srai_epi32(_mm512_slli_epi32(a, 16), 16);
+        n[1] = _mm512_srai_epi32(a, 16);
+        n[2] = _mm512_srai_epi32(_mm512_slli_epi32(b, 16), 16);
+        n[3] = _mm512_srai_epi32(b, 16);
+    } else {
+        n[0] = _mm512_cvtepi16_epi32(_mm512_castsi512_si256(a));
+        n[1] = _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(a, 1));
+        n[2] = _mm512_cvtepi16_epi32(_mm512_castsi512_si256(b));
+        n[3] = _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(b, 1));
+    }
+}
+
+struct IntegerNumbers {
+    int32_t zero;
+    uint32_t sign;
+    template <class T>
+    HOP_MEMBER void of(__m512i codes, Numbers& f) const {
+        const __m512i flip = _mm512_set1_epi16(int16_t(sign)), less = _mm512_set1_epi16(int16_t(int32_t(sign) + zero));
+        const __m512i a = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(codes));
+        const __m512i b = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(codes, 1));
+        __m512i n[4];
+        lanes_of<T>(_mm512_sub_epi16(_mm512_xor_si512(a, flip), less),
+                    _mm512_sub_epi16(_mm512_xor_si512(b, flip), less), n);
+        for (int k = 0; k < 4; ++k) f.v[k] = _mm512_cvtepi32_ps(n[k]);
+    }
+};
+
+// The bytes of bfloat16 numbers by their codes without the sign.
+struct FloatNumbers {
+    __m512i low[2], high[2];
+    uint32_t half;  // the sign
+
+    FloatNumbers(const hop_quantizer& q) : half(1u << (q.bits - 1)) {
+        const FloatFormat f = float_format(q);
+        alignas(64) uint8_t bytes[2][128];
+        for (uint32_t code = 0; code < 128; ++code) {
+            const uint32_t bits = bits_of(decode_float(code & (half - 1), f));
+            bytes[0][code] = uint8_t(bits >> 16);
+            bytes[1][code] = uint8_t(bits >> 24);
+        }
+        for (int k = 0; k < 2; ++k) {
+            low[k] = _mm512_load_si512(bytes[0] + 64 * k);
+            high[k] = _mm512_load_si512(bytes[1] + 64 * k);
+        }
+    }
+    template <class T>
+    HOP_MEMBER void of(__m512i codes, Numbers& f) const {
+        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // as unpacking works within 16 bytes
+        const __m512i c = _mm512_permutexvar_epi64(order, codes);
+        const __m512i bottom = _mm512_permutex2var_epi8(low[0], c, low[1]);
+        const __m512i magnitude = _mm512_permutex2var_epi8(high[0], c, high[1]);
+        const __m512i sign =
+            _mm512_sll_epi16(_mm512_and_si512(c, _mm512_set1_epi8(char(half))), _mm_cvtsi32_si128(shift()));
+        const __m512i top = _mm512_or_si512(magnitude, sign);
+        const __m512i a = _mm512_unpacklo_epi8(bottom, top), b = _mm512_unpackhi_epi8(bottom, top);
+        if (T::infinity == 0x7f80) {
+            const __m512i odd = _mm512_set1_epi32(int32_t(0xffff0000));
+            f.v[0] = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16));
+            f.v[1] = _mm512_castsi512_ps(_mm512_and_si512(a, odd));
+            f.v[2] = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
+            f.v[3] = _mm512_castsi512_ps(_mm512_and_si512(b, odd));
+        } else {
+            __m512i n[4];
+            lanes_of<T>(a, b, n);
+            for (int k = 0; k < 4; ++k) f.v[k] = _mm512_castsi512_ps(_mm512_slli_epi32(n[k], 16));
+        }
+    }
+    HOP_MEMBER int shift() const { return half == 128 ? 0 : half == 8 ? 4 : __builtin_clz(half) - 24; }
+};
+
+template <bool few>
+struct BookNumbers {
+    const float* numbers;
+    template <class T>
+    HOP_MEMBER void of(__m512i codes, Numbers& f) const {
+        __m512i n[4];
+        lanes_of<T>(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(codes)),
+                    _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(codes, 1)), n);
+        const __m512 table = _mm512_loadu_ps(numbers);
+        for (int k = 0; k < 4; ++k) {
+            f.v[k] = few ? _mm512_permutexvar_ps(n[k], table) : _mm512_i32gather_ps(n[k], numbers, 4);
+        }
+    }
+};
+
+// To the nearest bfloat16, in the upper halves; NaN are those of hardware, which rounding leaves NaN.
+HOP_INLINE __m512i rounded(__m512 x) {
+    const __m512i b = _mm512_castps_si512(x), up = _mm512_add_epi32(b, _mm512_set1_epi32(0x7fff));
+    return _mm512_mask_add_epi32(up, _mm512_test_epi32_mask(b, _mm512_set1_epi32(0x10000)), up, _mm512_set1_epi32(1));
+}
+
+HOP_INLINE void store(const Numbers& f, uint32_t* out, F32) {
+    for (int k = 0; k < 4; ++k) _mm512_storeu_ps(out + 16 * k, f.v[k]);
+}
+
+HOP_INLINE void store(const Numbers& f, uint16_t* out, BF16) {
+    const __m512i odd = _mm512_set1_epi32(int32_t(0xffff0000));
+    for (int k = 0; k < 2; ++k) {
+        const __m512i low = _mm512_srli_epi32(rounded(f.v[2 * k]), 16), high = rounded(f.v[2 * k + 1]);
+        _mm512_storeu_si512(out + 32 * k, _mm512_ternarylogic_epi32(odd, high, low, 0xca));
+    }
+}
+
+HOP_INLINE void store(const Numbers& f, uint16_t* out, F16) {
+    for (int k = 0; k < 4; ++k) {
+        const __m256i h = _mm512_cvtps_ph(f.v[k], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16 * k), h);
+    }
+}
+
+// The step of each element's block: blocks of `size`, or one where size is 0.
+template <class T, int size>
+HOP_INLINE void scale_by(const float* steps, Numbers& f) {
+    constexpr bool interleaved = T::infinity == 0x7f80;
+    for (int k = 0; k < 4; ++k) {
+        __m512 s = _mm512_set1_ps(steps[size == 32 ? k / 2 : size == 16 ? (interleaved ? k / 2 * 2 : k) : 0]);
+        if (size == 16 && interleaved) s = _mm512_mask_mov_ps(s, 0xff00, _mm512_set1_ps(steps[k / 2 * 2 + 1]));
+        f.v[k] = _mm512_mul_ps(f.v[k], s);
+    }
+}
+
+template <class T, int size, int bits, class Decode>
+HOP_INLINE void decode_64s(const uint8_t* codes, int64_t n, const float* steps, const Decode& decode,
+                           typename T::Word* out) {
+    int64_t i = 0;
+    Numbers f;
+    for (; i + 64 <= n; i += 64) {
+        decode.template of<T>(load_codes<bits>(codes + i * bits / 8), f);
+        scale_by<T, size>(steps + (size ? i / (size ? size : 1) : 0), f);
+        store(f, out + i, T{});
+    }
+    if (i == n) return;
+    uint8_t rest[64] = {};
+    typename T::Word made[64];
+    __builtin_memcpy(rest, codes + i * bits / 8, size_t(((n - i) * bits + 7) / 8));
+    decode.template of<T>(load_codes<bits>(rest), f);
+    scale_by<T, size>(steps + (size ? i / (size ? size : 1) : 0), f);
+    store(f, made, T{});
+    __builtin_memcpy(out + i, made, size_t(n - i) * sizeof(made[0]));
+}
+
+template <class T, int bits, class Decode>
+HOP_INLINE bool decode_blocks(const uint8_t* codes, int64_t n, int64_t size, const float* steps, const Decode& decode,
+                              typename T::Word* out) {
+    if (size == 16) {
+        decode_64s<T, 16, bits>(codes, n, steps, decode, out);
+    } else if (size == 32) {
+        decode_64s<T, 32, bits>(codes, n, steps, decode, out);
+    } else {
+        if ((size * bits % 8 != 0 && size < n) || size < 24) return false;
+        for (int64_t at = 0; at < n; at += size, ++steps)
+            decode_64s<T, 0, bits>(codes + at * bits / 8, least(size, n - at), steps, decode, out + at);
+    }
+    return true;
+}
+
+template <class T, int bits>
+static bool decode_quickly(const DequantizeCall& c, const uint8_t* zeros, const uint8_t* codes, int64_t n,
+                           const float* steps, typename T::Word* out) {
+    const hop_quantizer& q = c.q;
+    const int64_t size = c.blocks.tile_cols;
+    if (q.format == HOP_FLOAT) return decode_blocks<T, bits>(codes, n, size, steps, FloatNumbers(q), out);
+    if (q.format == HOP_CODEBOOK) {
+        if (q.size <= 16 && q.bits <= 4)
+            return decode_blocks<T, bits>(codes, n, size, steps, BookNumbers<true>{q.numbers}, out);
+        return decode_blocks<T, bits>(codes, n, size, steps, BookNumbers<false>{q.numbers}, out);
+    }
+    if (!zeros) return decode_blocks<T, bits>(codes, n, size, steps, IntegerNumbers{q.zero, sign_of(q)}, out);
+    if ((size * bits % 8 != 0 && size < n) || size < 24) return false;
+    for (int64_t at = 0; at < n; at += size) {
+        const int32_t zero = q.low < 0 ? int32_t(int8_t(*zeros++)) : int32_t(*zeros++);
+        decode_64s<T, 0, bits>(codes + at * bits / 8, least(size, n - at), steps++, IntegerNumbers{zero, sign_of(q)},
+                               out + at);
+    }
+    return true;
+}
+
+// A row of blocks; false where the plain loops must do it.
+template <class T>
+static bool decode_quickly(const DequantizeCall& c, const uint8_t* zeros, const uint8_t* codes, int64_t n,
+                           const float* steps, typename T::Word* out) {
+    switch (c.q.bits) {
+        case 1: return false;
+        case 2: return decode_quickly<T, 2>(c, zeros, codes, n, steps, out);
+        case 4: return decode_quickly<T, 4>(c, zeros, codes, n, steps, out);
+        default: return decode_quickly<T, 8>(c, zeros, codes, n, steps, out);
+    }
+}

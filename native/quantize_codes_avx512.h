@@ -1,0 +1,220 @@
+// Codes of 64 elements at a time. Included in a namespace (isa.h), after quantize_avx512.h.
+
+// ---- integers
+
+// By products with numbers above and below 1 / scale (quantize_encode.h). `low` and `high` bound codes less the code of
+// 0; they and `zero` are those of each block, or, unless `affine`, of all.
+template <class T, int size, bool bounded, bool affine>
+struct IntegerCodes {
+    const float *scale, *above, *below, *low, *high;
+    const int32_t* zero;
+
+    HOP_MEMBER __m512i operator()(const Four& x, int64_t block) const {
+        constexpr bool interleaved = T::infinity == 0x7f80;
+        const __m512 whole = _mm512_set1_ps(kWhole);
+        Four p, q;
+        spread<size>(above + block, p, interleaved);
+        spread<size>(below + block, q, interleaved);
+        __m512i n[4];
+        __mmask16 differ = 0;
+        for (int k = 0; k < 4; ++k) {
+            const __m512 v = bounded ? known(x.v[k]) : x.v[k];
+            p.v[k] = _mm512_fmadd_ps(v, p.v[k], whole);
+            q.v[k] = _mm512_fmadd_ps(v, q.v[k], whole);
+            differ |= _mm512_cmpneq_epi32_mask(_mm512_castps_si512(p.v[k]), _mm512_castps_si512(q.v[k]));
+        }
+        if (__builtin_expect(differ != 0, 0)) divide(x, block, p);
+        if (bounded) {
+            clamp(low + (affine ? block : 0), high + (affine ? block : 0), p);
+        }
+        spread<affine ? size : 64>(reinterpret_cast<const float*>(zero + (affine ? block : 0)), q, interleaved);
+        for (int k = 0; k < 4; ++k) n[k] = _mm512_add_epi32(_mm512_castps_si512(p.v[k]), _mm512_castps_si512(q.v[k]));
+        return bytes_of<T>(n);
+    }
+    HOP_MEMBER __m512 known(__m512 v) const { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(v, v, _CMP_ORD_Q), v); }
+    HOP_MEMBER void clamp(const float* least, const float* most, Four& p) const {
+        constexpr bool interleaved = T::infinity == 0x7f80;
+        const __m512 whole = _mm512_set1_ps(kWhole);
+        Four a, b;
+        spread<affine ? size : 64>(least, a, interleaved);
+        spread<affine ? size : 64>(most, b, interleaved);
+        for (int k = 0; k < 4; ++k) {
+            const __m512 raised = _mm512_max_ps(p.v[k], _mm512_add_ps(a.v[k], whole));
+            p.v[k] = _mm512_min_ps(raised, _mm512_add_ps(b.v[k], whole));
+        }
+    }
+    // Bounds are far inside those of kWhole, and so may be those of any block.
+    HOP_MEMBER void divide(const Four& x, int64_t block, Four& p) const {
+        const __m512 most = _mm512_set1_ps(1024.0f), least = _mm512_set1_ps(-1024.0f);
+        Four s;
+        spread<size>(scale + block, s, T::infinity == 0x7f80);
+        for (int k = 0; k < 4; ++k) {
+            const __m512 y = _mm512_div_ps(bounded ? known(x.v[k]) : x.v[k], s.v[k]);
+            p.v[k] = _mm512_add_ps(_mm512_min_ps(_mm512_max_ps(y, least), most), _mm512_set1_ps(kWhole));
+        }
+    }
+};
+
+// ---- floats
+
+template <class T, int size, bool known, bool divides>
+struct FloatCodes {
+    const float* by;
+    FloatFormat f;
+
+    HOP_MEMBER __m512i operator()(const Four& x, int64_t block) const {
+        const __m512i magnitude = _mm512_set1_epi32(int32_t(kMagnitude)),
+                      infinity = _mm512_set1_epi32(int32_t(kInfinity));
+        const uint32_t shift = 23 - f.mantissa, half = 1u << f.sign;
+        // What encode_float subtracts from the code is added to the unit here, whose low bits are free.
+        const __m512i unit_of = _mm512_set1_epi32(int32_t((shift << 23) + ((0u - f.base) & (2 * half - 1))));
+        const __m512i least = _mm512_set1_epi32(int32_t(f.least)), largest = _mm512_set1_epi32(int32_t(f.largest));
+        const __m512i digits = _mm512_set1_epi32(int32_t(half - 1));
+        const __m128i by_unit = _mm_cvtsi32_si128(int32_t(shift)), by_sign = _mm_cvtsi32_si128(int32_t(31 - f.sign));
+        Four s;
+        spread<size>(by + block, s, T::infinity == 0x7f80);
+        __m512i n[4];
+        for (int k = 0; k < 4; ++k) {
+            const __m512i y =
+                _mm512_castps_si512(divides ? _mm512_div_ps(x.v[k], s.v[k]) : _mm512_mul_ps(x.v[k], s.v[k]));
+            const __m512i own = _mm512_and_si512(y, magnitude), m = _mm512_min_epu32(own, largest);
+            const __m512i e = _mm512_max_epu32(_mm512_and_si512(m, infinity), least),
+                          unit = _mm512_add_epi32(e, unit_of);
+            const __m512 sum = _mm512_add_ps(_mm512_castsi512_ps(m), _mm512_castsi512_ps(unit));
+            const __m512i code = _mm512_add_epi32(_mm512_castps_si512(sum), _mm512_srl_epi32(unit, by_unit));
+            n[k] = select(digits, code, _mm512_srl_epi32(y, by_sign));
+            if (!known) {
+                const __mmask16 nan = _mm512_cmpgt_epu32_mask(own, infinity);
+                const __m512i sign = f.keeps_nan ? _mm512_srl_epi32(y, by_sign) : _mm512_setzero_si512();
+                n[k] = _mm512_mask_mov_epi32(n[k], nan, select(digits, _mm512_set1_epi32(int32_t(f.nan)), sign));
+            }
+        }
+        return bytes_of<T>(n);
+    }
+};
+
+// ---- codebooks
+
+template <class T, int size, bool few>
+struct BookCodes {
+    const float* scale;
+    const hop_quantizer& q;
+
+    HOP_MEMBER __m512i operator()(const Four& x, int64_t block) const {
+        Four s;
+        spread<size>(scale + block, s, T::infinity == 0x7f80);
+        __m512i n[4];
+        for (int k = 0; k < 4; ++k) {
+            const __m512 y = _mm512_div_ps(x.v[k], s.v[k]);
+            const __mmask16 known = _mm512_cmp_ps_mask(y, y, _CMP_ORD_Q);
+            n[k] = _mm512_mask_mov_epi32(_mm512_set1_epi32(q.zero_code), known, few ? search(y) : look_up(y));
+        }
+        return bytes_of<T>(n);
+    }
+    HOP_MEMBER __m512i search(__m512 y) const {
+        const __m512 table = _mm512_loadu_ps(q.thresholds);
+        __m512i code = _mm512_setzero_si512();
+        for (int step = 8; step; step /= 2) {
+            const __m512i next = _mm512_add_epi32(code, _mm512_set1_epi32(step));
+            const __mmask16 reached = _mm512_cmp_ps_mask(y, _mm512_permutexvar_ps(next, table), _CMP_GE_OQ);
+            code = _mm512_mask_mov_epi32(code, reached, next);
+        }
+        return code;
+    }
+    HOP_MEMBER __m512i look_up(__m512 y) const {
+        const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(y), 16);
+        const __m512i found = _mm512_and_si512(_mm512_i32gather_epi32(high, q.index, 1), _mm512_set1_epi32(0xff));
+        const __m512 next = _mm512_i32gather_ps(found, q.thresholds + 1, 4);
+        const __mmask16 reached = _mm512_cmp_ps_mask(y, next, _CMP_GE_OQ);
+        return _mm512_mask_add_epi32(found, reached, found, _mm512_set1_epi32(1));
+    }
+};
+
+// ---- which codes
+
+// A row of blocks.
+template <class T>
+struct RowOfBlocks {
+    const hop_quantizer& q;
+    const FloatFormat& f;
+    const typename T::Word* x;
+    int64_t n, size;
+    const Factors& by;
+    bool known;
+    uint8_t* out;
+};
+
+template <class T, int size, int bits, bool affine>
+static bool encode_integer_row(const RowOfBlocks<T>& r) {
+    constexpr int most = kColumns / 16 + 16;
+    float above[most], below[most], low[most], high[most];
+    int32_t zero[most];
+    const int64_t blocks = divide_up(r.n, r.size);
+    bool even = true;
+    for (int64_t i = 0; i < blocks; ++i) {
+        const float by = r.by.by[i], magnitude = float_of(bits_of(by) & kMagnitude), inverse = 1.0f / by;
+        even = even & (magnitude > 0x1p-100f) & (magnitude < 0x1p100f);
+        above[i] = inverse * kAbove;
+        below[i] = inverse * kBelow;
+    }
+    if (!even) return false;
+    for (int64_t i = 0; i < (affine ? blocks : 1); ++i) {
+        zero[i] = affine ? code_of_zero(r.q, r.by.zero[i]) : r.q.zero;
+        low[i] = float(r.q.low - zero[i]);
+        high[i] = float(r.q.high - zero[i]);
+    }
+    if (!affine && r.known && r.q.rule == HOP_AMAX) {
+        const IntegerCodes<T, size, false, false> codes{r.by.by, above, below, low, high, zero};
+        each_64<T, size, bits>(r.x, r.n, r.size / 64, r.out, codes);
+    } else {
+        const IntegerCodes<T, size, true, affine> codes{r.by.by, above, below, low, high, zero};
+        each_64<T, size, bits>(r.x, r.n, r.size / 64, r.out, codes);
+    }
+    return true;
+}
+
+template <class T, int size, int bits>
+static bool encode_row(const RowOfBlocks<T>& r) {
+    const float* by = r.by.by;
+    const auto all = [&](const auto& codes) {
+        each_64<T, size, bits>(r.x, r.n, r.size / 64, r.out, codes);
+        return true;
+    };
+    if (r.q.format == HOP_INTEGER) {
+        return r.by.zero ? encode_integer_row<T, size, bits, true>(r) : encode_integer_row<T, size, bits, false>(r);
+    }
+    if (r.q.format == HOP_FLOAT) {
+        if (r.by.divides) return all(FloatCodes<T, size, false, true>{by, r.f});
+        if (r.known) return all(FloatCodes<T, size, true, false>{by, r.f});
+        return all(FloatCodes<T, size, false, false>{by, r.f});
+    }
+    if (r.q.size <= 16) return all(BookCodes<T, size, true>{by, r.q});
+    return r.q.index && all(BookCodes<T, size, false>{by, r.q});
+}
+
+template <class T, int size>
+static bool encode_row(const RowOfBlocks<T>& r) {
+    switch (r.q.bits) {
+        case 1: return false;
+        case 2: return encode_row<T, size, 2>(r);
+        case 4: return encode_row<T, size, 4>(r);
+        default: return encode_row<T, size, 8>(r);
+    }
+}
+
+// Packed codes of a row of blocks; false where the plain loops must make them.
+template <class T>
+static bool encode_quickly(const hop_quantizer& q, const FloatFormat& f, const typename T::Word* x, int64_t n,
+                           int64_t size, const Factors& by, bool known, uint8_t* out) {
+    if (size == 16) return encode_row<T, 16>({q, f, x, n, size, by, known, out});
+    if (size == 32) return encode_row<T, 32>({q, f, x, n, size, by, known, out});
+    if (size % 64 == 0) return encode_row<T, 64>({q, f, x, n, size, by, known, out});
+    const int32_t per_byte = codes_per_byte(q);
+    if (size < 24 || (size % per_byte != 0 && size < n)) return false;
+    for (int64_t at = 0, i = 0; at < n; at += size, ++i) {
+        const Factors own{by.divides, by.by + i, by.zero ? by.zero + i : nullptr};
+        const int64_t count = least(size, n - at), blocks = divide_up(count, 64) * 64;
+        if (!encode_row<T, 64>({q, f, x + at, count, blocks, own, known, out + at / per_byte})) return false;
+    }
+    return true;
+}

@@ -1,0 +1,129 @@
+// What scale rules need to know of small blocks: a tree of shuffles keeps the larger of integers that count up with
+// numbers or magnitudes. Included in a namespace (isa.h).
+
+template <class T>
+HOP_INLINE __m512i larger(__m512i a, __m512i b) {
+    return sizeof(typename T::Word) == 2 ? _mm512_max_epu16(a, b) : _mm512_max_epu32(a, b);
+}
+
+// The groups a and b in the halves of one vector.
+template <class T>
+HOP_INLINE __m512i halves(__m512i a, __m512i b) {
+    return larger<T>(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
+}
+
+// 16 groups, two in each vector -> the largest word of each, in lanes.
+template <class T>
+HOP_INLINE __m512i largest_of_16(const __m512i v[8]) {
+    __m512i quarter[4], eighth[2];
+    for (int i = 0; i < 4; ++i) {
+        const __m512i a = v[2 * i], b = v[2 * i + 1];
+        quarter[i] = larger<T>(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    }
+    for (int i = 0; i < 2; ++i) {
+        const __m512i a = quarter[2 * i], b = quarter[2 * i + 1];
+        eighth[i] = larger<T>(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    }
+    const __m512 a = _mm512_castsi512_ps(eighth[0]), b = _mm512_castsi512_ps(eighth[1]);
+    const __m512i low = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88));
+    const __m512i high = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i found = _mm512_permutexvar_epi32(order, larger<T>(low, high));
+    if (sizeof(typename T::Word) == 4) return found;
+    return _mm512_and_si512(larger<T>(found, _mm512_srli_epi32(found, 16)), _mm512_set1_epi32(0xffff));
+}
+
+template <class T>
+HOP_INLINE __m512 widened(__m512i words) {
+    if (sizeof(typename T::Word) == 4) return _mm512_castsi512_ps(words);
+    if (T::infinity == 0x7f80) return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
+}
+
+struct Magnitudes {
+    template <class T>
+    static __m512i of(const typename T::Word* x) {
+        const __m512i mask = _mm512_set1_epi32(T::magnitude == 0x7fff ? 0x7fff7fff : 0x7fffffff);
+        return _mm512_and_si512(_mm512_loadu_si512(x), mask);
+    }
+};
+
+// Integers that count up with numbers, or, with `down`, with their negatives.
+template <bool down>
+struct Order {
+    template <class T>
+    static __m512i of(const typename T::Word* x) {
+        constexpr bool half = sizeof(typename T::Word) == 2;
+        const __m512i words = _mm512_loadu_si512(x),
+                      sign = _mm512_set1_epi32(half ? int32_t(0x80008000) : int32_t(0x80000000));
+        const __m512i negative = half ? _mm512_srai_epi16(words, 15) : _mm512_srai_epi32(words, 31);
+        const __m512i order = _mm512_xor_si512(words, _mm512_or_si512(negative, sign));
+        return down ? _mm512_xor_si512(order, _mm512_set1_epi32(-1)) : order;
+    }
+};
+
+template <class T, int vectors, class What>
+HOP_INLINE __m512i largest_of(const typename T::Word* x) {
+    __m512i found = What::template of<T>(x);
+    for (int k = 1; k < vectors; ++k) {
+        found = larger<T>(found, What::template of<T>(x + k * 64 / int(sizeof(typename T::Word))));
+    }
+    return found;
+}
+
+template <class T, int size, class What>
+HOP_INLINE __m512i largest_of_groups(const typename T::Word* x) {
+    constexpr int words = 64 / sizeof(typename T::Word), vectors = size / words ? size / words : 1;
+    __m512i v[8];
+    for (int i = 0; i < 8; ++i) {
+        const auto* at = x + 2 * size * i;
+        v[i] = largest_of<T, vectors, What>(at);
+        if (size >= words) v[i] = halves<T>(v[i], largest_of<T, vectors, What>(at + size));
+    }
+    return largest_of_16<T>(v);
+}
+
+// high[i] = max(high[i], amax of group i) for 16 groups of `size`, unless there is a NaN or an infinity.
+template <class T, int size>
+HOP_INLINE bool amax_of_16_groups(const typename T::Word* x, float* high) {
+    const __m512i found = largest_of_groups<T, size, Magnitudes>(x);
+    if (_mm512_cmpge_epu32_mask(found, _mm512_set1_epi32(int32_t(T::infinity)))) return false;
+    _mm512_storeu_ps(high, _mm512_max_ps(widened<T>(found), _mm512_loadu_ps(high)));
+    return true;
+}
+
+// The same of the range.
+template <class T, int size>
+HOP_INLINE bool range_of_16_groups(const typename T::Word* x, float* low, float* high) {
+    constexpr uint32_t half = T::magnitude + 1u;
+    const __m512i up = largest_of_groups<T, size, Order<false>>(x), down = largest_of_groups<T, size, Order<true>>(x);
+    const __m512i infinite = _mm512_set1_epi32(int32_t(half + T::infinity)), sign = _mm512_set1_epi32(int32_t(half));
+    // -infinity is half - 1 - T::infinity on the way up, and so half + T::infinity on the way down.
+    if (_mm512_cmpge_epu32_mask(up, infinite) | _mm512_cmpge_epu32_mask(down, infinite)) return false;
+    // From half on they are the words of numbers from 0 on; what is below does not count.
+    const __m512i above = _mm512_maskz_sub_epi32(_mm512_cmpge_epu32_mask(up, sign), up, sign);
+    const __m512i below = _mm512_maskz_sub_epi32(_mm512_cmpge_epu32_mask(down, sign), down, sign);
+    const __m512 least = _mm512_sub_ps(_mm512_setzero_ps(), widened<T>(below));
+    _mm512_storeu_ps(high, _mm512_max_ps(widened<T>(above), _mm512_loadu_ps(high)));
+    _mm512_storeu_ps(low, _mm512_min_ps(least, _mm512_loadu_ps(low)));
+    return true;
+}
+
+template <class T, int size>
+HOP_INLINE void amax_of_groups(const typename T::Word* x, int64_t groups, float* high, bool& known) {
+    int64_t i = 0;
+    for (; i + 16 <= groups; i += 16)
+        if (!amax_of_16_groups<T, size>(x + i * size, high + i))
+            amax_of_groups_plainly<T, size>(x + i * size, 16, high + i, known);
+    amax_of_groups_plainly<T, size>(x + i * size, groups - i, high + i, known);
+}
+
+template <class T, int size>
+HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float* low, float* high, bool& known) {
+    int64_t i = 0;
+    for (; i + 16 <= groups; i += 16) {
+        if (!range_of_16_groups<T, size>(x + i * size, low + i, high + i))
+            range_of_groups_plainly<T, size>(x + i * size, 16, low + i, high + i, known);
+    }
+    range_of_groups_plainly<T, size>(x + i * size, groups - i, low + i, high + i, known);
+}
