@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 
 import hop
-from benchmarks.cases import GROUPS
+from benchmarks import cases, native
 from benchmarks.timing import Row, keep_freed_memory
 from tests import pages
 
+GROUPS = [*cases.GROUPS, *native.GROUPS]
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 PAGE = ROOT / "docs" / "performance.md"

@@ -368,6 +368,36 @@ def int_mm(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
+def int_mm_tiled(a: Tensor, held: Tensor, n: int) -> Tensor:
+    """int_mm of (M, K) and the n rows that are held in tiles (`tiles`) of int8."""
+    m, k = a.shape
+    out = torch.empty((m, n), dtype=torch.int32)
+    made = _of_tiles(a.dtype, m, n, k)
+    return run(Call(made, (), ()), (a.contiguous(), None, None, None), (held, None, None, None), None, out)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_tiles(lhs: torch.dtype, m: int, n: int, k: int) -> Product:
+    made = Product(m, n, k, plain(lhs, k, 1), plain(torch.int8, k, 1), Output(_INT32, _NONE, n), 1)
+    made.rhs.layout = _TILED
+    return made
+
+
+def peak() -> float:
+    """Tera-operations a second that the matrix unit does on int8, on as many threads as PyTorch uses; 0 if there is
+    none."""
+    function = _library().hop_peak
+    function.restype = ctypes.c_double
+    return function(torch.get_num_threads()) / 1e12
+
+
+def bandwidth(data: Tensor) -> float:
+    """Gigabytes a second at which that memory is read."""
+    function = _library().hop_bandwidth
+    function.restype, function.argtypes = ctypes.c_double, [c_int, c_void_p, c_int64]
+    return function(torch.get_num_threads(), data.data_ptr(), data.nbytes) / 1e9
+
+
 def tiles(codes: Tensor, matrix: tuple[int, int], code_format: Format, layout: Tiled) -> Tensor:
     """What `layout` holds of plain codes, a contiguous matrix of (rows, size) or its transpose; those that share bytes
     do so along what is summed."""

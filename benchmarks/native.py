@@ -1,0 +1,157 @@
+"""The native kernels against what PyTorch offers at its best: prepacked weights, both sides' before the clock."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hop
+from benchmarks.cases import compare, integers
+from benchmarks.timing import Row
+from hop.formats import INT8
+from hop.kernels import native, native_product
+from hop.layouts import Tiled
+
+aten = torch.ops.aten
+linear = torch.nn.functional.linear
+_LINEAR = aten.linear.default
+
+
+def peak_tops() -> float:
+    """Tera-operations a second of the matrix unit on int8, now; 0 if there is none."""
+    functions = native.library().functions
+    return 0.0 if functions is None else native_product.peak()
+
+
+# (m, k, n): what int8 takes at most, in times of the better of oneDNN's linear of uint8 and bfloat16.
+_INT8 = {
+    (1, 4096, 4096): 0.7,
+    (16, 4096, 4096): 0.85,
+    (128, 4096, 4096): 0.55,
+    (512, 1024, 1024): None,
+    (1024, 4096, 4096): 0.6,
+    (1024, 4096, 14336): 0.6,
+}
+
+
+def int8() -> Iterator[Row]:
+    """Row x channel scales, a zero point for each row, bias; bfloat16 out."""
+    for (m, k, n), most in _INT8.items():
+        w, bias = torch.randn(n, k), torch.randn(n)
+        x = hop.quantize(hop.presets.INT8_ROW_AFFINE, torch.randn(m, k))
+        packed = hop.pack(hop.quantize(hop.presets.INT8_ROW, w))
+        x16, w16, bias16 = torch.randn(m, k).bfloat16(), w.bfloat16(), bias.bfloat16()
+        codes, scales = integers(n, k), torch.rand(n) * 0.01
+        prepacked = torch.ops.onednn.qlinear_prepack(codes, [m, k])
+        unsigned, zeros = integers(m, k, dtype=torch.uint8), torch.zeros(n, dtype=torch.int32)
+
+        def ours(x: Tensor = x, packed: Tensor = packed, bias: Tensor = bias) -> Tensor:
+            return hop.scaled(_LINEAR, torch.bfloat16, x, packed, bias)
+
+        def onednn(a: Tensor = unsigned, b: Tensor = prepacked, s: Any = (scales, zeros, bias)) -> Tensor:
+            out = (1.0, 0, torch.bfloat16, "none", [], "")
+            return torch.ops.onednn.qlinear_pointwise(a, 0.1, 3, b, *s, *out)
+
+        def bfloat16(x: Tensor = x16, w: Tensor = w16, bias: Tensor = bias16) -> Tensor:
+            return linear(x, w, bias)
+
+        target = f"<= {most} times" if most else ""
+        peers = [("onednn.qlinear, uint8", onednn, target), ("bfloat16 linear", bfloat16, target)]
+        for row in compare("int8 linear", f"{m}x{k}x{n}, affine row x channel, packed", ours, peers):
+            tops = 2 * m * k * n / row.ours_ms / 1e9
+            yield row
+            if m >= 128 and row.peer.startswith("onednn") and (top := peak_tops()):
+                full = 2 * m * k * n / top / 1e9
+                yield Row(
+                    "int8 linear",
+                    f"{m}x{k}x{n}, of {top:.1f} TOPS: {tops / top:.0%}",
+                    row.ours_ms,
+                    "peak",
+                    full,
+                    "<= 2 times",
+                )
+
+
+def int8_sums() -> Iterator[Row]:
+    """int8 -> int32 against torch._int_mm, B packed in the clock and before it."""
+    for (m, k, n), plain, packed in [
+        ((1, 4096, 4096), 0.4, 0.3),
+        ((16, 4096, 4096), None, None),
+        ((128, 4096, 4096), 0.8, 0.45),
+        ((1024, 4096, 4096), 0.8, 0.45),
+    ]:
+        a, w = integers(m, k), integers(n, k)
+        tiles = native_product.tiles(w, (n, k), INT8, Tiled())
+        for layout, b in (("B transposed", w.t()), ("B row-major", w.t().contiguous())):
+
+            def int_mm(a: Tensor = a, b: Tensor = b) -> Tensor:
+                return torch._int_mm(a, b)
+
+            def ours(a: Tensor = a, b: Tensor = b) -> Tensor:
+                return hop.out_dtype(aten.mm.default, torch.int32, a, b)
+
+            def ready(a: Tensor = a, tiles: Tensor = tiles, n: int = n) -> Tensor:
+                return native_product.int_mm_tiled(a, tiles, n)
+
+            case = f"{m}x{k}x{n}, {layout}"
+            target = f"<= {plain} times" if plain and (m > 1 or b.stride(0) == 1) else ""
+            yield from compare("int8 sums", case, ours, [("torch._int_mm", int_mm, target)])
+            target = f"<= {packed} times" if packed else ""
+            yield from compare("int8 sums", f"{case}; ours packed", ready, [("torch._int_mm", int_mm, target)])
+
+
+# Formats of both factors, m, and what they take at most of bfloat16 with the weight decoded beforehand.
+_FLOATS = [
+    ("fp8 row x row", "FP8_ROW", "FP8_ROW", {1: 0.5, 128: 0.5, 1024: 0.8}),
+    ("fp8 1x128 x 128x128", "FP8_1X128", "FP8_128X128", {128: None, 1024: None}),
+    ("MXFP8", "MXFP8", "MXFP8", {1: None, 128: None, 1024: None}),
+    ("MXFP4", "MXFP4", "MXFP4", {128: None}),
+    ("NVFP4", "NVFP4", "NVFP4", {1: None, 128: None, 1024: None}),
+    ("8da4w", "INT8_ROW_AFFINE", "INT4_32", {1: None, 128: 0.7}),
+    ("bfloat16 x int4 groups", None, "INT4_32", {1: 0.3, 128: None}),
+    ("bfloat16 x int8", None, "INT8_ROW", {1: None, 128: None}),
+]
+
+
+def floats() -> Iterator[Row]:
+    """4096x4096 weights of other formats, packed, against bfloat16; and against fp8 by rows."""
+    k = n = 4096
+    w = torch.randn(n, k)
+    w16, presets = w.bfloat16(), hop.presets.PRESETS
+    most = {"fp8 1x128 x 128x128": 1.25, "MXFP8": 1.15, "NVFP4": 1.25}
+    for case, of_x, of_w, targets in _FLOATS:
+        packed = hop.pack(hop.quantize(presets[of_w], w))
+        rowwise = hop.pack(hop.quantize(presets["FP8_ROW"], w))
+        for m, target in targets.items():
+            x = torch.randn(m, k).bfloat16()
+            lhs = x if of_x is None else hop.quantize(presets[of_x], x)
+            by_row = hop.quantize(presets["FP8_ROW"], x)
+
+            def ours(lhs: Tensor = lhs, rhs: Tensor = packed) -> Tensor:
+                return hop.scaled(_LINEAR, torch.bfloat16, lhs, rhs)
+
+            def bfloat16(x: Tensor = x) -> Tensor:
+                return linear(x, w16)
+
+            def fp8(lhs: Tensor = by_row, rhs: Tensor = rowwise) -> Tensor:
+                return hop.scaled(_LINEAR, torch.bfloat16, lhs, rhs)
+
+            peers: list[tuple[str, Any, str]] = [("bfloat16 linear", bfloat16, f"<= {target} times" if target else "")]
+            if case in most:
+                peers.append(("ours, fp8 row x row", fp8, f"<= {most[case]} times"))
+            if case == "bfloat16 x int4 groups":
+                peers.append(("aten int4pack mm", _int4_peer(w, x), "<= 0.75 times" if m == 1 else ""))
+            yield from compare("decoded", f"{case}, {m}x{k}x{n}, packed", ours, peers)
+
+
+def _int4_peer(w: Tensor, x: Tensor) -> Any:
+    """aten._weight_int4pack_mm_for_cpu with groups of 32."""
+    n, k = w.shape
+    codes = torch.randint(0, 16, (n, k), dtype=torch.int32)
+    packed = aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    scales = torch.rand(k // 32, n, 2).bfloat16()
+    return lambda: aten._weight_int4pack_mm_for_cpu(x, packed, 32, scales)
+
+
+GROUPS = [int8, int8_sums, floats]
