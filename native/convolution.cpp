@@ -44,11 +44,13 @@ Convolution::Convolution(const hop_convolution& convolution, int threads)
     for (int i = 0; i < 5; ++i) strides[i] = c.input_strides[i];
     const int64_t channels = c.channels / c.groups, of_group = c.outputs / c.groups;
     merged = 1;
+    depthwise = c.groups > 1 && channels == 1 && of_group == 1;
     for (int64_t m = 2; m <= c.groups && m * channels <= kSlice && m * of_group <= kBlock; ++m)
         if (c.groups % m == 0) merged = m;
+    if (depthwise) merged = c.groups;
     units = c.groups / merged, inputs = merged * channels, outputs = merged * of_group;
     taps = product_of(c.kernel);
-    panels = ceil_div(outputs, kBlock), slices = ceil_div(taps * inputs, kSlice);
+    panels = ceil_div(outputs, kBlock), slices = depthwise ? ceil_div(taps, 4) : ceil_div(taps * inputs, kSlice);
 }
 
 // Pixels that are all alike become one line of them.
@@ -92,7 +94,7 @@ void Convolution::plan(bool windows_allowed) {
     flatten();
     outer = dims[0].outputs > 1 ? 0 : dims[1].outputs > 1 ? 1 : 2;
     inner = dims[2].outputs > 1 ? 2 : dims[1].outputs > 1 ? 1 : dims[0].outputs > 1 ? 0 : 2;
-    windows = windows_allowed && inputs % kSlice == 0;
+    windows = windows_allowed && inputs % kSlice == 0 && !depthwise;
     for (;;) {
         bool inside = strides[1] == 1 || c.channels == 1, lined = true;
         for (Dimension& d : dims) {
@@ -100,7 +102,7 @@ void Convolution::plan(bool windows_allowed) {
             inside = inside && d.inside();
             lined = lined && d.stride == 1;
         }
-        borrowed = inside && (lined || !windows);
+        borrowed = inside && (lined || !windows) && (!depthwise || c.channels % kBlock == 0);
         band = dims[outer].outputs, examples = 1;
         lay_out();
         if (!windows) break;
@@ -119,8 +121,8 @@ void Convolution::plan(bool windows_allowed) {
 // How much is taken at once, and by whom.
 void Convolution::cut(int threads) {
     const int64_t all = dims[outer].outputs, whole = ceil_div(rows_of(all), kBlock), total = batch * whole;
-    const int64_t columns = units * panels, weight = columns * slices * 2 * kTile;
-    const int64_t row = windows ? row_at * dims[0].phases * dims[1].phases * dims[2].phases : row_stride();
+    const int64_t columns = units * panels, weight = depthwise ? 0 : columns * slices * 2 * kTile;
+    const int64_t row = windows ? row_at * dims[0].phases * dims[1].phases * dims[2].phases : depthwise ? 2 * c.channels : row_stride();
     int64_t most = kImageBytes / (kBlock * row);
     most = most < 2 ? 2 : most > kMostBlocks ? kMostBlocks : most;
     int64_t pieces = ceil_div(total, most);

@@ -9,6 +9,8 @@
 //                strides the image is split into phases, each of which holds every stride-th element, so that the
 //                pixels are neighbours
 //     rows       what each pixel multiplies is gathered into one row: any number of channels, and of outputs only
+//
+// Where each channel is convolved by itself (depthwise), pixels multiply what they find in the image, four taps at once.
 #pragma once
 #include "product.h"
 
@@ -45,8 +47,9 @@ struct Convolution {
 
     // Groups with few channels are multiplied together, zeros between them.
     int64_t units, merged, inputs, outputs;  // units, groups in each, and what each has
-    int64_t taps, panels, slices;            // panels of a unit, slices of its sum
+    int64_t taps, panels, slices;            // panels of a unit, slices of its sum; four taps each of a depthwise one
 
+    bool depthwise = false;
     bool windows = false, borrowed = false;  // borrowed: the input is the image
     int outer = 2, inner = 2;                // the first and the last dimension with outputs; the first is cut into bands
     int64_t band = 1, examples = 1;          // outputs of it, and examples, that are taken at once
@@ -55,7 +58,6 @@ struct Convolution {
     int64_t band_rows = 0, blocks = 0;  // of an example's band; blocks of all that is taken at once
 
     Convolution(const hop_convolution& convolution, int threads);
-    bool depthwise() const { return c.groups > 1 && c.channels == c.groups && c.outputs == c.groups; }
     void plan(bool windows_allowed);
     int64_t lhs_steps(Step* steps) const;
 

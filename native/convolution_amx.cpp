@@ -26,6 +26,8 @@ namespace amx {
 #include "convolution_weight.h"
 #include "convolution_finish.h"
 #include "convolution_finish_avx512.h"
+#include "convolution_depthwise.h"
+#include "convolution_depthwise_avx512.h"
 #include "convolution_run.h"
 
 // The engine of convolutions: rows are read where they lie, as int8 or uint8.

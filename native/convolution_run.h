@@ -49,19 +49,20 @@ public:
                       (gives_codes(c.job) && c.job.p.output.scale_row_stride != 0);
         const int64_t chunks = ceil_div(c.slices, kMostSlices);
         const int64_t row = c.inputs * (c.taps < 3 ? c.taps : 3);  // about what a pixel adds to the lines that are read
-        at_once_ = c.units > 1 && !c.windows ? 0 : kRowsBytes / (kBlock * row);
-        chunk_ = c.slices <= kMostSlices + kMostSlices / 4 ? c.slices : ceil_div(c.slices, chunks);
+        at_once_ = c.depthwise ? 4 : c.units > 1 && !c.windows ? 0 : kRowsBytes / (kBlock * row);
+        chunk_ = c.depthwise || c.slices <= kMostSlices + kMostSlices / 4 ? c.slices : ceil_div(c.slices, chunks);
         if (chunk_ < c.slices) at_once_ = 0;
         else if (at_once_ < 1) at_once_ = 1;
     }
 
     int run() {
         static thread_local Scratch made;
-        const int64_t panels = c_.units * c_.panels, all = panels * c_.slices * 2;
+        const int64_t panels = c_.units * c_.panels, all = c_.depthwise ? panels : panels * c_.slices * 2;
+        const int64_t each = c_.depthwise ? c_.slices * kTapBytes : kTile;
         const uint8_t* tiles = static_cast<const uint8_t*>(c_.job.rhs.codes);
         uint8_t* own = nullptr;
         if (!c_.is_ready()) {
-            own = reinterpret_cast<uint8_t*>(made.get(static_cast<size_t>(all * kTile)));
+            own = reinterpret_cast<uint8_t*>(made.get(static_cast<size_t>(all * each)));
             if (!own) return HOP_NO_MEMORY;
             tiles = own;
         }
@@ -74,8 +75,10 @@ public:
             int64_t begin, end;
             if (own) {
                 while (packing.take(begin, end))
-                    for (int64_t i = begin; i < end; ++i)
-                        weight_tile(c_, i / (2 * c_.slices), static_cast<int>(i % 2), i / 2 % c_.slices, own + i * kTile);
+                    for (int64_t i = begin; i < end; ++i) {
+                        if (c_.depthwise) depthwise_weight(c_, i, reinterpret_cast<int8_t*>(own + i * each));
+                        else weight_tile(c_, i / (2 * c_.slices), static_cast<int>(i % 2), i / 2 % c_.slices, own + i * each);
+                    }
                 packed.wait(team);
             }
             Worker worker(*this, tiles);
@@ -97,6 +100,7 @@ private:
     static constexpr int kLhsUnit = Engine::kLhsBytes * kTile;
 
     int32_t zero(int64_t example) const {  // in the codes that are multiplied
+        if (c_.depthwise) return static_cast<int32_t>(c_.zero(example)) + (c_.job.p.lhs.format == HOP_INT8 ? 128 : 0);
         return Windows ? static_cast<int32_t>(c_.zero(example)) : zero_of(c_.job.p.lhs, c_.job.lhs, example, 0) + c_.job.shift;
     }
 
@@ -120,15 +124,15 @@ private:
     public:
         Worker(Convolving& all, const uint8_t* tiles)
             : all_(all), c_(all.c_), engine_(kRows, kQuads), tiles_(tiles), panels_(c_.units * c_.panels) {
-            const bool gathers = !c_.windows;
+            const bool gathers = !c_.windows, rows = gathers && !c_.depthwise;
             const int64_t area = kBlock * kBlock * 4, most = c_.blocks * kBlock;
             const int64_t sums = all.chunk_ < c_.slices ? c_.blocks : 2, count = c_.windows ? c_.taps * (c_.inputs / kSlice) : c_.slices;
             Need need[] = {{&image_, c_.borrowed ? 0 : c_.image_bytes}, {&line_, all.image_.line_bytes() + kSlice},
-                           {&rows_, gathers ? (Windows ? most : kBlock) * c_.row_stride() + kSlice : 0},
-                           {&lhs_, gathers && !Windows ? most * c_.slices * kSlice * Engine::kLhsBytes : 0},
+                           {&rows_, rows ? (Windows ? most : kBlock) * c_.row_stride() + kSlice : 0},
+                           {&lhs_, rows && !Windows ? most * c_.slices * kSlice * Engine::kLhsBytes : 0},
                            {&sums_, sums * area}, {&aside_, c_.c.channels_last ? 0 : area},
                            {&steps_, count * int64_t(sizeof(Step))}, {&at_, most * 8}, {&from_, gathers ? most * 8 : 0},
-                           {&blocks_, c_.blocks * int64_t(sizeof(Rows))}, {&segments_, gathers ? c_.taps * 8 : 0},
+                           {&blocks_, c_.blocks * int64_t(sizeof(Rows))}, {&segments_, gathers ? (c_.taps + kTaps) * 8 : 0},
                            {&columns_, (panels_ / c_.shares + 1) * int64_t(sizeof(Columns))}};
             int64_t bytes = 0;
             for (const Need& n : need) bytes += ceil_div(n.bytes, 64) * 64;
@@ -158,7 +162,7 @@ private:
                 for (int64_t panel = first; panel < last; ++panel) {
                     if (unit_ != panel / c_.panels) {
                         unit_ = panel / c_.panels;
-                        if (!c_.windows) gather();
+                        if (!c_.windows && !c_.depthwise) gather();
                     }
                     multiply(panel, begin, end, ahead);
                 }
@@ -252,7 +256,7 @@ private:
 
         void find_segments() {
             const Dimension& w = c_.dims[2];
-            const bool runs = c_.units == 1 && w.dilation == 1 && c_.at[2] == c_.inputs;
+            const bool runs = c_.units == 1 && w.dilation == 1 && c_.at[2] == c_.inputs && !c_.depthwise;
             segment_ = runs ? w.kernel * c_.inputs : c_.inputs;
             const int64_t of_line = runs ? 1 : w.kernel;
             segment_count_ = 0;
@@ -261,6 +265,7 @@ private:
                     for (int64_t x = 0; x < of_line; ++x)
                         segments_[segment_count_++] = z * c_.dims[0].dilation * c_.at[0] + y * c_.dims[1].dilation * c_.at[1] +
                                                       x * w.dilation * c_.at[2];
+            for (int i = 0; i < kTaps - 1 && c_.depthwise; ++i) segments_[segment_count_ + i] = segments_[0];
         }
 
         void gather() {
@@ -279,16 +284,22 @@ private:
             }
         }
 
+        // What is beyond the last code of a row is multiplied by zeros.
         void gather_row(const uint8_t* from, uint8_t* row) const {
-            const int64_t bytes = segment_, used = bytes * segment_count_;
+            const int64_t bytes = segment_;
+            const int64_t *offset = segments_, *end = segments_ + segment_count_;
             if (c_.borrowed) {
-                for (int64_t s = 0; s < segment_count_; ++s, row += bytes) std::memcpy(row, from + segments_[s], static_cast<size_t>(bytes));
-            } else {  // whole units, of which the rest is overwritten: image and rows are longer than what is used of them
-                constexpr int64_t kUnit = 32;
-                for (int64_t s = 0; s < segment_count_; ++s, row += bytes)
-                    for (int64_t i = 0; i < bytes; i += kUnit) std::memcpy(row + i, from + segments_[s] + i, kUnit);
+                for (; offset < end; ++offset, row += bytes) std::memcpy(row, from + *offset, static_cast<size_t>(bytes));
+                return;
             }
-            std::memset(row, 0, static_cast<size_t>(c_.row_stride() - used));
+            // Whole units, of which the next overwrites the rest: image and rows are longer than what is used of them.
+            constexpr int64_t kUnit = 32;
+            if (bytes <= kUnit) {
+                for (; offset < end; ++offset, row += bytes) std::memcpy(row, from + *offset, kUnit);
+                return;
+            }
+            for (; offset < end; ++offset, row += bytes)
+                for (int64_t i = 0; i < bytes; i += kUnit) std::memcpy(row + i, from + *offset + i, kUnit);
         }
 
         uint8_t* to_tiles(const uint8_t* rows, int count, uint8_t* out) const {
@@ -318,7 +329,21 @@ private:
             return Ahead(blocks_[block].at, blocks * kBlock * c_.row_at, steps);
         }
 
+        void multiply_depthwise(int64_t panel, int64_t begin, int64_t end) {
+            const auto* weight = reinterpret_cast<const int8_t*>(tiles_ + panel * c_.slices * kTapBytes);
+            const uint8_t sign = c_.job.p.lhs.format == HOP_INT8 ? 0x80 : 0;
+            for (int64_t b = begin; b < end; ++b) {
+                const Rows& block = blocks_[b];
+                Sum* sums = sums_ + turn_++ % 2 * kBlock * kBlock;
+                for (int i = 0; i < block.count; ++i)
+                    depthwise_row(reinterpret_cast<const uint8_t*>(from_[block.first + i]) + panel * kBlock, segments_, c_.slices,
+                                  sign, weight, sums + i * kBlock);
+                finish(block, sums, columns_[panel - first_panel_]);
+            }
+        }
+
         void multiply(int64_t panel, int64_t begin, int64_t end, Ahead& ahead) {
+            if (c_.depthwise) return multiply_depthwise(panel, begin, end);
             const uint8_t* b = tiles_ + panel * c_.slices * 2 * kTile;
             const bool kept = all_.chunk_ < c_.slices && end - begin > 1;
             const int64_t chunk = kept ? all_.chunk_ : c_.slices;
@@ -358,6 +383,8 @@ private:
             load_bias(c_.job, columns.first, columns.count, columns.bias);
             std::memset(columns.sum, 0, sizeof(columns.sum));
             if (!all_.lhs_zero_) return;
+            if (c_.depthwise)
+                return add_depthwise(reinterpret_cast<const int8_t*>(tiles_ + panel * c_.slices * kTapBytes), c_.slices, columns.sum);
             const uint8_t* tile = tiles_ + panel * c_.slices * 2 * kTile;
             for (int64_t i = 0; i < 2 * c_.slices; ++i, tile += kTile) add_quads(tile, kQuads, columns.sum + i % 2 * kRows);
         }

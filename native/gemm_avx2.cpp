@@ -170,6 +170,8 @@ int floats(Job& job) { return Multiplication<Avx2<Bfloat16>>(job).run(); }
 #include "convolution_weight.h"
 #include "convolution_finish.h"
 #include "convolution_finish_plain.h"
+#include "convolution_depthwise.h"
+#include "convolution_depthwise_plain.h"
 #include "convolution_run.h"
 
 int convolution(Convolution& c) {

@@ -159,6 +159,8 @@ int floats(Job& job) { return Multiplication<Avx512<Bfloat16>>(job).run(); }
 #include "convolution_weight.h"
 #include "convolution_finish.h"
 #include "convolution_finish_avx512.h"
+#include "convolution_depthwise.h"
+#include "convolution_depthwise_avx512.h"
 #include "convolution_run.h"
 
 int convolution(Convolution& c) {
