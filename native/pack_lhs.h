@@ -95,7 +95,7 @@ inline void pack_words(const Job& job, int64_t first, int rows, int64_t slice, u
         }
         const uint8_t* codes = codes_of_row(o, job.lhs.codes, first + i, k, count, buffer);
         if (o.fold.format == HOP_NONE) {
-            words.decode(codes, nullptr, nullptr, even, odd);
+            words.decode(codes, 1, nullptr, nullptr, even, odd);
             continue;
         }
         float fold[kQuads];
@@ -107,7 +107,7 @@ inline void pack_words(const Job& job, int64_t first, int rows, int64_t slice, u
             do fold[quad++] = f;
             while (quad < kQuads && k + quad * 4 < end);
         }
-        words.decode(codes, nullptr, fold, even, odd);
+        words.decode(codes, 1, nullptr, fold, even, odd);
     }
 }
 

@@ -32,13 +32,26 @@ inline const uint8_t* tile_of_codes(
     return buffer;
 }
 
-// The fold of 16 rows at one k.
+// The fold of 16 rows at one k; 0 for rows that are none.
 inline void fold_of_rows(const Job& job, int64_t first, int64_t k, float* fold) {
     const hop_scale& s = job.p.rhs.fold;
-    for (int i = 0; i < kRows; ++i)
-        fold[i] = first + i < job.p.n && k < job.p.k
-                      ? scale_value(s.format, job.rhs.fold, (first + i) / s.rows * s.row_stride + k / s.ks * s.k_stride)
-                      : 0.f;
+    const int64_t rest = job.p.n - first, count = k >= job.p.k || rest < 0 ? 0 : rest < kRows ? rest : kRows;
+    const int64_t of_k = k / s.ks * s.k_stride;
+    for (int64_t i = count; i < kRows; ++i) fold[i] = 0.f;
+    if (s.rows == 1 && s.format != HOP_FLOAT32) {
+        const float* table = scale_table(s.format);
+        const uint8_t* codes = static_cast<const uint8_t*>(job.rhs.fold) + first * s.row_stride + of_k;
+        for (int64_t i = 0; i < count; ++i) fold[i] = table[codes[i * s.row_stride]];
+    } else if (s.row_stride == 0 || s.rows >= kBlock) {  // blocks of so many rows have all of a tile's, or two have
+        const int64_t edge = s.row_stride == 0 ? count : s.rows - first % s.rows;
+        for (int64_t i = 0; i < count; i = i < edge ? edge : count) {
+            const float f = scale_value(s.format, job.rhs.fold, (first + i) / s.rows * s.row_stride + of_k);
+            for (int64_t row = i; row < count && (i >= edge || row < edge); ++row) fold[row] = f;
+        }
+    } else {
+        for (int64_t i = 0; i < count; ++i)
+            fold[i] = scale_value(s.format, job.rhs.fold, (first + i) / s.rows * s.row_stride + of_k);
+    }
 }
 
 // One tile as bfloat16 numbers, 2 * kTile bytes.
@@ -49,19 +62,25 @@ inline void tile_of_words(const Job& job, const Words& words, int64_t first, int
     auto *even = reinterpret_cast<uint16_t*>(out), *odd = even + kTile / 2;
     const bool zeros = o.format == HOP_UINT4 && has_zero(o), folds = o.fold.format != HOP_NONE;
     float fold[kRows];
-    int64_t of_zero = -1, of_fold = -1;
-    for (int quad = 0; quad < kQuads; ++quad, codes += 64, even += 32, odd += 32) {
+    const auto left = [](int64_t k, int64_t ks) {  // quads from k to the end of its block
+        const int64_t rest = (ks - k % ks) / 4;
+        return rest < kQuads ? static_cast<int>(rest) : kQuads;
+    };
+    for (int quad = 0, next; quad < kQuads; quad = next) {
         const int64_t k = slice * kSlice + quad * 4;
-        if (folds && k / o.fold.ks != of_fold) {
-            of_fold = k / o.fold.ks;
+        next = kQuads;
+        if (folds) {
             fold_of_rows(job, first, k, fold);
+            const int end = quad + left(k, o.fold.ks);
+            next = end < next ? end : next;
         }
-        if (zeros && (of_zero < 0 || k / o.scale.ks != of_zero)) {
-            of_zero = k / o.scale.ks;
+        if (zeros) {
             for (int i = 0; i < kRows; ++i)
                 zero[i] = first + i < job.p.n && k < job.p.k ? static_cast<uint8_t>(zero_of(o, job.rhs, first + i, k)) : 0;
+            const int end = quad + left(k, o.scale.ks);
+            next = end < next ? end : next;
         }
-        words.decode(codes, zeros ? zero : nullptr, folds ? fold : nullptr, even, odd);
+        words.decode(codes + quad * 64, next - quad, zeros ? zero : nullptr, folds ? fold : nullptr, even + quad * 32, odd + quad * 32);
     }
 }
 

@@ -63,19 +63,26 @@ const Decoder* decoder(int format) {
     return &made_of[(format >= HOP_INT8 && format <= kShifted ? format : kShifted) - HOP_INT8];
 }
 
+const float* scale_table(int format) {
+    struct Tables {
+        float e8m0[256], e4m3[256];
+        Tables() {
+            const Decoder& d = *decoder(HOP_E4M3);
+            for (uint32_t code = 0; code < 256; ++code) {
+                e8m0[code] = code == 255 ? NAN : of_bits(code ? code << 23 : 1u << 22);  // the least is subnormal
+                e4m3[code] = of_bits(static_cast<uint32_t>(d.high[code] << 8 | d.low[code]) << 16);
+            }
+        }
+    };
+    static const Tables tables;
+    return format == HOP_E8M0 ? tables.e8m0 : tables.e4m3;
+}
+
 float scale_value(int format, const void* data, int64_t index) {
     switch (format) {
         case HOP_FLOAT32: return static_cast<const float*>(data)[index];
-        case HOP_E8M0: {
-            const uint32_t code = static_cast<const uint8_t*>(data)[index];
-            if (code == 255) return NAN;
-            return of_bits(code ? code << 23 : 1u << 22);  // the least is half the least normal number
-        }
-        case HOP_E4M3: {
-            const int code = static_cast<const uint8_t*>(data)[index];
-            static const Decoder& d = *decoder(HOP_E4M3);
-            return of_bits(static_cast<uint32_t>(d.high[code] << 8 | d.low[code]) << 16);
-        }
+        case HOP_E8M0:
+        case HOP_E4M3: return scale_table(format)[static_cast<const uint8_t*>(data)[index]];
         default: return 1.f;
     }
 }

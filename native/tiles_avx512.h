@@ -179,34 +179,42 @@ class Words {
 public:
     explicit Words(int format) : decoder_(decoder(format)), tables_(*decoder_), shifted_(*shifted_decoder()), narrow_(format == HOP_E2M1) {}
 
-    void decode(const uint8_t* codes, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
+    void decode(const uint8_t* codes, int quads, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
         __m512i e, o;
         if (!zero && !fold) {
-            tables_.words(load512(codes), e, o);
-        } else if (zero && !fold) {
+            for (int i = 0; i < quads; ++i) {
+                tables_.words(load512(codes + i * 64), e, o);
+                store512(even + i * 32, e);
+                store512(odd + i * 32, o);
+            }
+            return;
+        }
+        const bool small = zero && _mm_cmpgt_epu8_mask(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zero)), _mm_set1_epi8(16)) == 0;
+        if (small && !fold) {
             const __m128i zeros = _mm_loadu_si128(reinterpret_cast<const __m128i*>(zero));
-            if (_mm_cmpgt_epu8_mask(zeros, _mm_set1_epi8(16))) return decode_plainly(*decoder_, codes, zero, fold, even, odd);
             const __m512i z = _mm512_cvtepu8_epi32(zeros);
             const __m512i of_quads = _mm512_mullo_epi32(z, _mm512_set1_epi32(0x01010101));
-            const __m512i code = _mm512_sub_epi8(_mm512_add_epi8(load512(codes), _mm512_set1_epi8(16)), of_quads);
-            shifted_.words(code, e, o);
-        } else {
-            const Fold f = fold_of(_mm512_loadu_ps(fold), narrow_);
-            if (!f.safe || special(load512(codes))) return decode_plainly(*decoder_, codes, zero, fold, even, odd);
-            decode(load512(codes), f, e, o);
+            const __m512i by = _mm512_sub_epi8(_mm512_set1_epi8(16), of_quads);
+            for (int i = 0; i < quads; ++i) {
+                shifted_.words(_mm512_add_epi8(load512(codes + i * 64), by), e, o);
+                store512(even + i * 32, e);
+                store512(odd + i * 32, o);
+            }
+            return;
         }
-        store512(even, e);
-        store512(odd, o);
+        Fold f{};
+        if (!zero) f = fold_of(_mm512_loadu_ps(fold), narrow_);
+        for (int i = 0; i < quads; ++i) {
+            const __m512i code = load512(codes + i * 64);
+            if (zero || !f.safe || special(code)) {
+                decode_plainly(*decoder_, codes + i * 64, zero, fold, even + i * 32, odd + i * 32);
+                continue;
+            }
+            tables_.words(code, e, o);
+            store512(even + i * 32, folded(e, f, narrow_));
+            store512(odd + i * 32, folded(o, f, narrow_));
+        }
     }
-
-    void decode(__m512i codes, const Fold& f, __m512i& even, __m512i& odd) const {
-        tables_.words(codes, even, odd);
-        even = folded(even, f, narrow_);
-        odd = folded(odd, f, narrow_);
-    }
-
-    const Tables& tables() const { return tables_; }
-    bool narrow() const { return narrow_; }
 
     // Whether a code stands for an infinity or NaN.
     bool special(__m512i codes) const {
