@@ -96,7 +96,8 @@ struct Bfloat16 {
                 HOP_UNROLL
                 for (int half = 0; half < 2; ++half) {
                     const __m256i both = load256(words + half * 32);
-                    right[half] = _mm256_castsi256_ps(part ? _mm256_and_si256(both, upper) : _mm256_slli_epi32(both, 16));
+                    right[half] =
+                        _mm256_castsi256_ps(part ? _mm256_and_si256(both, upper) : _mm256_slli_epi32(both, 16));
                 }
                 HOP_UNROLL
                 for (int i = 0; i < N; ++i) {
@@ -133,8 +134,8 @@ public:
         in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
             Ahead none(nullptr, 0, 1);
             for (int tile = 0; tile < 2; ++tile)
-                block<n.value>(a + first * kRow, 0, b + tile * kBytes * kTile, 1, quad, quads_, sums + first * kBlock + tile * kRows,
-                               false, none);
+                block<n.value>(a + first * kRow, 0, b + tile * kBytes * kTile, 1, quad, quads_,
+                               sums + first * kBlock + tile * kRows, false, none);
         });
     }
 
@@ -143,21 +144,24 @@ private:
 
     // N rows by the 16 columns of one tile.
     template <int N>
-    static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads, Sum* sums, bool add,
-                      Ahead& ahead) {
+    static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,
+                      Sum* sums, bool add, Ahead& ahead) {
         Vector c[N][2];
         HOP_UNROLL
-        for (int i = 0; i < N; ++i)
+        for (int i = 0; i < N; ++i) {
             HOP_UNROLL
-            for (int half = 0; half < 2; ++half) c[i][half] = add ? Numbers::load(sums + i * kBlock + half * 8) : Numbers::zero();
+            for (int half = 0; half < 2; ++half)
+                c[i][half] = add ? Numbers::load(sums + i * kBlock + half * 8) : Numbers::zero();
+        }
         for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
             for (int q = quad; q < quad + quads; ++q) Numbers::template quad<N>(a, b, q, c);
             ahead.fetch();
         }
         HOP_UNROLL
-        for (int i = 0; i < N; ++i)
+        for (int i = 0; i < N; ++i) {
             HOP_UNROLL
             for (int half = 0; half < 2; ++half) Numbers::store(sums + i * kBlock + half * 8, c[i][half]);
+        }
     }
 
     int quads_;
@@ -174,9 +178,7 @@ int floats(Job& job) { return Multiplication<Avx2<Bfloat16>>(job).run(); }
 #include "convolution_depthwise_plain.h"
 #include "convolution_run.h"
 
-int convolution(Convolution& c) {
-    return Convolving<Avx2<Int8>, false>(c).run();
-}
+int convolution(Convolution& c) { return Convolving<Avx2<Int8>, false>(c).run(); }
 
 }  // namespace avx2
 }  // namespace hop

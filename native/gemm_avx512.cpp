@@ -69,13 +69,15 @@ struct Bfloat16 {
     static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
         const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
         HOP_UNROLL
-        for (int s = 0; s < S; ++s)
+        for (int s = 0; s < S; ++s) {
             HOP_UNROLL
             for (int e = 0; e < 2; ++e) {
                 const __m512i left = load512(b + e * kTile + (at + s) * 64);
                 const __m512i right = load512(b + (2 + e) * kTile + (at + s) * 64);
-                const __m512 first[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(right, 16))};
-                const __m512 second[2] = {_mm512_castsi512_ps(_mm512_and_si512(left, upper)), _mm512_castsi512_ps(_mm512_and_si512(right, upper))};
+                const __m512 first[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
+                                         _mm512_castsi512_ps(_mm512_slli_epi32(right, 16))};
+                const __m512 second[2] = {_mm512_castsi512_ps(_mm512_and_si512(left, upper)),
+                                          _mm512_castsi512_ps(_mm512_and_si512(right, upper))};
                 HOP_UNROLL
                 for (int i = 0; i < N; ++i) {
                     const float* row = reinterpret_cast<const float*>(a) + i * kSlice + e * 2 * kQuads + at + s;
@@ -87,6 +89,7 @@ struct Bfloat16 {
                     }
                 }
             }
+        }
     }
     static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }
 };
@@ -104,8 +107,8 @@ public:
     void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
             Ahead none(nullptr, 0, 1);
-            block<n.value, sums_of(n.value)>(a + first * kRow, R * kLhsBytes * kTile, b, slices, 0, kQuads, sums + first * kBlock, add,
-                                             first ? none : ahead);
+            block<n.value, sums_of(n.value)>(a + first * kRow, R * kLhsBytes * kTile, b, slices, 0, kQuads,
+                                             sums + first * kBlock, add, first ? none : ahead);
         });
     }
 
@@ -113,7 +116,8 @@ public:
     void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums) {
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
             Ahead none(nullptr, 0, 1);
-            block<n.value, sums_of(n.value)>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false, none);
+            block<n.value, sums_of(n.value)>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false,
+                                             none);
         });
     }
 
@@ -121,22 +125,24 @@ private:
     static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at once: 24 registers of sums; bytes of one
 
     template <int N, int S>
-    static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads, Sum* sums, bool add,
-                      Ahead& ahead) {
+    static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,
+                      Sum* sums, bool add, Ahead& ahead) {
         Vector c[S][N][2];
         HOP_UNROLL
-        for (int s = 0; s < S; ++s)
+        for (int s = 0; s < S; ++s) {
             HOP_UNROLL
-            for (int i = 0; i < N; ++i)
+            for (int i = 0; i < N; ++i) {
                 HOP_UNROLL
                 for (int half = 0; half < 2; ++half)
                     c[s][i][half] = add && s == 0 ? Numbers::load(sums + i * kBlock + half * kRows) : Numbers::zero();
+            }
+        }
         for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
             for (int q = quad; q < quad + quads; q += S) Numbers::template quad<N, S>(a, b, q, c);
             ahead.fetch();
         }
         HOP_UNROLL
-        for (int i = 0; i < N; ++i)
+        for (int i = 0; i < N; ++i) {
             HOP_UNROLL
             for (int half = 0; half < 2; ++half) {
                 Vector x = c[0][i][half];
@@ -144,6 +150,7 @@ private:
                 for (int s = 1; s < S; ++s) x = Numbers::plus(x, c[s][i][half]);
                 Numbers::store(sums + i * kBlock + half * kRows, x);
             }
+        }
     }
 
     int quads_;
@@ -168,7 +175,8 @@ int convolution(Convolution& c) {
     return Convolving<Avx512<Int8>, false>(c).run();
 }
 
-void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile) {
+void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice,
+               uint8_t* tile) {
     const uint8_t* made = tile_of_codes(o, codes, rows, k, first, slice, tile);
     if (made != tile) std::memcpy(tile, made, kTile);
 }

@@ -41,7 +41,8 @@ struct Int8 {
             std::memcpy(codes, tile + q * 64, sizeof(codes));
             for (int part = 0; part < 4; ++part) {
                 const int above = 8 * (kLittle ? 3 - part : part);  // bits
-                for (int i = 0; i < kRows; ++i) out[part][q][i] = static_cast<float>(static_cast<int32_t>(codes[i] << above) >> 24);
+                for (int i = 0; i < kRows; ++i)
+                    out[part][q][i] = static_cast<float>(static_cast<int32_t>(codes[i] << above) >> 24);
             }
         }
     }
@@ -95,7 +96,8 @@ private:
             Numbers::rhs_tile(b + tile * kBytes * kTile, quad, quads, floats);
             const auto* left = reinterpret_cast<const float*>(a);
             int row = 0;
-            for (; row + 2 <= rows; row += 2) block<2>(left + row * kSlice, floats, quad, quads, sums + row * kBlock, add);
+            for (; row + 2 <= rows; row += 2)
+                block<2>(left + row * kSlice, floats, quad, quads, sums + row * kBlock, add);
             if (row < rows) block<1>(left + row * kSlice, floats, quad, quads, sums + row * kBlock, add);
         }
     }
@@ -122,7 +124,9 @@ private:
     }
 
     static float plus(float a, float b) { return a + b; }
-    static int32_t plus(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
+    static int32_t plus(int32_t a, int32_t b) {
+        return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+    }
 
     int quads_;
 };
@@ -138,13 +142,12 @@ int floats(Job& job) { return Multiplication<Portable<Bfloat16>>(job).run(); }
 #include "convolution_depthwise_plain.h"
 #include "convolution_run.h"
 
-int convolution(Convolution& c) {
-    return Convolving<Portable<Int8>, false>(c).run();
-}
+int convolution(Convolution& c) { return Convolving<Portable<Int8>, false>(c).run(); }
 
 }  // namespace portable
 
-void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice, uint8_t* tile) {
+void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice,
+               uint8_t* tile) {
 #if defined(__x86_64__)
     if (level() >= Level::avx512) return avx512::pack_tile(o, codes, rows, k, first, slice, tile);
 #endif

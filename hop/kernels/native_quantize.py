@@ -163,11 +163,14 @@ def _absent() -> str | None:
 def _declines_any() -> str | None:
     if (reason := native.library().declines()) is not None or (reason := _absent()) is not None:
         return reason
-    return None if _compile.is_plain_eager() else "writes into memory, so for eager mode only"
+    if _compile.is_plain_eager() or _compile.is_compiling_for_here():
+        return None
+    return "writes into memory, so for eager mode, and programs that are compiled for this process"
 
 
 def _declines_tensor(name: str, x: Tensor) -> str | None:
-    if type(x) not in _PLAIN or not x.is_cpu or x.layout != torch.strided or x.is_neg():
+    known = type(x) in _PLAIN or _compile.is_compiling_for_here()
+    if not known or not x.is_cpu or x.layout != torch.strided or x.is_neg():
         return f"for plain tensors on the CPU, and {name} is a {type(x).__name__} on {x.device}"
     return None
 
@@ -176,7 +179,10 @@ def _declines_quantize(call: tuple[Any, ...]) -> str | None:
     quantizer, x, scale, zero_point, noise, usages = call
     if (reason := _declines_any()) is not None:
         return reason
-    if x.dtype not in _DTYPES or x.numel() == 0:
+    shape = _compile.hints(x.shape)
+    if shape is None:
+        return f"nothing is known of the sizes {tuple(x.shape)}"
+    if x.dtype not in _DTYPES or 0 in shape:
         return f"for float32, bfloat16 and float16 tensors that are not empty, not {x.dtype} of {tuple(x.shape)}"
     if (reason := _declines_tensor("x", x)) is not None:
         return reason
@@ -184,7 +190,7 @@ def _declines_quantize(call: tuple[Any, ...]) -> str | None:
         if t is not None and (reason := _declines_tensor(name, t)) is not None:
             return reason
     for usage in usages:
-        found = cut(quantizer, x.shape if usage == copies.ROWWISE else tuple(copies.columns(x.shape)))
+        found = cut(quantizer, shape if usage == copies.ROWWISE else tuple(copies.columns(shape)))
         if isinstance(found, str):
             return found
         if usage == copies.ROWWISE and (reason := _declines_given(quantizer, found, x, scale, zero_point, noise)):
@@ -202,9 +208,9 @@ def _declines_given(quantizer: str, found: Cut, x: Tensor, scale: Any, zero_poin
     if scale is None:
         return "needs a scale" if isinstance(made.quantizer.scale, Given) else None
     shape, dtype = found.buffers[-1 if isinstance(made.quantizer.scale, TwoLevel) else 1]
-    if scale.shape != shape or scale.dtype not in (torch.float32, dtype):
+    if _compile.hints(scale.shape) != shape or scale.dtype not in (torch.float32, dtype):
         return f"for a scale in float32 or {dtype} of {shape}, not {scale.dtype} of {tuple(scale.shape)}"
-    if zero_point is not None and zero_point.shape != shape:
+    if zero_point is not None and _compile.hints(zero_point.shape) != shape:
         return f"for a zero_point of {shape}, not {tuple(zero_point.shape)}"
     return None
 
@@ -217,9 +223,12 @@ def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _declines_dequantize(call: tuple[Any, ...]) -> str | None:
-    quantizer, buffers, usages, shape, dtype = call
+    quantizer, buffers, usages, sizes, dtype = call
     if (reason := _declines_any()) is not None:
         return reason
+    shape = _compile.hints(sizes)
+    if shape is None:
+        return f"nothing is known of the sizes {tuple(sizes)}"
     if dtype not in _DTYPES or 0 in shape:
         return f"to float32, bfloat16 and float16, for tensors that are not empty; not {dtype} of {tuple(shape)}"
     for buffer in buffers:
@@ -229,7 +238,7 @@ def _declines_dequantize(call: tuple[Any, ...]) -> str | None:
     if isinstance(found, str):
         return found
     own = buffers[: len(found.buffers)] if copies.ROWWISE in usages else buffers
-    if [(b.shape, b.dtype) for b in own] != list(found.buffers):
+    if [(_compile.hints(b.shape), b.dtype) for b in own] != list(found.buffers):
         return "for the buffers that the quantizer describes"
     return None
 
@@ -253,6 +262,6 @@ def _fake_quantize(call: tuple[Any, ...]) -> Tensor:
     return dequantize_native(quantizer, quantize_native(quantizer, x, scale, zero_point, noise), x.shape, x.dtype)
 
 
-QUANTIZE = Kernel("native", _declines_quantize, _quantize)
-DEQUANTIZE = Kernel("native", _declines_dequantize, _dequantize)
-FAKE_QUANTIZE = Kernel("native", _declines_fake, _fake_quantize)
+QUANTIZE = Kernel("native", _declines_quantize, _quantize, leaf=True)
+DEQUANTIZE = Kernel("native", _declines_dequantize, _dequantize, leaf=True)
+FAKE_QUANTIZE = Kernel("native", _declines_fake, _fake_quantize, leaf=True)
