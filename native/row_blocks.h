@@ -1,6 +1,6 @@
 // Included in a namespace (isa.h).
 
-// Calls body(N, first) for `rows` (32 or fewer) in blocks of `Most` or fewer, of about the same size; N.value is the size.
+// Calls body(N, first) for `rows` (32 or fewer) in blocks of `Most` or fewer, of about the same size: N.value.
 template <int Most, int N = Most, class Body>
 inline void in_row_block(int rows, int first, Body& body) {
     if constexpr (N > 1)

@@ -20,7 +20,8 @@ inline void widen_tile(const uint8_t* narrow, uint8_t* tile) {
 // A tile of rows of 64 bytes: the quads of each row side by side -> those of each quad.
 inline void tile_from_rows(const uint8_t* src, int64_t stride, uint8_t* tile) {
     for (int row = 0; row < kRows; ++row)
-        for (int quad = 0; quad < kQuads; ++quad) std::memcpy(tile + (quad * kRows + row) * 4, src + row * stride + quad * 4, 4);
+        for (int quad = 0; quad < kQuads; ++quad)
+            std::memcpy(tile + (quad * kRows + row) * 4, src + row * stride + quad * 4, 4);
 }
 
 // The same of columns: src[k * stride + row].
@@ -41,8 +42,16 @@ inline void to_int8(int format, const uint8_t* codes, uint8_t* out) {
 
 // The codes of some quads, an even number, of 16 rows, added to the sum of each.
 inline void add_quads(const uint8_t* tile, int quads, int32_t* sums) {
-    for (int i = 0; i < quads * kRows; ++i)
-        for (int j = 0; j < 4; ++j) sums[i % kRows] += static_cast<int8_t>(tile[i * 4 + j]);
+    int16_t halves[2 * kRows] = {};  // of a quad: two codes each
+    for (int quad = 0; quad < quads; ++quad)
+        for (int i = 0; i < 2 * kRows; ++i) {
+            uint16_t codes;
+            std::memcpy(&codes, tile + quad * 64 + 2 * i, 2);
+            const int first = static_cast<int16_t>(codes) >> 8;
+            const int second = static_cast<int16_t>(static_cast<uint16_t>(codes << 8)) >> 8;
+            halves[i] = static_cast<int16_t>(halves[i] + first + second);
+        }
+    for (int i = 0; i < kRows; ++i) sums[i] += halves[2 * i] + halves[2 * i + 1];
 }
 
 inline int32_t sum_of(const int8_t* codes, int count) {

@@ -16,18 +16,21 @@ public:
     }
 
     // As decode_plainly, bit for bit, of several times 16 quads.
-    void decode(const uint8_t* codes, int quads, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
+    void decode(const uint8_t* codes, int quads, const uint8_t* zero, const float* fold, uint16_t* even,
+                uint16_t* odd) const {
         for (int i = 0; i < quads; ++i) decode(codes + i * 64, zero, fold, even + i * 32, odd + i * 32);
     }
 
     void decode(const uint8_t* codes, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
-        if (zero && (fold || _mm_movemask_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zero))) != 0))  // differences are int8
+        if (zero && (fold || _mm_movemask_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zero))) !=
+                                 0))  // differences are int8
             return decode_plainly(*decoder_, codes, zero, fold, even, odd);
         __m256i inexact = _mm256_setzero_si256();
         for (int half = 0; half < 2; ++half) {
             __m256i code = load(codes + half * 32), e, o;
             if (zero) {
-                const __m256i z = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(zero + half * 8)));
+                const __m256i z =
+                    _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(zero + half * 8)));
                 code = _mm256_sub_epi8(code, _mm256_mullo_epi32(z, _mm256_set1_epi32(0x01010101)));
                 integers<true>(code, e, o);
             } else if (format_ == HOP_INT8) {
@@ -65,13 +68,16 @@ private:
         odd = _mm256_or_si256(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(lower, high));
     }
 
-    // E4M3 and E5M2 in 16 bits each: magnitudes 8 to 119 are shifted and offset, those below and above taken from tables.
+    // E4M3 and E5M2 in 16 bits each: magnitudes 8 to 119 are shifted and offset, those below and above taken from
+    // tables.
     __m256i bytes(__m256i code) const {
         const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(127));
         const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(code, _mm256_set1_epi16(128)), 8);
         const __m256i eighth = _mm256_and_si256(code, _mm256_set1_epi16(7));
-        const __m256i at = _mm256_add_epi16(_mm256_mullo_epi16(eighth, _mm256_set1_epi16(0x0202)), _mm256_set1_epi16(0x0100));
-        const __m256i middle = _mm256_add_epi16(_mm256_sll_epi16(magnitude, _mm_cvtsi32_si128(shift_)), _mm256_set1_epi16(offset_));
+        const __m256i at =
+            _mm256_add_epi16(_mm256_mullo_epi16(eighth, _mm256_set1_epi16(0x0202)), _mm256_set1_epi16(0x0100));
+        const __m256i middle =
+            _mm256_add_epi16(_mm256_sll_epi16(magnitude, _mm_cvtsi32_si128(shift_)), _mm256_set1_epi16(offset_));
         const __m256i below = _mm256_cmpgt_epi16(_mm256_set1_epi16(8), magnitude);
         const __m256i above = _mm256_cmpgt_epi16(magnitude, _mm256_set1_epi16(119));
         __m256i x = _mm256_blendv_epi8(middle, _mm256_shuffle_epi8(ends_[0], at), below);
@@ -82,7 +88,8 @@ private:
     template <bool Signed>
     static void integers(__m256i code, __m256i& even, __m256i& odd) {
         const auto number = [](__m256i x) {  // of the highest byte of each 32 bits
-            return _mm256_castps_si256(_mm256_cvtepi32_ps(Signed ? _mm256_srai_epi32(x, 24) : _mm256_srli_epi32(x, 24)));
+            return _mm256_castps_si256(
+                _mm256_cvtepi32_ps(Signed ? _mm256_srai_epi32(x, 24) : _mm256_srli_epi32(x, 24)));
         };
         const auto pair = [](__m256i first, __m256i second) {
             return _mm256_or_si256(_mm256_srli_epi32(first, 16), _mm256_and_si256(second, upper()));
@@ -93,8 +100,10 @@ private:
 
     // Words times the fold of their quad; `inexact` is not zero if a product is no bfloat16 number.
     static __m256i folded(__m256i words, __m256 fold, __m256i& inexact) {
-        const __m256i first = _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)), fold));
-        const __m256i second = _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(words, upper())), fold));
+        const __m256i first =
+            _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)), fold));
+        const __m256i second =
+            _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(words, upper())), fold));
         inexact = _mm256_or_si256(inexact, _mm256_andnot_si256(upper(), _mm256_or_si256(first, second)));
         return _mm256_or_si256(_mm256_srli_epi32(first, 16), _mm256_and_si256(second, upper()));
     }

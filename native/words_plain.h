@@ -8,7 +8,8 @@ public:
     }
 
     // As decode_plainly, of several times 16 quads.
-    void decode(const uint8_t* codes, int quads, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
+    void decode(const uint8_t* codes, int quads, const uint8_t* zero, const float* fold, uint16_t* even,
+                uint16_t* odd) const {
         for (int i = 0; i < quads; ++i) decode(codes + i * 64, zero, fold, even + i * 32, odd + i * 32);
     }
 

@@ -42,7 +42,8 @@ public:
         }
         mapped_ = inside + 2 * page;
         base_ = mmap(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (base_ == MAP_FAILED || mprotect(static_cast<char*>(base_) + page, inside, PROT_READ | PROT_WRITE) != 0) std::abort();
+        if (base_ == MAP_FAILED || mprotect(static_cast<char*>(base_) + page, inside, PROT_READ | PROT_WRITE) != 0)
+            std::abort();
         data_ = static_cast<char*>(base_) + page + (kind == 1 ? 0 : inside - bytes_);
     }
     Buffer(Buffer&& other) noexcept { swap(other); }
@@ -56,9 +57,13 @@ public:
     }
 
     template <class T = char>
-    T* data() const { return reinterpret_cast<T*>(data_); }
+    T* data() const {
+        return reinterpret_cast<T*>(data_);
+    }
     size_t bytes() const { return bytes_; }
-    void fill(int byte) const { if (bytes_) std::memset(data_, byte, bytes_); }
+    void fill(int byte) const {
+        if (bytes_) std::memset(data_, byte, bytes_);
+    }
 
 private:
     void swap(Buffer& other) {

@@ -24,11 +24,14 @@ inline double rounded(double x, int digits, int least, int most) {
 }
 
 inline double rounded(double x, int format) {
-    return format == HOP_FLOAT32 ? rounded(x, 24, -149, 128) : format == HOP_BFLOAT16 ? rounded(x, 8, -133, 128) : rounded(x, 11, -24, 16);
+    return format == HOP_FLOAT32    ? rounded(x, 24, -149, 128)
+           : format == HOP_BFLOAT16 ? rounded(x, 8, -133, 128)
+                                    : rounded(x, 11, -24, 16);
 }
 
 inline double small_float(int code, int exponent_bits, int mantissa_bits, int bias) {
-    const int exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1), mantissa = code & ((1 << mantissa_bits) - 1);
+    const int exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1),
+              mantissa = code & ((1 << mantissa_bits) - 1);
     const double size = exponent ? std::ldexp(1 + mantissa * std::ldexp(1, -mantissa_bits), exponent - bias)
                                  : std::ldexp(mantissa, 1 - bias - mantissa_bits);
     return code >> (exponent_bits + mantissa_bits) & 1 ? -size : size;
@@ -55,8 +58,10 @@ inline double element(int format, const void* data, int64_t i) {
         case HOP_INT32: return static_cast<const int32_t*>(data)[i];
         default: break;
     }
-    const int bits = static_cast<const uint16_t*>(data)[i], exponents = format == HOP_BFLOAT16 ? 8 : 5, digits = 15 - exponents;
+    const int bits = static_cast<const uint16_t*>(data)[i], exponents = format == HOP_BFLOAT16 ? 8 : 5,
+              digits = 15 - exponents;
     const int special = (1 << exponents) - 1;
-    if ((bits >> digits & special) == special) return bits & ((1 << digits) - 1) ? NAN : bits >> 15 ? -INFINITY : INFINITY;
+    if ((bits >> digits & special) == special)
+        return bits & ((1 << digits) - 1) ? NAN : bits >> 15 ? -INFINITY : INFINITY;
     return small_float(bits, exponents, digits, (1 << (exponents - 1)) - 1);
 }
