@@ -122,7 +122,9 @@ void Convolution::plan(bool windows_allowed) {
 void Convolution::cut(int threads) {
     const int64_t all = dims[outer].outputs, whole = ceil_div(rows_of(all), kBlock), total = batch * whole;
     const int64_t columns = units * panels, weight = depthwise ? 0 : columns * slices * 2 * kTile;
-    const int64_t row = windows ? row_at * dims[0].phases * dims[1].phases * dims[2].phases : depthwise ? 2 * c.channels : row_stride();
+    const int64_t row = windows     ? row_at * dims[0].phases * dims[1].phases * dims[2].phases
+                        : depthwise ? 2 * c.channels
+                                    : row_stride();
     int64_t most = kImageBytes / (kBlock * row);
     most = most < 2 ? 2 : most > kMostBlocks ? kMostBlocks : most;
     int64_t pieces = ceil_div(total, most);

@@ -10,7 +10,8 @@
 //                pixels are neighbours
 //     rows       what each pixel multiplies is gathered into one row: any number of channels, and of outputs only
 //
-// Where each channel is convolved by itself (depthwise), pixels multiply what they find in the image, four taps at once.
+// Where each channel is convolved by itself (depthwise), pixels multiply what they find in the image, four taps at
+// once.
 #pragma once
 #include "product.h"
 
@@ -51,7 +52,7 @@ struct Convolution {
 
     bool depthwise = false;
     bool windows = false, borrowed = false;  // borrowed: the input is the image
-    int outer = 2, inner = 2;                // the first and the last dimension with outputs; the first is cut into bands
+    int outer = 2, inner = 2;  // the first and the last dimension with outputs; the first is cut into bands
     int64_t band = 1, examples = 1;          // outputs of it, and examples, that are taken at once
     int64_t row_groups = 1, bands = 1, shares = 1;  // a share: some of the panels
     int64_t at[3], phase_at[3], example_at = 0, row_at = 0, image_bytes = 0;  // row_at: from a row to the next
@@ -97,7 +98,8 @@ inline int64_t Convolution::lhs_steps(Step* steps) const {
     Step* next = steps;
     for (int64_t slice = 0; slice < inputs / kSlice; ++slice)  // the taps of some channels read the same lines
         for (int64_t tap = 0; tap < taps; ++tap) {
-            const int64_t of[3] = {tap / (c.kernel[1] * c.kernel[2]), tap / c.kernel[2] % c.kernel[1], tap % c.kernel[2]};
+            const int64_t of[3] = {tap / (c.kernel[1] * c.kernel[2]), tap / c.kernel[2] % c.kernel[1],
+                                   tap % c.kernel[2]};
             int64_t lhs = slice * kSlice;
             for (int i = 0; i < 3; ++i) lhs += dims[i].tap_phase(of[i]) * phase_at[i] + dims[i].tap_at(of[i]) * at[i];
             *next++ = {lhs, (tap * (inputs / kSlice) + slice) * 2 * kTile};

@@ -28,6 +28,7 @@ namespace amx {
 #include "convolution_finish_avx512.h"
 #include "convolution_depthwise.h"
 #include "convolution_depthwise_avx512.h"
+#include "convolution_rows.h"
 #include "convolution_run.h"
 
 // The engine of convolutions: rows are read where they lie, as int8 or uint8.
@@ -39,8 +40,8 @@ public:
     Windowed(int rows, int quads) : registers_(rows, quads) {}
 
     template <int R, class Between>
-    void windows(const uint8_t* a, int64_t stride, const Step* steps, int64_t count, const uint8_t* b, int32_t* sums, bool add,
-                 Between between) {
+    void windows(const uint8_t* a, int64_t stride, const Step* steps, int64_t count, const uint8_t* b, int32_t* sums,
+                 bool add, Between between) {
         if (add) {
             _tile_loadd(0, sums, kStride);
             _tile_loadd(1, sums + kRows, kStride);

@@ -1,7 +1,8 @@
 // Convolutions of each channel by itself. Included in a namespace (isa.h).
 //
-// Four taps of 32 channels are multiplied at once. The weight of a panel is [taps / 4][32 channels][4 taps], filled up with
-// zeros, the channels in the order in which bytes of four lines are interleaved: 0 to 3, 16 to 19, 4 to 7, 20 to 23, ...
+// Four taps of 32 channels are multiplied at once. The weight of a panel is [taps / 4][32 channels][4 taps], filled up
+// with zeros, the channels in the order in which bytes of four lines are interleaved: 0 to 3, 16 to 19, 4 to 7, 20 to
+// 23, ...
 
 constexpr int kTaps = 4, kTapBytes = kBlock * kTaps;
 
@@ -12,7 +13,8 @@ inline void depthwise_weight(const Convolution& c, int64_t panel, int8_t* out) {
     std::memset(out, 0, static_cast<size_t>(c.slices * kTapBytes));
     for (int64_t tap = 0; tap < c.taps; ++tap)
         for (int64_t i = 0; i < count; ++i)
-            weight_codes(c, first + i, tap, 0, 1, out + tap / kTaps * kTapBytes + place_of_channel(static_cast<int>(i)) * kTaps + tap % kTaps);
+            weight_codes(c, first + i, tap, 0, 1,
+                         out + tap / kTaps * kTapBytes + place_of_channel(static_cast<int>(i)) * kTaps + tap % kTaps);
 }
 
 inline void add_depthwise(const int8_t* weight, int64_t steps, int32_t* sums) {

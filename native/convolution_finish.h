@@ -6,14 +6,15 @@ struct Columns {
     alignas(64) float bias[kBlock];
     alignas(64) int32_t sum[kBlock];   // of the weight's codes
     alignas(64) int32_t less[kBlock];  // taken off the sums: of the zero point, and a bias of integers
-    // Of codes that are found by multiplication: s_lhs · s_rhs / scale, or 1 / scale; and the bounds less the zero point.
+    // Of codes that are found by multiplication: s_lhs · s_rhs / scale, or 1 / scale; and the bounds less the zero
+    // point.
     alignas(64) float factor[kBlock];
     alignas(64) float least[kBlock], most[kBlock];
     int64_t first, example;  // of the outputs; what is described, or -1
     float lhs;
     int count;
     bool biased, finite;  // finite: no sum becomes NaN
-    bool quick;           // quick: there are factors, and less holds the bias of those that stand for s_lhs · s_rhs / scale
+    bool quick;  // quick: there are factors, and less holds the bias of those that stand for s_lhs · s_rhs / scale
     alignas(64) Target target;
 };
 
@@ -45,7 +46,8 @@ inline void find_factors(const hop_output& o, double largest, Columns& c) {
             if (c.biased && j < c.count)
                 steps = std::nearbyint(static_cast<double>(c.bias[j]) / (static_cast<double>(c.lhs) * c.scale[j]));
             fits = fits && std::fabs(steps) < 0x1p31 - 1 - largest;  // the sum of both holds without saturation
-            less[j] = static_cast<int32_t>(static_cast<uint32_t>(less[j]) - static_cast<uint32_t>(fits ? static_cast<int32_t>(steps) : 0));
+            less[j] = static_cast<int32_t>(static_cast<uint32_t>(less[j]) -
+                                           static_cast<uint32_t>(fits ? static_cast<int32_t>(steps) : 0));
         }
         c.quick = c.quick && fits;
     }
@@ -58,7 +60,8 @@ inline void put(void* output, int64_t at, const T* elements, int count) {
 }
 
 // Rows of sums, the i-th to output + at[i], none where that is negative.
-inline void store_plainly(const hop_output& o, const Columns& c, const int32_t* sums, int rows, const int64_t* at, void* output) {
+inline void store_plainly(const hop_output& o, const Columns& c, const int32_t* sums, int rows, const int64_t* at,
+                          void* output) {
     for (int i = 0; i < rows; ++i, sums += kBlock) {
         if (at[i] < 0) continue;
         int32_t own[kBlock];

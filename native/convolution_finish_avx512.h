@@ -5,7 +5,9 @@
 struct Sums512 {
     __m512i less[2];
     explicit Sums512(const Columns& c) : less{load512(c.less), load512(c.less + 16)} {}
-    __m512i integer(const int32_t* sums, int half) const { return _mm512_sub_epi32(load512(sums + half * 16), less[half]); }
+    __m512i integer(const int32_t* sums, int half) const {
+        return _mm512_sub_epi32(load512(sums + half * 16), less[half]);
+    }
     __m512 real(const int32_t* sums, int half) const { return _mm512_cvtepi32_ps(integer(sums, half)); }
 };
 
@@ -23,15 +25,17 @@ struct Scales512 {
 
 // The high words of two halves of a row, once their low words are rounded into them.
 inline __m512i rounded_512(__m512 y, bool nan) {
-    const __m512i bits = _mm512_castps_si512(y), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i bits = _mm512_castps_si512(y),
+                  odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     if (!nan) return rounded;
     return _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc00000));
 }
 inline __m512i bfloat16_512(__m512 left, __m512 right, bool nan) {
-    const __m512i order = _mm512_set_epi16(
-        31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i both = _mm512_mask_mov_epi16(_mm512_srli_epi32(rounded_512(left, nan), 16), 0xaaaaaaaau, rounded_512(right, nan));
+    const __m512i order = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24,
+                                           22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i both =
+        _mm512_mask_mov_epi16(_mm512_srli_epi32(rounded_512(left, nan), 16), 0xaaaaaaaau, rounded_512(right, nan));
     return _mm512_permutexvar_epi16(order, both);
 }
 
@@ -46,7 +50,8 @@ inline void float_rows(int format, const Columns& c, const int32_t* sums, int ro
     const __mmask32 used = c.count == kBlock ? ~__mmask32(0) : (__mmask32(1) << c.count) - 1;
     for (int i = 0; i < rows; ++i, sums += kBlock) {
         if (at[i] < 0) continue;
-        const __m512 left = scales.real<Biased>(exact.real(sums, 0), 0), right = scales.real<Biased>(exact.real(sums, 1), 1);
+        const __m512 left = scales.real<Biased>(exact.real(sums, 0), 0),
+                     right = scales.real<Biased>(exact.real(sums, 1), 1);
         if (format == HOP_FLOAT32) {
             float* out = static_cast<float*>(output) + at[i];
             _mm512_mask_storeu_ps(out, static_cast<__mmask16>(used), left);
@@ -62,8 +67,8 @@ inline void float_rows(int format, const Columns& c, const int32_t* sums, int ro
     }
 }
 
-// Codes as hop.requantization.FloatMultiplier gives them, the bias within `less`. Bounds are whole numbers, so that it is
-// the same to apply them before rounding.
+// Codes as hop.requantization.FloatMultiplier gives them, the bias within `less`. Bounds are whole numbers, so that it
+// is the same to apply them before rounding.
 inline void multiplier_rows(const Columns& c, const int32_t* sums, int rows, const int64_t* at, uint8_t* output) {
     const Sums512 exact(c);
     const __m512 factor[2] = {_mm512_load_ps(c.factor), _mm512_load_ps(c.factor + 16)};
@@ -82,10 +87,11 @@ inline void multiplier_rows(const Columns& c, const int32_t* sums, int rows, con
     }
 }
 
-// Codes as division gives them. y · (1 / scale) is less than 2^-22 of it away from y / scale, so that the nearest integer
-// is the same but where that lies so near to the middle of two; such rows are left to `slow`.
+// Codes as division gives them. y · (1 / scale) is less than 2^-22 of it away from y / scale, so that the nearest
+// integer is the same but where that lies so near to the middle of two; such rows are left to `slow`.
 template <bool Biased, class Slow>
-inline void division_rows(const Columns& c, const int32_t* sums, int rows, const int64_t* at, uint8_t* output, Slow slow) {
+inline void division_rows(const Columns& c, const int32_t* sums, int rows, const int64_t* at, uint8_t* output,
+                          Slow slow) {
     const Sums512 exact(c);
     const Scales512 scales(c);
     const __m512 factor[2] = {_mm512_load_ps(c.factor), _mm512_load_ps(c.factor + 16)};
@@ -110,14 +116,20 @@ inline void division_rows(const Columns& c, const int32_t* sums, int rows, const
     }
 }
 
-inline void store_rows(const hop_output& o, const Columns& c, const int32_t* sums, int rows, const int64_t* at, void* output) {
+inline void store_rows(const hop_output& o, const Columns& c, const int32_t* sums, int rows, const int64_t* at,
+                       void* output) {
     auto* codes = static_cast<uint8_t*>(output);
     const bool gives_codes = o.format == HOP_INT8 || o.format == HOP_UINT8;
     if (gives_codes && c.quick && o.requantize == HOP_MULTIPLIER) return multiplier_rows(c, sums, rows, at, codes);
     if (gives_codes && c.quick) {
-        const auto slow = [&](const int32_t* row, int64_t to) { const int64_t one[] = {to}; store_plainly(o, c, row, 1, one, output); };
-        return c.biased ? division_rows<true>(c, sums, rows, at, codes, slow) : division_rows<false>(c, sums, rows, at, codes, slow);
+        const auto slow = [&](const int32_t* row, int64_t to) {
+            const int64_t one[] = {to};
+            store_plainly(o, c, row, 1, one, output);
+        };
+        return c.biased ? division_rows<true>(c, sums, rows, at, codes, slow)
+                        : division_rows<false>(c, sums, rows, at, codes, slow);
     }
     if (gives_codes || o.format == HOP_INT32) return store_plainly(o, c, sums, rows, at, output);
-    return c.biased ? float_rows<true>(o.format, c, sums, rows, at, output) : float_rows<false>(o.format, c, sums, rows, at, output);
+    return c.biased ? float_rows<true>(o.format, c, sums, rows, at, output)
+                    : float_rows<false>(o.format, c, sums, rows, at, output);
 }

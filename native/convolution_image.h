@@ -13,11 +13,13 @@ inline void transpose_square(const uint8_t* in, int64_t in_stride, uint8_t* out,
 #if defined(HOP_SHUFFLES)
     typedef uint8_t Line __attribute__((vector_size(kSide)));
     Line x[kSide] = {}, y[kSide];
-    for (int i = 0; i < kSide; ++i) std::memcpy(&x[i], in + i * in_stride, columns == kSide ? kSide : static_cast<size_t>(columns));
+    for (int i = 0; i < kSide; ++i)
+        std::memcpy(&x[i], in + i * in_stride, columns == kSide ? kSide : static_cast<size_t>(columns));
     for (int round = 0; round < 4; ++round) {
         for (int i = 0; i < 8; ++i) {
             y[2 * i] = __builtin_shufflevector(x[i], x[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            y[2 * i + 1] =
+                __builtin_shufflevector(x[i], x[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
         }
         for (int i = 0; i < kSide; ++i) x[i] = y[i];
     }
@@ -29,7 +31,8 @@ inline void transpose_square(const uint8_t* in, int64_t in_stride, uint8_t* out,
 }
 
 // out[j * out_stride + i] = in[i * in_stride + j]
-inline void transpose_bytes(const uint8_t* in, int64_t in_stride, uint8_t* out, int64_t out_stride, int64_t rows, int64_t columns) {
+inline void transpose_bytes(const uint8_t* in, int64_t in_stride, uint8_t* out, int64_t out_stride, int64_t rows,
+                            int64_t columns) {
     for (int64_t j = 0; j < columns; j += kSide) {
         const int64_t width = columns - j < kSide ? columns - j : kSide;
         for (int64_t i = 0; i < rows; i += kSide) {
@@ -61,9 +64,11 @@ public:
                 for (int64_t qd = 0; qd < extent(0, count); ++qd)
                     for (int64_t qh = 0; qh < extent(1, count); ++qh) {
                         const int64_t z = at(0, qd, fd, first), y = at(1, qh, fh, first);
-                        uint8_t* out = image + fd * c_.phase_at[0] + fh * c_.phase_at[1] + qd * c_.at[0] + qh * c_.at[1];
+                        uint8_t* out =
+                            image + fd * c_.phase_at[0] + fh * c_.phase_at[1] + qd * c_.at[0] + qh * c_.at[1];
                         const bool inside = z >= 0 && z < d.size && y >= 0 && y < h.size;
-                        lines(inside ? input + z * c_.strides[2] + y * c_.strides[3] : nullptr, zero, first, count, out, line);
+                        lines(inside ? input + z * c_.strides[2] + y * c_.strides[3] : nullptr, zero, first, count, out,
+                              line);
                     }
     }
 

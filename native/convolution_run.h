@@ -42,7 +42,7 @@ private:
 template <class Engine, bool Windows>
 class Convolving {
 public:
-    explicit Convolving(Convolution& c) : c_(c), image_(c) {
+    explicit Convolving(Convolution& c) : c_(c) {
         lhs_zero_ = c.job.p.lhs.zero_format != HOP_NONE || zero(0) != 0;
         const hop_operand& lhs = c.job.p.lhs;
         by_example_ = ((lhs.scale.format != HOP_NONE || lhs.zero_format != HOP_NONE) && lhs.scale.row_stride != 0) ||
@@ -77,7 +77,9 @@ public:
                 while (packing.take(begin, end))
                     for (int64_t i = begin; i < end; ++i) {
                         if (c_.depthwise) depthwise_weight(c_, i, reinterpret_cast<int8_t*>(own + i * each));
-                        else weight_tile(c_, i / (2 * c_.slices), static_cast<int>(i % 2), i / 2 % c_.slices, own + i * each);
+                        else
+                            weight_tile(c_, i / (2 * c_.slices), static_cast<int>(i % 2), i / 2 % c_.slices,
+                                        own + i * each);
                     }
                 packed.wait(team);
             }
@@ -101,15 +103,9 @@ private:
 
     int32_t zero(int64_t example) const {  // in the codes that are multiplied
         if (c_.depthwise) return static_cast<int32_t>(c_.zero(example)) + (c_.job.p.lhs.format == HOP_INT8 ? 128 : 0);
-        return Windows ? static_cast<int32_t>(c_.zero(example)) : zero_of(c_.job.p.lhs, c_.job.lhs, example, 0) + c_.job.shift;
+        return Windows ? static_cast<int32_t>(c_.zero(example))
+                       : zero_of(c_.job.p.lhs, c_.job.lhs, example, 0) + c_.job.shift;
     }
-
-    struct Rows {
-        const uint8_t* at;  // their first element, or their tiles
-        int64_t first;      // of them, among all that are taken at once
-        int64_t example;
-        int count;
-    };
 
     // A block that is multiplied, and not stored yet.
     struct Pending {
@@ -123,46 +119,54 @@ private:
     class Worker {
     public:
         Worker(Convolving& all, const uint8_t* tiles)
-            : all_(all), c_(all.c_), engine_(kRows, kQuads), tiles_(tiles), panels_(c_.units * c_.panels) {
-            const bool gathers = !c_.windows, rows = gathers && !c_.depthwise;
-            const int64_t area = kBlock * kBlock * 4, most = c_.blocks * kBlock;
-            const int64_t sums = all.chunk_ < c_.slices ? c_.blocks : 2, count = c_.windows ? c_.taps * (c_.inputs / kSlice) : c_.slices;
-            Need need[] = {{&image_, c_.borrowed ? 0 : c_.image_bytes}, {&line_, all.image_.line_bytes() + kSlice},
-                           {&rows_, rows ? (Windows ? most : kBlock) * c_.row_stride() + kSlice : 0},
-                           {&lhs_, rows && !Windows ? most * c_.slices * kSlice * Engine::kLhsBytes : 0},
-                           {&sums_, sums * area}, {&aside_, c_.c.channels_last ? 0 : area},
-                           {&steps_, count * int64_t(sizeof(Step))}, {&at_, most * 8}, {&from_, gathers ? most * 8 : 0},
-                           {&blocks_, c_.blocks * int64_t(sizeof(Rows))}, {&segments_, gathers ? (c_.taps + kTaps) * 8 : 0},
-                           {&columns_, (panels_ / c_.shares + 1) * int64_t(sizeof(Columns))}};
+            : all_(all),
+              c_(all.c_),
+              engine_(kRows, kQuads),
+              pixels_(all.c_),
+              tiles_(tiles),
+              panels_(c_.units * c_.panels) {
+            const int64_t area = kBlock * kBlock * 4, sums = all.chunk_ < c_.slices ? c_.blocks : 2;
+            const int64_t steps = c_.windows ? c_.taps * (c_.inputs / kSlice) : c_.slices;
+            Need needs[16] = {{&sums_, sums * area}, {&aside_, c_.c.channels_last ? 0 : area},
+                              {&steps_, steps * int64_t(sizeof(Step))},
+                              {&columns_, (panels_ / c_.shares + 1) * int64_t(sizeof(Columns))}};
+            int needed = 4;
+            pixels_.need([&](const Need& n) { needs[needed++] = n; });
             int64_t bytes = 0;
-            for (const Need& n : need) bytes += ceil_div(n.bytes, 64) * 64;
+            for (int i = 0; i < needed; ++i) bytes += ceil_div(needs[i].bytes, 64) * 64;
             static thread_local Scratch memory;
+            scratch_ = &memory;
             char* p = memory.get(static_cast<size_t>(bytes));
             if (!p) return;
-            for (const Need& n : need) *static_cast<char**>(n.pointer) = p, p += ceil_div(n.bytes, 64) * 64;
+            for (int i = 0; i < needed; p += ceil_div(needs[i].bytes, 64) * 64, ++i) *static_cast<char**>(needs[i].pointer) = p;
             ready_ = true;
             c_.lhs_steps(steps_);
-            if (gathers) find_segments();
+            pixels_.begin();
         }
+        ~Worker() { scratch_->trim(); }
         bool ready() const { return ready_; }
         void flush() { store(kBlock); }
 
         void item(int64_t row_group, int64_t share) {
-            if (row_group != group_) take(row_group);
+            if (row_group != group_) {
+                flush();
+                pixels_.take(row_group);
+                group_ = row_group, unit_ = c_.windows ? 0 : -1;
+            }
             const int64_t first = panels_ * share / c_.shares, last = panels_ * (share + 1) / c_.shares;
             if (first != first_panel_) {
                 flush();
                 first_panel_ = first;
                 for (int64_t panel = first; panel < last; ++panel) describe(panel, columns_[panel - first]);
             }
-            const int64_t at_once = all_.at_once_ > 0 ? all_.at_once_ : count_;
-            for (int64_t begin = 0; begin < count_; begin += at_once) {
-                const int64_t end = begin + at_once < count_ ? begin + at_once : count_;
+            const int64_t at_once = all_.at_once_ > 0 ? all_.at_once_ : pixels_.count();
+            for (int64_t begin = 0; begin < pixels_.count(); begin += at_once) {
+                const int64_t end = begin + at_once < pixels_.count() ? begin + at_once : pixels_.count();
                 Ahead ahead = rows_ahead(end, (last - first) * (end - begin) * c_.slices);
                 for (int64_t panel = first; panel < last; ++panel) {
                     if (unit_ != panel / c_.panels) {
                         unit_ = panel / c_.panels;
-                        if (!c_.windows && !c_.depthwise) gather();
+                        if (!c_.windows && !c_.depthwise) pixels_.gather(unit_);
                     }
                     multiply(panel, begin, end, ahead);
                 }
@@ -170,174 +174,22 @@ private:
         }
 
     private:
-        struct Need {
-            void* pointer;
-            int64_t bytes;
-        };
-
-        // ---- pixels
-
-        void take(int64_t row_group) {
-            flush();
-            group_ = row_group, unit_ = c_.windows ? 0 : -1;
-            const Dimension& outer = c_.dims[c_.outer];
-            const int64_t example = row_group / c_.bands * c_.examples, first = row_group % c_.bands * c_.band;
-            const int64_t count = outer.outputs - first < c_.band ? outer.outputs - first : c_.band;
-            int64_t rows = 0;
-            count_ = 0;
-            for (int64_t n = example; n < example + c_.examples && n < c_.batch; ++n) {
-                const uint8_t* image;
-                if (c_.borrowed) {
-                    image = static_cast<const uint8_t*>(c_.job.lhs.codes) + n * c_.example_at + first * outer.step * c_.at[c_.outer];
-                } else {
-                    uint8_t* own = image_ + (n - example) * c_.example_at;
-                    all_.image_.build(n, first, count, own, line_);
-                    image = own;
-                }
-                rows = place(n, first, count, image, rows);
-            }
-        }
-
-        // The rows of an example's outputs, from `row` on: where each is stored, and where it lies. Returns what follows.
-        int64_t place(int64_t example, int64_t first, int64_t count, const uint8_t* image, int64_t row) {
-            int64_t from[3] = {}, counts[3] = {c_.dims[0].outputs, c_.dims[1].outputs, c_.dims[2].outputs};
-            from[c_.outer] = first, counts[c_.outer] = count;
-            const int64_t all = rows_of(count);
-            if (c_.windows)
-                for (int64_t i = 0; i < all; ++i) at_[row + i] = -1;
-            const int64_t base = c_.c.channels_last ? example * c_.pixels * c_.c.outputs : example * c_.c.outputs * c_.pixels;
-            const int64_t each = c_.c.channels_last ? c_.c.outputs : 1;
-            int64_t next = row;
-            for (int64_t z = 0; z < counts[0]; ++z)
-                for (int64_t y = 0; y < counts[1]; ++y) {
-                    const int64_t pixel = ((z + from[0]) * c_.dims[1].outputs + y + from[1]) * c_.dims[2].outputs + from[2];
-                    const int64_t offset = z * c_.dims[0].step * c_.at[0] + y * c_.dims[1].step * c_.at[1];
-                    if (c_.windows) {
-                        const int64_t line = row + offset / c_.row_at;
-                        for (int64_t x = 0; x < counts[2]; ++x) at_[line + x] = base + (pixel + x) * each;
-                    } else {
-                        for (int64_t x = 0; x < counts[2]; ++x, ++next) {
-                            at_[next] = base + (pixel + x) * each;
-                            from_[next] = reinterpret_cast<int64_t>(image) + offset + x * c_.dims[2].step * c_.at[2];
-                        }
-                    }
-                }
-            return cut(example, first == 0, all, image, row);
-        }
-
-        int64_t rows_of(int64_t count) const {
-            return count == c_.band ? c_.band_rows : c_.rows_of(count);
-        }
-
-        // Into blocks. What is read in place has no more rows than these, but some before them where `leading` is false:
-        // its last block begins earlier, and does not store again.
-        int64_t cut(int64_t example, bool leading, int64_t rows, const uint8_t* image, int64_t row) {
-            const bool exact = c_.windows && c_.borrowed;
-            for (int64_t i = 0; i < rows;) {
-                const int64_t rest = rows - i;
-                int64_t here = rest < kBlock ? rest : kBlock, back = 0;
-                if (exact && here != kBlock && here != kRows) {
-                    const int64_t whole = here < kRows ? kRows : kBlock;
-                    back = whole - here;
-                    if (leading && back > i) here = kRows, back = 0;  // two small ones in its place
-                    if (back > 0) {
-                        for (int64_t j = rest - 1; j >= 0; --j) at_[row + i + back + j] = at_[row + i + j];
-                        for (int64_t j = 0; j < back; ++j) at_[row + i + j] = -1;
-                        here = whole;
-                    }
-                }
-                blocks_[count_++] = {image + (i - back) * c_.row_at, row + i, example, static_cast<int>(here)};
-                row += back, i += here - back;
-            }
-            return row + rows;
-        }
-
-        // ---- rows that are gathered
-
-        void find_segments() {
-            const Dimension& w = c_.dims[2];
-            const bool runs = c_.units == 1 && w.dilation == 1 && c_.at[2] == c_.inputs && !c_.depthwise;
-            segment_ = runs ? w.kernel * c_.inputs : c_.inputs;
-            const int64_t of_line = runs ? 1 : w.kernel;
-            segment_count_ = 0;
-            for (int64_t z = 0; z < c_.dims[0].kernel; ++z)
-                for (int64_t y = 0; y < c_.dims[1].kernel; ++y)
-                    for (int64_t x = 0; x < of_line; ++x)
-                        segments_[segment_count_++] = z * c_.dims[0].dilation * c_.at[0] + y * c_.dims[1].dilation * c_.at[1] +
-                                                      x * w.dilation * c_.at[2];
-            for (int i = 0; i < kTaps - 1 && c_.depthwise; ++i) segments_[segment_count_ + i] = segments_[0];
-        }
-
-        void gather() {
-            const int64_t stride = c_.row_stride();
-            uint8_t* tiles = lhs_;
-            for (int64_t b = 0; b < count_; ++b) {
-                Rows& block = blocks_[b];
-                uint8_t* rows = Windows ? rows_ + block.first * stride : rows_;
-                for (int i = 0; i < block.count; ++i)
-                    gather_row(reinterpret_cast<const uint8_t*>(from_[block.first + i]) + unit_ * c_.inputs, rows + i * stride);
-                block.at = rows;
-                if constexpr (!Windows) {
-                    block.at = tiles;
-                    tiles = to_tiles(rows, block.count, tiles);
-                }
-            }
-        }
-
-        // What is beyond the last code of a row is multiplied by zeros.
-        void gather_row(const uint8_t* from, uint8_t* row) const {
-            const int64_t bytes = segment_;
-            const int64_t *offset = segments_, *end = segments_ + segment_count_;
-            if (c_.borrowed) {
-                for (; offset < end; ++offset, row += bytes) std::memcpy(row, from + *offset, static_cast<size_t>(bytes));
-                return;
-            }
-            // Whole units, of which the next overwrites the rest: image and rows are longer than what is used of them.
-            constexpr int64_t kUnit = 32;
-            if (bytes <= kUnit) {
-                for (; offset < end; ++offset, row += bytes) std::memcpy(row, from + *offset, kUnit);
-                return;
-            }
-            for (; offset < end; ++offset, row += bytes)
-                for (int64_t i = 0; i < bytes; i += kUnit) std::memcpy(row + i, from + *offset + i, kUnit);
-        }
-
-        uint8_t* to_tiles(const uint8_t* rows, int count, uint8_t* out) const {
-            const int tiles = count > kRows ? 2 : 1;
-            alignas(64) uint8_t made[2 * kTile];
-            for (int64_t slice = 0; slice < c_.slices; ++slice, out += tiles * kLhsUnit) {
-                uint8_t* codes = kLhsUnit == kTile ? out : made;
-                if (count % kRows) std::memset(codes + count / kRows * kTile, 0, kTile);
-                for (int i = 0; i < count; ++i) {
-                    uint8_t* row = codes + i * kSlice;
-                    to_int8(c_.job.p.lhs.format, rows + i * c_.row_stride() + slice * kSlice, row);
-                    if (c_.job.shift)
-                        for (int j = 0; j < kSlice; ++j) row[j] ^= 0x80;
-                }
-                if constexpr (kLhsUnit != kTile)
-                    for (int i = 0; i < tiles; ++i) Engine::lhs_tile(made + i * kTile, out + i * kLhsUnit);
-            }
-            return out;
-        }
-
-        // ---- sums
-
         // What the next blocks read in place, to be fetched before they are multiplied.
         Ahead rows_ahead(int64_t block, int64_t steps) const {
-            if (!c_.windows || !c_.borrowed || block >= count_) return Ahead(nullptr, 0, 1);
-            const int64_t rest = count_ - block, blocks = rest < all_.at_once_ ? rest : all_.at_once_;
-            return Ahead(blocks_[block].at, blocks * kBlock * c_.row_at, steps);
+            if (!c_.windows || !c_.borrowed || block >= pixels_.count()) return Ahead(nullptr, 0, 1);
+            const int64_t rest = pixels_.count() - block, blocks = rest < all_.at_once_ ? rest : all_.at_once_;
+            return Ahead(pixels_.block(block).at, blocks * kBlock * c_.row_at, steps);
         }
 
         void multiply_depthwise(int64_t panel, int64_t begin, int64_t end) {
             const auto* weight = reinterpret_cast<const int8_t*>(tiles_ + panel * c_.slices * kTapBytes);
             const uint8_t sign = c_.job.p.lhs.format == HOP_INT8 ? 0x80 : 0;
             for (int64_t b = begin; b < end; ++b) {
-                const Rows& block = blocks_[b];
+                const Rows& block = pixels_.block(b);
                 Sum* sums = sums_ + turn_++ % 2 * kBlock * kBlock;
                 for (int i = 0; i < block.count; ++i)
-                    depthwise_row(reinterpret_cast<const uint8_t*>(from_[block.first + i]) + panel * kBlock, segments_, c_.slices,
-                                  sign, weight, sums + i * kBlock);
+                    depthwise_row(pixels_.lies_at(block, i) + panel * kBlock, pixels_.tap_offsets(), c_.slices, sign,
+                                  weight, sums + i * kBlock);
                 finish(block, sums, columns_[panel - first_panel_]);
             }
         }
@@ -351,9 +203,10 @@ private:
                 const int64_t count = c_.slices - s < chunk ? c_.slices - s : chunk;
                 for (int64_t i = begin; i < end; ++i) {
                     Sum* sums = sums_ + (kept ? i : turn_++ % 2) * kBlock * kBlock;
-                    if (blocks_[i].count > kRows) engine<2>(blocks_[i], b, s, count, sums, ahead);
-                    else engine<1>(blocks_[i], b, s, count, sums, ahead);
-                    if (s + count == c_.slices) finish(blocks_[i], sums, columns_[panel - first_panel_]);
+                    const Rows& block = pixels_.block(i);
+                    if (block.count > kRows) engine<2>(block, b, s, count, sums, ahead);
+                    else engine<1>(block, b, s, count, sums, ahead);
+                    if (s + count == c_.slices) finish(block, sums, columns_[panel - first_panel_]);
                 }
             }
         }
@@ -362,13 +215,15 @@ private:
         void engine(const Rows& block, const uint8_t* b, int64_t s, int64_t count, Sum* sums, Ahead& ahead) {
             if constexpr (Windows) {
                 const int each = static_cast<int>(ceil_div(kBlock, count));
-                engine_.template windows<R>(block.at + (c_.windows ? unit_ * c_.inputs : 0), c_.windows ? c_.row_at : c_.row_stride(),
-                                            steps_ + s, count, b, sums, s > 0, [&] {
+                engine_.template windows<R>(block.at + (c_.windows ? unit_ * c_.inputs : 0),
+                                            c_.windows ? c_.row_at : c_.row_stride(), steps_ + s, count, b, sums, s > 0,
+                                            [&] {
                                                 ahead.fetch();
                                                 store(each);
                                             });
             } else {
-                engine_.template multiply<R>(block.at + s * R * kLhsUnit, b + s * 2 * kTile, block.count, count, sums, s > 0, ahead);
+                engine_.template multiply<R>(block.at + s * R * kLhsUnit, b + s * 2 * kTile, block.count, count, sums,
+                                             s > 0, ahead);
             }
         }
 
@@ -384,9 +239,11 @@ private:
             std::memset(columns.sum, 0, sizeof(columns.sum));
             if (!all_.lhs_zero_) return;
             if (c_.depthwise)
-                return add_depthwise(reinterpret_cast<const int8_t*>(tiles_ + panel * c_.slices * kTapBytes), c_.slices, columns.sum);
+                return add_depthwise(reinterpret_cast<const int8_t*>(tiles_ + panel * c_.slices * kTapBytes), c_.slices,
+                                     columns.sum);
             const uint8_t* tile = tiles_ + panel * c_.slices * 2 * kTile;
-            for (int64_t i = 0; i < 2 * c_.slices; ++i, tile += kTile) add_quads(tile, kQuads, columns.sum + i % 2 * kRows);
+            for (int64_t i = 0; i < 2 * c_.slices; ++i, tile += kTile)
+                add_quads(tile, kQuads, columns.sum + i % 2 * kRows);
         }
 
         // The same for an example, if that makes a difference.
@@ -394,7 +251,9 @@ private:
             if (columns.example == example || (columns.example >= 0 && !all_.by_example_)) return;
             columns.example = example;
             const auto zero = static_cast<uint32_t>(all_.zero(example));
-            const auto* bias = c_.job.p.output.bias_format == HOP_INT32 ? static_cast<const int32_t*>(c_.job.bias) + columns.first : nullptr;
+            const auto* bias = c_.job.p.output.bias_format == HOP_INT32
+                                   ? static_cast<const int32_t*>(c_.job.bias) + columns.first
+                                   : nullptr;
             for (int j = 0; j < kBlock; ++j) {
                 uint32_t less = zero * static_cast<uint32_t>(columns.sum[j]);
                 if (bias && j < columns.count) less -= static_cast<uint32_t>(bias[j]);
@@ -414,12 +273,12 @@ private:
             describe_for(block.example, columns);
             const hop_output& o = c_.job.p.output;
             const int64_t size = gives_codes(c_.job) ? 1 : o.format == HOP_FLOAT32 || o.format == HOP_INT32 ? 4 : 2;
-            pending_ = {&columns, sums, at_ + block.first, static_cast<char*>(c_.job.output), block.count, 0};
+            pending_ = {&columns, sums, pixels_.stored_at(block), static_cast<char*>(c_.job.output), block.count, 0};
             if (c_.c.channels_last) {
                 pending_.output += columns.first * size;
             } else {
                 pending_.output += columns.first * c_.pixels * size;
-                for (int i = 0; i < block.count; ++i) rows_aside_[i] = at_[block.first + i] < 0 ? -1 : i * kBlock;
+                for (int i = 0; i < block.count; ++i) rows_aside_[i] = pending_.at[i] < 0 ? -1 : i * kBlock;
             }
             if (!Windows) flush();
         }
@@ -452,15 +311,14 @@ private:
         Convolving& all_;
         const Convolution& c_;
         Engine engine_;
+        Pixels<Engine, Windows> pixels_;
         const uint8_t* tiles_;
-        int64_t panels_, group_ = -1, unit_ = -1, count_ = 0, segment_ = 0, segment_count_ = 0;
-        uint8_t *image_ = nullptr, *line_ = nullptr, *rows_ = nullptr, *lhs_ = nullptr;
+        int64_t panels_, group_ = -1, unit_ = -1;
+        Scratch* scratch_ = nullptr;
         char* aside_ = nullptr;
         Sum* sums_ = nullptr;
         Columns* columns_ = nullptr;  // of the panels of a share
         Step* steps_ = nullptr;
-        int64_t *at_ = nullptr, *from_ = nullptr, *segments_ = nullptr;
-        Rows* blocks_ = nullptr;
         Pending pending_ = {};
         int64_t rows_aside_[kBlock];
         int64_t first_panel_ = -1, turn_ = 0;
@@ -468,7 +326,6 @@ private:
     };
 
     Convolution& c_;
-    Image image_;
     bool lhs_zero_, by_example_;
     int64_t chunk_, at_once_;  // slices, and blocks that stay in the first-level cache; 0: all blocks
 };

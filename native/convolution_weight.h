@@ -1,7 +1,8 @@
 // The weight of a convolution. Included in a namespace (isa.h).
 
 // Codes of one output at one element of the kernel, from a channel of its group on.
-inline void weight_codes(const Convolution& c, int64_t output, int64_t tap, int64_t channel, int64_t count, int8_t* out) {
+inline void weight_codes(const Convolution& c, int64_t output, int64_t tap, int64_t channel, int64_t count,
+                         int8_t* out) {
     const hop_operand& o = c.job.p.rhs;
     const auto* codes = static_cast<const uint8_t*>(c.job.rhs.codes);
     if (o.layout == HOP_TILED) {

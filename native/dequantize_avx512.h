@@ -134,71 +134,82 @@ HOP_INLINE void store(const Numbers& f, uint16_t* out, F16) {
     }
 }
 
-// The step of each element's block: blocks of `size`, or one where size is 0.
+// The number of each element's block: of blocks of 16 or 32, or of one where size is 0.
 template <class T, int size>
-HOP_INLINE void scale_by(const float* steps, Numbers& f) {
+HOP_INLINE __m512 of_block(const float* by, int k) {
     constexpr bool interleaved = T::infinity == 0x7f80;
-    for (int k = 0; k < 4; ++k) {
-        __m512 s = _mm512_set1_ps(steps[size == 32 ? k / 2 : size == 16 ? (interleaved ? k / 2 * 2 : k) : 0]);
-        if (size == 16 && interleaved) s = _mm512_mask_mov_ps(s, 0xff00, _mm512_set1_ps(steps[k / 2 * 2 + 1]));
-        f.v[k] = _mm512_mul_ps(f.v[k], s);
-    }
+    const __m512 first = _mm512_set1_ps(by[size == 32 ? k / 2 : size == 16 ? (interleaved ? k / 2 * 2 : k) : 0]);
+    return size == 16 && interleaved ? _mm512_mask_mov_ps(first, 0xff00, _mm512_set1_ps(by[k / 2 * 2 + 1])) : first;
 }
 
-template <class T, int size, int bits, class Decode>
-HOP_INLINE void decode_64s(const uint8_t* codes, int64_t n, const float* steps, const Decode& decode,
-                           typename T::Word* out) {
-    int64_t i = 0;
+// What blocks are multiplied with, and what is subtracted before, or nullptr.
+struct Steps {
+    const float *by, *zero;
+};
+
+template <class T, int size, int bits, bool affine, class Decode>
+HOP_INLINE void decode_64(const uint8_t* codes, const Steps& steps, int64_t block, const Decode& decode,
+                          typename T::Word* out) {
     Numbers f;
-    for (; i + 64 <= n; i += 64) {
-        decode.template of<T>(load_codes<bits>(codes + i * bits / 8), f);
-        scale_by<T, size>(steps + (size ? i / (size ? size : 1) : 0), f);
-        store(f, out + i, T{});
+    decode.template of<T>(load_codes<bits>(codes), f);
+    for (int k = 0; k < 4; ++k) {
+        if (affine) f.v[k] = _mm512_sub_ps(f.v[k], of_block<T, size>(steps.zero + block, k));
+        f.v[k] = _mm512_mul_ps(f.v[k], of_block<T, size>(steps.by + block, k));
     }
+    store(f, out, T{});
+}
+
+template <class T, int size, int bits, bool affine, class Decode>
+HOP_INLINE void decode_64s(const uint8_t* codes, int64_t n, const Steps& steps, const Decode& decode,
+                           typename T::Word* out) {
+    int64_t i = 0, block = 0;
+    for (; i + 64 <= n; i += 64, block += size ? 64 / (size ? size : 1) : 0)
+        decode_64<T, size, bits, affine>(codes + i * bits / 8, steps, block, decode, out + i);
     if (i == n) return;
     uint8_t rest[64] = {};
     typename T::Word made[64];
     __builtin_memcpy(rest, codes + i * bits / 8, size_t(((n - i) * bits + 7) / 8));
-    decode.template of<T>(load_codes<bits>(rest), f);
-    scale_by<T, size>(steps + (size ? i / (size ? size : 1) : 0), f);
-    store(f, made, T{});
+    decode_64<T, size, bits, affine>(rest, steps, block, decode, made);
     __builtin_memcpy(out + i, made, size_t(n - i) * sizeof(made[0]));
 }
 
-template <class T, int bits, class Decode>
-HOP_INLINE bool decode_blocks(const uint8_t* codes, int64_t n, int64_t size, const float* steps, const Decode& decode,
+template <class T, int bits, bool affine, class Decode>
+HOP_INLINE bool decode_blocks(const uint8_t* codes, int64_t n, int64_t size, Steps steps, const Decode& decode,
                               typename T::Word* out) {
     if (size == 16) {
-        decode_64s<T, 16, bits>(codes, n, steps, decode, out);
+        decode_64s<T, 16, bits, affine>(codes, n, steps, decode, out);
     } else if (size == 32) {
-        decode_64s<T, 32, bits>(codes, n, steps, decode, out);
+        decode_64s<T, 32, bits, affine>(codes, n, steps, decode, out);
     } else {
         if ((size * bits % 8 != 0 && size < n) || size < 24) return false;
-        for (int64_t at = 0; at < n; at += size, ++steps)
-            decode_64s<T, 0, bits>(codes + at * bits / 8, least(size, n - at), steps, decode, out + at);
+        for (int64_t at = 0; at < n; at += size, ++steps.by, ++steps.zero)
+            decode_64s<T, 0, bits, affine>(codes + at * bits / 8, least(size, n - at), steps, decode, out + at);
     }
     return true;
 }
 
 template <class T, int bits>
 static bool decode_quickly(const DequantizeCall& c, const uint8_t* zeros, const uint8_t* codes, int64_t n,
-                           const float* steps, typename T::Word* out) {
+                           const float* by, typename T::Word* out) {
     const hop_quantizer& q = c.q;
     const int64_t size = c.blocks.tile_cols;
-    if (q.format == HOP_FLOAT) return decode_blocks<T, bits>(codes, n, size, steps, FloatNumbers(q), out);
+    float zero[kColumns / 16 + 16];
+    const Steps steps{by, zero};
+    if (q.format == HOP_FLOAT) return decode_blocks<T, bits, false>(codes, n, size, steps, FloatNumbers(q), out);
     if (q.format == HOP_CODEBOOK) {
-        if (q.size <= 16 && q.bits <= 4)
-            return decode_blocks<T, bits>(codes, n, size, steps, BookNumbers<true>{q.numbers}, out);
-        return decode_blocks<T, bits>(codes, n, size, steps, BookNumbers<false>{q.numbers}, out);
+        const bool few = q.size <= 16 && q.bits <= 4;
+        return few ? decode_blocks<T, bits, false>(codes, n, size, steps, BookNumbers<true>{q.numbers}, out)
+                   : decode_blocks<T, bits, false>(codes, n, size, steps, BookNumbers<false>{q.numbers}, out);
     }
-    if (!zeros) return decode_blocks<T, bits>(codes, n, size, steps, IntegerNumbers{q.zero, sign_of(q)}, out);
-    if ((size * bits % 8 != 0 && size < n) || size < 24) return false;
-    for (int64_t at = 0; at < n; at += size) {
-        const int32_t zero = q.low < 0 ? int32_t(int8_t(*zeros++)) : int32_t(*zeros++);
-        decode_64s<T, 0, bits>(codes + at * bits / 8, least(size, n - at), steps++, IntegerNumbers{zero, sign_of(q)},
-                               out + at);
+    const IntegerNumbers integers{zeros ? 0 : q.zero, sign_of(q)};
+    if (!zeros) return decode_blocks<T, bits, false>(codes, n, size, steps, integers, out);
+    if (size < 16) return false;
+    const int64_t blocks = divide_up(n, size);
+    for (int64_t i = 0; i < blocks + 4; ++i) {  // a little more than those of the row may be read
+        const uint8_t code = i < blocks ? zeros[i] : 0;
+        zero[i] = float(q.low < 0 ? int32_t(int8_t(code)) : int32_t(code));
     }
-    return true;
+    return decode_blocks<T, bits, true>(codes, n, size, steps, integers, out);
 }
 
 // A row of blocks; false where the plain loops must do it.

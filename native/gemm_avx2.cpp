@@ -176,6 +176,7 @@ int floats(Job& job) { return Multiplication<Avx2<Bfloat16>>(job).run(); }
 #include "convolution_finish_plain.h"
 #include "convolution_depthwise.h"
 #include "convolution_depthwise_plain.h"
+#include "convolution_rows.h"
 #include "convolution_run.h"
 
 int convolution(Convolution& c) { return Convolving<Avx2<Int8>, false>(c).run(); }

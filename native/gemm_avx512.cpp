@@ -168,6 +168,7 @@ int floats(Job& job) { return Multiplication<Avx512<Bfloat16>>(job).run(); }
 #include "convolution_finish_avx512.h"
 #include "convolution_depthwise.h"
 #include "convolution_depthwise_avx512.h"
+#include "convolution_rows.h"
 #include "convolution_run.h"
 
 int convolution(Convolution& c) {

@@ -140,6 +140,7 @@ int floats(Job& job) { return Multiplication<Portable<Bfloat16>>(job).run(); }
 #include "convolution_finish_plain.h"
 #include "convolution_depthwise.h"
 #include "convolution_depthwise_plain.h"
+#include "convolution_rows.h"
 #include "convolution_run.h"
 
 int convolution(Convolution& c) { return Convolving<Portable<Int8>, false>(c).run(); }

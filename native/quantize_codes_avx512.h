@@ -16,19 +16,24 @@ struct IntegerCodes {
         spread<size>(above + block, p, interleaved);
         spread<size>(below + block, q, interleaved);
         __m512i n[4];
-        __mmask16 differ = 0;
+        __m512i differ = _mm512_setzero_si512();
         for (int k = 0; k < 4; ++k) {
             const __m512 v = bounded ? known(x.v[k]) : x.v[k];
             p.v[k] = _mm512_fmadd_ps(v, p.v[k], whole);
             q.v[k] = _mm512_fmadd_ps(v, q.v[k], whole);
-            differ |= _mm512_cmpneq_epi32_mask(_mm512_castps_si512(p.v[k]), _mm512_castps_si512(q.v[k]));
+            const __m512i a = _mm512_castps_si512(p.v[k]), b = _mm512_castps_si512(q.v[k]);
+            differ = _mm512_ternarylogic_epi32(differ, a, b, 0xf6);  // differ | (a ^ b)
         }
-        if (__builtin_expect(differ != 0, 0)) divide(x, block, p);
+        if (__builtin_expect(_mm512_test_epi32_mask(differ, differ) != 0, 0)) divide(x, block, p);
         if (bounded) {
             clamp(low + (affine ? block : 0), high + (affine ? block : 0), p);
         }
-        spread<affine ? size : 64>(reinterpret_cast<const float*>(zero + (affine ? block : 0)), q, interleaved);
-        for (int k = 0; k < 4; ++k) n[k] = _mm512_add_epi32(_mm512_castps_si512(p.v[k]), _mm512_castps_si512(q.v[k]));
+        if (affine) spread<size>(reinterpret_cast<const float*>(zero + block), q, interleaved);
+        for (int k = 0; k < 4; ++k) {
+            const __m512i code = _mm512_castps_si512(p.v[k]);
+            n[k] = affine ? _mm512_add_epi32(code, _mm512_castps_si512(q.v[k])) : code;
+        }
+        if (!affine) return _mm512_add_epi8(bytes_of<T>(n), _mm512_set1_epi8(char(*zero)));
         return bytes_of<T>(n);
     }
     HOP_MEMBER __m512 known(__m512 v) const { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(v, v, _CMP_ORD_Q), v); }
