@@ -8,6 +8,8 @@ from pathlib import Path
 
 from parameterized import parameterized
 
+from hop.kernels import native
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
@@ -30,7 +32,8 @@ class TestDocs(unittest.TestCase):
             "\n"
         )[:2]
         assert 0 < float(error.strip("tensor()")) < 0.02
-        assert explained == "integer product: chosen"
+        said = re.findall(r"# (.*: chosen)", code)[0]
+        assert explained == (said if native.library().missing is None else "integer product: chosen")
 
     @parameterized.expand([(p.stem, p) for p in PAGES])
     def test_links(self, _name, page):
