@@ -81,7 +81,8 @@ static int dequantize_tensor(const DequantizeCall& c) {
     const int threads = worth(c.threads, g.batch * g.rows * g.cols, kLarge / 2);
     const Strip first = strips[0];
     const int64_t units = Units(first).size(), cols = Units(first).cols;
-    Queue queue(strips.size() * units, 1 + kLarge / 4 / (cols * Units(first).rows));
+    const int64_t items = strips.size() * units;
+    Queue queue(items, grain_of(items, cols * Units(first).rows, threads));
     parallel(threads, [&](int, int) {
         for (int64_t i, end; queue.take(i, end);) {
             for (; i < end; ++i) {

@@ -40,6 +40,11 @@ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int32_t codes_per_byte(const hop_quantizer& q) {
     return q.bits == 1 || q.bits == 2 || q.bits == 4 ? 8 / q.bits : 1;
 }
+// Items of `size` elements that a thread takes at a time: in a row, as it fetches the next while it is at one.
+inline int64_t grain_of(int64_t items, int64_t size, int threads) {
+    const int64_t fair = items / (8 * threads), most = kLarge / size;
+    return 1 + (fair < most ? fair : most);
+}
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A row of blocks, or what of it is done at a time: blocks `first` to `first + count`, over all of their rows.

@@ -130,7 +130,7 @@ template <class T>
 static float amax_of_tensor(const QuantizeCall& c, int threads) {
     const int64_t per_row = divide_up(c.blocks.cols, kLarge), count = c.blocks.batch * c.blocks.rows * per_row;
     std::atomic<uint32_t> most{0};
-    Queue queue(count, 1 + kLarge / 4 / c.blocks.cols);
+    Queue queue(count, grain_of(count, least(c.blocks.cols, kLarge), threads));
     parallel(threads, [&](int, int) {
         float own = 0;
         for (int64_t i, end; queue.take(i, end);) {
@@ -156,7 +156,8 @@ static int quantize_strips(const QuantizeCall& c, const Strips& strips, const Tw
     const int64_t cols = by_rows ? g.cols : least(g.cols, strips.width * g.tile_cols),
                   size = cols * least(g.tile_rows, g.rows);
     std::atomic<int> result{HOP_OK};
-    Queue queue(by_rows ? g.batch * g.rows : strips.size(), 1 + kLarge / 4 / size);
+    const int64_t items = by_rows ? g.batch * g.rows : strips.size();
+    Queue queue(items, grain_of(items, size, threads));
     parallel(threads, [&](int, int) {
         char* memory = scratch(Room::bytes(strips.width));
         if (!memory) {
