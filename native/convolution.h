@@ -13,6 +13,7 @@
 // Where each channel is convolved by itself (depthwise), pixels multiply what they find in the image, four taps at
 // once.
 #pragma once
+#include "parts.h"
 #include "product.h"
 
 namespace hop {

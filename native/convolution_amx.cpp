@@ -22,6 +22,7 @@ namespace amx {
 #include "requantize.h"
 #include "gemm.h"
 #include "registers_amx.h"
+#include "transpose.h"
 #include "convolution_image.h"
 #include "convolution_weight.h"
 #include "convolution_finish.h"

@@ -1,34 +1,6 @@
 // The image of a convolution's input: see convolution.h. Included in a namespace (isa.h).
 
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define HOP_SHUFFLES 1
-#endif
-#endif
-
 constexpr int kSide = 16;
-
-// A transpose of 16 x 16 bytes, of which `columns` are read and as many rows stored.
-inline void transpose_square(const uint8_t* in, int64_t in_stride, uint8_t* out, int64_t out_stride, int64_t columns) {
-#if defined(HOP_SHUFFLES)
-    typedef uint8_t Line __attribute__((vector_size(kSide)));
-    Line x[kSide] = {}, y[kSide];
-    for (int i = 0; i < kSide; ++i)
-        std::memcpy(&x[i], in + i * in_stride, columns == kSide ? kSide : static_cast<size_t>(columns));
-    for (int round = 0; round < 4; ++round) {
-        for (int i = 0; i < 8; ++i) {
-            y[2 * i] = __builtin_shufflevector(x[i], x[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            y[2 * i + 1] =
-                __builtin_shufflevector(x[i], x[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-        }
-        for (int i = 0; i < kSide; ++i) x[i] = y[i];
-    }
-    for (int64_t i = 0; i < columns; ++i) std::memcpy(out + i * out_stride, &x[i], kSide);
-#else
-    for (int64_t i = 0; i < columns; ++i)
-        for (int j = 0; j < kSide; ++j) out[i * out_stride + j] = in[j * in_stride + i];
-#endif
-}
 
 // out[j * out_stride + i] = in[i * in_stride + j]
 inline void transpose_bytes(const uint8_t* in, int64_t in_stride, uint8_t* out, int64_t out_stride, int64_t rows,

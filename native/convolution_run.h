@@ -12,33 +12,6 @@
 //
 // where steps say where the slices lie; others take tiles of lhs as products do.
 
-// Items 0..size-1: each thread begins with its own part, so that it finds in its cache what it read in the last call.
-class Parts {
-public:
-    Parts(int64_t size, int threads) : size_(size), threads_(threads > kMost ? kMost : threads) {
-        for (int i = 0; i < threads_; ++i) next_[i].at.store(begin(i), std::memory_order_relaxed);
-    }
-    int64_t take(int thread) {
-        for (int i = 0; i < threads_; ++i) {
-            const int part = (thread + i) % threads_;
-            if (next_[part].at.load(std::memory_order_relaxed) >= begin(part + 1)) continue;
-            const int64_t found = next_[part].at.fetch_add(1, std::memory_order_relaxed);
-            if (found < begin(part + 1)) return found;
-        }
-        return -1;
-    }
-
-private:
-    static constexpr int kMost = 256;
-    struct alignas(64) Next {
-        std::atomic<int64_t> at;
-    };
-    int64_t begin(int part) const { return size_ * part / threads_; }
-    int64_t size_;
-    int threads_;
-    Next next_[kMost];
-};
-
 template <class Engine, bool Windows>
 class Convolving {
 public:
@@ -138,7 +111,10 @@ private:
             scratch_ = &memory;
             char* p = memory.get(static_cast<size_t>(bytes));
             if (!p) return;
-            for (int i = 0; i < needed; p += ceil_div(needs[i].bytes, 64) * 64, ++i) *static_cast<char**>(needs[i].pointer) = p;
+            for (int i = 0; i < needed; ++i) {
+                *static_cast<char**>(needs[i].pointer) = p;
+                p += ceil_div(needs[i].bytes, 64) * 64;
+            }
             ready_ = true;
             c_.lhs_steps(steps_);
             pixels_.begin();
@@ -301,11 +277,23 @@ private:
         // A block that was put aside, to where pixels lie side by side.
         template <class T>
         void turn() const {
+            constexpr int kSide = 16 / sizeof(T);
             const T* in = reinterpret_cast<const T*>(aside_);
-            T* out = reinterpret_cast<T*>(pending_.output);
-            for (int j = 0; j < pending_.columns->count; ++j, ++in, out += c_.pixels)
-                for (int i = 0; i < pending_.rows; ++i)
-                    if (pending_.at[i] >= 0) out[pending_.at[i]] = in[i * kBlock];
+            alignas(64) T lines[kBlock * kBlock];
+            for (int i = 0; i < pending_.rows; i += kSide)
+                for (int j = 0; j < kBlock; j += kSide)
+                    transpose_square(in + i * kBlock + j, kBlock, lines + j * kBlock + i, kBlock, kSide);
+            const int64_t* at = pending_.at;
+            for (int first = 0, last; first < pending_.rows; first = last) {  // runs of neighbours
+                for (last = first + 1; last < pending_.rows && at[first] >= 0 && at[last] == at[last - 1] + 1;) ++last;
+                if (at[first] < 0) continue;
+                T* out = reinterpret_cast<T*>(pending_.output) + at[first];
+                const T* line = lines + first;
+                for (int j = 0; j < pending_.columns->count; ++j, line += kBlock, out += c_.pixels) {
+                    if (last - first == kBlock) std::memcpy(out, line, sizeof(T) * kBlock);
+                    else std::memcpy(out, line, sizeof(T) * static_cast<size_t>(last - first));
+                }
+            }
         }
 
         Convolving& all_;

@@ -170,6 +170,7 @@ private:
 int integers(Job& job) { return Multiplication<Avx2<Int8>>(job).run(); }
 int floats(Job& job) { return Multiplication<Avx2<Bfloat16>>(job).run(); }
 
+#include "transpose.h"
 #include "convolution_image.h"
 #include "convolution_weight.h"
 #include "convolution_finish.h"

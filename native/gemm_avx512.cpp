@@ -162,6 +162,7 @@ int integers(Job& job) {
 }
 int floats(Job& job) { return Multiplication<Avx512<Bfloat16>>(job).run(); }
 
+#include "transpose.h"
 #include "convolution_image.h"
 #include "convolution_weight.h"
 #include "convolution_finish.h"

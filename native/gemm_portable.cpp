@@ -134,6 +134,7 @@ private:
 int integers(Job& job) { return Multiplication<Portable<Int8>>(job).run(); }
 int floats(Job& job) { return Multiplication<Portable<Bfloat16>>(job).run(); }
 
+#include "transpose.h"
 #include "convolution_image.h"
 #include "convolution_weight.h"
 #include "convolution_finish.h"
