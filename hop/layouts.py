@@ -119,30 +119,29 @@ class Tiled(Layout):
 
     def arrange(self, codes: Tensor, format: Format) -> Tensor:
         """What is held of codes, one for each element of the tensor."""
-        dtype = codes.dtype
         rows, size = self.matrix(codes.shape)
         matrix = codes.t() if self.columns else codes.movedim(1, -1).reshape(rows, size)
-        matrix = matrix.contiguous().view(torch.uint8)
         matrix = torch.nn.functional.pad(matrix, (0, -size % SLICE, 0, -rows % ROWS))
         tiles = matrix.reshape(-(-rows // ROWS), 2, 16, -(-size // SLICE), 16, QUAD).permute(0, 3, 1, 4, 2, 5)
         tiles = tiles.reshape(-(-rows // ROWS), -(-size // SLICE), 2, 16, SLICE)
         if format.bits not in PACKED:
-            return tiles.view(dtype)
-        low, high = (tiles & 15).unflatten(3, (8, 2)).unbind(4)
-        return low + high * 16
+            return tiles
+        low, high = (tiles & 15).to(torch.int16).unflatten(3, (8, 2)).unbind(4)
+        return (low + high * 16).to(torch.uint8)
 
     def restore(self, held: Tensor, shape: Sequence[int], format: Format) -> Tensor:
         """The inverse of `arrange`, for a tensor of `shape`."""
-        tiles = held.view(torch.uint8)
+        tiles = held
         if format.bits in PACKED:
             tiles = torch.stack([tiles & 15, torch.div(tiles, 16, rounding_mode="floor")], 4).flatten(3, 4)
+            tiles = tiles.to(torch.int8)
+            if format.dtype.is_signed:
+                tiles = torch.where(tiles >= 8, tiles - 16, tiles)
+            tiles = tiles.to(format.dtype)
         rows, size = self.matrix(shape)
         panels, slices = held.shape[:2]
         matrix = tiles.reshape(panels, slices, 2, 16, 16, QUAD).permute(0, 2, 4, 1, 3, 5)
         matrix = matrix.reshape(panels * ROWS, slices * SLICE)[:rows, :size]
-        if format.bits in PACKED and format.dtype.is_signed:
-            matrix = torch.where(matrix >= 8, matrix + 240, matrix)
-        matrix = matrix.contiguous().view(format.dtype)
         if self.columns:
             return matrix.t().contiguous()
         first, second, *kernel = shape

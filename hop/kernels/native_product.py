@@ -321,6 +321,8 @@ def run(
 ) -> Tensor:
     """Write to `out` the product of factors whose buffers are given in the order of the call's names; `scale` and
     `zero_point` are those of codes."""
+    if out.numel() == 0:
+        return out
     function, described = multiply(call)
     error = function(
         described,
