@@ -101,6 +101,7 @@ private:
                 const int64_t last = panel + grain < panels ? panel + grain : panels;
                 for (int64_t n = panel; n < last; ++n) worker.panel(first, rows, last_row, n, n + 1 < last ? n + 1 : -1);
             }
+            fence();
         });
         tiles.trim();
         sides.trim();

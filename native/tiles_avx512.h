@@ -229,6 +229,9 @@ private:
     bool narrow_;
 };
 
+// Makes lines that went past the cache visible before what follows.
+inline void fence() { _mm_sfence(); }
+
 // Whole lines of the cache past it: they are not read again soon, and need not be fetched first.
 inline void store_lines(void* out, const void* data, size_t bytes) {
     if (reinterpret_cast<uintptr_t>(out) % 64 || bytes % 64) {

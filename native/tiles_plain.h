@@ -67,4 +67,5 @@ inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
     }
 }
 
+inline void fence() {}
 inline void store_lines(void* out, const void* data, size_t bytes) { std::memcpy(out, data, bytes); }
