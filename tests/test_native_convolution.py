@@ -144,10 +144,10 @@ _CONVENTIONS = [
 def test_codes(level: str, convention: Any, block: tuple[int, ...]) -> None:
     """Requantized, beside each kind of bias, with each kind of scale."""
     torch.manual_seed(1)
-    for bias in (None, torch.randn(40) * 1e4, torch.randint(-9999, 9999, (40,)).int()):
-        for format in (INT8, UINT8):
-            with native.use(level):
-                _same(_call(bias=bias, output=Quantizer(format, block, Given(affine=True, requantize=convention))))
+    biases = (None, torch.randn(40) * 1e4, torch.randint(-9999, 9999, (40,)).int())
+    for bias, format in zip(biases, (INT8, UINT8, INT8), strict=True):
+        with native.use(level):
+            _same(_call(bias=bias, output=Quantizer(format, block, Given(affine=True, requantize=convention))))
 
 
 def test_codes_halfway() -> None:
