@@ -7,6 +7,7 @@ weight of a linear layer. See native/hop.h, of which the structures here are cop
 import ctypes
 import functools
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import replace
@@ -400,12 +401,27 @@ def bandwidth(data: Tensor) -> float:
     return function(torch.get_num_threads(), data.data_ptr(), data.nbytes) / 1e9
 
 
+_HUGE = 2**21  # bytes of a huge page
+
+
+def _fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor, on huge pages if it is large: those of memory that was used before stay small."""
+    size = math.prod(shape)
+    bytes = size * dtype.itemsize
+    if bytes < 2 * _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, bytes + _HUGE)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _HUGE
+    return torch.frombuffer(memory, dtype=torch.uint8, count=bytes, offset=start).view(dtype).view(shape)
+
+
 def tiles(codes: Tensor, matrix: tuple[int, int], code_format: Format, layout: Tiled) -> Tensor:
     """What `layout` holds of plain codes, a contiguous matrix of (rows, size) or its transpose; those that share bytes
     do so along what is summed."""
     rows, size = matrix
     shape, dtype = layout.held(matrix[::-1] if layout.columns else matrix, code_format)
-    out = torch.empty(shape, dtype=dtype)
+    out = _fresh(shape, dtype)
     format = _format(code_format)
     assert format is not None
     factor = Factor(format, _STRIDED, size, 1, 0, _NONE, _no_scale(), _no_scale())
