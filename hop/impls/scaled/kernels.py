@@ -1,6 +1,6 @@
 """The kernels of scaled, in the order in which they are asked: the fastest ways through PyTorch's own operators.
 
-native product      the native kernels, on the CPU, where they were built (native.py)
+native product      the native kernels, on the CPU, where they were built (native.py); native convolution
 integer product     torch._int_mm on codes; zero points become corrections of its sums
 bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
 rows                an embedding that dequantizes the rows that it takes
@@ -19,6 +19,7 @@ from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
 from hop.impls.scaled.exact import requantized, with_bias
 from hop.impls.scaled.native import NATIVE
+from hop.impls.scaled.native_convolution import NATIVE_CONVOLUTION
 from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
 from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, product
 from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS
@@ -366,6 +367,7 @@ INTEGERS = Kernel("integer product", _declines_integers, _run_integers)
 BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
     NATIVE,
+    NATIVE_CONVOLUTION,
     INTEGERS,
     Kernel("integer groups", _declines_groups, _run_groups),
     BFLOAT16,
