@@ -32,7 +32,7 @@ def line(row: Row) -> str:
 def ratio(row: Row) -> str:
     """How many times as fast ours is; where that is the target, how many times as long or how much longer it takes."""
     if row.target.endswith("times"):
-        return f"{row.times:.1f} times"
+        return f"{row.times:.1f} times" if row.times >= 2 else f"{row.times:.2f} times"
     if row.target.endswith("s"):
         unit = row.target.split()[-1]
         over = {"µs": row.over_us, "ms": row.over_us / 1e3, "s": row.over_us / 1e6}[unit]

@@ -18,7 +18,7 @@ LEVELS = ("portable", "avx2", "avx512", "amx")
 _OFF = "off"
 
 on_change: list[Callable[[], None]] = []
-"""Called after `use` changed what kernels may be taken."""
+"""Called after what kernels may be taken has changed."""
 
 
 class Library:
@@ -38,6 +38,8 @@ class Library:
         if self.functions is not None and not self.off:
             self.functions.hop_use_level(LEVELS.index(path))
         self.path = path
+        for changed in on_change:
+            changed()
 
     def declines(self) -> str | None:
         """Why native kernels are not to be used, or None."""
@@ -88,11 +90,7 @@ def use(path: str) -> Iterator[None]:
     one = library()
     before = one.path if one.functions is not None else _OFF
     one.set(path)
-    for changed in on_change:
-        changed()
     try:
         yield
     finally:
         one.set(before)
-        for changed in on_change:
-            changed()

@@ -6,18 +6,27 @@ See native/hop.h, of which the structure here is a copy.
 import ctypes
 import functools
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_void_p
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hop.kernels import native
-from hop.kernels.native_product import NO_MEMORY, PLAIN, Factor, Output, Scale
-
-_NONE, _INT8, _UINT8, _INT4 = range(4)
-_STRIDED, _TILED = range(2)
-_WHOLE = 2**62
-_BYTES = {torch.int8: _INT8, torch.uint8: _UINT8}
+from hop.kernels.native_product import (
+    BYTES,
+    INT4,
+    NO_MEMORY,
+    NONE,
+    PLAIN,
+    STRIDED,
+    TILED,
+    WHOLE,
+    Factor,
+    Output,
+    Scale,
+    no_scale,
+    pointer,
+)
 
 
 class _Description(ctypes.Structure):
@@ -69,23 +78,19 @@ class Geometry(NamedTuple):
 
 def lhs(dtype: torch.dtype, zero: int | None, by_example: bool) -> Factor:
     """An input of int8 or uint8. Zero points are stored if `zero` is None."""
-    stored = _BYTES[dtype] if zero is None else _NONE
-    return Factor(_BYTES[dtype], _STRIDED, 0, 0, zero or 0, stored, _scale(by_example), _one())
+    stored = BYTES[dtype] if zero is None else NONE
+    return Factor(BYTES[dtype], STRIDED, 0, 0, zero or 0, stored, _scale(by_example), no_scale())
 
 
 def rhs(by_channel: bool, tiled: bool, narrow: bool) -> Factor:
     """A weight of int8, or of int4 in tiles."""
-    layout = _TILED if tiled else _STRIDED
-    return Factor(_INT4 if narrow else _INT8, layout, 0, 0, 0, _NONE, _scale(by_channel), _one())
+    layout = TILED if tiled else STRIDED
+    return Factor(INT4 if narrow else BYTES[torch.int8], layout, 0, 0, 0, NONE, _scale(by_channel), no_scale())
 
 
 def _scale(by_row: bool) -> Scale:
     """Scales in contiguous memory, of each row or of all."""
-    return Scale(PLAIN[torch.float32], 1.0, *((1, _WHOLE, 1, 0) if by_row else (_WHOLE, _WHOLE, 0, 0)))
-
-
-def _one() -> Scale:
-    return Scale(_NONE, 1.0, _WHOLE, _WHOLE, 0, 0)
+    return Scale(PLAIN[torch.float32], 1.0, *((1, WHOLE, 1, 0) if by_row else (WHOLE, WHOLE, 0, 0)))
 
 
 class Convolution(NamedTuple):
@@ -97,7 +102,7 @@ class Convolution(NamedTuple):
 
     def gives_codes(self) -> bool:
         """Whether it writes codes."""
-        return self.description.output.format in _BYTES.values()
+        return self.description.output.format in BYTES.values()
 
     def empty(self, dtype: torch.dtype) -> Tensor:
         """Memory for the result."""
@@ -132,15 +137,11 @@ def run(
 ) -> Tensor:
     """Write to `out` the convolution of x and weight, each its codes, their scales and zero points; `scale` and
     `zero_point` are those of codes."""
-    pointers = (_pointer(t) for t in (*x, *weight, bias, scale, zero_point, out))
+    pointers = (pointer(t) for t in (*x, *weight, bias, scale, zero_point, out))
     error = _library().hop_convolve(ctypes.byref(convolution.description), torch.get_num_threads(), *pointers)
     if error:
         raise MemoryError(NO_MEMORY)
     return out
-
-
-def _pointer(x: Any) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 @functools.cache

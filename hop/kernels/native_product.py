@@ -26,13 +26,13 @@ from hop.quantizer import Quantizer
 from hop.requantization import Division, FixedPoint, FloatMultiplier
 from hop.scaling import Given, TwoLevel
 
-_NONE, _INT8, _UINT8, _INT4, _UINT4, _E2M1, _E4M3, _E5M2, _E8M0, _FLOAT32, _BFLOAT16, _FLOAT16, _INT32 = range(13)
-_STRIDED, _TILED = range(2)
-_WHOLE = 2**62
+NONE, _INT8, _UINT8, INT4, _UINT4, _E2M1, _E4M3, _E5M2, _E8M0, _FLOAT32, _BFLOAT16, _FLOAT16, _INT32 = range(13)
+STRIDED, TILED = range(2)
+WHOLE = 2**62
 
 PLAIN = {torch.float32: _FLOAT32, torch.bfloat16: _BFLOAT16, torch.float16: _FLOAT16, torch.int32: _INT32}
 _ITEMS = {_FLOAT32: 4, _INT32: 4, _BFLOAT16: 2, _FLOAT16: 2, _INT8: 1, _UINT8: 1}
-_BYTES = {torch.int8: _INT8, torch.uint8: _UINT8}
+BYTES = {torch.int8: _INT8, torch.uint8: _UINT8}
 _FLOATS = {E2M1: _E2M1, E4M3: _E4M3, E5M2: _E5M2, E8M0: _E8M0}
 
 
@@ -126,21 +126,21 @@ def describe(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | s
     if format is None or q.flat:
         return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
     narrow = q.format.bits in PACKED
-    layout = _STRIDED
+    layout = STRIDED
     if isinstance(q.layout, Tiled):
         if q.layout.columns != columns or len(shape) != 2:
             return f"{q.layout} is laid out for a sum along the other dimension"
-        layout = _TILED
+        layout = TILED
     elif q.layout is not None:
         return f"for codes, and layout={q.layout} holds numbers"
     elif narrow and (columns or shape[-1] % 2):
         return "codes of 4 bits share their bytes along the dimension that is summed, an even number of them"
-    factor = Factor(format, layout, shape[-1], 1, 0, _NONE, _no_scale(), _no_scale())
+    factor = Factor(format, layout, shape[-1], 1, 0, NONE, no_scale(), no_scale())
     if columns:
         factor.row_stride, factor.k_stride = 1, shape[-1]
     zero = None
     if q.scale.has_zero_point():
-        zero, factor.zero_format = "zero_point", _BYTES[q.format.dtype]
+        zero, factor.zero_format = "zero_point", BYTES[q.format.dtype]
     else:
         factor.zero = q.format.zero
     stored = {name: (scale_format, block) for name, (scale_format, block) in q.stored().items()}
@@ -192,22 +192,22 @@ def describe_batch(q: Quantizer, shape: Sequence[int], columns: bool) -> Describ
 def _format(format: Format) -> int | None:
     if isinstance(format, Integer):
         if format.bits == 8:
-            return _BYTES[format.dtype]
-        return (_INT4 if format.dtype.is_signed else _UINT4) if format.bits == 4 else None
+            return BYTES[format.dtype]
+        return (INT4 if format.dtype.is_signed else _UINT4) if format.bits == 4 else None
     return None if format == E8M0 else _FLOATS.get(format)  # type: ignore[arg-type]
 
 
 def plain(dtype: torch.dtype, row_stride: int, k_stride: int) -> Factor:
     """A plain tensor as a factor: bfloat16, or the integers of int8 and uint8."""
-    return Factor(PLAIN.get(dtype) or _BYTES[dtype], _STRIDED, row_stride, k_stride, 0, _NONE, _no_scale(), _no_scale())
+    return Factor(PLAIN.get(dtype) or BYTES[dtype], STRIDED, row_stride, k_stride, 0, NONE, no_scale(), no_scale())
 
 
 class _Uneven(Exception):
     """Blocks that are no blocks of the matrix's rows; its text says why."""
 
 
-def _no_scale() -> Scale:
-    return Scale(_NONE, 1.0, _WHOLE, _WHOLE, 0, 0)
+def no_scale() -> Scale:
+    return Scale(NONE, 1.0, WHOLE, WHOLE, 0, 0)
 
 
 def _scale(block: Block, shape: Sequence[int], columns: bool, format: int) -> Scale:
@@ -230,7 +230,7 @@ def _scale(block: Block, shape: Sequence[int], columns: bool, format: int) -> Sc
 def _strided(format: int, of_rows: tuple[int, int, int], along: tuple[int, int, int]) -> Scale:
     """From the size of a block, the count of blocks and the stride along rows, and along k."""
     (rows, row_stride), (ks, k_stride) = (
-        (_WHOLE, 0) if n == 1 or size == -1 else (size, stride) for size, n, stride in (of_rows, along)
+        (WHOLE, 0) if n == 1 or size == -1 else (size, stride) for size, n, stride in (of_rows, along)
     )
     return Scale(format, 1.0, rows, ks, row_stride, k_stride)
 
@@ -259,8 +259,8 @@ def output_of(q: Quantizer, m: int, n: int) -> Output | str:
     rows, columns = blocks.counts((m, n), q.block)
     if (rows not in (1, m)) or columns not in (1, n) or (rows > 1 and columns > 1):
         return f"one scale for all, for each row or for each column, not blocks of {q.block}"
-    made = Output(_BYTES[format.dtype], _NONE, n, convention(rule.requantize), format.low, format.high, format.zero)
-    made.zero_format = _BYTES[format.dtype] if rule.has_zero_point() else _NONE
+    made = Output(BYTES[format.dtype], NONE, n, convention(rule.requantize), format.low, format.high, format.zero)
+    made.zero_format = BYTES[format.dtype] if rule.has_zero_point() else NONE
     for bit, bound in enumerate((rule.requantize.low, rule.requantize.high)):
         if bound is not None:
             made.bounded |= 1 << bit
@@ -281,7 +281,7 @@ def plain_output(dtype: torch.dtype, n: int) -> Output | str:
     """An output of (m, n) numbers."""
     if dtype not in PLAIN:
         return f"gives float32, bfloat16 and float16, not {dtype}"
-    return Output(PLAIN[dtype], _NONE, n)
+    return Output(PLAIN[dtype], NONE, n)
 
 
 def product(
@@ -291,7 +291,7 @@ def product(
     batch, m, n, k = sizes
     made = Product(m, n, k, lhs.factor, rhs.factor, output, batch, Steps(*lhs.steps), Steps(*rhs.steps))
     made.output_step = m * n * _ITEMS[output.format]
-    made.output.bias_format = _NONE if bias is None else PLAIN[bias]
+    made.output.bias_format = NONE if bias is None else PLAIN[bias]
     reason = _library().hop_product_declines(ctypes.byref(made))
     if reason is not None:
         return reason.decode()
@@ -300,7 +300,7 @@ def product(
 
 def gives_codes(call: Call) -> bool:
     """Whether it writes codes."""
-    return call.product.output.format in _BYTES.values()
+    return call.product.output.format in BYTES.values()
 
 
 NO_MEMORY = "the native kernels found no memory for their tiles"
@@ -328,11 +328,11 @@ def run(
     error = function(
         described,
         torch.get_num_threads(),
-        *map(_pointer, lhs),
-        *map(_pointer, rhs),
-        _pointer(bias),
-        _pointer(scale),
-        _pointer(zero_point),
+        *map(pointer, lhs),
+        *map(pointer, rhs),
+        pointer(bias),
+        pointer(scale),
+        pointer(zero_point),
         out.data_ptr(),
     )
     if error:
@@ -349,7 +349,7 @@ def _of_bytes(lhs: torch.dtype, rhs: torch.dtype, sizes: tuple[int, ...], stride
     (batch, n, k); lhs is contiguous along k."""
     batch, m, n, k = sizes
     lhs_batch, lhs_row, rhs_batch, rhs_row, rhs_k = strides
-    made = Product(m, n, k, plain(lhs, lhs_row, 1), plain(rhs, rhs_row, rhs_k), Output(_INT32, _NONE, n), batch)
+    made = Product(m, n, k, plain(lhs, lhs_row, 1), plain(rhs, rhs_row, rhs_k), Output(_INT32, NONE, n), batch)
     made.lhs_step.codes, made.rhs_step.codes, made.output_step = lhs_batch, rhs_batch, 4 * m * n
     return made
 
@@ -381,8 +381,8 @@ def int_mm_tiled(a: Tensor, held: Tensor, n: int) -> Tensor:
 
 @functools.lru_cache(maxsize=4096)
 def _of_tiles(lhs: torch.dtype, m: int, n: int, k: int) -> Product:
-    made = Product(m, n, k, plain(lhs, k, 1), plain(torch.int8, k, 1), Output(_INT32, _NONE, n), 1)
-    made.rhs.layout = _TILED
+    made = Product(m, n, k, plain(lhs, k, 1), plain(torch.int8, k, 1), Output(_INT32, NONE, n), 1)
+    made.rhs.layout = TILED
     return made
 
 
@@ -424,7 +424,7 @@ def tiles(codes: Tensor, matrix: tuple[int, int], code_format: Format, layout: T
     out = _fresh(shape, dtype)
     format = _format(code_format)
     assert format is not None
-    factor = Factor(format, _STRIDED, size, 1, 0, _NONE, _no_scale(), _no_scale())
+    factor = Factor(format, STRIDED, size, 1, 0, NONE, no_scale(), no_scale())
     if layout.columns:
         factor.row_stride, factor.k_stride = 1, rows
     if out.numel():
@@ -433,7 +433,7 @@ def tiles(codes: Tensor, matrix: tuple[int, int], code_format: Format, layout: T
     return out
 
 
-def _pointer(x: Tensor | None) -> int | None:
+def pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 

@@ -154,14 +154,8 @@ def _native(quantizer: str) -> Quantizer:
 # ---- the kernels
 
 
-@functools.cache
-def _absent() -> str | None:
-    found = hasattr(native.library().functions, "hop_dequantize")
-    return None if found else "the native kernels were built without these: install hop again"
-
-
 def _declines_any() -> str | None:
-    if (reason := native.library().declines()) is not None or (reason := _absent()) is not None:
+    if (reason := native.library().declines()) is not None:
         return reason
     if _compile.is_plain_eager() or _compile.is_compiling_for_here():
         return None
