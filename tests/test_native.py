@@ -143,10 +143,14 @@ class TestLevels(unittest.TestCase):
                     held[0, 0], held[1, 0], held[2, 0], held[3, 0] = 0, 255, 254, 127
                     held[4, 0], held[5, 0] = 1, 20
             want = reference(x, w)
+            a, b = (hop.dequantize(t, torch.float64).abs() for t in (x, w))
+            bound = (128 + 8) * 2.0**-24 * (a @ b.t())  # of each of the two sums
             with native.use(level):
                 for got in (linear(x, w), linear(x, hop.pack(w))):
                     # Sums that overflow on the way may end otherwise in another order; NaN stays NaN.
                     assert torch.equal(got.isnan() | got.isinf(), want.isnan() | want.isinf()), f"{left} x {right}"
+                    off = (got.double() - want.double()).abs()[want.isfinite()]
+                    assert (off <= 2 * bound[want.isfinite()]).all(), f"{left} x {right}: {off.max()}"
 
     @parameterized.expand(LEVELS)
     def test_requantized(self, level):

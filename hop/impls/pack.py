@@ -107,9 +107,11 @@ def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
         gradient is the weight's.
 
     Raises:
-        TypeError: weight is no QuantizedTensor.
+        TypeError: weight is no QuantizedTensor, or layout no layout.
         ValueError: weight has a column-wise copy, or is none that `layout` can hold.
     """
+    if layout is not None and not isinstance(layout, Layout):
+        raise TypeError(f"pack: layout must be one of hop.layouts, or None for the fastest; got {layout!r}")
     if layout is None and isinstance(weight, QuantizedTensor):
         layout = layout_for(weight.quantizer, weight.dim(), weight.device.type)
     return pack_operator(weight, "" if layout is None else str(layout))  # type: ignore[return-value]
