@@ -119,6 +119,10 @@ class Quantizer(Value):
             return 1
         return 8 // self.format.bits if self.format.bits in packing.PACKED else 1
 
+    def is_tiled(self) -> bool:
+        """Whether codes are held in an order of their own, with dimensions that are not the tensor's."""
+        return self.layout is not None and self.layout.tiled
+
     def shares_scale(self) -> bool:
         """Whether one scale serves the row-wise and the column-wise copy."""
         whole = all(b == -1 for _, block in self.stored().values() for b in block)

@@ -55,7 +55,7 @@ class QuantizedTensor(Tensor):
             (codes, *_), strides, offset = buffers.values(), _compile.contiguous_strides(shape), 0
         else:  # laid out as its codes are, which is how a compiled program tells views apart
             strides, offset, per_byte = codes.stride(), codes.storage_offset(), quantizer.per_byte()
-            if quantizer.layout is not None and quantizer.layout.tiled:
+            if quantizer.is_tiled():
                 strides, offset = _compile.contiguous_strides(shape), 0
             elif per_byte > 1:
                 offset *= per_byte

@@ -36,7 +36,7 @@ def units(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[str, U
     """The units of each buffer of a tensor of `ndim` dimensions. Raises Cut if it has other than row-wise buffers."""
     if usages != (copies.ROWWISE,):
         raise Cut("its column-wise copy would go stale")
-    if quantizer.layout is not None and quantizer.layout.tiled:
+    if quantizer.is_tiled():
         raise Cut(f"its codes are held in tiles, layout={quantizer.layout}; hop.unpack(x) gives the plain form")
     found: dict[str, Units] = {"codes": (1,) * (ndim - 1) + (quantizer.per_byte(),) if ndim else ()}
     for name, (_, block) in quantizer.stored().items():

@@ -326,8 +326,8 @@ def _declines_rows(call: Call) -> str | None:
     if call.roles.family is not EMBEDDING:
         return f"for embeddings, not {call.roles.family.name}"
     weight = call.args[0]
-    tiled = weight.quantizer.layout is not None and weight.quantizer.layout.tiled
-    if weight.quantizer.flat or tiled or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
+    q = weight.quantizer
+    if q.flat or q.is_tiled() or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
         return "for a matrix with its row-wise copy, in rows and in blocks of its dimensions"
     return None
 

@@ -95,7 +95,7 @@ def _choose(call: Call, maps: dict[int, _Map], axis: int, shape: Sequence[int], 
     for i, own in maps.items():
         x = call.args[i]
         codes: Any = x.tensors[0] if isinstance(x, Operand) else x
-        if not _compile.is_dtensor(codes):
+        if not _compile.is_dtensor(codes) or (isinstance(x, Operand) and x.quantizer.is_tiled()):
             continue
         placed = codes.placements[axis]
         if not placed.is_shard():
@@ -112,7 +112,7 @@ def _follows(x: Any, dim: int | None) -> bool:
     if dim is None or isinstance(x, Tensor):
         return True
     q = x.quantizer
-    if q.flat or x.usages != (copies.ROWWISE,) or (q.per_byte() > 1 and dim == x.dim() - 1):
+    if q.flat or q.is_tiled() or x.usages != (copies.ROWWISE,) or (q.per_byte() > 1 and dim == x.dim() - 1):
         return False
     return all(blocks.per_dimension(block, x.dim())[dim] in (1, -1) for _, block in q.stored().values())
 
