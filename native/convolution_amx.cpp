@@ -43,6 +43,7 @@ public:
     template <int R, class Between>
     void windows(const uint8_t* a, int64_t stride, const Step* steps, int64_t count, const uint8_t* b, int32_t* sums,
                  bool add, Between between) {
+        written();
         if (add) {
             _tile_loadd(0, sums, kStride);
             _tile_loadd(1, sums + kRows, kStride);

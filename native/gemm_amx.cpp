@@ -42,6 +42,7 @@ public:
 
     template <int R>
     void multiply(const uint8_t* a, const uint8_t* b, int, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+        written();
         if (add) load<R>(sums);
         else zero<R>();
         for (int64_t s = 0; s < slices; ++s, a += R * kBytes * kTile, b += 2 * kBytes * kTile) {
@@ -53,6 +54,7 @@ public:
 
     template <int R>
     void step(const uint8_t* a, const uint8_t* b, int, int quad, Sum* sums) {
+        written();
         zero<R>();
         for (int e = 0; e < kBytes; ++e) product<R>(a + e * kTile + quad * 4, b + e * kTile + quad * 64);
         store<R>(sums);

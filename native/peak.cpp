@@ -22,6 +22,7 @@ namespace amx {
 void multiply_tiles(int64_t count) {
     const Registers registers(16, 16);
     alignas(64) uint8_t tile[1024] = {};
+    written();
     _tile_loadd(4, tile, 64);
     _tile_loadd(5, tile, 64);
     _tile_loadd(6, tile, 64);
