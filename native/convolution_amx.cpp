@@ -14,11 +14,14 @@ namespace hop {
 namespace amx {
 
 #include "rounding.h"
-#include "decode_plainly.h"
 #include "tiles_avx512.h"
+#include "decode_plainly.h"
+#include "words_avx512.h"
+#include "scales.h"
 #include "pack_lhs.h"
 #include "pack_rhs.h"
 #include "epilogue.h"
+#include "groups_avx512.h"
 #include "requantize.h"
 #include "gemm.h"
 #include "registers_amx.h"

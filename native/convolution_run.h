@@ -76,8 +76,10 @@ private:
 
     int32_t zero(int64_t example) const {  // in the codes that are multiplied
         if (c_.depthwise) return static_cast<int32_t>(c_.zero(example)) + (c_.job.p.lhs.format == HOP_INT8 ? 128 : 0);
-        return Windows ? static_cast<int32_t>(c_.zero(example))
-                       : zero_of(c_.job.p.lhs, c_.job.lhs, example, 0) + c_.job.shift;
+        if (Windows) return static_cast<int32_t>(c_.zero(example));
+        int32_t zero;
+        load_zeros(c_.job.p.lhs, c_.job.lhs.zero, example, 1, 0, &zero);
+        return zero + c_.job.shift;
     }
 
     // A block that is multiplied, and not stored yet.
@@ -194,7 +196,7 @@ private:
                 engine_.template windows<R>(block.at + (c_.windows ? unit_ * c_.inputs : 0),
                                             c_.windows ? c_.row_at : c_.row_stride(), steps_ + s, count, b, sums, s > 0,
                                             [&] {
-                                                ahead.fetch();
+                                                ahead();
                                                 store(each);
                                             });
             } else {
@@ -218,8 +220,8 @@ private:
                 return add_depthwise(reinterpret_cast<const int8_t*>(tiles_ + panel * c_.slices * kTapBytes), c_.slices,
                                      columns.sum);
             const uint8_t* tile = tiles_ + panel * c_.slices * 2 * kTile;
-            for (int64_t i = 0; i < 2 * c_.slices; ++i, tile += kTile)
-                add_quads(tile, kQuads, columns.sum + i % 2 * kRows);
+            for (int half = 0; half < 2; ++half)
+                add_quads(tile + half * kTile, kQuads, c_.slices, 2 * kTile, columns.sum + half * kRows);
         }
 
         // The same for an example, if that makes a difference.

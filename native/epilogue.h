@@ -1,10 +1,10 @@
 // From sums to what is stored. Included in a namespace (isa.h).
 
-// The sums of a block with the zero points taken in, modulo 2^32:
+// Rows begin..end - 1 of the sums of a block with the zero points taken in, modulo 2^32:
 // Σ (a - za)(b - zb) = Σ ab - za Σ b - zb Σ a + terms · za · zb.
 template <bool LhsZero, bool RhsZero>
-inline void center(int32_t* c, int rows, const Side& lhs, const Side& rhs, int64_t terms) {
-    for (int i = 0; i < rows; ++i)
+inline void center(int32_t* c, int begin, int end, const Side& lhs, const Side& rhs, int64_t terms) {
+    for (int i = begin; i < end; ++i)
         for (int j = 0; j < kBlock; ++j) {
             auto x = static_cast<uint32_t>(c[i * kBlock + j]);
             const auto za = static_cast<uint32_t>(lhs.zero[i]), zb = static_cast<uint32_t>(rhs.zero[j]);
@@ -15,25 +15,23 @@ inline void center(int32_t* c, int rows, const Side& lhs, const Side& rhs, int64
         }
 }
 
-inline void centered(const Job& job, int32_t* c, int rows, const Side& lhs, const Side& rhs, int64_t terms) {
+inline void centered(const Job& job, int32_t* c, int begin, int end, const Side& lhs, const Side& rhs, int64_t terms) {
     const bool l = lhs_has_zero(job), r = has_zero(job.p.rhs);
-    if (l && r) center<true, true>(c, rows, lhs, rhs, terms);
-    else if (l) center<true, false>(c, rows, lhs, rhs, terms);
-    else if (r) center<false, true>(c, rows, lhs, rhs, terms);
+    if (l && r) center<true, true>(c, begin, end, lhs, rhs, terms);
+    else if (l) center<true, false>(c, begin, end, lhs, rhs, terms);
+    else if (r) center<false, true>(c, begin, end, lhs, rhs, terms);
 }
-inline void centered(const Job&, float*, int, const Side&, const Side&, int64_t) {}
+inline void centered(const Job&, float*, int, int, const Side&, const Side&, int64_t) {}
 
-// y (+)= (float(c) · s_lhs) · s_rhs, each operation rounded.
+// The sums of a group on their way to y.
 template <class Sum>
-inline void scale_block(const Sum* c, int rows, const Side& lhs, const Side& rhs, bool add, float* y) {
-    for (int i = 0; i < rows; ++i, c += kBlock, y += kBlock) {
-        const float s = lhs.scale[i];
-        if (add)
-            for (int j = 0; j < kBlock; ++j) y[j] = y[j] + static_cast<float>(c[j]) * s * rhs.scale[j];
-        else
-            for (int j = 0; j < kBlock; ++j) y[j] = static_cast<float>(c[j]) * s * rhs.scale[j];
-    }
-}
+struct GroupSums {
+    Sum* c;
+    const Side *lhs, *rhs;
+    int64_t terms;
+    bool first;  // y is what they make
+    float* y;
+};
 
 // The bias of a block's columns, in real numbers; zeros if there is none.
 inline void load_bias(const Job& job, int64_t first, int columns, float* bias) {

@@ -1,4 +1,4 @@
-// The skeleton of every product. Included in a namespace (isa.h), after tiles, packing and epilogue.
+// The skeleton of every product. Included in a namespace (isa.h), after tiles, packing, epilogue and groups.
 //
 //     pack lhs                           all threads, once for each slab of rows; then
 //     for each group of row blocks       its tiles stay in the second-level cache
@@ -9,9 +9,11 @@
 // An Engine says how: its kind of sums, the bytes of an element of its tiles (kBytes; of those of lhs, kLhsBytes), and
 //
 //     Engine(rows, quads)                        rows of a row block (16 or fewer: of the one block); quads of a step
-//     template <int R> multiply(a, b, rows, slices, sums, add, ahead)
+//     template <int R> multiply(a, b, rows, slices, sums, add, between)
 //                                                `rows` of R · 16 rows by 32 columns, over whole slices
-//     template <int R> step(a, b, rows, quad, sums)     over `quads` quads of one slice, sums written new
+//     template <int R> step(a, b, rows, quad, sums, between)     over `quads` quads of one slice, sums written new
+//
+// and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
 //     lhs_tile(tile, out)                        where kLhsBytes is not kBytes: its own form of a tile of lhs
 
 // Memory to fetch while multiplying.
@@ -19,7 +21,7 @@ class Ahead {
 public:
     Ahead(const void* data, int64_t bytes, int64_t steps)
         : at_(static_cast<const char*>(data)), each_(data ? ceil_div(ceil_div(bytes, 64), steps) * 64 : 0) {}
-    void fetch() {
+    void operator()() {
         for (int64_t i = 0; i < each_; i += 64) __builtin_prefetch(at_ + i, 0, 2);
         at_ += each_;
     }
@@ -39,7 +41,7 @@ public:
 
     explicit Multiplication(Job& job) : job_(job) {
         const int64_t group_slices = ceil_div(job.group, kSlice);
-        chunk_ = kChunkBytes / (2 * kUnit);
+        chunk_ = kChunkBytes / (2 * kUnit) / (job.grouped() ? 2 : 1);
         if (job.grouped()) {
             per_slice_ = job.group < kSlice ? static_cast<int>(kSlice / job.group) : 1;
             chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
@@ -51,6 +53,7 @@ public:
         ready_ = kInteger && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
         lhs_zero_ = kInteger && lhs_has_zero(job);
         rhs_zero_ = kInteger && has_zero(job.p.rhs);
+        sides_ = rhs_zero_ || job.p.lhs.scale.ks < job.p.k ? job.groups : 1;
     }
 
     int run() {
@@ -73,7 +76,7 @@ private:
     int slab(int64_t first, int64_t count) {
         static thread_local Scratch tiles, sides;
         lhs_ = tiles.get(static_cast<size_t>(count * block_bytes_));
-        lhs_sides_ = reinterpret_cast<Side*>(sides.get(sizeof(Side) * static_cast<size_t>(count * job_.groups)));
+        lhs_sides_ = reinterpret_cast<Side*>(sides.get(sizeof(Side) * static_cast<size_t>(count * sides_)));
         if (!lhs_ || !lhs_sides_) return HOP_NO_MEMORY;
         const int64_t panels = ceil_div(job_.p.n, kBlock);
         int64_t of_group = kGroupBytes / block_bytes_;
@@ -120,8 +123,9 @@ private:
                 for (int i = 0; i < tiles; ++i) Engine::lhs_tile(made + i * kUnit, out + i * kLhsUnit);
             }
         }
-        for (int64_t g = 0; g < job_.groups; ++g)
-            side_of_rows(job_, block * kBlock, rows, g, rhs_zero_, lhs_sides_[at * job_.groups + g]);
+        BlockScales scales(job_.p.lhs.scale, job_.lhs.scale, job_.p.m, job_.p.k);
+        for (int64_t g = 0; g < sides_; ++g)
+            side_of_rows(job_, scales, block * kBlock, rows, g, rhs_zero_, lhs_sides_[at * sides_ + g]);
     }
 
     void pack_slice(int64_t block, int rows, int64_t slice, uint8_t* out) {
@@ -130,21 +134,46 @@ private:
         else pack_words(job_, block * kBlock, rows, slice, out);
     }
 
+    // Scales the sums of one group, some rows at a time, while those of the next are made; fetches what comes then.
+    class Scaling {
+    public:
+        explicit Scaling(const Job& job) : job_(job) {}
+        Ahead ahead{nullptr, 0, 1};
+        void begin(const GroupSums<Sum>& sums, int rows) { sums_ = sums, at_ = 0, rows_ = rows; }
+        void divide(int calls) { each_ = calls == 1 ? rows_ : (rows_ + calls - 1) / calls; }
+        void operator()() {
+            ahead();
+            next(each_);
+        }
+        void end() { next(rows_); }
+
+    private:
+        void next(int rows) {
+            const int first = at_;
+            at_ = rows_ - first < rows ? rows_ : first + rows;
+            if (first < at_) add_group(job_, sums_, first, at_);
+        }
+        const Job& job_;
+        GroupSums<Sum> sums_{};
+        int at_ = 0, rows_ = 0, each_ = 0;
+    };
+
     // What a thread has for itself.
     class Worker {
     public:
         Worker(Multiplication& m, int64_t blocks)
-            : m_(m), job_(m.job_), engine_(static_cast<int>(m.job_.p.m < kRows ? m.job_.p.m : kRows), m.quads()), words_(m.job_.p.rhs.format) {
+            : m_(m), job_(m.job_), engine_(static_cast<int>(m.job_.p.m < kRows ? m.job_.p.m : kRows), m.quads()),
+              words_(job_.p.rhs.format), scales_(job_.p.rhs.scale, job_.rhs.scale, job_.p.n, job_.p.k),
+              folds_(job_.p.rhs.fold, job_.rhs.fold, job_.p.n, job_.p.k), scaling_(job_) {
             const int64_t area = kBlock * kBlock * 4, chunk = m.ready_ ? 0 : m.chunk_ * 2 * kUnit;
+            const int64_t of_sums = area * (job_.grouped() ? 2 : blocks), of_y = job_.grouped() ? area * blocks : 0;
             sides_ = m.job_.grouped() ? m.chunk_groups() : 1;
             static thread_local Scratch memory;
-            char* p = memory.get(static_cast<size_t>(area * (blocks + 1) + (job_.grouped() ? area * blocks : 0) + chunk +
-                                                     sides_ * static_cast<int64_t>(sizeof(Side))));
+            char* p = memory.get(static_cast<size_t>(of_sums + of_y + chunk + sides_ * static_cast<int64_t>(sizeof(Side))));
             if (!p) return;
             tiles_ = reinterpret_cast<uint8_t*>(p), p += chunk;
-            sums_ = reinterpret_cast<Sum*>(p), p += area * blocks;
-            y_ = reinterpret_cast<float*>(p), p += area * (job_.grouped() ? blocks : 1);
-            if (job_.grouped()) p += area;
+            sums_ = reinterpret_cast<Sum*>(p), p += of_sums;
+            y_ = reinterpret_cast<float*>(p), p += of_y;
             columns_ = reinterpret_cast<Side*>(p);
         }
         bool ready() const { return sums_ != nullptr; }
@@ -152,14 +181,12 @@ private:
         // Rows begin..end - 1 of a slab by panel n; `next` is the panel after it, or -1.
         void panel(int64_t slab, int64_t begin, int64_t end, int64_t n, int64_t next) {
             load_bias(job_, n * kBlock, columns_of(n), bias_);
-            if (job_.grouped()) return grouped_panel(slab, begin, end, n);
-            side_of_columns(job_, n * kBlock, 0, *columns_);
+            if (job_.grouped()) return grouped_panel(slab, begin, end, n, next);
+            side_of_columns(job_, scales_, n * kBlock, 0, *columns_);
             for (int64_t s = 0; s < job_.slices; s += m_.chunk_) {
                 const int64_t count = job_.slices - s < m_.chunk_ ? job_.slices - s : m_.chunk_;
-                const uint8_t* b = chunk(n, s, count);
-                const bool more = s + count < job_.slices;
-                Ahead ahead(more || next >= 0 ? m_.source(more ? n : next, more ? s + count : 0) : nullptr,
-                            count * m_.source_bytes(), count * (end - begin));
+                const uint8_t* b = chunk(n, s, count, 1);
+                Ahead ahead = ahead_of(n, next, s + count, count, count * (end - begin));
                 for (int64_t block = begin; block < end; ++block) {
                     Sum* sums = sums_ + (block - begin) * kBlock * kBlock;
                     const int rows = m_.rows_of(slab + block);
@@ -171,64 +198,84 @@ private:
             }
             for (int64_t block = begin; block < end; ++block) {
                 Sum* sums = sums_ + (block - begin) * kBlock * kBlock;
-                finish(slab + block, m_.lhs_sides_[block], sums, n);
+                finish(slab + block, *m_.side_of(block, 0), sums, n);
             }
         }
 
     private:
-        // The tiles of a chunk, and the sums of its columns if they are asked for.
-        const uint8_t* chunk(int64_t n, int64_t first, int64_t count) {
+        // What is read after `count` slices before `end` of a panel, to be fetched in so many steps.
+        Ahead ahead_of(int64_t n, int64_t next, int64_t end, int64_t count, int64_t steps) const {
+            const bool more = end < job_.slices;
+            const void* source = more || next >= 0 ? m_.source(more ? n : next, more ? end : 0) : nullptr;
+            return Ahead(source, count * m_.source_bytes(), steps);
+        }
+
+        // The tiles of a chunk, and the sums of its columns, in each of `groups`, if they are asked for.
+        const uint8_t* chunk(int64_t n, int64_t first, int64_t count, int64_t groups) {
             const uint8_t* tiles = tiles_;
             if (m_.ready_) {
                 tiles = static_cast<const uint8_t*>(job_.rhs.codes) + (n * job_.slices + first) * 2 * kTile;
             } else {
-                for (int64_t i = 0; i < 2 * count; ++i) m_.make_tile(words_, n * kBlock + i % 2 * kRows, first + i / 2, tiles_ + i * kUnit);
+                for (int64_t i = 0; i < 2 * count; ++i) m_.make_tile(words_, folds_, n * kBlock + i % 2 * kRows, first + i / 2, tiles_ + i * kUnit);
             }
-            if (m_.lhs_zero_)
-                for (int64_t i = 0; i < 2 * count; ++i)
-                    for (int quad = 0; quad < kQuads; quad += m_.quads())
-                        add_quads(tiles + i * kTile + quad * 64, m_.quads(),
-                                  columns_[m_.group_at(first, i / 2, quad)].sum + i % 2 * kRows);
+            if (!m_.lhs_zero_ && !m_.rhs_zero_) return tiles;
+            if (!job_.grouped()) {
+                for (int half = 0; m_.lhs_zero_ && half < 2; ++half)
+                    add_quads(tiles + half * kTile, kQuads, count, 2 * kTile, columns_->sum + half * kRows);
+                return tiles;
+            }
+            for (int64_t i = 0; m_.lhs_zero_ && i < 2 * count; ++i)
+                for (int quad = 0; quad < kQuads; quad += m_.quads())
+                    add_quads(tiles + i * kTile + quad * 64, m_.quads(), 1, 0,
+                              columns_[m_.group_at(first, i / 2, quad)].sum + i % 2 * kRows);
+            for (int64_t g = 0; g < groups; ++g) pair_column(columns_[g], job_.terms(first * kSlice / job_.group + g));
             return tiles;
         }
 
-        void grouped_panel(int64_t slab, int64_t begin, int64_t end, int64_t n) {
+        void grouped_panel(int64_t slab, int64_t begin, int64_t end, int64_t n, int64_t next) {
             const int64_t span = ceil_div(job_.group, kSlice);  // slices of a group
             for (int64_t s = 0; s < job_.slices; s += m_.chunk_) {
                 const int64_t count = job_.slices - s < m_.chunk_ ? job_.slices - s : m_.chunk_;
                 const int64_t group = s * kSlice / job_.group;
-                for (int64_t g = 0; g < sides_; ++g) side_of_columns(job_, n * kBlock, group + g, columns_[g]);
-                const uint8_t* b = chunk(n, s, count);
+                const int64_t here = job_.groups - group < sides_ ? job_.groups - group : sides_;
+                for (int64_t g = 0; g < here; ++g) side_of_columns(job_, scales_, n * kBlock, group + g, columns_[g]);
+                const uint8_t* b = chunk(n, s, count, here);
+                scaling_.ahead = ahead_of(n, next, s + count, count, (m_.per_slice_ > 1 ? here * kBytes : count) * (end - begin));
+                int at = 0;
                 for (int64_t block = begin; block < end; ++block) {
-                    const int rows = m_.rows_of(slab + block), tiles = rows > kRows ? 2 : 1;
-                    float* y = y_ + (block - begin) * kBlock * kBlock;
-                    for (int64_t g = 0; g < sides_ && group + g < job_.groups; ++g) {
+                    const int rows = m_.rows_of(slab + block);
+                    for (int64_t g = 0; g < here; ++g) {
+                        Sum* sums = sums_ + (at ^= kBlock * kBlock);
                         const int64_t slice = m_.per_slice_ > 1 ? g / m_.per_slice_ : g * span;
-                        const uint8_t* a = m_.tiles_of(block) + (s + slice) * tiles * kLhsUnit;
-                        if (m_.per_slice_ > 1) {
-                            const int quad = static_cast<int>(g % m_.per_slice_ * m_.quads());
-                            if (tiles == 2) engine_.template step<2>(a, b + slice * 2 * kUnit, rows, quad, sums_);
-                            else engine_.template step<1>(a, b + slice * 2 * kUnit, rows, quad, sums_);
-                        } else {
-                            const int64_t own = count - slice < span ? count - slice : span;
-                            Ahead none(nullptr, 0, 1);
-                            if (tiles == 2) engine_.template multiply<2>(a, b + slice * 2 * kUnit, rows, own, sums_, false, none);
-                            else engine_.template multiply<1>(a, b + slice * 2 * kUnit, rows, own, sums_, false, none);
-                        }
-                        const Side& lhs = m_.lhs_sides_[block * job_.groups + group + g];
-                        const int64_t k = (group + g) * job_.group;
-                        centered(job_, sums_, rows, lhs, columns_[g], job_.p.k - k < job_.group ? job_.p.k - k : job_.group);
-                        scale_block(sums_, rows, lhs, columns_[g], group + g > 0, y);
+                        const int64_t own = count - slice < span ? count - slice : span;
+                        if (rows > kRows) group_sums<2>(m_.tiles_of(block) + (s + slice) * 2 * kLhsUnit, b + slice * 2 * kUnit, rows, g, own, sums);
+                        else group_sums<1>(m_.tiles_of(block) + (s + slice) * kLhsUnit, b + slice * 2 * kUnit, rows, g, own, sums);
+                        scaling_.begin({sums, m_.side_of(block, group + g), columns_ + g,
+                                        job_.terms(group + g), group + g == 0, y_ + (block - begin) * kBlock * kBlock}, rows);
                     }
                 }
+                scaling_.end();
             }
             for (int64_t block = begin; block < end; ++block)
                 store(slab + block, y_ + (block - begin) * kBlock * kBlock, n);
         }
 
+        // The sums of a group, of a part of a slice or of whole ones, while those of the one before are scaled.
+        template <int R>
+        void group_sums(const uint8_t* a, const uint8_t* b, int rows, int64_t group, int64_t slices, Sum* sums) {
+            if (m_.per_slice_ > 1) {
+                scaling_.divide(kBytes);
+                engine_.template step<R>(a, b, rows, static_cast<int>(group % m_.per_slice_ * m_.quads()), sums, scaling_);
+            } else {
+                scaling_.divide(static_cast<int>(slices));
+                engine_.template multiply<R>(a, b, rows, slices, sums, false, scaling_);
+            }
+            scaling_.end();
+        }
+
         void finish(int64_t block, const Side& lhs, Sum* sums, int64_t n) {
             const int rows = m_.rows_of(block), columns = columns_of(n);
-            centered(job_, sums, rows, lhs, *columns_, job_.p.k);
+            centered(job_, sums, 0, rows, lhs, *columns_, job_.p.k);
             if constexpr (kInteger) {
                 if (job_.p.output.bias_format == HOP_INT32)
                     for (int i = 0; i < rows; ++i)
@@ -281,10 +328,12 @@ private:
         const Job& job_;
         Engine engine_;
         Words words_;
+        BlockScales scales_, folds_;
         uint8_t* tiles_ = nullptr;
         Sum* sums_ = nullptr;
         float* y_ = nullptr;
         Side* columns_ = nullptr;
+        Scaling scaling_;
         alignas(64) float bias_[kBlock];
         int64_t sides_;
     };
@@ -295,6 +344,7 @@ private:
     int64_t group_at(int64_t first, int64_t slice, int quad) const {
         return job_.grouped() ? ((first + slice) * kSlice + quad * 4) / job_.group - first * kSlice / job_.group : 0;
     }
+    const Side* side_of(int64_t block, int64_t group) const { return lhs_sides_ + block * sides_ + (sides_ > 1 ? group : 0); }
     const uint8_t* tiles_of(int64_t block) const { return reinterpret_cast<const uint8_t*>(lhs_) + block * block_bytes_; }
 
     // Where the codes of a panel begin, and the bytes of one of its slices, if they lie together.
@@ -305,21 +355,24 @@ private:
     }
     int64_t source_bytes() const { return is_narrow(job_.p.rhs.format) ? kTile : 2 * kTile; }
 
-    void make_tile(const Words& words, int64_t first, int64_t slice, uint8_t* out) {
+    void make_tile(const Words& words, BlockScales& folds, int64_t first, int64_t slice, uint8_t* out) {
         if constexpr (kInteger) {
-            const uint8_t* codes = tile_of_codes(job_.p.rhs, job_.rhs.codes, job_.p.n, job_.p.k, first, slice, out);
             const int format = job_.p.rhs.format;
+            if (format == HOP_INT4 && job_.p.rhs.layout == HOP_TILED)
+                return widen_tile(tile_in_panel(job_.p.rhs, job_.rhs.codes, job_.p.k, first, slice), 8, out);
+            const uint8_t* codes = tile_of_codes(job_.p.rhs, job_.rhs.codes, job_.p.n, job_.p.k, first, slice, out);
             if (codes == out && (format == HOP_INT8 || format == HOP_UINT4)) return;
             for (int i = 0; i < kTile; i += 64) to_int8(format, codes + i, out + i);
             for (int64_t k = job_.p.k - slice * kSlice; format == HOP_UINT8 && k < kSlice; ++k)  // 0 is no 0 there
                 for (int row = 0; row < kRows; ++row) out[(k / 4 * kRows + row) * 4 + k % 4] = 0;
         } else {
-            tile_of_words(job_, words, first, slice, out);
+            tile_of_words(job_, words, folds, first, slice, out);
         }
     }
 
     Job& job_;
     int64_t chunk_, block_bytes_, slab_;
+    int64_t sides_;  // of each row block: 1 if all groups have the same
     int per_slice_ = 1;
     bool ready_, lhs_zero_, rhs_zero_;
     char* lhs_ = nullptr;

@@ -14,11 +14,14 @@ namespace hop {
 namespace amx {
 
 #include "rounding.h"
-#include "decode_plainly.h"
 #include "tiles_avx512.h"
+#include "decode_plainly.h"
+#include "words_avx512.h"
+#include "scales.h"
 #include "pack_lhs.h"
 #include "pack_rhs.h"
 #include "epilogue.h"
+#include "groups_avx512.h"
 #include "requantize.h"
 #include "gemm.h"
 #include "registers_amx.h"
@@ -40,23 +43,26 @@ public:
 
     Amx(int rows, int quads) : registers_(rows, quads) {}
 
-    template <int R>
-    void multiply(const uint8_t* a, const uint8_t* b, int, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+    template <int R, class Between>
+    void multiply(const uint8_t* a, const uint8_t* b, int, int64_t slices, Sum* sums, bool add, Between& between) {
         written();
         if (add) load<R>(sums);
         else zero<R>();
         for (int64_t s = 0; s < slices; ++s, a += R * kBytes * kTile, b += 2 * kBytes * kTile) {
             for (int e = 0; e < kBytes; ++e) product<R>(a + e * kTile, b + e * kTile);
-            ahead.fetch();
+            between();
         }
         store<R>(sums);
     }
 
-    template <int R>
-    void step(const uint8_t* a, const uint8_t* b, int, int quad, Sum* sums) {
+    template <int R, class Between>
+    void step(const uint8_t* a, const uint8_t* b, int, int quad, Sum* sums, Between& between) {
         written();
         zero<R>();
-        for (int e = 0; e < kBytes; ++e) product<R>(a + e * kTile + quad * 4, b + e * kTile + quad * 64);
+        for (int e = 0; e < kBytes; ++e) {
+            product<R>(a + e * kTile + quad * 4, b + e * kTile + quad * 64);
+            between();
+        }
         store<R>(sums);
     }
 
@@ -65,8 +71,13 @@ private:
 
     template <int R>
     static void product(const uint8_t* a, const uint8_t* b) {
-        _tile_loadd(4, a, 64);
-        if (R == 2) _tile_loadd(5, a + kBytes * kTile, 64);
+        if (kBytes == 1) {
+            _tile_loadd(4, a, 64);
+            if (R == 2) _tile_loadd(5, a + kBytes * kTile, 64);
+        } else {  // past the first-level cache, which is for the words that were decoded
+            _tile_stream_loadd(4, a, 64);
+            if (R == 2) _tile_stream_loadd(5, a + kBytes * kTile, 64);
+        }
         _tile_loadd(6, b, 64);
         _tile_loadd(7, b + kBytes * kTile, 64);
         dot<0, 4, 6>();

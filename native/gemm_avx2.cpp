@@ -19,9 +19,11 @@ namespace avx2 {
 #include "decode_plainly.h"
 #include "tiles_plain.h"
 #include "words_avx2.h"
+#include "scales.h"
 #include "pack_lhs.h"
 #include "pack_rhs.h"
 #include "epilogue.h"
+#include "groups_plain.h"
 #include "requantize.h"
 #include "gemm.h"
 #include "lhs_floats.h"
@@ -119,23 +121,23 @@ public:
 
     Avx2(int, int quads) : quads_(quads) {}
 
-    template <int R>
-    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+    template <int R, class Between>
+    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
         in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
-            Ahead none(nullptr, 0, 1);
-            for (int tile = 0; tile < 2; ++tile)
+            for (int tile = 0; tile < 2; ++tile) {
+                const auto once = [&] { if (first == 0 && tile == 0) between(); };
                 block<n.value>(a + first * kRow, R * kLhsBytes * kTile, b + tile * kBytes * kTile, slices, 0, kQuads,
-                               sums + first * kBlock + tile * kRows, add, first || tile ? none : ahead);
+                               sums + first * kBlock + tile * kRows, add, once);
+            }
         });
     }
 
-    template <int R>
-    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums) {
+    template <int R, class Between>
+    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums, Between&) {
         in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
-            Ahead none(nullptr, 0, 1);
             for (int tile = 0; tile < 2; ++tile)
                 block<n.value>(a + first * kRow, 0, b + tile * kBytes * kTile, 1, quad, quads_,
-                               sums + first * kBlock + tile * kRows, false, none);
+                               sums + first * kBlock + tile * kRows, false, [] {});
         });
     }
 
@@ -143,9 +145,9 @@ private:
     static constexpr int kRow = kLhsBytes * kSlice;
 
     // N rows by the 16 columns of one tile.
-    template <int N>
+    template <int N, class Between>
     static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,
-                      Sum* sums, bool add, Ahead& ahead) {
+                      Sum* sums, bool add, const Between& between) {
         Vector c[N][2];
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
@@ -155,7 +157,7 @@ private:
         }
         for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
             for (int q = quad; q < quad + quads; ++q) Numbers::template quad<N>(a, b, q, c);
-            ahead.fetch();
+            between();
         }
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {

@@ -16,11 +16,14 @@ namespace hop {
 namespace avx512 {
 
 #include "rounding.h"
-#include "decode_plainly.h"
 #include "tiles_avx512.h"
+#include "decode_plainly.h"
+#include "words_avx512.h"
+#include "scales.h"
 #include "pack_lhs.h"
 #include "pack_rhs.h"
 #include "epilogue.h"
+#include "groups_avx512.h"
 #include "requantize.h"
 #include "gemm.h"
 #include "lhs_floats.h"
@@ -103,30 +106,28 @@ public:
 
     Avx512(int, int quads) : quads_(quads) {}
 
-    template <int R>
-    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+    template <int R, class Between>
+    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
-            Ahead none(nullptr, 0, 1);
+            const auto once = [&] { if (first == 0) between(); };
             block<n.value, sums_of(n.value)>(a + first * kRow, R * kLhsBytes * kTile, b, slices, 0, kQuads,
-                                             sums + first * kBlock, add, first ? none : ahead);
+                                             sums + first * kBlock, add, once);
         });
     }
 
-    template <int R>
-    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums) {
+    template <int R, class Between>
+    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums, Between&) {
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
-            Ahead none(nullptr, 0, 1);
-            block<n.value, sums_of(n.value)>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false,
-                                             none);
+            block<n.value, sums_of(n.value)>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false, [] {});
         });
     }
 
 private:
     static constexpr int kMost = 12, kRow = kLhsBytes * kSlice;  // rows at once: 24 registers of sums; bytes of one
 
-    template <int N, int S>
+    template <int N, int S, class Between>
     static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,
-                      Sum* sums, bool add, Ahead& ahead) {
+                      Sum* sums, bool add, const Between& between) {
         Vector c[S][N][2];
         HOP_UNROLL
         for (int s = 0; s < S; ++s) {
@@ -139,7 +140,7 @@ private:
         }
         for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
             for (int q = quad; q < quad + quads; q += S) Numbers::template quad<N, S>(a, b, q, c);
-            ahead.fetch();
+            between();
         }
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {

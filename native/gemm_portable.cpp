@@ -14,9 +14,11 @@ namespace portable {
 #include "decode_plainly.h"
 #include "tiles_plain.h"
 #include "words_plain.h"
+#include "scales.h"
 #include "pack_lhs.h"
 #include "pack_rhs.h"
 #include "epilogue.h"
+#include "groups_plain.h"
 #include "requantize.h"
 #include "gemm.h"
 #include "lhs_floats.h"
@@ -76,16 +78,16 @@ public:
 
     Portable(int, int quads) : quads_(quads) {}
 
-    template <int R>
-    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Ahead& ahead) {
+    template <int R, class Between>
+    void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
         for (; slices > 0; --slices, add = true, a += R * kLhsBytes * kTile, b += 2 * kBytes * kTile) {
             slice(a, b, rows, 0, kQuads, sums, add);
-            ahead.fetch();
+            between();
         }
     }
 
-    template <int R>
-    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums) {
+    template <int R, class Between>
+    void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums, Between&) {
         slice(a, b, rows, quad, quads_, sums, false);
     }
 

@@ -1,37 +1,5 @@
 // The left factor, from its codes to tiles. Included in a namespace (isa.h).
 
-// What belongs to 32 rows, or columns, in one group: scale, zero point, and the sum of the codes less a constant.
-struct Side {
-    float scale[kBlock];
-    int32_t zero[kBlock], sum[kBlock];
-};
-
-inline int32_t zero_of(const hop_operand& o, const hop_data& d, int64_t row, int64_t k) {
-    const int shift = o.format == HOP_UINT8 ? 128 : 0;  // codes became int8
-    if (o.zero_format == HOP_NONE) return o.zero - shift;
-    const int64_t i = row / o.scale.rows * o.scale.row_stride + k / o.scale.ks * o.scale.k_stride;
-    return (o.zero_format == HOP_INT8 ? static_cast<const int8_t*>(d.zero)[i] : static_cast<const uint8_t*>(d.zero)[i]) - shift;
-}
-
-// The scales of `count` rows at one k.
-inline void load_scales(const hop_scale& s, const void* data, int64_t first, int64_t count, int64_t k, float* scales) {
-    if (s.format == HOP_NONE) {
-        for (int64_t i = 0; i < count; ++i) scales[i] = 1.f;
-        return;
-    }
-    const int64_t of_k = k / s.ks * s.k_stride;
-    if (s.format == HOP_FLOAT32 && s.row_stride == 0) {
-        const float scale = static_cast<const float*>(data)[of_k] * s.factor;
-        for (int64_t i = 0; i < count; ++i) scales[i] = scale;
-    } else if (s.format == HOP_FLOAT32 && s.rows == 1) {
-        const float* own = static_cast<const float*>(data) + first * s.row_stride + of_k;
-        for (int64_t i = 0; i < count; ++i) scales[i] = own[i * s.row_stride] * s.factor;
-    } else {
-        for (int64_t i = 0; i < count; ++i)
-            scales[i] = scale_value(s.format, data, (first + i) / s.rows * s.row_stride + of_k) * s.factor;
-    }
-}
-
 inline bool has_zero(const hop_operand& o) { return o.zero_format != HOP_NONE || o.zero != (o.format == HOP_UINT8 ? 128 : 0); }
 inline bool lhs_has_zero(const Job& job) {
     const hop_operand& o = job.p.lhs;
@@ -95,7 +63,7 @@ inline void pack_words(const Job& job, int64_t first, int rows, int64_t slice, u
         }
         const uint8_t* codes = codes_of_row(o, job.lhs.codes, first + i, k, count, buffer);
         if (o.fold.format == HOP_NONE) {
-            words.decode(codes, 1, nullptr, nullptr, even, odd);
+            words.decode(codes, 1, {}, {}, even, odd);
             continue;
         }
         float fold[kQuads];
@@ -103,23 +71,25 @@ inline void pack_words(const Job& job, int64_t first, int rows, int64_t slice, u
         for (int quad = 0; quad < kQuads;) {
             const int64_t block = (k + quad * 4) / o.fold.ks, end = (block + 1) * o.fold.ks;
             const bool inside = quad * 4 < count;
-            const float f = inside ? scale_value(o.fold.format, job.lhs.fold, of_row + block * o.fold.k_stride) : 0.f;
+            const float f = inside ? scale_at(o.fold.format, job.lhs.fold, of_row + block * o.fold.k_stride) : 0.f;
             do fold[quad++] = f;
             while (quad < kQuads && k + quad * 4 < end);
         }
-        words.decode(codes, 1, nullptr, fold, even, odd);
+        words.decode(codes, 1, {}, {fold}, even, odd);
     }
 }
 
 // Scale, zero point and sums of the rows of a block in one group.
-inline void side_of_rows(const Job& job, int64_t first, int rows, int64_t group, bool sums, Side& side) {
+inline void side_of_rows(const Job& job, BlockScales& scales, int64_t first, int rows, int64_t group, bool sums, Side& side) {
     const hop_operand& o = job.p.lhs;
     const int64_t k = group * job.group, end = k + job.group < job.p.k ? k + job.group : job.p.k;
-    const bool integers = by_integers(job.p);
-    load_scales(o.scale, job.lhs.scale, first, rows, k, side.scale);
+    std::memcpy(side.scale, scales.at(first, k), sizeof(side.scale));
+    std::memset(side.zero, 0, sizeof(side.zero));
+    std::memset(side.sum, 0, sizeof(side.sum));
+    if (!by_integers(job.p)) return;
+    load_zeros(o, job.lhs.zero, first, rows, k, side.zero);
     for (int i = 0; i < rows; ++i) {
-        side.zero[i] = integers ? zero_of(o, job.lhs, first + i, k) + job.shift : 0;
-        side.sum[i] = 0;
+        side.zero[i] += job.shift;
         if (!sums) continue;
         for (int64_t at = k; at < end; at += kSlice) {
             const int count = static_cast<int>(end - at < kSlice ? end - at : kSlice);
@@ -128,4 +98,5 @@ inline void side_of_rows(const Job& job, int64_t first, int rows, int64_t group,
             side.sum[i] += sum_of(reinterpret_cast<const int8_t*>(out), count) + job.shift * count;
         }
     }
+    pair_row(side);
 }

@@ -1,13 +1,19 @@
 // The right factor, from its codes to tiles. Included in a namespace (isa.h).
 
+// The tile of rows first..first + 15 in a slice of a tiled factor of `size` k.
+inline const uint8_t* tile_in_panel(const hop_operand& o, const void* data, int64_t size, int64_t first, int64_t slice) {
+    const int64_t tile = (first / kBlock * ceil_div(size, kSlice) + slice) * 2 + first / kRows % 2;
+    return static_cast<const uint8_t*>(data) + tile * (is_narrow(o.format) ? kTile / 2 : kTile);
+}
+
 // The tile of codes of rows first..first + 15 in a slice; a pointer to where it is, `buffer` if it had to be made.
 inline const uint8_t* tile_of_codes(
     const hop_operand& o, const void* data, int64_t rows, int64_t size, int64_t first, int64_t slice, uint8_t* buffer) {
     const auto* base = static_cast<const uint8_t*>(data);
     if (o.layout == HOP_TILED) {
-        const int64_t tile = (first / kBlock * ceil_div(size, kSlice) + slice) * 2 + first / kRows % 2;
-        if (!is_narrow(o.format)) return base + tile * kTile;
-        widen_tile(base + tile * (kTile / 2), buffer);
+        const uint8_t* tile = tile_in_panel(o, data, size, first, slice);
+        if (!is_narrow(o.format)) return tile;
+        widen_tile(tile, 0, buffer);
         return buffer;
     }
     const int64_t k = slice * kSlice;
@@ -32,66 +38,67 @@ inline const uint8_t* tile_of_codes(
     return buffer;
 }
 
-// The fold of 16 rows at one k; 0 for rows that are none.
-inline void fold_of_rows(const Job& job, int64_t first, int64_t k, float* fold) {
-    const hop_scale& s = job.p.rhs.fold;
-    const int64_t rest = job.p.n - first, count = k >= job.p.k || rest < 0 ? 0 : rest < kRows ? rest : kRows;
-    const int64_t of_k = k / s.ks * s.k_stride;
-    for (int64_t i = count; i < kRows; ++i) fold[i] = 0.f;
-    if (s.rows == 1 && s.format != HOP_FLOAT32) {
-        const float* table = scale_table(s.format);
-        const uint8_t* codes = static_cast<const uint8_t*>(job.rhs.fold) + first * s.row_stride + of_k;
-        for (int64_t i = 0; i < count; ++i) fold[i] = table[codes[i * s.row_stride]];
-    } else if (s.row_stride == 0 || s.rows >= kBlock) {  // blocks of so many rows have all of a tile's, or two have
-        const int64_t edge = s.row_stride == 0 ? count : s.rows - first % s.rows;
-        for (int64_t i = 0; i < count; i = i < edge ? edge : count) {
-            const float f = scale_value(s.format, job.rhs.fold, (first + i) / s.rows * s.row_stride + of_k);
-            for (int64_t row = i; row < count && (i >= edge || row < edge); ++row) fold[row] = f;
-        }
-    } else {
-        for (int64_t i = 0; i < count; ++i)
-            fold[i] = scale_value(s.format, job.rhs.fold, (first + i) / s.rows * s.row_stride + of_k);
+// Calls body(quad, k) at each quad of a slice where a block of `ks` begins, or k ends.
+template <class Body>
+inline void for_blocks_of_slice(int64_t slice, int64_t ks, int64_t size, Body body) {
+    const int64_t begin = slice * kSlice;
+    for (int64_t k = begin, end; k < begin + kSlice; k = end) {
+        body(static_cast<int>(k - begin) / 4, k);
+        end = k >= size || ks >= size ? begin + kSlice : (k / ks + 1) * ks;
+        if (k < size && end > size) end = (size + 3) / 4 * 4;  // what is beyond is a block of its own
     }
 }
 
 // One tile as bfloat16 numbers, 2 * kTile bytes.
-inline void tile_of_words(const Job& job, const Words& words, int64_t first, int64_t slice, uint8_t* out) {
+template <class Decoding>
+inline void tile_of_words(const Job& job, const Decoding& words, BlockScales& folds, int64_t first, int64_t slice, uint8_t* out) {
     const hop_operand& o = job.p.rhs;
-    uint8_t buffer[kTile], zero[kRows];
-    const uint8_t* codes = tile_of_codes(o, job.rhs.codes, job.p.n, job.p.k, first, slice, buffer);
     auto *even = reinterpret_cast<uint16_t*>(out), *odd = even + kTile / 2;
-    const bool zeros = o.format == HOP_UINT4 && has_zero(o), folds = o.fold.format != HOP_NONE;
-    float fold[kRows];
-    const auto left = [](int64_t k, int64_t ks) {  // quads from k to the end of its block
-        const int64_t rest = (ks - k % ks) / 4;
-        return rest < kQuads ? static_cast<int>(rest) : kQuads;
-    };
-    for (int quad = 0, next; quad < kQuads; quad = next) {
-        const int64_t k = slice * kSlice + quad * 4;
-        next = kQuads;
-        if (folds) {
-            fold_of_rows(job, first, k, fold);
-            const int end = quad + left(k, o.fold.ks);
-            next = end < next ? end : next;
+    alignas(64) float own_fold[kQuads][kRows];
+    alignas(16) uint8_t own_zero[kQuads][kRows];
+    PerQuads<float> fold;
+    PerQuads<uint8_t> zero;
+    const bool whole = (slice + 1) * kSlice <= job.p.k;
+    if (o.fold.format != HOP_NONE) {
+        const int64_t ks = o.fold.ks, panel = first / kBlock * kBlock;
+        if (whole && (ks % kSlice == 0 || kSlice % ks == 0)) {  // as they lie
+            fold = {folds.at(panel, slice * kSlice) + first % kBlock, ks < kSlice ? static_cast<int>(ks / 4) : kQuads, kBlock};
+        } else {
+            fold = {own_fold[0], 1, kRows};
+            for_blocks_of_slice(slice, ks, job.p.k, [&](int quad, int64_t k) {
+                for (int i = quad; i < kQuads; ++i) {
+                    if (k < job.p.k) std::memcpy(own_fold[i], folds.at(panel, k) + first % kBlock, sizeof(own_fold[i]));
+                    else std::memset(own_fold[i], 0, sizeof(own_fold[i]));
+                }
+            });
         }
-        if (zeros) {
-            for (int i = 0; i < kRows; ++i)
-                zero[i] = first + i < job.p.n && k < job.p.k ? static_cast<uint8_t>(zero_of(o, job.rhs, first + i, k)) : 0;
-            const int end = quad + left(k, o.scale.ks);
-            next = end < next ? end : next;
-        }
-        words.decode(codes + quad * 64, next - quad, zeros ? zero : nullptr, folds ? fold : nullptr, even + quad * 32, odd + quad * 32);
     }
+    if (o.format == HOP_UINT4 && has_zero(o)) {
+        zero = {own_zero[0], 1, kRows};
+        const int64_t rest = job.p.n - first, inside = rest < 0 ? 0 : rest < kRows ? rest : kRows;
+        for_blocks_of_slice(slice, o.scale.ks, job.p.k, [&](int quad, int64_t k) {
+            const int64_t count = k < job.p.k ? inside : 0;
+            int32_t numbers[kRows] = {};
+            load_zeros(o, job.rhs.zero, first, count, k, numbers);
+            for (int i = 0; i < kRows; ++i) own_zero[quad][i] = i < count ? static_cast<uint8_t>(numbers[i]) : 0;
+            for (int i = quad + 1; i < kQuads; ++i) std::memcpy(own_zero[i], own_zero[quad], kRows);
+        });
+    }
+    if constexpr (Decoding::kPacked) {
+        if (o.layout == HOP_TILED && is_narrow(o.format))
+            return words.template decode<true>(tile_in_panel(o, job.rhs.codes, job.p.k, first, slice), kQuads, zero, fold, even, odd);
+    }
+    uint8_t buffer[kTile];
+    const uint8_t* codes = tile_of_codes(o, job.rhs.codes, job.p.n, job.p.k, first, slice, buffer);
+    words.decode(codes, kQuads, zero, fold, even, odd);
 }
 
-// The scales, zero points and sums of the columns of a block in one group, from its tiles of int8.
-inline void side_of_columns(const Job& job, int64_t first, int64_t group, Side& side) {
-    const int64_t k = group * job.group;
-    const bool integers = by_integers(job.p);
-    const int64_t rest = job.p.n - first, count = k > 0 && k >= job.p.k ? 0 : rest < kBlock ? rest : kBlock;
-    std::memset(&side, 0, sizeof(side));
-    if (count == 0) return;
-    load_scales(job.p.rhs.scale, job.rhs.scale, first, count, k, side.scale);
-    if (integers && has_zero(job.p.rhs))
-        for (int i = 0; i < count; ++i) side.zero[i] = zero_of(job.p.rhs, job.rhs, first + i, k);
+// The scales and zero points of the columns of a block in one group; their sums are 0 until they are added.
+inline void side_of_columns(const Job& job, BlockScales& scales, int64_t first, int64_t group, Side& side) {
+    const int64_t k = group * job.group, rest = job.p.n - first;
+    std::memset(side.zero, 0, sizeof(side.zero));
+    std::memset(side.sum, 0, sizeof(side.sum));
+    std::memcpy(side.scale, scales.at(first, k), sizeof(side.scale));
+    if (by_integers(job.p) && has_zero(job.p.rhs))
+        load_zeros(job.p.rhs, job.rhs.zero, first, rest < kBlock ? rest : kBlock, k, side.zero);
 }

@@ -30,6 +30,14 @@ struct Decoder {
     int special;  // magnitudes from here up are infinite or NaN; 256 if none
 };
 
+// What `vectors` successive vectors of 16 quads share, a number for each quad; the next ones' lie `stride` behind.
+template <class T>
+struct PerQuads {
+    const T* numbers = nullptr;  // nullptr: there are none
+    int vectors = 1, stride = 0;
+    const T* at(int vector) const { return numbers ? numbers + vector / vectors * stride : nullptr; }
+};
+
 const Decoder* decoder(int format);  // of a byte or less
 const Decoder* shifted_decoder();    // of the code - 16, for codes of 4 bits less a zero point
 const float* scale_table(int format);  // the numbers of HOP_E8M0 or HOP_E4M3
@@ -56,6 +64,10 @@ struct Job {
 
     Job(const hop_product& product, int threads);
     bool grouped() const { return groups > 1; }
+    int64_t terms(int64_t index) const {  // of a sum of that group
+        const int64_t rest = p.k - index * group;
+        return rest < group ? rest : group;
+    }
 };
 
 // Whether the product is one of integers.

@@ -9,12 +9,15 @@ inline void widen(const uint8_t* narrow, uint8_t* codes) {
     store512(codes, _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi16(pairs, 4)), nibble));
 }
 
-inline void widen_tile(const uint8_t* narrow, uint8_t* tile) {
-    const __m512i nibble = _mm512_set1_epi8(15);
+inline void widen_tile(const uint8_t* narrow, uint8_t sign, uint8_t* tile) {
+    const __m512i nibble = _mm512_set1_epi8(15), signs = _mm512_set1_epi8(static_cast<char>(sign));
+    const auto store = [&](uint8_t* out, __m512i x) {
+        store512(out, _mm512_sub_epi8(_mm512_xor_si512(_mm512_and_si512(x, nibble), signs), signs));
+    };
     for (int pair = 0; pair < kQuads / 2; ++pair) {
         const __m512i x = load512(narrow + pair * 64);
-        store512(tile + pair * 128, _mm512_and_si512(x, nibble));
-        store512(tile + pair * 128 + 64, _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble));
+        store(tile + pair * 128, x);
+        store(tile + pair * 128 + 64, _mm512_srli_epi16(x, 4));
     }
 }
 
@@ -76,14 +79,13 @@ inline void to_int8(int format, const uint8_t* codes, uint8_t* out) {
     store512(out, x);
 }
 
-inline void add_quads(const uint8_t* tile, int quads, int32_t* sums) {
-    __m512i even = load512(sums), odd = _mm512_setzero_si512();
+inline void add_quads(const uint8_t* tile, int quads, int64_t steps, int64_t step, int32_t* sums) {
+    __m512i sum[4] = {load512(sums), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
     const __m512i ones = _mm512_set1_epi8(1);
-    for (int i = 0; i < quads; i += 2) {
-        even = _mm512_dpbusd_epi32(even, ones, load512(tile + i * 64));
-        odd = _mm512_dpbusd_epi32(odd, ones, load512(tile + i * 64 + 64));
-    }
-    store512(sums, _mm512_add_epi32(even, odd));
+    for (; steps > 0; --steps, tile += step)
+        for (int i = 0; i < quads; i += 4)
+            for (int j = 0; j < 4; ++j) sum[j] = _mm512_dpbusd_epi32(sum[j], ones, load512(tile + (i + j) * 64));
+    store512(sums, _mm512_add_epi32(_mm512_add_epi32(sum[0], sum[1]), _mm512_add_epi32(sum[2], sum[3])));
 }
 
 inline int32_t sum_of(const int8_t* codes, int count) {
@@ -92,78 +94,23 @@ inline int32_t sum_of(const int8_t* codes, int count) {
     return _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), x));
 }
 
-// Words from their low and high bytes: of bytes 0 and 2 of each quad, and of bytes 1 and 3.
-inline void join(__m512i low, __m512i high, __m512i& even, __m512i& odd) {
-    const __m512i lower = _mm512_set1_epi16(0x00ff);
-    even = _mm512_ternarylogic_epi32(lower, low, _mm512_slli_epi16(high, 8), 0xca);  // lower ? low : high
-    odd = _mm512_ternarylogic_epi32(lower, _mm512_srli_epi16(low, 8), high, 0xca);
-}
-
-// A decoder's tables in registers.
-struct Tables {
-    __m512i low[4], high[4];
-    int codes, special;
-
-    explicit Tables(const Decoder& d) : codes(d.codes), special(d.special) {
-        for (int i = 0; i < 4; ++i) low[i] = load512(d.low + 64 * i), high[i] = load512(d.high + 64 * i);
+inline void scales_of_quads(int format, const uint8_t* quads, int at, float* scales) {
+    const __m512i code = _mm512_and_si512(_mm512_srlv_epi32(load512(quads), _mm512_set1_epi32(8 * at)), _mm512_set1_epi32(255));
+    __m512i bits;
+    __mmask16 nan;
+    if (format == HOP_E8M0) {
+        bits = _mm512_slli_epi32(code, 23);
+        bits = _mm512_mask_mov_epi32(bits, _mm512_testn_epi32_mask(code, code), _mm512_set1_epi32(1 << 22));  // 2^-127
+        nan = _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255));
+    } else {
+        const __m512i magnitude = _mm512_and_si512(code, _mm512_set1_epi32(127));
+        const __m512 small = _mm512_mul_ps(_mm512_cvtepi32_ps(magnitude), _mm512_set1_ps(0x1p-9f));
+        bits = _mm512_add_epi32(_mm512_slli_epi32(magnitude, 20), _mm512_set1_epi32(120 << 23));
+        bits = _mm512_mask_mov_epi32(bits, _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8)), _mm512_castps_si512(small));
+        bits = _mm512_or_si512(bits, _mm512_slli_epi32(_mm512_sub_epi32(code, magnitude), 24));
+        nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(127));
     }
-
-    void words(__m512i code, __m512i& even, __m512i& odd) const {
-        __m512i l, h;
-        if (codes == 64) {
-            l = _mm512_permutexvar_epi8(code, low[0]);
-            h = _mm512_permutexvar_epi8(code, high[0]);
-        } else {
-            l = _mm512_permutex2var_epi8(low[0], code, low[1]);
-            h = _mm512_permutex2var_epi8(high[0], code, high[1]);
-            if (codes == 128) {
-                h = _mm512_ternarylogic_epi32(h, code, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
-            } else {
-                const __mmask64 above = _mm512_movepi8_mask(code);
-                l = _mm512_mask_mov_epi8(l, above, _mm512_permutex2var_epi8(low[2], code, low[3]));
-                h = _mm512_mask_mov_epi8(h, above, _mm512_permutex2var_epi8(high[2], code, high[3]));
-            }
-        }
-        join(l, h, even, odd);
-    }
-};
-
-// A fold of 16 quads as words: what is added to those of a number 2^i, and to those of 1.5 · 2^i; both of the form
-// bits(fold · m) - bits(m).
-struct Fold {
-    __m512i one, half;
-    __mmask32 nonzero;
-    bool safe;  // no sum leaves the exponents of normal numbers
-};
-
-// Numbers of at most one bit after the first (E2M1) take a fold of any bfloat16 numbers; others, of powers of two.
-inline Fold fold_of(__m512 fold, bool narrow) {
-    constexpr int least = 17, most = 239;  // every format's numbers lie between 2^-16 and 2^15
-    const __m512i bits = _mm512_castps_si512(fold);
-    const __m512i exponent = _mm512_and_si512(_mm512_srli_epi32(bits, 23), _mm512_set1_epi32(255));
-    const __mmask16 zero = _mm512_cmp_ps_mask(fold, _mm512_setzero_ps(), _CMP_EQ_OQ);
-    const __mmask16 bad = _mm512_cmplt_epi32_mask(exponent, _mm512_set1_epi32(least)) |
-                          _mm512_cmpgt_epi32_mask(exponent, _mm512_set1_epi32(most)) |
-                          _mm512_cmplt_epi32_mask(bits, _mm512_setzero_si512());
-    const auto words = [](__m512 x, int unit) {
-        const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(x), 16);
-        const __m512i both = _mm512_or_si512(high, _mm512_slli_epi32(high, 16));
-        return _mm512_sub_epi16(both, _mm512_set1_epi16(static_cast<short>(unit)));
-    };
-    Fold f;
-    f.one = words(fold, 0x3f80);
-    f.half = narrow ? words(_mm512_mul_ps(fold, _mm512_set1_ps(1.5f)), 0x3fc0) : f.one;
-    const __mmask16 kept = static_cast<__mmask16>(~zero);
-    f.nonzero = static_cast<__mmask32>(_pdep_u32(kept, 0x55555555u) | _pdep_u32(kept, 0xaaaaaaaau));
-    f.safe = (bad & kept) == 0;
-    return f;
-}
-
-inline __m512i folded(__m512i words, const Fold& f, bool narrow) {
-    const __mmask32 known = _mm512_mask_test_epi16_mask(f.nonzero, words, _mm512_set1_epi16(0x7fff));
-    __m512i x = _mm512_maskz_add_epi16(known, words, f.one);
-    if (narrow) x = _mm512_mask_add_epi16(x, _mm512_mask_test_epi16_mask(known, words, _mm512_set1_epi16(0x40)), words, f.half);
-    return x;
+    store512(scales, _mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7fc00000)));
 }
 
 inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
@@ -173,61 +120,6 @@ inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
     store512(even, _mm512_permutex2var_epi16(a, evens, b));
     store512(odd, _mm512_permutex2var_epi16(a, _mm512_add_epi16(evens, _mm512_set1_epi16(1)), b));
 }
-
-// Numbers from codes, with the decoder in registers.
-class Words {
-public:
-    explicit Words(int format) : decoder_(decoder(format)), tables_(*decoder_), shifted_(*shifted_decoder()), narrow_(format == HOP_E2M1) {}
-
-    void decode(const uint8_t* codes, int quads, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
-        __m512i e, o;
-        if (!zero && !fold) {
-            for (int i = 0; i < quads; ++i) {
-                tables_.words(load512(codes + i * 64), e, o);
-                store512(even + i * 32, e);
-                store512(odd + i * 32, o);
-            }
-            return;
-        }
-        const bool small = zero && _mm_cmpgt_epu8_mask(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zero)), _mm_set1_epi8(16)) == 0;
-        if (small && !fold) {
-            const __m128i zeros = _mm_loadu_si128(reinterpret_cast<const __m128i*>(zero));
-            const __m512i z = _mm512_cvtepu8_epi32(zeros);
-            const __m512i of_quads = _mm512_mullo_epi32(z, _mm512_set1_epi32(0x01010101));
-            const __m512i by = _mm512_sub_epi8(_mm512_set1_epi8(16), of_quads);
-            for (int i = 0; i < quads; ++i) {
-                shifted_.words(_mm512_add_epi8(load512(codes + i * 64), by), e, o);
-                store512(even + i * 32, e);
-                store512(odd + i * 32, o);
-            }
-            return;
-        }
-        Fold f{};
-        if (!zero) f = fold_of(_mm512_loadu_ps(fold), narrow_);
-        for (int i = 0; i < quads; ++i) {
-            const __m512i code = load512(codes + i * 64);
-            if (zero || !f.safe || special(code)) {
-                decode_plainly(*decoder_, codes + i * 64, zero, fold, even + i * 32, odd + i * 32);
-                continue;
-            }
-            tables_.words(code, e, o);
-            store512(even + i * 32, folded(e, f, narrow_));
-            store512(odd + i * 32, folded(o, f, narrow_));
-        }
-    }
-
-    // Whether a code stands for an infinity or NaN.
-    bool special(__m512i codes) const {
-        if (tables_.special == 256) return false;
-        const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi8(127));
-        return _mm512_cmpge_epu8_mask(magnitude, _mm512_set1_epi8(static_cast<char>(tables_.special))) != 0;
-    }
-
-private:
-    const Decoder* decoder_;
-    Tables tables_, shifted_;
-    bool narrow_;
-};
 
 // Makes lines that went past the cache visible before what follows.
 inline void fence() { _mm_sfence(); }

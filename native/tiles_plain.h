@@ -8,12 +8,12 @@ inline void widen(const uint8_t* narrow, uint8_t* codes) {
     }
 }
 
-// A tile of bytes from one of 4 bits.
-inline void widen_tile(const uint8_t* narrow, uint8_t* tile) {
+// A tile of bytes from one of 4 bits, whose bit `sign` (8, or 0 for none) is a sign.
+inline void widen_tile(const uint8_t* narrow, uint8_t sign, uint8_t* tile) {
     for (int pair = 0; pair < kQuads / 2; ++pair)
         for (int i = 0; i < 64; ++i) {
-            tile[pair * 128 + i] = narrow[pair * 64 + i] & 15;
-            tile[pair * 128 + 64 + i] = narrow[pair * 64 + i] >> 4;
+            tile[pair * 128 + i] = static_cast<uint8_t>(((narrow[pair * 64 + i] & 15) ^ sign) - sign);
+            tile[pair * 128 + 64 + i] = static_cast<uint8_t>((narrow[pair * 64 + i] >> 4 ^ sign) - sign);
         }
 }
 
@@ -40,24 +40,32 @@ inline void to_int8(int format, const uint8_t* codes, uint8_t* out) {
         std::memcpy(out, codes, 64);
 }
 
-// The codes of some quads, an even number, of 16 rows, added to the sum of each.
-inline void add_quads(const uint8_t* tile, int quads, int32_t* sums) {
-    int16_t halves[2 * kRows] = {};  // of a quad: two codes each
-    for (int quad = 0; quad < quads; ++quad)
-        for (int i = 0; i < 2 * kRows; ++i) {
-            uint16_t codes;
-            std::memcpy(&codes, tile + quad * 64 + 2 * i, 2);
-            const int first = static_cast<int16_t>(codes) >> 8;
-            const int second = static_cast<int16_t>(static_cast<uint16_t>(codes << 8)) >> 8;
-            halves[i] = static_cast<int16_t>(halves[i] + first + second);
-        }
-    for (int i = 0; i < kRows; ++i) sums[i] += halves[2 * i] + halves[2 * i + 1];
+// The codes of some quads, a multiple of 4, of 16 rows, added to the sum of each; of `steps` tiles that lie so far apart.
+inline void add_quads(const uint8_t* tile, int quads, int64_t steps, int64_t step, int32_t* sums) {
+    for (; steps > 0; --steps, tile += step) {
+        int16_t halves[2 * kRows] = {};  // of a quad: two codes each
+        for (int quad = 0; quad < quads; ++quad)
+            for (int i = 0; i < 2 * kRows; ++i) {
+                uint16_t codes;
+                std::memcpy(&codes, tile + quad * 64 + 2 * i, 2);
+                const int first = static_cast<int16_t>(codes) >> 8;
+                const int second = static_cast<int16_t>(static_cast<uint16_t>(codes << 8)) >> 8;
+                halves[i] = static_cast<int16_t>(halves[i] + first + second);
+            }
+        for (int i = 0; i < kRows; ++i) sums[i] += halves[2 * i] + halves[2 * i + 1];
+    }
 }
 
 inline int32_t sum_of(const int8_t* codes, int count) {
     int32_t sum = 0;
     for (int i = 0; i < count; ++i) sum += codes[i];
     return sum;
+}
+
+// The scales that byte `at` of 16 quads stands for.
+inline void scales_of_quads(int format, const uint8_t* quads, int at, float* scales) {
+    const float* table = scale_table(format);
+    for (int i = 0; i < kRows; ++i) scales[i] = table[quads[4 * i + at]];
 }
 
 inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {

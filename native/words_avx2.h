@@ -2,6 +2,8 @@
 
 class Words {
 public:
+    static constexpr bool kPacked = false;
+
     explicit Words(int format) : decoder_(decoder(format)), format_(format), shift_(format == HOP_E5M2 ? 5 : 4) {
         const Decoder& d = *decoder_;
         const auto word = [&](int code) { return static_cast<uint16_t>(d.high[code] << 8 | d.low[code]); };
@@ -15,10 +17,10 @@ public:
         offset_ = static_cast<int16_t>(word(8) - (8 << shift_));
     }
 
-    // As decode_plainly, bit for bit, of several times 16 quads.
-    void decode(const uint8_t* codes, int quads, const uint8_t* zero, const float* fold, uint16_t* even,
-                uint16_t* odd) const {
-        for (int i = 0; i < quads; ++i) decode(codes + i * 64, zero, fold, even + i * 32, odd + i * 32);
+    // As decode_plainly, bit for bit, of several vectors of 16 quads.
+    void decode(const uint8_t* codes, int vectors, const PerQuads<uint8_t>& zero, const PerQuads<float>& fold,
+                uint16_t* even, uint16_t* odd) const {
+        for (int i = 0; i < vectors; ++i) decode(codes + i * 64, zero.at(i), fold.at(i), even + i * 32, odd + i * 32);
     }
 
     void decode(const uint8_t* codes, const uint8_t* zero, const float* fold, uint16_t* even, uint16_t* odd) const {
