@@ -33,7 +33,7 @@ Level detect() {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
     if (!avx512) return Level::avx2;
-    return has_amx() ? Level::amx : Level::avx512;
+    return __builtin_cpu_supports("avx512bf16") && has_amx() ? Level::amx : Level::avx512;
 }
 #else
 Level detect() { return Level::portable; }

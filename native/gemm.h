@@ -175,12 +175,14 @@ private:
             sums_ = reinterpret_cast<Sum*>(p), p += of_sums;
             y_ = reinterpret_cast<float*>(p), p += of_y;
             columns_ = reinterpret_cast<Side*>(p);
+            if constexpr (Engine::kFewRows) few_ = Engine::Few::take(job_, m_.tiles_of(0));
         }
         bool ready() const { return sums_ != nullptr; }
 
         // Rows begin..end - 1 of a slab by panel n; `next` is the panel after it, or -1.
         void panel(int64_t slab, int64_t begin, int64_t end, int64_t n, int64_t next) {
             load_bias(job_, n * kBlock, columns_of(n), bias_);
+            if (few_ && few_panel(n)) return;
             if (job_.grouped()) return grouped_panel(slab, begin, end, n, next);
             side_of_columns(job_, scales_, n * kBlock, 0, *columns_);
             for (int64_t s = 0; s < job_.slices; s += m_.chunk_) {
@@ -203,6 +205,23 @@ private:
         }
 
     private:
+        // Without tiles of words; false if it has to be done with them.
+        bool few_panel(int64_t n) {
+            if constexpr (Engine::kFewRows) {
+                float* y = job_.grouped() ? y_ : sums_;
+                if (!Engine::Few::multiply(job_, m_.tiles_of(0), m_.side_of(0, 0), m_.sides_, scales_, folds_, n, y)) return false;
+                if (job_.grouped()) {
+                    store(0, y, n);
+                } else {
+                    side_of_columns(job_, scales_, n * kBlock, 0, *columns_);
+                    finish(0, *m_.side_of(0, 0), y, n);
+                }
+                return true;
+            }
+            (void)n;
+            return false;
+        }
+
         // What is read after `count` slices before `end` of a panel, to be fetched in so many steps.
         Ahead ahead_of(int64_t n, int64_t next, int64_t end, int64_t count, int64_t steps) const {
             const bool more = end < job_.slices;
@@ -336,6 +355,7 @@ private:
         Scaling scaling_;
         alignas(64) float bias_[kBlock];
         int64_t sides_;
+        bool few_ = false;
     };
 
     bool gives_codes() const { return job_.p.output.format == HOP_INT8 || job_.p.output.format == HOP_UINT8; }

@@ -23,6 +23,7 @@ namespace amx {
 #include "epilogue.h"
 #include "groups_avx512.h"
 #include "requantize.h"
+#include "few_rows.h"
 #include "gemm.h"
 #include "registers_amx.h"
 
@@ -40,6 +41,8 @@ class Amx {
 public:
     using Sum = typename Numbers::Sum;
     static constexpr int kBytes = Numbers::kBytes, kLhsBytes = kBytes;
+    static constexpr bool kFewRows = kBytes == 2;
+    using Few = FewRows;
 
     Amx(int rows, int quads) : registers_(rows, quads) {}
 

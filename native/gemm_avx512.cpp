@@ -103,6 +103,7 @@ public:
     using Sum = typename Numbers::Sum;
     using Vector = typename Numbers::Vector;
     using Numbers::kBytes, Numbers::kLhsBytes;
+    static constexpr bool kFewRows = false;
 
     Avx512(int, int quads) : quads_(quads) {}
 

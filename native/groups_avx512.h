@@ -29,7 +29,7 @@ inline void add_rows(const GroupSums<Sum>& sums, int begin, int end) {
 template <class Sum>
 inline void add_group(const Job& job, const GroupSums<Sum>& sums, int begin, int end) {
     const bool zeros = std::is_same<Sum, int32_t>::value && (lhs_has_zero(job) || has_zero(job.p.rhs));
-    const bool paired = zeros && job.group <= kFewTerms;
+    const bool paired = zeros && are_paired(job);
     if (zeros && !paired) centered(job, sums.c, begin, end, *sums.lhs, *sums.rhs, sums.terms);
     if (paired) return sums.first ? add_rows<true, true>(sums, begin, end) : add_rows<true, false>(sums, begin, end);
     if (sums.first) add_rows<false, true>(sums, begin, end);

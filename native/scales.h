@@ -48,7 +48,7 @@ class BlockScales {
 public:
     BlockScales(const hop_scale& s, const void* data, int64_t rows, int64_t k)
         : s_(s), data_(static_cast<const uint8_t*>(data)), rows_(rows), blocks_(s.ks < k ? ceil_div(k, s.ks) : 1),
-          together_(s.rows == 1 && s.k_stride == 1 && blocks_ >= 8) {
+          together_(s.format != HOP_NONE && s.rows == 1 && s.k_stride == 1 && blocks_ >= 8) {
         while (shift_ < 62 && int64_t(1) << shift_ < s.ks) ++shift_;
         if (int64_t(1) << shift_ != s.ks) shift_ = -1;
     }
@@ -57,12 +57,22 @@ public:
     // to the next multiple of 16. They stay until the next call.
     const float* at(int64_t first, int64_t k) {
         const int64_t block = blocks_ == 1 ? 0 : shift_ >= 0 ? k >> shift_ : k / s_.ks, begin = block / kWindow * kWindow;
-        if (first != first_ || begin != begin_) fill(first_ = first, begin_ = begin);
+        if (first != first_ || begin != begin_) {
+            fill(first_ = first, begin_ = begin);
+            judged_ = false;
+        }
         return window_[block - begin];
     }
 
+    // Whether those that were found at once with the last ones are all 0, or between 2^-60 and 2^60.
+    bool are_moderate() {
+        if (!judged_) judge(blocks_ - begin_ < kWindow ? blocks_ - begin_ : kWindow);
+        return moderate_;
+    }
+
+    static constexpr int kWindow = 64;  // blocks that are found at once, from multiples of it on
+
 private:
-    static constexpr int kWindow = 64;
 
     void fill(int64_t first, int64_t begin) {
         const int64_t rest = rows_ - first, rows = rest < kBlock ? rest : kBlock;
@@ -82,8 +92,23 @@ private:
             }
     }
 
+    void judge(int64_t count) {
+        int bad = 0;
+        for (int64_t i = 0; i < count; ++i)
+            for (int j = 0; j < kBlock; ++j) {
+                uint32_t bits;
+                std::memcpy(&bits, &window_[i][j], 4);
+                bad |= bits != 0 && bits - ((127u - 60) << 23) >= 120u << 23;
+            }
+        moderate_ = !bad, judged_ = true;
+    }
+
     void part(int64_t first, int64_t rows, int64_t block, int64_t count, int64_t bytes, int half, int64_t at) {
         uint8_t own[kTile], tile[kTile];
+        if (rows <= 0) {
+            for (int64_t i = 0; i < count; ++i) std::memset(window_[at + i] + half * kRows, 0, sizeof(float) * kRows);
+            return;
+        }
         const uint8_t* from = data_ + (first * s_.row_stride + block) * bytes;
         int64_t stride = s_.row_stride * bytes;
         if (rows < kRows || count * bytes < kSlice) {
@@ -106,7 +131,7 @@ private:
         }
         if (bytes == 1 && rows < kRows)  // byte 0 need not stand for 0
             for (int64_t i = 0; i < count; ++i)
-                for (int64_t j = rows > 0 ? rows : 0; j < kRows; ++j) window_[at + i][half * kRows + j] = 0.f;
+                for (int64_t j = rows; j < kRows; ++j) window_[at + i][half * kRows + j] = 0.f;
     }
 
     const hop_scale& s_;
@@ -115,6 +140,7 @@ private:
     bool together_;
     int shift_ = 0;  // log2 of ks, -1 if it is no power of two
     int64_t first_ = -1, begin_ = -1;
+    bool judged_ = false, moderate_ = true;
     alignas(64) float window_[kWindow][kBlock];
 };
 
@@ -129,7 +155,16 @@ struct Side {
 
 // What the zero points of a row and of a column add to a sum of few terms, as a product of two pairs of 16 bits:
 //     (za, Σ a) · (terms · zb - Σ b, -zb) = -za Σ b - zb Σ a + terms · za · zb
-constexpr int64_t kFewTerms = 128;  // 128 · 255 has 16 bits
+// for codes that their zero points are some of: 128 differences of 255 have 16 bits.
+inline bool are_paired(const Job& job) {
+    constexpr int64_t most = 128;
+    const auto within = [](const hop_operand& o) {
+        if (o.format == HOP_UINT8) return o.zero_format == HOP_NONE ? o.zero >= 0 && o.zero < 256 : o.zero_format == HOP_UINT8;
+        if (o.zero_format == HOP_NONE) return o.zero >= -128 && o.zero < 128;
+        return o.zero_format == HOP_INT8 || o.format == HOP_UINT4;
+    };
+    return job.group <= most && within(job.p.lhs) && within(job.p.rhs);
+}
 
 inline void pair_row(Side& a) {
     for (int i = 0; i < kBlock; ++i) a.pair[i] = static_cast<int32_t>((a.zero[i] & 0xffff) | static_cast<uint32_t>(a.sum[i]) << 16);
