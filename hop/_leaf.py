@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import spelling
+from hop import memory_format, spelling
 from hop._compile import OpOverload
 
 _library = torch.library.Library("hop", "FRAGMENT")
 _library.define(
-    "run(str operator, str arguments, Tensor[] tensors, SymInt[] sizes) -> Tensor[]", tags=(torch.Tag.flexible_layout,)
+    "run(str operator, str arguments, Tensor[] tensors, SymInt[] sizes) -> Tensor[]",
+    tags=(torch.Tag.needs_exact_strides,),  # on which those of the results depend
 )
 _operators: dict[str, Any] = {}
 
@@ -95,7 +96,7 @@ def _run(operator: str, arguments: str, tensors: Sequence[Tensor], sizes: Sequen
 
 def _describe(operator: str, arguments: str, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
     args = [read(tensors, sizes) for read in _parsed(arguments)]
-    return [x.contiguous() for x in _listed(_operators[operator].reference(*args))]
+    return [memory_format.dense(x) for x in _listed(_operators[operator].reference(*args))]
 
 
 _library.impl("run", _run, "CompositeExplicitAutograd")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hop import blocks, packing, spelling
+from hop import blocks, memory_format, packing, spelling
 from hop.blocks import Block
 from hop.formats import Codebook, Format, Integer, PowerOfTwo
 from hop.hadamard import Hadamard
@@ -123,6 +123,11 @@ class Quantizer(Value):
         """Whether codes are held in an order of their own, with dimensions that are not the tensor's."""
         return self.layout is not None and self.layout.tiled
 
+    def keeps_memory_format(self) -> bool:
+        """Whether codes, and the numbers that they stand for, lie channels last where the tensor does: where each
+        code has a byte at the place of its element."""
+        return self.layout is None and not self.flat and self.per_byte() == 1
+
     def shares_scale(self) -> bool:
         """Whether one scale serves the row-wise and the column-wise copy."""
         whole = all(b == -1 for _, block in self.stored().values() for b in block)
@@ -144,6 +149,7 @@ class Quantizer(Value):
             noise: random integers in 0..255, of x's shape, if rounding is stochastic."""
         shape, codes, tensors = self._encode(x, scale, zero_point, noise)
         codes = self._held(codes, shape, x.shape, tensors)
+        codes = memory_format.like(codes, x) if self.keeps_memory_format() else codes
         if scale is not None:  # which stays the caller's, and may be expanded
             tensors = tuple(t.clone(memory_format=torch.contiguous_format) for t in tensors)
         return {"codes": codes} | {
@@ -156,7 +162,8 @@ class Quantizer(Value):
         if isinstance(self.layout, Decoded):
             numbers = self.layout.numbers(cut, self.format, self.scale, tensors)
             return blocks.merge(numbers * self.scale.step(tensors, self.format), rows).reshape(shape)
-        return blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
+        x = blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
+        return memory_format.like(x, buffers["codes"]) if self.keeps_memory_format() else x
 
     def packed(self, buffers: Mapping[str, Tensor], shape: Sequence[int], layout: Layout | None) -> dict[str, Tensor]:
         """The buffers of a tensor of `shape`, its codes in `layout` instead of its own; None for the plain form."""
@@ -173,7 +180,8 @@ class Quantizer(Value):
     ) -> Tensor:
         """dequantize(quantize(x)), in float32."""
         shape, codes, tensors = self._encode(x, scale, zero_point, noise)
-        return blocks.merge(self._decode(codes, tensors), shape).reshape(x.shape)
+        out = blocks.merge(self._decode(codes, tensors), shape).reshape(x.shape)
+        return memory_format.like(out, x) if self.keeps_memory_format() else out
 
     def find(self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None) -> tuple[list[int], Found]:
         """The shape over which blocks run, what is stored, and x in units of the format, both cut into blocks."""

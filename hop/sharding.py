@@ -4,14 +4,13 @@ A dimension stays sharded if no block, and no byte of codes, runs along it: then
 are. Otherwise it is gathered first.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies
+from hop import _compile, blocks, copies, memory_format
 from hop.quantizer import Quantizer
 
 
@@ -39,9 +38,11 @@ def run(
     parts = [None if t is None else _compile.local_part(_compile.as_dtensor(t, mesh), placed) for t in tensors]
     made = []
     for out, size in zip(function(*parts), shapes, strict=True):
-        strides = tuple(math.prod(size[i + 1 :]) for i in range(len(size)))
-        sharding = _compile.Sharding([], mesh, placed, torch.Size(size), strides)
-        made.append(None if out is None else _compile.make_dtensor(out, sharding))
+        if out is None:
+            made.append(None)
+            continue
+        strides = memory_format.strides(size, out)
+        made.append(_compile.make_dtensor(out, _compile.Sharding([], mesh, placed, torch.Size(size), strides)))
     return made
 
 

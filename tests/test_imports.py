@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Each layer may import itself and those named.
 VALUES = (
-    *("hop.spelling", "hop.blocks", "hop.packing", "hop.formats", "hop.hadamard"),
+    *("hop.spelling", "hop.memory_format", "hop.blocks", "hop.packing", "hop.formats", "hop.hadamard"),
     *("hop.requantization", "hop.scaling", "hop.layouts", "hop.quantizer"),
 )
 LAYERS = {
@@ -18,7 +18,7 @@ LAYERS = {
     **{name: {"hop._compile", *VALUES[:i]} for i, name in enumerate(VALUES)},
     "hop.copies": {"hop._compile", *VALUES},
     "hop.sharding": {"hop._compile", "hop.copies", *VALUES},
-    "hop._leaf": {"hop._compile", "hop.spelling"},
+    "hop._leaf": {"hop._compile", "hop.spelling", "hop.memory_format"},
     "hop._hop": {"hop._compile", "hop._leaf", "hop.kernels"},
     "hop.leaves": {"hop._compile", "hop._hop", "hop.kernels", "hop.copies", "hop.sharding", *VALUES},
     "hop.tensor": {"hop._compile", "hop.leaves", "hop.copies", *VALUES},

@@ -150,6 +150,30 @@ def test_codes(level: str, convention: Any, block: tuple[int, ...]) -> None:
             _same(_call(bias=bias, output=Quantizer(format, block, Given(affine=True, requantize=convention))))
 
 
+@pytest.mark.parametrize("requantize", [Division(), GEMMLOWP], ids=str)
+def test_channels_last(requantize: Any) -> None:
+    """The result lies as the input does, through a chain of operators."""
+    output = Quantizer(UINT8, scale=Given(affine=True, requantize=requantize))
+    weight = hop.pack(hop.quantize(presets.INT8_CONV, torch.randn(8, 8, 3, 3)))
+    scale, zero = torch.tensor(0.1), torch.tensor(3, dtype=torch.uint8)
+
+    def run(x: Tensor) -> list[Tensor]:
+        given = {"output_scale": scale, "output_zero_point": zero}
+        t = hop.quantize(presets.UINT8_TENSOR_AFFINE, x)
+        y = hop.scaled(aten.conv2d.default, output, t, weight, None, [1, 1], [1, 1], **given)
+        z = hop.scaled(aten.add.Tensor, Quantizer(UINT8, scale=Given(affine=True)), y, t, **given)
+        p = hop.scaled(aten.max_pool2d.default, output, z, [2, 2], **given)
+        return [y.codes, z.codes, p.codes, hop.scaled(aten.conv2d.default, torch.bfloat16, p, weight)]
+
+    x = torch.randn(2, 8, 8, 10)
+    plain = run(x)
+    assert all(t.is_contiguous() for t in plain)
+    for level in ("off", "amx"):
+        with native.use(level):
+            for got, want in zip(run(x.contiguous(memory_format=torch.channels_last)), plain, strict=True):
+                assert torch.equal(got, want) and got.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_codes_halfway() -> None:
     """Quotients in the middle of two integers, and next to it."""
     x = _operand(presets.INT8_TENSOR_STATIC, torch.arange(-128, 128).to(torch.int8).reshape(1, 1, 16, 16))

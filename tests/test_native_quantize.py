@@ -188,6 +188,68 @@ def test_strides(name):
         check(q, view, {}, f"{name}, view {i}")
 
 
+# Whether codes keep the memory format.
+CHANNELS_LAST = {
+    presets.INT8_TENSOR: True,
+    presets.UINT8_TENSOR_AFFINE: True,
+    presets.INT8_CONV: True,
+    Quantizer(formats.INT8, (1, -1, -1, -1, -1), MinMax()): True,
+    Quantizer(formats.INT8, (1, 1, -1, -1), MinMax()): True,
+    Quantizer(formats.INT8, (1, 8, -1, -1)): True,
+    Quantizer(formats.INT8, (8, 8), MinMax(), stochastic=True): True,
+    Quantizer(formats.INT8, (1, -1), AbsMean()): True,
+    presets.FP8_ROW: True,
+    presets.INT4_32: False,
+    presets.STATE8: False,
+}
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@pytest.mark.parametrize("q", CHANNELS_LAST, ids=str)
+@pytest.mark.parametrize("size", [(6, 8), (3, 4, 5)], ids=str)
+def test_channels_last(q, size):
+    """Codes and numbers lie as what they were made from, and are the same."""
+    g = generator(1)
+    x = _last(torch.randn(2, 16, *size, generator=g))
+    options = operands(q, x, g)
+    check(q, x, options, f"{q}, channels last")
+
+    def run(x: Tensor, options: dict[str, Tensor]) -> list[Tensor]:
+        t = hop.quantize(q, x, **options)
+        return [t.codes, t, hop.dequantize(t), hop.fake_quantize(q, x, **options)]
+
+    def lies(made: list[Tensor]) -> list[tuple[int, ...]]:
+        return [t.stride() for t in made]
+
+    want = [x.stride()] * 4 if CHANNELS_LAST[q] else lies(run(x.contiguous(), options))
+    for level in ("off", *levels()):
+        with native.use(level):
+            assert lies(run(x, options)) == want, level
+    with torch._subclasses.fake_tensor.FakeTensorMode() as fake:
+        made = run(fake.from_tensor(x), {k: fake.from_tensor(t) for k, t in options.items()})
+        assert lies(made) == want
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("level", ["off", "amx"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_channels_last_in_programs(level, dynamic):
+    def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        t = hop.quantize(presets.UINT8_TENSOR_AFFINE, x.relu())
+        return t.codes, hop.dequantize(t), hop.fake_quantize(presets.INT8_CONV, x)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic)
+    with native.use(level):
+        for n in (2, 3):
+            x = _last(torch.randn(n, 6, 5, 7))
+            for got, want in zip(compiled(x), run(x), strict=True):
+                assert torch.equal(got, want) and got.stride() == want.stride() == x.stride()
+
+
 @pytest.mark.parametrize("name", sorted(n for n, q in QUANTIZERS.items() if not q.flat))
 def test_copies(name):
     q, g = QUANTIZERS[name], generator(0)

@@ -6,18 +6,18 @@
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import _compile, blocks, copies, memory_format
 from hop.formats import Format
 from hop.kernels import Kernel, native
 from hop.kernels.native_quantizers import Cut, cut, plan
 from hop.quantizer import Quantizer
-from hop.scaling import Given, TwoLevel
+from hop.scaling import AbsMean, Given, TwoLevel
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -65,6 +65,38 @@ def quantize_native(
     noise: Tensor | None = None,
 ) -> list[Tensor]:
     """The buffers of the row-wise copy of x, which `declines` has let through."""
+    if not memory_format.is_channels_last(x):
+        return _quantize_rows(quantizer, x, scale, zero_point, noise)
+    last = _channels_last(quantizer, x.shape)
+    if last is None:
+        codes, *rest = _quantize_rows(quantizer, x, scale, zero_point, noise)
+        return [memory_format.like(codes, x) if _keeps(quantizer) else codes, *rest]
+    moved = [None if t is None else t.movedim(1, -1) for t in (scale, zero_point, noise)]
+    codes, *rest = (t.movedim(-1, 1) for t in _quantize_rows(last, x.movedim(1, -1), *moved))
+    return [codes, *(t.reshape(-1).view(t.shape) for t in rest)]  # which are contiguous
+
+
+def _keeps(quantizer: str) -> bool:
+    return Quantizer.parse(quantizer).keeps_memory_format()
+
+
+@functools.lru_cache(maxsize=4096)
+def _channels_last(quantizer: str, shape: tuple[int, ...]) -> str | None:
+    """The quantizer that makes of (N, *S, C) what `quantizer` makes of (N, C, *S); None if there is none here."""
+    q = Quantizer.parse(quantizer)
+    if not q.keeps_memory_format() or isinstance(
+        q.scale, AbsMean | TwoLevel
+    ):  # whose sums have an order, or two blocks
+        return None
+    n, channels, *size = shape
+    of_examples, of_channels, *block = blocks.per_dimension(q.block, len(shape))
+    last = str(replace(q, block=(of_examples, *block, of_channels)))
+    return None if isinstance(cut(last, (n, *size, channels)), str) else last
+
+
+def _quantize_rows(
+    quantizer: str, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
+) -> list[Tensor]:
     made = plan(quantizer)
     stride = None
     if not x.is_contiguous():
@@ -107,6 +139,19 @@ def _zero_codes(zero_point: Tensor, format: Format) -> Tensor:
 
 def dequantize_native(quantizer: str, buffers: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """The numbers of the row-wise copy, which `declines` has let through."""
+    codes = buffers[0]
+    if not memory_format.is_channels_last(codes):
+        return _dequantize_rows(quantizer, buffers, shape, dtype)
+    last = _channels_last(quantizer, shape)
+    if last is None:
+        x = _dequantize_rows(quantizer, buffers, shape, dtype)
+        return memory_format.like(x, codes) if _keeps(quantizer) else x
+    n, channels, *size = shape
+    moved = [b.movedim(1, -1) for b in buffers]
+    return _dequantize_rows(last, moved, (n, *size, channels), dtype).movedim(-1, 1)
+
+
+def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     made, found = plan(quantizer), cut(quantizer, shape)
     assert not isinstance(made, str) and not isinstance(found, str)
     own = [b if b.is_contiguous() else b.contiguous() for b in buffers]

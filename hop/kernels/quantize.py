@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies
+from hop import _compile, blocks, copies, memory_format
 from hop.formats import NOISE_BITS, Codebook, Float, Format, Integer, PowerOfTwo, tensor
 from hop.hadamard import Hadamard
 from hop.kernels import Kernel
@@ -290,6 +290,7 @@ def _quantize_in_place(call: tuple[Any, ...]) -> list[Tensor]:
         codes += format.zero
     codes = blocks.merge(codes.to(format.dtype), shape)
     codes = format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes.reshape(x.shape)
+    codes = memory_format.like(codes, x) if q.keeps_memory_format() else codes
     return [codes, blocks.gather(scale, len(shape))]
 
 

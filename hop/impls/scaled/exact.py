@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hop import blocks
+from hop import blocks, memory_format
 from hop.formats import Integer
 from hop.impls.scaled.calls import Call, fitted, is_integer, tensors, usage
 from hop.impls.scaled.operands import Operand, block_of, grid, spread
@@ -82,9 +82,11 @@ def requantized(call: Call, found: Sum) -> list[Tensor]:
     scale, zero = spread(stored[0], block, shape), q.format.zero
     if len(stored) > 1:
         zero = spread(stored[1], block, shape).to(torch.int32)
-    codes = q.scale.requantize.codes(found.total, found.lhs, found.rhs, scale, zero, q.format).contiguous()
-    codes = q.format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes
-    return [codes, *stored]
+    codes = q.scale.requantize.codes(found.total, found.lhs, found.rhs, scale, zero, q.format)
+    if q.keeps_memory_format():
+        return [memory_format.dense(codes), *stored]
+    codes = codes.contiguous()
+    return [q.format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes, *stored]
 
 
 def given_buffers(call: Call, shape: list[int]) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies
+from hop import _compile, blocks, copies, memory_format
 from hop.formats import INT8, Integer
 from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import meaning
@@ -203,7 +203,7 @@ def _run(call: Call) -> Any:
         assert isinstance(call.output, Quantizer)
         stored = given_buffers(call, shape)
         out = native_convolution.run(made, *arguments, made.empty(call.output.format.dtype), *stored)
-        return [(out.squeeze(0) if unbatched else out).contiguous(), *stored]
+        return [memory_format.dense(out.squeeze(0) if unbatched else out), *stored]
     y = made.empty(call.output if isinstance(call.output, torch.dtype) else torch.float32)
     native_convolution.run(made, *arguments, y)
     return meaning.finish(call, y.squeeze(0) if unbatched else y)
