@@ -6,7 +6,7 @@ See native/hop.h, of which the structure here is a copy.
 import ctypes
 import functools
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_void_p
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,6 +126,11 @@ def describe(geometry: Geometry, lhs: Factor, rhs: Factor, output: Output) -> Co
     return Convolution(made, shape, g.channels_last) if reason is None else reason.decode()
 
 
+def convolve(convolution: Convolution) -> tuple[Any, int]:
+    """hop_convolve, and its first argument for this convolution, which has to live as long."""
+    return _library().hop_convolve, ctypes.addressof(convolution.description)
+
+
 def run(
     convolution: Convolution,
     x: tuple[Tensor, Tensor, Tensor | None],
@@ -137,9 +142,8 @@ def run(
 ) -> Tensor:
     """Write to `out` the convolution of x and weight, each its codes, their scales and zero points; `scale` and
     `zero_point` are those of codes."""
-    pointers = (pointer(t) for t in (*x, *weight, bias, scale, zero_point, out))
-    error = _library().hop_convolve(ctypes.byref(convolution.description), torch.get_num_threads(), *pointers)
-    if error:
+    function, described = convolve(convolution)
+    if function(described, torch.get_num_threads(), *map(pointer, (*x, *weight, bias, scale, zero_point, out))):
         raise MemoryError(NO_MEMORY)
     return out
 

@@ -123,12 +123,7 @@ class Scaled(Composite):
     ) -> Tensor:
         encoded = encode([operand(x) for x in args])
         made = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
-        if isinstance(output, torch.dtype):
-            return made
-        q = Quantizer.parse(output)
-        shape, dtype = _shape(q, op, args, kwargs, made), _appearance(op, args)
-        named = zip([b.name for b in copies.describe(q, shape, (copies.ROWWISE,))], made, strict=True)
-        return QuantizedTensor(dict(named), q, shape, dtype)
+        return made if isinstance(output, torch.dtype) else _quantized(Quantizer.parse(output), op, args, kwargs, made)
 
     def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
         return ()
@@ -201,6 +196,13 @@ def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
     return next(x for x in tree_flatten(operands)[0] if isinstance(x, Tensor)).dtype
 
 
+def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Tensor:
+    """The result, of which `made` are the buffers."""
+    shape, dtype = _shape(q, op, args, kwargs, made), _appearance(op, args)
+    named = zip([b.name for b in copies.describe(q, shape, (copies.ROWWISE,))], made, strict=True)
+    return QuantizedTensor(dict(named), q, shape, dtype)
+
+
 def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Sequence[int]:
     """The shape of the result, of which `made` are the buffers."""
     if q.per_byte() == 1:
@@ -220,7 +222,7 @@ def _through_activation(grad: Tensor, y: Tensor, rule: Given) -> tuple[Tensor, T
 # ---- the public function
 
 # Names of this module are found faster than attributes of others.
-_key, _find, _dtype = plans.key, plans.find, torch.dtype
+_key, _find, _dtype, _Quantizer = plans.key, plans.find, torch.dtype, Quantizer
 
 
 def scaled(
@@ -260,22 +262,31 @@ def scaled(
         >>> hop.scaled(torch.ops.aten.linear.default, torch.bfloat16, x, w).dtype
         torch.bfloat16
     """
-    if type(output) is _dtype and output_scale is None and output_zero_point is None and not kwargs:
-        known = _key(op, output, args) if is_plain_eager() and not is_autocasting() else None
+    if not kwargs and is_plain_eager() and not is_autocasting():
+        given: Any = None
+        if type(output) is _dtype:
+            given = args if output_scale is None and output_zero_point is None else None
+        elif type(output) is _Quantizer:
+            given = (*args, output_scale, output_zero_point)
+        known = None if given is None else _key(op, output, given)
         if known is not None:
             plan = _find(known)
-            return _planned(known, op, output, args) if plan is None else plan(*args)
+            return _planned(known, op, output, given) if plan is None else plan(*given)
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 
-def _planned(known: Any, op: OpOverload, output: torch.dtype, args: tuple[Any, ...]) -> Any:
+def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...]) -> Any:
     """The result of a call of which no plan is known, and the plan."""
-    (_, _, _, _, *bound), kwargs = scaled_operator.check(op, output, None, None, *args)
-    call = check(Call(op, output, None, None, tuple(map(operand, bound)), kwargs))
+    check_op(op)
+    check_output(output)
+    asked = plans.call(op, output, given)
+    call = check(asked)
     kernel = next((k for k in kernels.TABLE if k.declines(call) is None), kernels.REFERENCE)
     result = kernel.run(call)
-    if tuple(bound) == tuple(args):
-        plans.remember(known, op, output, args, kernel)
+    if isinstance(output, Quantizer):
+        result = _quantized(output, op, given[:-2], {}, result)
+    if call.output_scale is asked.output_scale and call.output_zero_point is asked.output_zero_point:
+        plans.remember(known, op, output, given, kernel, result)
     return result
 
 

@@ -1,12 +1,12 @@
 """Plans: what was found for a call, kept for the next one like it.
 
-Two calls are alike if their operator, output, and the quantizers, shapes and dtypes of their arguments are equal, and
-the device of the first, which all are on. Checking them and choosing a kernel takes 150 µs. A plan is a function of the
-arguments that runs the kernel. Small matrix products, which are over in less time than it takes to describe them, have
-functions of their own.
+Two calls are alike if their operator, output, and the quantizers, shapes, dtypes and devices of their arguments are
+equal. Checking them and choosing a kernel takes 150 µs. A plan is a function that runs the kernel, of the arguments,
+and, where the output is a quantizer, of its scale and zero point after them, None if they are not given. Small matrix
+products and convolutions, which are over in less time than it takes to describe them, have functions of their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,14 @@ from hop import copies
 from hop._hop import PLAIN
 from hop.blocks import per_dimension
 from hop.formats import Float, Integer
-from hop.impls.scaled import kernels
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.scaled import exact, kernels
+from hop.impls.scaled.calls import Call
 from hop.impls.scaled.native import product
+from hop.impls.scaled.native_convolution import convolution
 from hop.impls.scaled.operands import Operand
-from hop.impls.scaled.roles import ROLES, aten
-from hop.kernels import native, native_product
+from hop.impls.scaled.roles import BIAS, LHS, OTHER, RHS, ROLES, aten
+from hop.kernels import native, native_convolution, native_product
 from hop.kernels.float8 import decode
 from hop.layouts import Decoded
 from hop.quantizer import Quantizer
@@ -33,12 +36,12 @@ _MOST = 4096
 _plans: dict[tuple[Any, ...], Plan] = {}
 
 
-def key(op: Any, output: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What two calls have in common that can share a plan; None for one that needs a gradient, or that holds tensors
-    of other classes, or is made of them, or lists of tensors."""
+def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What two calls have in common that can share a plan, of what plans are given; None for one that needs a gradient,
+    or that holds tensors of other classes, or is made of them, or lists of tensors."""
     parts, grad = [op, output], torch.is_grad_enabled()
     add = parts.append
-    for x in args:
+    for x in given:
         cls = type(x)
         if cls is QuantizedTensor:
             names = x._names
@@ -47,11 +50,13 @@ def key(op: Any, output: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             add(id(x.quantizer))  # in a quarter of the time of its hash; the plan keeps it
             add(names)
             add(x.shape)
+            add(x.device)
         elif cls in PLAIN:
             if grad and x.requires_grad:
                 return None
             add(x.dtype)
             add(x.shape)
+            add(x.device)
         elif x is None or cls is int or cls is str or cls is float or cls is bool:
             add(x)
         elif cls is list or cls is tuple:
@@ -60,31 +65,56 @@ def key(op: Any, output: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             add(tuple(x))
         else:
             return None
-    add(args[0].device if isinstance(args[0], Tensor) else None)
     return tuple(parts)
 
 
 find = _plans.get
 
 
-def remember(key: tuple[Any, ...], op: Any, output: torch.dtype, args: tuple[Any, ...], kernel: Any) -> None:
-    """Keep that calls with `key` run `kernel`."""
+def remember(key: tuple[Any, ...], op: Any, output: Any, given: tuple[Any, ...], kernel: Any, result: Any) -> None:
+    """Keep that calls with `key` run `kernel`, which gave `result` for one of them."""
     if len(_plans) >= _MOST:
         _plans.clear()
-    direct = _DIRECT.get(kernel, lambda *_: None)(op, output, args)
+    direct = _DIRECT.get(kernel, lambda *_: None)(op, output, given)
     plan: Any = direct or _general(op, output, kernel)
-    plan.quantizers = [x.quantizer for x in args if isinstance(x, QuantizedTensor)]  # whose ids no other has meanwhile
+    if isinstance(result, QuantizedTensor):
+        plan = _quantized(plan, op, given, result)
+    plan.quantizers = [x.quantizer for x in given if isinstance(x, QuantizedTensor)]  # whose ids no other has meanwhile
     _plans[key] = plan
 
 
 native.on_change.append(_plans.clear)
 
 
-def _general(op: Any, output: torch.dtype, kernel: Any) -> Plan:
-    def run(*args: Any) -> Any:
-        return kernel.run(kernels.Call(op, output, None, None, tuple(map(operand, args)), {}))
+def call(op: Any, output: Any, given: tuple[Any, ...]) -> Call:
+    """The call of what a plan is given."""
+    args, stored = (given[:-2], given[-2:]) if isinstance(output, Quantizer) else (given, (None, None))
+    args, kwargs = describe(op).bind(args, {})
+    return Call(op, output, *stored, tuple(map(operand, args)), kwargs)
+
+
+def _general(op: Any, output: Any, kernel: Any) -> Plan:
+    def run(*given: Any) -> Any:
+        return kernel.run(call(op, output, given))
 
     return run
+
+
+def _quantized(plan: Plan, op: Any, given: tuple[Any, ...], like: QuantizedTensor) -> Plan:
+    """The quantized tensors, alike but for their data and the dtype that they appear in, of which `plan` gives the
+    buffers."""
+    names, quantizer, shape, first = like._names, like.quantizer, like.shape, first_operand(op, given)
+
+    def run(*given: Any) -> QuantizedTensor:
+        return QuantizedTensor(dict(zip(names, plan(*given), strict=True)), quantizer, shape, given[first].dtype)
+
+    return run
+
+
+def first_operand(op: Any, args: tuple[Any, ...]) -> int:
+    """Which argument is the first that may be quantized."""
+    roles = ROLES[op]
+    return next(i for i, x in enumerate(args) if isinstance(x, Tensor) and roles.role(i) in (LHS, RHS, OTHER))
 
 
 def operand(x: Any) -> Any:
@@ -106,7 +136,7 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
     if any(isinstance(x, QuantizedTensor) and x.usages != (copies.ROWWISE,) for x in args):
         return None
     general = _general(op, output, kernels.NATIVE)
-    made = product(kernels.Call(op, output, None, None, tuple(map(operand, args)), {}))
+    made = product(call(op, output, args))
     assert not isinstance(made, str)
     multiply, described = native_product.multiply(made)
     lhs, rhs = args[:2]
@@ -142,6 +172,74 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
 
     run.made = made  # type: ignore[attr-defined]  # which `described` is the address of
     return run
+
+
+# ---- convolutions by the native kernels
+
+
+def _convolution(op: Any, output: Any, given: tuple[Any, ...]) -> Plan | None:
+    """NATIVE_CONVOLUTION for batches of plain codes, described once."""
+    asked, gives_codes = call(op, output, given), isinstance(output, Quantizer)
+    lhs, rhs, bias = (asked.find(role) for role in (LHS, RHS, BIAS))
+    simple = all(type(x.quantizer.scale) in _SIMPLE and x.quantizer.per_byte() == 1 for x in (lhs, rhs))
+    if lhs.dim() != rhs.dim() or not simple:
+        return None
+    made = convolution(asked)
+    assert not isinstance(made, str)
+    if gives_codes and not (made.gives_codes() and lhs.dim() > 3 and _are_buffers(asked, made.shape)):
+        return None
+    general = _general(op, output, kernels.NATIVE_CONVOLUTION)
+    convolve, described = native_convolution.convolve(made)
+    dtype = output.format.dtype if gives_codes else output
+    shape, layout = made.shape, made.empty(dtype).stride()
+    of_lhs, of_rhs = given[0].codes.stride(), given[1].codes.stride()
+    affine, biased, shifted = (
+        lhs.quantizer.scale.has_zero_point(),
+        bias is not None,
+        asked.output_zero_point is not None,
+    )
+    threads, empty = torch.get_num_threads, torch.empty_strided
+
+    def run(*given: Any) -> Any:
+        lhs, rhs = given[0], given[1]
+        a, a_scale, b, b_scale = lhs.codes, lhs.scale, rhs.codes, rhs.scale
+        plain = a.stride() == of_lhs and b.stride() == of_rhs and a_scale.is_contiguous() and b_scale.is_contiguous()
+        zero = bias = scale = shift = None
+        if affine:
+            zero = lhs.zero_point
+            plain = plain and zero.is_contiguous()
+        if biased:
+            bias = given[2]
+            plain = plain and bias.is_contiguous()
+        if gives_codes:
+            scale = given[-2].clone()
+            plain = plain and scale.is_contiguous()
+        if shifted:
+            shift = given[-1].clone()
+            plain = plain and shift.is_contiguous()
+        if not plain:
+            return general(*given)
+        y = empty(shape, layout, dtype=dtype)
+        pointers = [None if t is None else t.data_ptr() for t in (a, a_scale, zero, b, b_scale, bias, scale, shift, y)]
+        if convolve(described, threads(), *pointers):
+            raise MemoryError(native_product.NO_MEMORY)
+        if not gives_codes:
+            return y
+        return [y, scale, shift] if shifted else [y, scale]
+
+    run.made = made  # type: ignore[attr-defined]  # which `described` is the address of
+    return run
+
+
+def _are_buffers(call: Call, shape: Sequence[int]) -> bool:
+    """Whether scale and zero point of the output have the shapes and dtypes of their buffers, for a result of `shape`,
+    and every number of that dtype is a code."""
+    given, format = (call.output_scale, call.output_zero_point), call.output.format  # type: ignore[union-attr]
+    info = torch.iinfo(format.dtype)
+    stored = [t for t in given if t is not None]
+    buffers = exact.given_buffers(call, list(shape))
+    same = all(t.shape == own.shape and t.dtype == own.dtype for t, own in zip(stored, buffers, strict=True))
+    return same and (format.low, format.high) == (info.min, info.max)  # type: ignore[union-attr]
 
 
 # ---- linear and mm of 8-bit integers
@@ -273,4 +371,9 @@ def _is_simple(q: Quantizer, usages: tuple[str, ...]) -> bool:
     )
 
 
-_DIRECT = {kernels.NATIVE: _native, kernels.INTEGERS: _integers, kernels.BFLOAT16: _bfloat16}
+_DIRECT = {
+    kernels.NATIVE: _native,
+    kernels.NATIVE_CONVOLUTION: _convolution,
+    kernels.INTEGERS: _integers,
+    kernels.BFLOAT16: _bfloat16,
+}
