@@ -1,5 +1,6 @@
 """Convolutions of integers by the native kernels: bit for bit the reference, at every level, by one thread or two."""
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -172,6 +173,66 @@ def test_channels_last(requantize: Any) -> None:
         with native.use(level):
             for got, want in zip(run(x.contiguous(memory_format=torch.channels_last)), plain, strict=True):
                 assert torch.equal(got, want) and got.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_in_programs(format: Any, dynamic: bool) -> None:
+    """A compiled program runs the kernel of eager mode, for any sizes, and its results lie as they do there."""
+    from torch._inductor.utils import run_and_get_code
+
+    output = Quantizer(UINT8, scale=Given(affine=True, requantize=FloatMultiplier()))
+    weight, bias = hop.pack(hop.quantize(presets.INT8_CONV, torch.randn(8, 8, 3, 3))), torch.randn(8)
+    given = {"output_scale": torch.tensor(0.1), "output_zero_point": torch.tensor(3, dtype=torch.uint8)}
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        t = hop.quantize(presets.UINT8_TENSOR_AFFINE, x)
+        y = hop.scaled(aten.conv2d.default, output, t, weight, bias, [2, 2], [1, 1], **given)
+        return y.codes, hop.scaled(aten.conv2d.default, torch.bfloat16, y, weight)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic)
+    for n, size in ((2, 11), (3, 16)):
+        x = torch.randn(n, 8, size, 14).contiguous(memory_format=format)
+        found, code = run_and_get_code(compiled, x)
+        assert n != 2 or "".join(code).count("torch.ops.hop.run.default(") == 3
+        for got, want in zip(found, run(x), strict=True):
+            assert torch.equal(got, want) and got.stride() == want.stride()
+            assert got.is_contiguous(memory_format=format)
+
+
+@pytest.mark.parametrize("output", [torch.bfloat16, Quantizer(UINT8, scale=Given(affine=True))], ids=str)
+def test_plans(output: Any) -> None:
+    """Calls that differ in one thing alone, one after the other, twice: each gives what it gives without a plan."""
+    given = [torch.full(s, 0.1) for s in ((), (1, 1, 1, 1))]
+    zeros = [torch.tensor(3, dtype=torch.uint8), torch.full((1, 1, 1, 1), 5, dtype=torch.uint8)]
+    x = torch.randn(2, 8, 6, 7)
+    inputs = [
+        hop.quantize(presets.UINT8_TENSOR_AFFINE, x),
+        hop.quantize(presets.UINT8_TENSOR_AFFINE, x.contiguous(memory_format=torch.channels_last)),
+        hop.quantize(presets.INT8_TENSOR, x),
+        hop.quantize(presets.INT8_TENSOR, x)[:, :, ::2],
+        hop.quantize(presets.INT8_TENSOR, x[:1]),
+    ]
+    plain = hop.quantize(presets.INT8_CONV, torch.randn(4, 8, 3, 3))
+    weights = [plain, hop.pack(plain), hop.quantize(presets.INT8_TENSOR, torch.randn(4, 8, 3, 3))]
+    biases = [None, torch.randn(4), torch.randn(8)[::2], torch.randint(-99, 99, (4,)).int()]
+    lists = [(), ([1, 1], [1, 1]), (1, 1), ((2, 1), "valid")]
+    stored = itertools.product(given, zeros) if isinstance(output, Quantizer) else [(None, None)]
+    for _, t, w, bias, rest, (scale, zero) in itertools.product(range(2), inputs, weights, biases, lists, [*stored]):
+        op = aten.conv2d.padding if rest and rest[1] == "valid" else aten.conv2d.default
+        args = (op, output, t, w, bias, *rest)
+        with torch.device("cpu"):  # around plans
+            want = hop.scaled(*args, output_scale=scale, output_zero_point=zero)
+        got = hop.scaled(*args, output_scale=scale, output_zero_point=zero)
+        if isinstance(output, Quantizer):
+            assert got.dtype == want.dtype and got.quantizer == want.quantizer
+            assert all(map(torch.equal, got.buffers().values(), want.buffers().values()))
+            assert got.scale.data_ptr() != scale.data_ptr()
+        else:
+            assert torch.equal(got, want)
+        assert got.stride() == want.stride() and got.shape == want.shape
 
 
 def test_codes_halfway() -> None:

@@ -30,7 +30,6 @@ from hop.impls.scaled.arguments import check, check_op, check_output
 from hop.impls.scaled.calls import Call, fitted
 from hop.impls.scaled.operands import Operand, decode, encode
 from hop.impls.scaled.plans import operand
-from hop.impls.scaled.roles import LHS, OTHER, RHS, ROLES
 from hop.kernels import Kernel
 from hop.leaves import buffers_operator
 from hop.quantizer import Quantizer
@@ -61,6 +60,17 @@ class ScaledBuffers(Hop):
         scale, zero_point, *encoded = args
         call = _call(op, output, scale, zero_point, encoded, kwargs)
         return ((kernel, call) for kernel in kernels.TABLE)
+
+    def in_program(self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any) -> Any:
+        """By a plan, as in eager mode."""
+        output, given = _read(output), tuple(plans.Held(x) if isinstance(x, Operand) else x for x in decode(op, args))
+        given = (*given, scale, zero_point) if isinstance(output, Quantizer) else given
+        with torch.no_grad():
+            known = _key(op, output, given) if is_plain_eager() else None
+            if known is None:
+                return super().in_program(op, output, scale, zero_point, *args)
+            made = _planned(known, op, output, given)
+        return list(made.buffers().values()) if isinstance(made, QuantizedTensor) else made
 
     def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:
         return isinstance(output, torch.dtype)
@@ -192,8 +202,8 @@ def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[A
 
 def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
     """The dtype of the first operand that may be quantized."""
-    operands = [x for i, x in enumerate(args) if ROLES[op].role(i) in (LHS, RHS, OTHER)]
-    return next(x for x in tree_flatten(operands)[0] if isinstance(x, Tensor)).dtype
+    first = args[plans.first_operand(op, args)]
+    return (first[0] if isinstance(first, list | tuple) else first).dtype
 
 
 def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Tensor:
@@ -207,7 +217,7 @@ def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made
     """The shape of the result, of which `made` are the buffers."""
     if q.per_byte() == 1:
         return made[0].shape
-    return calls.shape(op, args, kwargs)
+    return calls.shape(op, [operand(x) for x in args], kwargs)
 
 
 def _through_activation(grad: Tensor, y: Tensor, rule: Given) -> tuple[Tensor, Tensor]:
@@ -270,13 +280,15 @@ def scaled(
             given = (*args, output_scale, output_zero_point)
         known = None if given is None else _key(op, output, given)
         if known is not None:
-            plan = _find(known)
-            return _planned(known, op, output, given) if plan is None else plan(*given)
+            return _planned(known, op, output, given)
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 
 def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...]) -> Any:
-    """The result of a call of which no plan is known, and the plan."""
+    """The result of a call by its plan, which is made if it is not known."""
+    plan = _find(known)
+    if plan is not None:
+        return plan(*given)
     check_op(op)
     check_output(output)
     asked = plans.call(op, output, given)

@@ -33,8 +33,8 @@ def _declines(call: Call) -> str | None:
         return reason
     if call.roles.family is not CONVOLUTION:
         return f"for convolutions, not {call.roles.family.name}"
-    if not _compile.is_plain_eager():
-        return "for eager mode"
+    if not (_compile.is_plain_eager() or _compile.is_compiling_for_here()):
+        return "for eager mode, and programs that are compiled for this process"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
     if is_transposed(call)[0]:
@@ -55,25 +55,35 @@ def convolution(call: Call) -> Convolution | str:
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     if x.quantizer.layout is not None:
         return f"for codes in their plain form, not layout={x.quantizer.layout}"
-    lists = tuple(tuple(v) if isinstance(v, list) else v for v in call.args[3:])
-    of_bias = None if bias is None else (bias.dtype, tuple(bias.shape))
-    codes = (x.tensors[0].stride(), weight.tensors[0].stride())
-    return _convolution(call.op, call.output, _kind(x), _kind(weight), codes, of_bias, lists)
+    lhs, rhs = _lies(x), _lies(weight)
+    lists = [_numbers(v) for v in call.args[3:]]
+    if None in (lhs, rhs) or None in lists:
+        return f"nothing is known of the sizes {tuple(x.shape)}, {tuple(weight.shape)} and {call.args[3:]}"
+    of_bias = None if bias is None else (bias.dtype, _compile.hints(bias.shape))
+    return _convolution(call.op, call.output, lhs, rhs, of_bias, tuple(lists))
 
 
-def _kind(x: Operand) -> tuple[Quantizer, tuple[int, ...]]:
-    return x.quantizer, tuple(x.shape)
+def _lies(x: Operand) -> tuple[Quantizer, tuple[int, ...], tuple[int, ...]] | None:
+    """The quantizer, the shape and the strides of the codes, in numbers; None if they are unknown."""
+    shape, strides = _compile.hints(x.shape), _compile.hints(x.tensors[0].stride())
+    return None if shape is None or strides is None else (x.quantizer, shape, strides)
+
+
+def _numbers(value: Any) -> Any:
+    """An argument of the convolution with numbers for symbols; None if one is unknown."""
+    if isinstance(value, list | tuple):
+        return _compile.hints(value)
+    found = _compile.hints([value]) if isinstance(value, torch.SymInt) else (value,)
+    return None if found is None else found[0]
 
 
 @functools.lru_cache(maxsize=4096)
-def _convolution(
-    op: Any, output: Any, lhs: Any, rhs: Any, strides: tuple[tuple[int, ...], ...], bias: Any, lists: tuple[Any, ...]
-) -> Convolution | str:
-    (of_x, x_shape), (of_weight, shape) = lhs, rhs
+def _convolution(op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tuple[Any, ...]) -> Convolution | str:
+    (of_x, x_shape, x_strides), (of_weight, shape, strides) = lhs, rhs
     tiled = isinstance(of_weight.layout, Tiled)
     if (reason := _declines_weight(of_weight, tiled)) is not None:
         return reason
-    x, weight = _meta(of_x, x_shape, strides[0]), _meta(of_weight, shape, strides[1])
+    x, weight = _meta(of_x, x_shape, x_strides), _meta(of_weight, shape, strides)
     geometry = _geometry(op, x, weight, lists)
     if isinstance(geometry, str):
         return geometry
@@ -220,4 +230,4 @@ def _held(x: Operand) -> tuple[Any, ...]:
     return own.codes, own.step.contiguous(), zero
 
 
-NATIVE_CONVOLUTION = Kernel("native convolution", _declines, _run)
+NATIVE_CONVOLUTION = Kernel("native convolution", _declines, _run, leaf=True)

@@ -8,7 +8,9 @@ of which the first is the spelling of its quantizer, and the others what hop_deq
 tensors, as torch.cat has, becomes its length and then its members.
 """
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -166,24 +168,25 @@ def encode(args: Sequence[Any]) -> list[Any]:
 
 def decode(op: OpOverload, flat: Sequence[Any]) -> tuple[Any, ...]:
     """The inverse of `encode`."""
-    rest = list(flat)
+    rest = iter(flat)
     args = []
-    for argument in describe(op).positional:
-        if not rest:
-            break
-        if str(argument.type) == "List[Tensor]":
-            args.append([_take(rest) for _ in range(rest.pop(0))])
-        elif "Tensor" in str(argument.type):
-            args.append(_take(rest))
+    for (is_list, is_operand), first in zip(_kinds(op), rest, strict=False):
+        if is_list:
+            args.append([_operand(x, rest) for x in itertools.islice(rest, first)])
         else:
-            args.append(rest.pop(0))
+            args.append(_operand(first, rest) if is_operand else first)
     return tuple(args)
 
 
-def _take(rest: list[Any]) -> Any:
-    """One operand from the front of `rest`."""
-    first = rest.pop(0)
+@functools.cache
+def _kinds(op: OpOverload) -> list[tuple[bool, bool]]:
+    """Whether each argument of an operator is a list of tensors, and whether it is a tensor."""
+    types = [str(argument.type) for argument in describe(op).positional]
+    return [(t == "List[Tensor]", "Tensor" in t) for t in types]
+
+
+def _operand(first: Any, rest: Iterator[Any]) -> Any:
+    """The operand that stands as `first` and what follows it."""
     if not isinstance(first, str):
         return first
-    tensors, usages, shape = (rest.pop(0) for _ in range(3))
-    return Operand(Quantizer.parse(first), tuple(tensors), tuple(usages), tuple(shape))
+    return Operand(Quantizer.parse(first), tuple(next(rest)), tuple(next(rest)), tuple(next(rest)))

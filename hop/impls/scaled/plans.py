@@ -1,11 +1,13 @@
 """Plans: what was found for a call, kept for the next one like it.
 
 Two calls are alike if their operator, output, and the quantizers, shapes, dtypes and devices of their arguments are
-equal. Checking them and choosing a kernel takes 150 µs. A plan is a function that runs the kernel, of the arguments,
-and, where the output is a quantizer, of its scale and zero point after them, None if they are not given. Small matrix
-products and convolutions, which are over in less time than it takes to describe them, have functions of their own.
+equal, and the strides of quantized ones with more than two dimensions. Checking them and choosing a kernel takes 150
+µs. A plan is a function that runs the kernel, of the arguments, and, where the output is a quantizer, of its scale and
+zero point after them, None if they are not given. Small matrix products and convolutions, which are over in less time
+than it takes to describe them, have functions of their own.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +34,34 @@ from hop.tensor import QuantizedTensor
 
 Plan = Callable[..., Any]
 
+
+class Held:
+    """An Operand of a compiled program in the place of a QuantizedTensor, with what plans ask of one."""
+
+    dtype, requires_grad = torch.float32, False
+
+    def __init__(self, x: Operand) -> None:
+        self.operand, self.quantizer, self.usages, self.shape = x, x.quantizer, x.usages, x.shape
+        self.device = x.tensors[0].device
+        self._names = _names(x.quantizer, x.shape, x.usages)
+        self.__dict__.update(zip(self._names, x.tensors, strict=True))
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self._names}
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def stride(self) -> tuple[int, ...]:
+        return self.operand.tensors[0].stride()
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(quantizer: Quantizer, shape: tuple[int, ...], usages: copies.Usages) -> tuple[str, ...]:
+    return tuple(b.name for b in copies.describe(quantizer, shape, usages))
+
+
+_QUANTIZED = (QuantizedTensor, Held)
 _MOST = 4096
 _plans: dict[tuple[Any, ...], Plan] = {}
 
@@ -43,13 +73,15 @@ def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     add = parts.append
     for x in given:
         cls = type(x)
-        if cls is QuantizedTensor:
+        if cls is QuantizedTensor or cls is Held:
             names = x._names
             if type(getattr(x, names[0])) not in PLAIN or (grad and x.requires_grad):
                 return None
             add(id(x.quantizer))  # in a quarter of the time of its hash; the plan keeps it
             add(names)
             add(x.shape)
+            if len(x.shape) > 2:  # a convolution's result lies as its input does
+                add(x.stride())
             add(x.device)
         elif cls in PLAIN:
             if grad and x.requires_grad:
@@ -79,7 +111,7 @@ def remember(key: tuple[Any, ...], op: Any, output: Any, given: tuple[Any, ...],
     plan: Any = direct or _general(op, output, kernel)
     if isinstance(result, QuantizedTensor):
         plan = _quantized(plan, op, given, result)
-    plan.quantizers = [x.quantizer for x in given if isinstance(x, QuantizedTensor)]  # whose ids no other has meanwhile
+    plan.quantizers = [x.quantizer for x in given if isinstance(x, _QUANTIZED)]  # whose ids no other has meanwhile
     _plans[key] = plan
 
 
@@ -114,13 +146,16 @@ def _quantized(plan: Plan, op: Any, given: tuple[Any, ...], like: QuantizedTenso
 def first_operand(op: Any, args: tuple[Any, ...]) -> int:
     """Which argument is the first that may be quantized."""
     roles = ROLES[op]
-    return next(i for i, x in enumerate(args) if isinstance(x, Tensor) and roles.role(i) in (LHS, RHS, OTHER))
+    could = (Tensor, Held, list, tuple)
+    return next(i for i, x in enumerate(args) if isinstance(x, could) and roles.role(i) in (LHS, RHS, OTHER))
 
 
 def operand(x: Any) -> Any:
     """A QuantizedTensor as an Operand; anything else as it is."""
     if isinstance(x, list | tuple):
         return [operand(v) for v in x]
+    if isinstance(x, Held):
+        return x.operand
     if not isinstance(x, QuantizedTensor):
         return x
     return Operand(x.quantizer, tuple(x.buffers().values()), x.usages, tuple(x.shape))
@@ -133,7 +168,7 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
     """NATIVE for factors whose buffers are contiguous, described once."""
     if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3):
         return None
-    if any(isinstance(x, QuantizedTensor) and x.usages != (copies.ROWWISE,) for x in args):
+    if any(isinstance(x, _QUANTIZED) and x.usages != (copies.ROWWISE,) for x in args):
         return None
     general = _general(op, output, kernels.NATIVE)
     made = product(call(op, output, args))
@@ -141,7 +176,7 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
     multiply, described = native_product.multiply(made)
     lhs, rhs = args[:2]
     shape = (*lhs.shape[:-1], rhs.shape[0 if op is aten.linear.default else 1])
-    of_lhs = [(i, name) for i, name in enumerate(made.lhs) if name] if isinstance(lhs, QuantizedTensor) else None
+    of_lhs = [(i, name) for i, name in enumerate(made.lhs) if name] if isinstance(lhs, _QUANTIZED) else None
     of_rhs = [(4 + i, name) for i, name in enumerate(made.rhs) if name]
     threads, empty = torch.get_num_threads, torch.empty
 
@@ -161,7 +196,7 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
             plain = plain and t.is_contiguous()
             at[i] = t.data_ptr()
         if not plain:
-            return general(lhs, rhs, bias)
+            return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
         if bias is not None:
             at[8] = bias.data_ptr()
         y = empty(shape, dtype=output)
@@ -192,7 +227,6 @@ def _convolution(op: Any, output: Any, given: tuple[Any, ...]) -> Plan | None:
     convolve, described = native_convolution.convolve(made)
     dtype = output.format.dtype if gives_codes else output
     shape, layout = made.shape, made.empty(dtype).stride()
-    of_lhs, of_rhs = given[0].codes.stride(), given[1].codes.stride()
     affine, biased, shifted = (
         lhs.quantizer.scale.has_zero_point(),
         bias is not None,
@@ -203,7 +237,7 @@ def _convolution(op: Any, output: Any, given: tuple[Any, ...]) -> Plan | None:
     def run(*given: Any) -> Any:
         lhs, rhs = given[0], given[1]
         a, a_scale, b, b_scale = lhs.codes, lhs.scale, rhs.codes, rhs.scale
-        plain = a.stride() == of_lhs and b.stride() == of_rhs and a_scale.is_contiguous() and b_scale.is_contiguous()
+        plain = a_scale.is_contiguous() and b_scale.is_contiguous()
         zero = bias = scale = shift = None
         if affine:
             zero = lhs.zero_point
@@ -259,7 +293,7 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
         return None
     lhs, rhs, bias = _three(args)
     transposed = op is aten.linear.default
-    simple = all(isinstance(x, QuantizedTensor) and _is_simple(x.quantizer, x.usages) for x in (lhs, rhs))
+    simple = all(isinstance(x, _QUANTIZED) and _is_simple(x.quantizer, x.usages) for x in (lhs, rhs))
     if not simple or lhs.dim() != 2 or rhs.codes.dtype is not torch.int8 or not lhs.codes.is_cpu:
         return None
     if rhs.quantizer.scale.has_zero_point() or rhs.quantizer.format.zero or (bias is not None and bias.dim() != 1):
@@ -281,7 +315,7 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
         a = lhs.codes
         b = rhs.codes.t() if transposed else rhs.codes
         if a.stride() != row or b.stride() != layout:
-            return general(lhs, rhs, bias)
+            return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
         if affine:
             product = int_mm(torch.cat((a, a.new_ones(row_of_ones))), b)
             total = product[:m].addcmul_(lhs.zero_point.to(torch.int32), product[m], value=-1)
@@ -335,7 +369,7 @@ _Part = Callable[[Any], Tensor]
 
 def _side(x: Any) -> tuple[_Part | None, _Part | None]:
     """How the numbers of a factor are found, and its scale for each row or column; None, None if by more than this."""
-    if not isinstance(x, QuantizedTensor):
+    if not isinstance(x, _QUANTIZED):
         return (lambda x: x), None
     q = x.quantizer
     rule, format, fast = q.scale, q.format, kernels.fast(str(q))
