@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 import hop
-from benchmarks import cases, native
+from benchmarks import cases, convolutions, native
 from benchmarks.timing import Row, keep_freed_memory
 from tests import pages
 
-GROUPS = [*cases.GROUPS, *native.GROUPS]
+GROUPS = [*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS]
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 PAGE = ROOT / "docs" / "performance.md"

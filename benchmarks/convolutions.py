@@ -1,0 +1,114 @@
+"""Convolutions of two networks against oneDNN's, as torch.compile calls it: weights prepacked by both, inputs of uint8
+with a zero point channels last, weights of int8 with a scale for each output, a bias."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import hop
+from benchmarks.cases import integers
+from benchmarks.timing import Row, interleaved
+from hop.formats import UINT8
+from hop.quantizer import Quantizer
+from hop.requantization import FloatMultiplier
+from hop.scaling import Given
+
+aten, onednn = torch.ops.aten, torch.ops.onednn
+_STATIC = Quantizer(UINT8, scale=Given(affine=True, requantize=FloatMultiplier()))
+_SCALE, _ZERO = 0.02, 128  # of inputs and results
+
+
+class Layer(NamedTuple):
+    """`count` convolutions of inputs to outputs, channels in `groups`, of images of size x size; padded to keep it."""
+
+    count: int
+    inputs: int
+    outputs: int
+    kernel: int
+    size: int
+    stride: int = 1
+    groups: int = 1
+
+    @property
+    def lists(self) -> tuple[list[int], list[int], list[int]]:
+        """Stride, padding and dilation."""
+        return [self.stride] * 2, [self.kernel // 2] * 2, [1, 1]
+
+
+def _depthwise(count: int, channels: int, size: int, stride: int = 1) -> Layer:
+    return Layer(count, channels, channels, 3, size, stride, channels)
+
+
+RESNET50 = [
+    Layer(1, 3, 64, 7, 224, 2),
+    *(Layer(1, 64, 64, 1, 56), Layer(3, 64, 64, 3, 56), Layer(4, 64, 256, 1, 56), Layer(2, 256, 64, 1, 56)),
+    *(Layer(1, 256, 128, 1, 56), Layer(1, 128, 128, 3, 56, 2), Layer(1, 256, 512, 1, 56, 2)),
+    *(Layer(4, 128, 512, 1, 28), Layer(3, 512, 128, 1, 28), Layer(3, 128, 128, 3, 28)),
+    *(Layer(1, 512, 256, 1, 28), Layer(1, 256, 256, 3, 28, 2), Layer(1, 512, 1024, 1, 28, 2)),
+    *(Layer(6, 256, 1024, 1, 14), Layer(5, 1024, 256, 1, 14), Layer(5, 256, 256, 3, 14)),
+    *(Layer(1, 1024, 512, 1, 14), Layer(1, 512, 512, 3, 14, 2), Layer(1, 1024, 2048, 1, 14, 2)),
+    *(Layer(3, 512, 2048, 1, 7), Layer(2, 2048, 512, 1, 7), Layer(2, 512, 512, 3, 7)),
+]
+"""He et al. 2015, "Deep Residual Learning for Image Recognition", with the strides in its 3x3 convolutions."""
+
+MOBILENETV2_DEPTHWISE = [
+    *(_depthwise(1, 32, 112), _depthwise(1, 96, 112, 2), _depthwise(1, 144, 56), _depthwise(1, 144, 56, 2)),
+    *(_depthwise(2, 192, 28), _depthwise(1, 192, 28, 2), _depthwise(4, 384, 14), _depthwise(2, 576, 14)),
+    *(_depthwise(1, 576, 14, 2), _depthwise(3, 960, 7)),
+]
+"""Sandler et al. 2018, "MobileNetV2: Inverted Residuals and Linear Bottlenecks"."""
+
+
+def pair(layer: Layer, batch: int, output: torch.dtype) -> tuple[Any, Any]:
+    """Ours and oneDNN's, of the same codes, as functions that allocate their results."""
+    shape = (batch, layer.inputs, layer.size, layer.size)
+    codes = integers(*shape, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    weight = integers(layer.outputs, layer.inputs // layer.groups, layer.kernel, layer.kernel)
+    scales, bias = torch.rand(layer.outputs) * 1e-3 + 1e-4, torch.randn(layer.outputs)
+    one = torch.full((1, 1, 1, 1), _SCALE), torch.full((1, 1, 1, 1), _ZERO, dtype=torch.uint8)
+    x = hop.QuantizedTensor(
+        {"codes": codes, "scale": one[0], "zero_point": one[1]}, hop.presets.UINT8_TENSOR_AFFINE, shape, torch.float32
+    )
+    stored = {"codes": weight, "scale": scales.view(-1, 1, 1, 1)}
+    w = hop.pack(hop.QuantizedTensor(stored, hop.presets.INT8_CONV, weight.shape, torch.float32))
+    lists, quantized = layer.lists, output == torch.uint8
+    given = {"output_scale": one[0], "output_zero_point": one[1]} if quantized else {}
+
+    def ours() -> Tensor:
+        args = (x, w, bias, *lists, layer.groups)
+        return hop.scaled(aten.conv2d.default, _STATIC if quantized else output, *args, **given)
+
+    zeros = torch.zeros(layer.outputs, dtype=torch.int32)
+    packed = onednn.qconv_prepack(weight, scales, _SCALE, _ZERO, *lists, layer.groups, list(shape))
+    to = (_SCALE, _ZERO, output) if quantized else (1.0, 0, output)
+
+    def peer() -> Tensor:
+        args = (codes, _SCALE, _ZERO, packed, scales, zeros, bias, *lists, layer.groups)
+        return onednn.qconv2d_pointwise(*args, *to, "none", [], "")
+
+    return ours, peer
+
+
+def timed(layers: Sequence[Layer], batch: int, output: torch.dtype) -> list[tuple[float, float]]:
+    """Milliseconds of ours and of oneDNN's for each layer."""
+    return [tuple(interleaved(pair(layer, batch, output), rounds=25)) for layer in layers]  # type: ignore[misc]
+
+
+def convolutions() -> Iterator[Row]:
+    """The geometric mean over all convolutions of a network."""
+    for network, layers in (("ResNet-50", RESNET50), ("MobileNetV2, depthwise", MOBILENETV2_DEPTHWISE)):
+        counts = [layer.count for layer in layers]
+        for batch in (1, 8):
+            for output in (torch.uint8, torch.bfloat16):
+                ours, peer = (
+                    statistics.geometric_mean([ms for ms, n in zip(side, counts, strict=True) for _ in range(n)])
+                    for side in zip(*timed(layers, batch, output), strict=True)
+                )
+                case = f"{network}, batch {batch}, to {str(output).removeprefix('torch.')}"
+                yield Row("int8 conv2d", case, ours, "onednn.qconv2d", peer, "<= 1 times")
+
+
+GROUPS = [convolutions]
