@@ -10,6 +10,17 @@ inline int place_of_channel(int channel) { return channel % 16 / 4 * 8 + channel
 
 inline void depthwise_weight(const Convolution& c, int64_t panel, int8_t* out) {
     const int64_t first = panel * kBlock, count = c.outputs - first < kBlock ? c.outputs - first : kBlock;
+    if (c.job.p.rhs.layout == HOP_TILED && c.job.p.rhs.format == HOP_INT8) {  // its quads are of four taps
+        constexpr int kFour = 4 * kTaps;                                       // bytes of four channels
+        const auto* tiles = static_cast<const int8_t*>(c.job.rhs.codes) + panel * ceil_div(c.taps, kSlice) * 2 * kTile;
+        for (int64_t step = 0; step < c.slices; ++step, out += kTapBytes) {
+            const int8_t* quad = tiles + step / kQuads * 2 * kTile + step % kQuads * kRows * kTaps;
+            for (int channel = 0; channel < kBlock; channel += 4)
+                std::memcpy(out + place_of_channel(channel) * kTaps,
+                            quad + channel / kRows * kTile + channel % kRows / 4 * kFour, kFour);
+        }
+        return;
+    }
     std::memset(out, 0, static_cast<size_t>(c.slices * kTapBytes));
     for (int64_t tap = 0; tap < c.taps; ++tap)
         for (int64_t i = 0; i < count; ++i)
@@ -17,8 +28,18 @@ inline void depthwise_weight(const Convolution& c, int64_t panel, int8_t* out) {
                          out + tap / kTaps * kTapBytes + place_of_channel(static_cast<int>(i)) * kTaps + tap % kTaps);
 }
 
+// The sums of one pixel in 32 channels, its codes turned to unsigned ones by `sign`: in convolution_depthwise_avx512.h or
+// convolution_depthwise_plain.h.
+inline void depthwise_row(const uint8_t* x, const int64_t* offsets, int64_t steps, uint8_t sign, const int8_t* weight,
+                          int32_t* sums);
+
 inline void add_depthwise(const int8_t* weight, int64_t steps, int32_t* sums) {
-    for (int64_t step = 0; step < steps; ++step, weight += kTapBytes)
-        for (int channel = 0; channel < kBlock; ++channel)
-            for (int tap = 0; tap < kTaps; ++tap) sums[channel] += weight[place_of_channel(channel) * kTaps + tap];
+    uint8_t ones[kBlock];
+    std::memset(ones, 1, sizeof(ones));
+    const int64_t nowhere[kTaps] = {};
+    for (int64_t step = 0; step < steps; ++step, weight += kTapBytes) {
+        int32_t found[kBlock];
+        depthwise_row(ones, nowhere, 1, 0, weight, found);
+        for (int channel = 0; channel < kBlock; ++channel) sums[channel] += found[channel];
+    }
 }

@@ -1,6 +1,5 @@
 // Depthwise convolutions by VNNI. Included in a namespace (isa.h), after convolution_depthwise.h.
 
-// The sums of one pixel in 32 channels, its codes turned to unsigned ones by `sign`.
 inline void depthwise_row(const uint8_t* x, const int64_t* offsets, int64_t steps, uint8_t sign, const int8_t* weight,
                           int32_t* sums) {
     const __m256i flip = _mm256_set1_epi8(static_cast<char>(sign));

@@ -1,6 +1,5 @@
 // What an instruction set without convolution_depthwise_avx512.h takes in its place. Included in a namespace (isa.h).
 
-// The sums of one pixel in 32 channels, its codes turned to unsigned ones by `sign`.
 inline void depthwise_row(const uint8_t* x, const int64_t* offsets, int64_t steps, uint8_t sign, const int8_t* weight,
                           int32_t* sums) {
     int32_t found[kBlock] = {};

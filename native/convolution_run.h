@@ -135,13 +135,14 @@ private:
             if (first != first_panel_) {
                 flush();
                 first_panel_ = first;
-                for (int64_t panel = first; panel < last; ++panel) describe(panel, columns_[panel - first]);
+                described_ = first;
             }
             const int64_t at_once = all_.at_once_ > 0 ? all_.at_once_ : pixels_.count();
             for (int64_t begin = 0; begin < pixels_.count(); begin += at_once) {
                 const int64_t end = begin + at_once < pixels_.count() ? begin + at_once : pixels_.count();
                 Ahead ahead = rows_ahead(end, (last - first) * (end - begin) * c_.slices);
                 for (int64_t panel = first; panel < last; ++panel) {
+                    if (panel == described_) describe(described_++, columns_[panel - first]);  // its tiles are near now
                     if (unit_ != panel / c_.panels) {
                         unit_ = panel / c_.panels;
                         if (!c_.windows && !c_.depthwise) pixels_.gather(unit_);
@@ -311,7 +312,7 @@ private:
         Step* steps_ = nullptr;
         Pending pending_ = {};
         int64_t rows_aside_[kBlock];
-        int64_t first_panel_ = -1, turn_ = 0;
+        int64_t first_panel_ = -1, described_ = -1, turn_ = 0;  // described_: the next panel that is not yet
         bool ready_ = false;
     };
 
