@@ -14,11 +14,18 @@ struct Columns {
     float lhs;
     int count;
     bool biased, finite;  // finite: no sum becomes NaN
+    bool past;            // whole lines of the results go past the cache
     bool quick;  // quick: there are factors, and less holds the bias of those that stand for s_lhs · s_rhs / scale
     alignas(64) Target target;
 };
 
 inline bool gives_codes(const Job& job) { return job.p.output.format == HOP_INT8 || job.p.output.format == HOP_UINT8; }
+
+// Bytes of an element of the result.
+inline int64_t result_bytes(const Job& job) {
+    const int format = job.p.output.format;
+    return gives_codes(job) ? 1 : format == HOP_FLOAT32 || format == HOP_INT32 ? 4 : 2;
+}
 
 inline void find_finite(Columns& c) {
     c.finite = std::fabs(c.lhs) < 0x1p90f;  // so that no sum becomes infinite before it meets a scale of 0

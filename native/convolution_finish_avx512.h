@@ -43,6 +43,8 @@ inline __m256i bytes_of(__m512i left, __m512i right) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(left)), _mm512_cvtepi32_epi8(right), 1);
 }
 
+inline bool is_line(const void* out) { return reinterpret_cast<uintptr_t>(out) % 64 == 0; }
+
 template <bool Biased>
 inline void float_rows(int format, const Columns& c, const int32_t* sums, int rows, const int64_t* at, void* output) {
     const Sums512 exact(c);
@@ -54,6 +56,11 @@ inline void float_rows(int format, const Columns& c, const int32_t* sums, int ro
                      right = scales.real<Biased>(exact.real(sums, 1), 1);
         if (format == HOP_FLOAT32) {
             float* out = static_cast<float*>(output) + at[i];
+            if (c.past && is_line(out)) {
+                _mm512_stream_ps(out, left);
+                _mm512_stream_ps(out + 16, right);
+                continue;
+            }
             _mm512_mask_storeu_ps(out, static_cast<__mmask16>(used), left);
             _mm512_mask_storeu_ps(out + 16, static_cast<__mmask16>(used >> 16), right);
             continue;
@@ -63,7 +70,9 @@ inline void float_rows(int format, const Columns& c, const int32_t* sums, int ro
             words = bfloat16_512(left, right, !c.finite);
         else
             words = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(left, 0)), _mm512_cvtps_ph(right, 0), 1);
-        _mm512_mask_storeu_epi16(static_cast<uint16_t*>(output) + at[i], used, words);
+        uint16_t* out = static_cast<uint16_t*>(output) + at[i];
+        if (c.past && is_line(out)) _mm512_stream_si512(reinterpret_cast<__m512i*>(out), words);
+        else _mm512_mask_storeu_epi16(out, used, words);
     }
 }
 

@@ -20,6 +20,7 @@ public:
         const hop_operand& lhs = c.job.p.lhs;
         by_example_ = ((lhs.scale.format != HOP_NONE || lhs.zero_format != HOP_NONE) && lhs.scale.row_stride != 0) ||
                       (gives_codes(c.job) && c.job.p.output.scale_row_stride != 0);
+        past_ = c.c.channels_last && result_bytes(c.job) * c.c.outputs * c.pixels * c.batch > kPastBytes;
         const int64_t chunks = ceil_div(c.slices, kMostSlices);
         const int64_t row = c.inputs * (c.taps < 3 ? c.taps : 3);  // about what a pixel adds to the lines that are read
         at_once_ = c.depthwise ? 4 : c.units > 1 && !c.windows ? 0 : kRowsBytes / (kBlock * row);
@@ -63,12 +64,14 @@ public:
             }
             for (int64_t item; (item = items.take(thread)) >= 0;) worker.item(item / c_.shares, item % c_.shares);
             worker.flush();
+            if (past_) fence();
         });
         made.trim();
         return error;
     }
 
 private:
+    static constexpr int64_t kPastBytes = 4 << 20;  // of results that no second-level cache holds
     static constexpr int64_t kMostSlices = 16;  // of a chunk: the panel's tiles stay in the first-level cache
     static constexpr int64_t kRowsBytes = 24 << 10;
     using Sum = int32_t;
@@ -212,6 +215,7 @@ private:
             columns.first = panel / c_.panels * c_.outputs + first;
             columns.count = static_cast<int>(c_.outputs - first < kBlock ? c_.outputs - first : kBlock);
             columns.example = -1;
+            columns.past = all_.past_ && columns.count == kBlock;
             std::memset(columns.scale, 0, sizeof(columns.scale));
             load_scales(c_.job.p.rhs.scale, c_.job.rhs.scale, columns.first, columns.count, 0, columns.scale);
             load_bias(c_.job, columns.first, columns.count, columns.bias);
@@ -250,8 +254,7 @@ private:
         void finish(const Rows& block, const Sum* sums, Columns& columns) {
             flush();
             describe_for(block.example, columns);
-            const hop_output& o = c_.job.p.output;
-            const int64_t size = gives_codes(c_.job) ? 1 : o.format == HOP_FLOAT32 || o.format == HOP_INT32 ? 4 : 2;
+            const int64_t size = result_bytes(c_.job);
             pending_ = {&columns, sums, pixels_.stored_at(block), static_cast<char*>(c_.job.output), block.count, 0};
             if (c_.c.channels_last) {
                 pending_.output += columns.first * size;
@@ -317,6 +320,6 @@ private:
     };
 
     Convolution& c_;
-    bool lhs_zero_, by_example_;
+    bool lhs_zero_, by_example_, past_;
     int64_t chunk_, at_once_;  // slices, and blocks that stay in the first-level cache; 0: all blocks
 };
