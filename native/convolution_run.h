@@ -41,7 +41,9 @@ public:
             tiles = own;
         }
         const int threads = worth(c_.job.threads, c_.row_groups * c_.blocks * panels * (c_.slices + 4), 100);
-        Queue packing(own ? all : 0, 16);
+        const int64_t channels = c_.inputs / kSlice;  // in slices
+        const bool by_taps = is_by_taps(c_);
+        Queue packing(own ? by_taps ? panels * 2 * channels : all : 0, by_taps ? 1 : 16);
         Parts items(c_.row_groups * c_.shares, threads);
         Barrier packed;
         std::atomic<int> error{HOP_OK};
@@ -51,6 +53,8 @@ public:
                 while (packing.take(begin, end))
                     for (int64_t i = begin; i < end; ++i) {
                         if (c_.depthwise) depthwise_weight(c_, i, reinterpret_cast<int8_t*>(own + i * each));
+                        else if (by_taps)
+                            weight_by_taps(c_, i / (2 * channels), static_cast<int>(i / channels % 2), i % channels, own);
                         else
                             weight_tile(c_, i / (2 * c_.slices), static_cast<int>(i % 2), i / 2 % c_.slices,
                                         own + i * each);

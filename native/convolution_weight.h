@@ -1,5 +1,11 @@
 // The weight of a convolution. Included in a namespace (isa.h).
 
+// Where an element of the kernel lies from the first.
+inline int64_t tap_offset(const Convolution& c, int64_t tap) {
+    const int64_t *strides = c.c.weight_strides, *kernel = c.c.kernel, of_line = kernel[1] * kernel[2];
+    return tap / of_line * strides[2] + tap / kernel[2] % kernel[1] * strides[3] + tap % kernel[2] * strides[4];
+}
+
 // Codes of one output at one element of the kernel, from a channel of its group on.
 inline void weight_codes(const Convolution& c, int64_t output, int64_t tap, int64_t channel, int64_t count,
                          int8_t* out) {
@@ -20,14 +26,48 @@ inline void weight_codes(const Convolution& c, int64_t output, int64_t tap, int6
         return;
     }
     const int64_t* strides = c.c.weight_strides;
-    const int64_t *kernel = c.c.kernel, of_line = kernel[1] * kernel[2];
-    const uint8_t* in = codes + output * strides[0] + channel * strides[1] + tap / of_line * strides[2] +
-                        tap / kernel[2] % kernel[1] * strides[3] + tap % kernel[2] * strides[4];
+    const uint8_t* in = codes + output * strides[0] + channel * strides[1] + tap_offset(c, tap);
     if (strides[1] == 1) {
         std::memcpy(out, in, static_cast<size_t>(count));
         return;
     }
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int8_t>(in[i * strides[1]]);
+}
+
+// Whether the weight lies plainly, and a slice is of one element of the kernel.
+inline bool is_plain(const Convolution& c) {
+    return c.units == 1 && c.merged == 1 && c.job.p.rhs.layout == HOP_STRIDED && c.inputs % kSlice == 0;
+}
+
+// Whether the elements of the kernel lie side by side.
+inline bool is_by_taps(const Convolution& c) {
+    const int64_t *strides = c.c.weight_strides, *kernel = c.c.kernel;
+    const int64_t dense[3] = {kernel[1] * kernel[2], kernel[2], 1};
+    for (int i = 0; i < 3; ++i)
+        if (kernel[i] > 1 && strides[2 + i] != dense[i]) return false;
+    return is_plain(c) && c.taps > 1 && strides[1] == c.taps;
+}
+
+// Half of the tiles of a panel for 64 channels, at all elements of the kernel, which lie side by side.
+inline void weight_by_taps(const Convolution& c, int64_t panel, int half, int64_t channels, uint8_t* tiles) {
+    const int64_t first = panel * kBlock + half * kRows, *strides = c.c.weight_strides, each = c.inputs / kSlice;
+    const int64_t rows = c.outputs - first < kRows ? c.outputs - first : kRows;
+    alignas(64) uint8_t block[kSide * kTile];
+    if (rows < kRows) std::memset(block, 0, sizeof(block));
+    tiles += ((panel * c.slices + channels) * 2 + half) * kTile;
+    for (int64_t from = 0; from < c.taps; from += kSide) {
+        const int64_t count = c.taps - from < kSide ? c.taps - from : kSide;
+        for (int64_t row = 0; row < rows; ++row)
+            for (int64_t i = 0; i < kSlice; i += kSide) {
+                const int64_t channel = channels * kSlice + i;
+                const bool last = first + row + 1 == c.outputs && channel + kSide == c.inputs;  // nothing follows it
+                transpose_square(static_cast<const uint8_t*>(c.job.rhs.codes) + (first + row) * strides[0] +
+                                     channel * c.taps + from,
+                                 c.taps, block + row * kSlice + i, kTile, last ? count : kSide);
+            }
+        for (int64_t tap = 0; tap < count; ++tap)
+            tile_from_rows(block + tap * kTile, kSlice, tiles + (from + tap) * each * 2 * kTile);
+    }
 }
 
 // A tile of a panel, int8. Panels of all units are counted on.
@@ -38,6 +78,12 @@ inline void weight_tile(const Convolution& c, int64_t panel, int half, int64_t s
         const uint8_t* codes = tile_of_codes(o, c.job.rhs.codes, c.outputs, c.job.p.k, first, slice, tile);
         for (int i = 0; i < kTile; i += 64) to_int8(o.format, codes + i, tile + i);
         return;
+    }
+    const int64_t output_stride = c.c.weight_strides[0];
+    if (is_plain(c) && c.c.weight_strides[1] == 1 && first + kRows <= c.outputs) {
+        const int64_t each = c.inputs / kSlice;
+        const auto* codes = static_cast<const uint8_t*>(c.job.rhs.codes) + first * output_stride;
+        return tile_from_rows(codes + tap_offset(c, slice / each) + slice % each * kSlice, output_stride, tile);
     }
     const int64_t channels = c.c.channels / c.c.groups, of_group = c.c.outputs / c.c.groups;
     const int64_t begin = slice * kSlice, all = c.taps * c.inputs, end = begin + kSlice < all ? begin + kSlice : all;

@@ -96,7 +96,8 @@ def _drawn(seed: int) -> Call:
         _random_codes((r.choice([1, 1, 2, 5]), inputs * groups, *size), dtype, r.choice(["plain", "last", "cut"])),
     )
     of_weight = Quantizer(INT8, r.choice([(-1,), (1, *[-1] * (ndim + 1))]), Given())
-    weight = _operand(of_weight, _random_codes((outputs * groups, inputs, *kernel), torch.int8))
+    lies = r.choice(["plain", "plain", "last", "cut"])
+    weight = _operand(of_weight, _random_codes((outputs * groups, inputs, *kernel), torch.int8, lies))
     weight = _packed(weight) if r.choice([True, False]) else weight
     bias = r.choice([None, torch.randn(outputs * groups), torch.randint(-(2**31), 2**31, (outputs * groups,)).int()])
     output = r.choice([torch.float32, torch.bfloat16, torch.float16])
@@ -245,6 +246,29 @@ def test_codes_halfway() -> None:
         for requantize in (Division(), FloatMultiplier()):
             call = _call(x, weight, output=Quantizer(INT8, scale=Given(requantize=requantize)))
             _same(call._replace(output_scale=torch.tensor([[[[2 * step]]]])))
+
+
+@pytest.mark.parametrize("level", native.LEVELS)
+@pytest.mark.parametrize("lies", ["plain", "last", "cut"])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (1, 7), (5, 5), (2, 3, 2)], ids=str)
+def test_plain_weights(level: str, lies: str, kernel: tuple[int, ...]) -> None:
+    """Weights that are brought to tiles in the call, of 128 channels and a number of outputs that fills no panel."""
+    torch.manual_seed(0)
+    ones = [1] * len(kernel)
+    x = _operand(presets.UINT8_TENSOR_AFFINE, _random_codes((1, 128, *(n + 2 for n in kernel)), torch.uint8))
+    weight = _operand(presets.INT8_TENSOR, _random_codes((40, 128, *kernel), torch.int8, lies))
+    with native.use(level):
+        _same(_call(x, weight, None, (ones, ones), op=_OPS[len(kernel)]))
+
+
+@pytest.mark.parametrize("level", native.LEVELS)
+@pytest.mark.parametrize("output", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_large_results(level: str, output: torch.dtype) -> None:
+    """Results that go past the cache, one of whose panels is not full."""
+    x = _operand(presets.UINT8_TENSOR_AFFINE, _random_codes((2, 3, 150, 151), torch.uint8, "last"))
+    weight = _operand(presets.INT8_CONV, _random_codes((72, 3, 2, 2), torch.int8))
+    with native.use(level):
+        _same(_call(x, weight, torch.randn(72), output=output))
 
 
 @pytest.mark.parametrize("level", native.LEVELS)
