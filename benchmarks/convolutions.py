@@ -22,9 +22,9 @@ _SCALE, _ZERO = 0.02, 128  # of inputs and results
 
 
 class Layer(NamedTuple):
-    """`count` convolutions of inputs to outputs, channels in `groups`, of images of size x size; padded to keep it."""
+    """`times` convolutions of inputs to outputs, channels in `groups`, of images of size x size; padded to keep it."""
 
-    count: int
+    times: int
     inputs: int
     outputs: int
     kernel: int
@@ -38,8 +38,8 @@ class Layer(NamedTuple):
         return [self.stride] * 2, [self.kernel // 2] * 2, [1, 1]
 
 
-def _depthwise(count: int, channels: int, size: int, stride: int = 1) -> Layer:
-    return Layer(count, channels, channels, 3, size, stride, channels)
+def _depthwise(times: int, channels: int, size: int, stride: int = 1) -> Layer:
+    return Layer(times, channels, channels, 3, size, stride, channels)
 
 
 RESNET50 = [
@@ -100,7 +100,7 @@ def timed(layers: Sequence[Layer], batch: int, output: torch.dtype) -> list[tupl
 def convolutions() -> Iterator[Row]:
     """The geometric mean over all convolutions of a network."""
     for network, layers in (("ResNet-50", RESNET50), ("MobileNetV2, depthwise", MOBILENETV2_DEPTHWISE)):
-        counts = [layer.count for layer in layers]
+        counts = [layer.times for layer in layers]
         for batch in (1, 8):
             for output in (torch.uint8, torch.bfloat16):
                 ours, peer = (

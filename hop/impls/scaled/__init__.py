@@ -61,14 +61,16 @@ class ScaledBuffers(Hop):
         call = _call(op, output, scale, zero_point, encoded, kwargs)
         return ((kernel, call) for kernel in kernels.TABLE)
 
-    def in_program(self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any) -> Any:
+    def in_program(self, /, *args: Any) -> Any:
         """By a plan, as in eager mode."""
-        output, given = _read(output), tuple(plans.Held(x) if isinstance(x, Operand) else x for x in decode(op, args))
+        op, spelled, scale, zero_point, *encoded = args
+        output = _read(spelled)
+        given = tuple(plans.Held(x) if isinstance(x, Operand) else x for x in decode(op, encoded))
         given = (*given, scale, zero_point) if isinstance(output, Quantizer) else given
         with torch.no_grad():
             known = _key(op, output, given) if is_plain_eager() else None
             if known is None:
-                return super().in_program(op, output, scale, zero_point, *args)
+                return super().in_program(*args)
             made = _planned(known, op, output, given)
         return list(made.buffers().values()) if isinstance(made, QuantizedTensor) else made
 
@@ -273,12 +275,10 @@ def scaled(
         torch.bfloat16
     """
     if not kwargs and is_plain_eager() and not is_autocasting():
-        given: Any = None
-        if type(output) is _dtype:
-            given = args if output_scale is None and output_zero_point is None else None
-        elif type(output) is _Quantizer:
-            given = (*args, output_scale, output_zero_point)
-        known = None if given is None else _key(op, output, given)
+        given: Any = (*args, output_scale, output_zero_point) if type(output) is _Quantizer else args
+        known = None
+        if given is not args or (type(output) is _dtype and output_scale is None and output_zero_point is None):
+            known = _key(op, output, given)
         if known is not None:
             return _planned(known, op, output, given)
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
@@ -294,7 +294,7 @@ def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given:
     asked = plans.call(op, output, given)
     call = check(asked)
     kernel = next((k for k in kernels.TABLE if k.declines(call) is None), kernels.REFERENCE)
-    result = kernel.run(call)
+    result: Any = kernel.run(call)
     if isinstance(output, Quantizer):
         result = _quantized(output, op, given[:-2], {}, result)
     if call.output_scale is asked.output_scale and call.output_zero_point is asked.output_zero_point:

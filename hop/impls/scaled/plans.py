@@ -120,9 +120,9 @@ native.on_change.append(_plans.clear)
 
 def call(op: Any, output: Any, given: tuple[Any, ...]) -> Call:
     """The call of what a plan is given."""
-    args, stored = (given[:-2], given[-2:]) if isinstance(output, Quantizer) else (given, (None, None))
-    args, kwargs = describe(op).bind(args, {})
-    return Call(op, output, *stored, tuple(map(operand, args)), kwargs)
+    *args, scale, zero_point = given if isinstance(output, Quantizer) else (*given, None, None)
+    bound, kwargs = describe(op).bind(tuple(args), {})
+    return Call(op, output, scale, zero_point, tuple(map(operand, bound)), kwargs)
 
 
 def _general(op: Any, output: Any, kernel: Any) -> Plan:
