@@ -71,7 +71,8 @@ class ScaledBuffers(Hop):
             known = _key(op, output, given) if is_plain_eager() else None
             if known is None:
                 return super().in_program(*args)
-            made = _planned(known, op, output, given)
+            plan = _find(known)
+            made = _planned(known, op, output, given) if plan is None else plan(*given)
         return list(made.buffers().values()) if isinstance(made, QuantizedTensor) else made
 
     def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:
@@ -280,15 +281,13 @@ def scaled(
         if given is not args or (type(output) is _dtype and output_scale is None and output_zero_point is None):
             known = _key(op, output, given)
         if known is not None:
-            return _planned(known, op, output, given)
+            plan = _find(known)
+            return _planned(known, op, output, given) if plan is None else plan(*given)
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 
 def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...]) -> Any:
-    """The result of a call by its plan, which is made if it is not known."""
-    plan = _find(known)
-    if plan is not None:
-        return plan(*given)
+    """The result of a call of which no plan is known, and the plan."""
     check_op(op)
     check_output(output)
     asked = plans.call(op, output, given)

@@ -79,8 +79,9 @@ def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
                 return None
             add(id(x.quantizer))  # in a quarter of the time of its hash; the plan keeps it
             add(names)
-            add(x.shape)
-            if len(x.shape) > 2:  # a convolution's result lies as its input does
+            shape = x.shape
+            add(shape)
+            if len(shape) > 2:  # a convolution's result lies as its input does
                 add(x.stride())
             add(x.device)
         elif cls in PLAIN:
