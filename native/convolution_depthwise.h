@@ -28,18 +28,18 @@ inline void depthwise_weight(const Convolution& c, int64_t panel, int8_t* out) {
                          out + tap / kTaps * kTapBytes + place_of_channel(static_cast<int>(i)) * kTaps + tap % kTaps);
 }
 
-// The sums of one pixel in 32 channels, its codes turned to unsigned ones by `sign`: in convolution_depthwise_avx512.h or
-// convolution_depthwise_plain.h.
-inline void depthwise_row(const uint8_t* x, const int64_t* offsets, int64_t steps, uint8_t sign, const int8_t* weight,
-                          int32_t* sums);
+// The sums of some pixels, whose first taps lie at the addresses `from`, in 32 channels; `turned`: their codes are signed,
+// and are turned to unsigned ones. In convolution_depthwise_avx512.h or convolution_depthwise_plain.h.
+inline void depthwise_rows(const int64_t* from, int64_t channel, int rows, const int64_t* offsets, int64_t steps,
+                           bool turned, const int8_t* weight, int32_t* sums);
 
 inline void add_depthwise(const int8_t* weight, int64_t steps, int32_t* sums) {
     uint8_t ones[kBlock];
     std::memset(ones, 1, sizeof(ones));
-    const int64_t nowhere[kTaps] = {};
+    const int64_t from = reinterpret_cast<int64_t>(ones), nowhere[kTaps] = {};
     for (int64_t step = 0; step < steps; ++step, weight += kTapBytes) {
         int32_t found[kBlock];
-        depthwise_row(ones, nowhere, 1, 0, weight, found);
+        depthwise_rows(&from, 0, 1, nowhere, 1, false, weight, found);
         for (int channel = 0; channel < kBlock; ++channel) sums[channel] += found[channel];
     }
 }

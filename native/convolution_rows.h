@@ -41,9 +41,7 @@ public:
     const int64_t* stored_at(const Rows& block) const {
         return at_ + block.first;
     }  // elements of the output; none if negative
-    const uint8_t* lies_at(const Rows& block, int row) const {
-        return reinterpret_cast<const uint8_t*>(from_[block.first + row]);
-    }
+    const int64_t* lie_at(const Rows& block) const { return from_ + block.first; }  // addresses of the first elements
     const int64_t* tap_offsets() const { return segments_; }  // of a depthwise convolution
 
     void take(int64_t row_group) {

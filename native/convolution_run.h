@@ -169,13 +169,11 @@ private:
 
         void multiply_depthwise(int64_t panel, int64_t begin, int64_t end) {
             const auto* weight = reinterpret_cast<const int8_t*>(tiles_ + panel * c_.slices * kTapBytes);
-            const uint8_t sign = c_.job.p.lhs.format == HOP_INT8 ? 0x80 : 0;
             for (int64_t b = begin; b < end; ++b) {
                 const Rows& block = pixels_.block(b);
                 Sum* sums = sums_ + turn_++ % 2 * kBlock * kBlock;
-                for (int i = 0; i < block.count; ++i)
-                    depthwise_row(pixels_.lies_at(block, i) + panel * kBlock, pixels_.tap_offsets(), c_.slices, sign,
-                                  weight, sums + i * kBlock);
+                depthwise_rows(pixels_.lie_at(block), panel * kBlock, block.count, pixels_.tap_offsets(), c_.slices,
+                               c_.job.p.lhs.format == HOP_INT8, weight, sums);
                 finish(block, sums, columns_[panel - first_panel_]);
             }
         }
