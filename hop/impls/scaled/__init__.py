@@ -67,12 +67,13 @@ class ScaledBuffers(Hop):
         output = _read(spelled)
         given = tuple(plans.Held(x) if isinstance(x, Operand) else x for x in decode(op, encoded))
         given = (*given, scale, zero_point) if isinstance(output, Quantizer) else given
-        with torch.no_grad():
-            known = _key(op, output, given) if is_plain_eager() else None
-            if known is None:
-                return super().in_program(*args)
-            plan = _find(known)
-            made = _planned(known, op, output, given) if plan is None else plan(*given)
+        known = _key(op, output, given) if is_plain_eager() else None
+        if known is None:
+            return super().in_program(*args)
+        plan = _find(known)
+        if plan is not None:
+            return plan.buffers(*given)
+        made = _planned(known, op, output, given)
         return list(made.buffers().values()) if isinstance(made, QuantizedTensor) else made
 
     def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:

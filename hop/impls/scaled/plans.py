@@ -63,7 +63,7 @@ def _names(quantizer: Quantizer, shape: tuple[int, ...], usages: copies.Usages) 
 
 _QUANTIZED = (QuantizedTensor, Held)
 _MOST = 4096
-_plans: dict[tuple[Any, ...], Plan] = {}
+_plans: dict[tuple[Any, ...], Any] = {}
 
 
 def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -109,9 +109,9 @@ def remember(key: tuple[Any, ...], op: Any, output: Any, given: tuple[Any, ...],
     if len(_plans) >= _MOST:
         _plans.clear()
     direct = _DIRECT.get(kernel, lambda *_: None)(op, output, given)
-    plan: Any = direct or _general(op, output, kernel)
-    if isinstance(result, QuantizedTensor):
-        plan = _quantized(plan, op, given, result)
+    buffers: Any = direct or _general(op, output, kernel)
+    plan: Any = _quantized(buffers, op, given, result) if isinstance(result, QuantizedTensor) else buffers
+    plan.buffers = buffers  # for compiled programs: what gives the tensors that a quantized result is made of
     plan.quantizers = [x.quantizer for x in given if isinstance(x, _QUANTIZED)]  # whose ids no other has meanwhile
     _plans[key] = plan
 
