@@ -120,7 +120,6 @@ struct FewRows {
     static bool multiply(const Job& job, const uint8_t* lhs, const Side* lhs_sides, int64_t sides, BlockScales& scales,
                                BlockScales& folds, int64_t n, float* y) {
         const hop_operand& o = job.p.rhs;
-        const bool has_folds = o.fold.format != HOP_NONE;
         const int64_t first = n * kBlock, block = block_of(job);
         bool moderate = true;
         const auto factors = [&](int64_t k) {

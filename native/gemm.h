@@ -1,6 +1,7 @@
 // The skeleton of every product. Included in a namespace (isa.h), after tiles, packing, epilogue and groups.
 //
-//     pack lhs                           all threads, once for each slab of rows; then
+//     pack lhs                           all threads, once for each slab of rows
+//     make tiles of rhs                  the same, of as many panels as the cache holds, if they are used often; then
 //     for each group of row blocks       its tiles stay in the second-level cache
 //       for each panel of 32 columns     threads take panels
 //         for each chunk of slices       the panel's tiles stay in the first-level cache: decoded, if codes are no tiles
@@ -67,6 +68,7 @@ public:
 
 private:
     static constexpr int64_t kChunkBytes = 16 << 10, kSlabBytes = 16 << 20, kGroupBytes = 1 << 20, kMostGroup = 16;
+    static constexpr int64_t kGrain = 4;  // panels that a thread takes at once
 
     int rows_of(int64_t block) const {
         const int64_t rest = job_.p.m - block * kBlock;
@@ -82,33 +84,59 @@ private:
         int64_t of_group = kGroupBytes / block_bytes_;
         of_group = of_group < 1 ? 1 : of_group > kMostGroup ? kMostGroup : of_group;
         if (of_group > count) of_group = count;
-        const int64_t row_groups = ceil_div(count, of_group);
-        const int64_t grain = panels >= 16 * job_.threads ? 4 : 1, grains = ceil_div(panels, grain);
+        const int64_t row_groups = ceil_div(count, of_group), grain = panels >= 16 * job_.threads ? kGrain : 1;
+        // What many rows multiply is made tiles of once; as are columns, of which several panels share lines and pages.
+        const bool ahead = !ready_ && (row_groups > 1 || (job_.p.rhs.layout == HOP_STRIDED && job_.p.rhs.k_stride > 1 && panels > 1));
+        static thread_local Scratch strips;
+        const int64_t of_panel = job_.slices * 2 * kUnit;
+        int64_t strip = ahead ? ceil_div(kSlabBytes, of_panel * kGrain) * kGrain : panels;
+        if (strip > panels) strip = panels;
+        made_ = ahead ? reinterpret_cast<uint8_t*>(strips.get(static_cast<size_t>(strip * of_panel))) : nullptr;
+        if (ahead && !made_) return HOP_NO_MEMORY;
 
-        Queue packing(count), work(row_groups * grains);
-        Barrier packed;
         std::atomic<int> error{HOP_OK};
         const int threads = worth(job_.threads, count * panels * (job_.slices + 8), 64);
-        parallel(threads, [&](int, int team) {
-            int64_t begin, end;
-            while (packing.take(begin, end)) pack(first + begin, begin);
-            packed.wait(team);
-            Worker worker(*this, of_group);
-            if (!worker.ready()) {
-                error = HOP_NO_MEMORY;
-                return;
-            }
-            while (work.take(begin, end)) {
-                const int64_t rows = begin / grains * of_group, panel = begin % grains * grain;
-                const int64_t last_row = rows + of_group < count ? rows + of_group : count;
-                const int64_t last = panel + grain < panels ? panel + grain : panels;
-                for (int64_t n = panel; n < last; ++n) worker.panel(first, rows, last_row, n, n + 1 < last ? n + 1 : -1);
-            }
-            fence();
-        });
+        for (strip_ = 0; strip_ < panels; strip_ += strip) {
+            const int64_t here = panels - strip_ < strip ? panels - strip_ : strip, grains = ceil_div(here, grain);
+            Queue packing(strip_ == 0 ? count : 0), making(ahead ? here : 0, kGrain), work(row_groups * grains);
+            Barrier packed;
+            parallel(threads, [&](int, int team) {
+                int64_t begin, end;
+                while (packing.take(begin, end)) pack(first + begin, begin);
+                while (making.take(begin, end)) make(strip_ + begin, strip_ + end);
+                packed.wait(team);
+                Worker worker(*this, of_group);
+                if (!worker.ready()) {
+                    error = HOP_NO_MEMORY;
+                    return;
+                }
+                while (work.take(begin, end)) {
+                    const int64_t rows = begin / grains * of_group, panel = strip_ + begin % grains * grain;
+                    const int64_t last_row = rows + of_group < count ? rows + of_group : count;
+                    const int64_t last = panel + grain < strip_ + here ? panel + grain : strip_ + here;
+                    for (int64_t n = panel; n < last; ++n)
+                        worker.panel(first, rows, last_row, n, n + 1 < last ? n + 1 : -1);
+                }
+                fence();
+            });
+        }
         tiles.trim();
         sides.trim();
+        strips.trim();
         return error;
+    }
+
+    // Makes the tiles of panels first..last - 1 of a strip.
+    void make(int64_t first, int64_t last) {
+        const Words words(job_.p.rhs.format);
+        BlockScales folds(job_.p.rhs.fold, job_.rhs.fold, job_.p.n, job_.p.k);
+        const bool together = job_.p.rhs.layout == HOP_STRIDED;  // slice by slice: panels share what is read of each
+        const int64_t panels = together ? last - first : 1;
+        for (int64_t from = first; from < last; from += panels)
+            for (int64_t slice = 0; slice < job_.slices; ++slice)
+                for (int64_t n = from; n < from + panels; ++n)
+                    for (int half = 0; half < 2; ++half)
+                        make_tile(words, folds, n * kBlock + half * kRows, slice, made_of(n, slice) + half * kUnit);
     }
 
     void pack(int64_t block, int64_t at) {
@@ -232,7 +260,9 @@ private:
         // The tiles of a chunk, and the sums of its columns, in each of `groups`, if they are asked for.
         const uint8_t* chunk(int64_t n, int64_t first, int64_t count, int64_t groups) {
             const uint8_t* tiles = tiles_;
-            if (m_.ready_) {
+            if (m_.made_) {
+                tiles = m_.made_of(n, first);
+            } else if (m_.ready_) {
                 tiles = static_cast<const uint8_t*>(job_.rhs.codes) + (n * job_.slices + first) * 2 * kTile;
             } else {
                 for (int64_t i = 0; i < 2 * count; ++i) m_.make_tile(words_, folds_, n * kBlock + i % 2 * kRows, first + i / 2, tiles_ + i * kUnit);
@@ -304,8 +334,8 @@ private:
                                 static_cast<uint32_t>(static_cast<const int32_t*>(job_.bias)[n * kBlock + j]));
                 if (job_.p.output.format == HOP_INT32) {
                     for (int i = 0; i < rows; ++i)
-                        std::memcpy(static_cast<int32_t*>(job_.output) + (block * kBlock + i) * job_.p.output.row_stride + n * kBlock,
-                                    sums + i * kBlock, sizeof(int32_t) * columns);
+                        store_elements(static_cast<int32_t*>(job_.output) + (block * kBlock + i) * job_.p.output.row_stride + n * kBlock,
+                                       sums + i * kBlock, columns);
                     return;
                 }
             }
@@ -370,10 +400,12 @@ private:
     // Where the codes of a panel begin, and the bytes of one of its slices, if they lie together.
     const void* source(int64_t n, int64_t slice) const {
         const hop_operand& o = job_.p.rhs;
+        if (made_) return made_of(n, slice);
         if (o.layout != HOP_TILED) return nullptr;
         return static_cast<const uint8_t*>(job_.rhs.codes) + (n * job_.slices + slice) * source_bytes();
     }
-    int64_t source_bytes() const { return is_narrow(job_.p.rhs.format) ? kTile : 2 * kTile; }
+    uint8_t* made_of(int64_t n, int64_t slice) const { return made_ + ((n - strip_) * job_.slices + slice) * 2 * kUnit; }
+    int64_t source_bytes() const { return made_ ? 2 * kUnit : is_narrow(job_.p.rhs.format) ? kTile : 2 * kTile; }
 
     void make_tile(const Words& words, BlockScales& folds, int64_t first, int64_t slice, uint8_t* out) {
         if constexpr (kInteger) {
@@ -396,5 +428,7 @@ private:
     int per_slice_ = 1;
     bool ready_, lhs_zero_, rhs_zero_;
     char* lhs_ = nullptr;
+    uint8_t* made_ = nullptr;  // the tiles of a strip of panels, from strip_ on, if they are made ahead
+    int64_t strip_ = 0;
     Side* lhs_sides_ = nullptr;
 };

@@ -31,8 +31,8 @@ _LARGEST = {torch.int8: 2**7, torch.uint8: 2**8 - 1, torch.int16: 2**15}
 _FLOAT32_TERMS = 2**24 // (2**8 * 2**7)
 # From this many multiply-adds per matrix an int8 product for each beats one batched float32 product (2 cores, AMX).
 _LARGE = 2**20
-# Up to this many multiply-adds torch._int_mm ends before the native kernels are called.
-_SMALL = 2**18
+# From this many multiply-adds, and rows, the native kernels end before torch._int_mm.
+MANY, MANY_ROWS = 2**29, 32
 # While tracing, a batch is written out as one product per matrix up to this size.
 _UNROLL = 16
 
@@ -113,7 +113,7 @@ def _weigh(parts: Tensor, dim: int, size: int) -> Tensor:
 
 def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     """(M, K) int8 or uint8 @ (K, N) int8."""
-    if _is_native(a) and a.numel() * b.shape[1] >= _SMALL:
+    if a.shape[0] >= MANY_ROWS and a.numel() * b.shape[1] >= MANY and _is_native(a):
         return native_product.int_mm(a, b)
     a, b = _readable(a, b)
     if a.is_cpu and type(a) in _REAL:

@@ -16,6 +16,7 @@ from hop._compile import OpOverload, is_plain_eager
 from hop._hop import PLAIN, Hop
 from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
 from hop.kernels import Kernel
+from hop.kernels.integer import MANY, MANY_ROWS
 
 
 class OutDtype(Hop):
@@ -102,15 +103,17 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
 
 def _int8_mm(a: Any, b: Any) -> Tensor | None:
     """The product that users call in loops, ahead of all that is general: 1.5 µs instead of 20. None unless `a` is a
-    plain int8 matrix and both have strides that torch._int_mm reads right (hop.kernels.integer.row_major).
+    plain int8 matrix, the product is none for the native kernels, and both have strides that torch._int_mm reads right
+    (hop.kernels.integer.row_major).
 
     Integers carry no gradient, so plain eager mode is all that has to hold besides."""
     if type(a) in PLAIN and type(b) in PLAIN and a.dtype is _INT8 and a.is_cpu and b.is_cpu:
         try:
-            (_, k), (outer, inner) = a.shape, b.stride()
+            (m, k), (_, n), (outer, inner) = a.shape, b.shape, b.stride()
             column_major = outer == 1 and inner == k
             row_major = inner == 1 and outer > 1 and b.is_contiguous()
-            if k > 1 and (column_major or row_major) and a.stride() == (k, 1):
+            few = m < MANY_ROWS or m * k * n < MANY
+            if few and k > 1 and (column_major or row_major) and a.stride() == (k, 1):
                 return _int_mm(a, b)
         except (RuntimeError, ValueError):  # no two int8 matrices that fit: the general path words the error
             return None
