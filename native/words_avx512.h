@@ -47,13 +47,14 @@ struct ByteWords {
 // bits(fold · m) - bits(m).
 struct Fold {
     __m512i one, half;
-    __mmask32 nonzero;
+    __mmask32 nonzero;  // words that are not to be 0
+    __mmask16 unsafe;   // quads whose numbers, but 0, would leave the exponents of normal ones
+    __mmask16 special;  // those of them whose fold is infinite or NaN: 0 does not stay 0
 };
 
 // Numbers of at most one bit after the first (Halves) take a fold of any bfloat16 numbers; others, of powers of two.
-// `safe` lanes stay so if no sum leaves the exponents of normal numbers.
 template <bool Halves>
-inline Fold fold_of(const float* numbers, __mmask16& safe) {
+inline Fold fold_of(const float* numbers) {
     constexpr int least = 17, most = 239;  // exponents: every format's numbers lie between 2^-16 and 2^15
     const __m512 fold = _mm512_loadu_ps(numbers);
     const auto words = [](__m512 x, int unit) {
@@ -63,9 +64,9 @@ inline Fold fold_of(const float* numbers, __mmask16& safe) {
     const __m512i bits = _mm512_castps_si512(fold);
     const __mmask16 nonzero = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x7fffffff));
     const __m512i above = _mm512_sub_epi32(bits, _mm512_set1_epi32(least << 23));
-    const __mmask16 outside = _mm512_mask_cmpge_epu32_mask(nonzero, above, _mm512_set1_epi32((most + 1 - least) << 23));
-    safe = static_cast<__mmask16>(safe & ~outside);
     Fold f;
+    f.unsafe = _mm512_mask_cmpge_epu32_mask(nonzero, above, _mm512_set1_epi32((most + 1 - least) << 23));
+    f.special = _mm512_mask_cmpge_epi32_mask(f.unsafe, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)), _mm512_set1_epi32(0x7f800000));
     f.one = words(fold, 0x3f80);
     f.half = Halves ? words(_mm512_mul_ps(fold, _mm512_set1_ps(1.5f)), 0x3fc0) : f.one;
     const __m512i both = _mm512_or_si512(bits, _mm512_srli_epi32(bits, 16));
@@ -119,12 +120,14 @@ private:
             return;
         }
         __m512i most = _mm512_setzero_si512();  // of magnitudes
-        __mmask16 safe = 0xffff;
+        __mmask16 unsafe = 0;
+        const __m512i magnitude = _mm512_set1_epi8(Numbers::kHalves ? 7 : 127);
         for (int first = 0; first < vectors; first += fold.vectors) {
-            const Fold f = fold_of<Numbers::kHalves>(fold.at(first), safe);
+            const Fold f = fold_of<Numbers::kHalves>(fold.at(first));
             for (int i = first; i < first + fold.vectors; ++i) {
                 const __m512i code = codes_of<Packed>(codes, i);
-                if (!Numbers::kHalves) most = _mm512_max_epu8(most, _mm512_and_si512(code, _mm512_set1_epi8(127)));
+                if (f.unsafe) unsafe |= f.special | _mm512_mask_test_epi32_mask(f.unsafe, code, magnitude);
+                if (!Numbers::kHalves) most = _mm512_max_epu8(most, _mm512_and_si512(code, magnitude));
                 words(code, e, o);
                 store512(even + i * 32, folded<Numbers::kHalves>(e, f));
                 store512(odd + i * 32, folded<Numbers::kHalves>(o, f));
@@ -133,7 +136,7 @@ private:
         // infinities, NaN and numbers that are not normal
         const bool special = !Numbers::kHalves && decoder_.special < 256 &&
                              _mm512_cmpge_epu8_mask(most, _mm512_set1_epi8(static_cast<char>(decoder_.special))) != 0;
-        if (special || safe != 0xffff) plainly<Packed>(codes, vectors, {}, fold, even, odd);
+        if (special || unsafe) plainly<Packed>(codes, vectors, {}, fold, even, odd);
     }
 
     // Codes of 4 bits less zero points of as many: differences of -15 to 15 have a table of words.

@@ -178,6 +178,18 @@ def test_all_codes():
 # ---- strides, copies, and what is declined
 
 
+def test_given_scales_of_no_power():
+    """Scales of 0, infinity and NaN that a rule brings to powers of two: by the fast path, and by each level."""
+    q, x = Quantizer(formats.E4M3, (1, -1), CurrentScaling(power_of_two=True)), torch.randn(5, 40)
+    scale = torch.tensor([[0.0], [math.inf], [math.nan], [2.0**-149], [3.0]])
+    check(q, x, {"scale": scale}, "native")
+    want = quantize_buffers.reference(str(q), x, scale, None, None, ROWWISE)
+    with native.use("off"):
+        got = hop.quantize(q, x, scale=scale)
+    for name, found, wanted in zip(q.buffers(x.shape), got.buffers().values(), want, strict=True):
+        same_bits(found, wanted, name)
+
+
 @pytest.mark.parametrize(
     "name", ["int8_row", "int8_tensor", "mxfp8", "nvfp4_row", "int8_column", "state8", "uint4_32_affine"]
 )

@@ -183,8 +183,9 @@ class FastBlocks(Blocks):
 
     def floor_power_of_two(self, x: Tensor) -> Tensor:
         """By clearing the mantissa, which a subnormal number is all of."""
-        power = (x.view(torch.int32) & -(2**_EXPONENT)).view(torch.float32)
-        return torch.where(power > 0, power, torch.where(x < 2.0**-127, 2.0**-128, 2.0**-127))
+        power = (x.clamp(max=LARGEST).view(torch.int32) & -(2**_EXPONENT)).view(torch.float32)
+        power = torch.where(power > 0, power, torch.where(x < 2.0**-127, 2.0**-128, 2.0**-127))
+        return torch.where(x == x, power, x)
 
     def once(self, scale: Tensor) -> Tensor:
         return _compile.written(scale)
