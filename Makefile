@@ -35,7 +35,7 @@ test: $(VENV)/dev ## every operator on every route once (10 minutes on two cores
 test-all: $(VENV)/dev ## the full product of operators, routes, formats and dtypes (an hour on two cores)
 	@$(PYTEST)
 
-bench: $(VENV)/dev ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
+bench: $(VENV)/dev $(VENV)/demo ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
 	@$(PY) -m benchmarks
 
 docs: $(VENV)/dev ## draw the gallery; write the tables that pages show of the code

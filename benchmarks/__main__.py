@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 import hop
-from benchmarks import cases, convolutions, native
+from benchmarks import cases, convolutions, minilm, native
 from benchmarks.timing import Row, keep_freed_memory
 from tests import pages
 
-GROUPS = [*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS]
+GROUPS = [*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS, *minilm.GROUPS]
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 PAGE = ROOT / "docs" / "performance.md"
@@ -36,7 +36,7 @@ def ratio(row: Row) -> str:
     if row.target.endswith("s"):
         unit = row.target.split()[-1]
         over = {"µs": row.over_us, "ms": row.over_us / 1e3, "s": row.over_us / 1e6}[unit]
-        return f"+{over:.2f} {unit}"
+        return f"{over:+.2f} {unit}"
     return f"{row.speedup:.2f}" if row.speedup < 10 else f"{row.speedup:.0f}"
 
 

