@@ -1,4 +1,5 @@
-"""Run the benchmarks and print a table; without names, also write it to benchmarks/results and docs/performance.md.
+"""Run the benchmarks and print a table; without names, also write it to benchmarks/results and docs/performance.md,
+and draw docs/roofline.svg.
 
 python -m benchmarks [GROUP ...]
 """
@@ -8,18 +9,16 @@ import json
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 import hop
-from benchmarks import cases, convolutions, minilm, native
+from benchmarks import cases, convolutions, minilm, native, roofline
+from benchmarks.roofline import RESULTS, ROOT
 from benchmarks.timing import Row, keep_freed_memory
 from tests import pages
 
 GROUPS = [*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS, *minilm.GROUPS]
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 PAGE = ROOT / "docs" / "performance.md"
 HEADER = f"{'':12}{'case':42}{'ours':>11}  {'peer':24}{'':>11}{'ratio':>9}  target"
 
@@ -81,12 +80,14 @@ def main() -> None:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "capability": torch.backends.cpu.get_cpu_capability(),
+            **native.limits(),
             "rows": [asdict(r) for r in rows],
         }
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         PAGE.write_text(page(PAGE.read_text()))
         print(f"wrote {RESULTS.relative_to(ROOT)} and the table of {PAGE.relative_to(ROOT)}")
+        roofline.main()
     missed = [r for r in rows if r.met is False]
     print(f"{sum(r.met is True for r in rows)} targets met, {len(missed)} missed")
 

@@ -1,6 +1,7 @@
 """The native kernels against what PyTorch offers at its best: prepacked weights, both sides' before the clock."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,30 @@ def peak_tops() -> float:
     """Tera-operations a second of the matrix unit on int8, now; 0 if there is none."""
     functions = native.library().functions
     return 0.0 if functions is None else native_product.peak()
+
+
+def limits() -> dict[str, float]:
+    """The most of several measurements of both limits of a roofline, 0 without the native kernels: the matrix unit on
+    int8, and reading the bytes of a 4096x4096 weight of int8 again and again, as the products here do."""
+    if native.library().functions is None:
+        return {"peak_tops": 0.0, "bandwidth_gbs": 0.0}
+    weight, times = torch.ones(4096, 4096, dtype=torch.int8), range(25)
+    return {
+        "peak_tops": max(native_product.peak() for _ in times),
+        "bandwidth_gbs": max(native_product.bandwidth(weight) for _ in times),
+    }
+
+
+def counted(rows: Iterable[Row], sizes: tuple[int, int, int], ours: int, peers: Sequence[int]) -> Iterator[Row]:
+    """`rows` with the operations of a product of (m, k, n) and the bytes of each side."""
+    m, k, n = sizes
+    for row, peer in zip(rows, peers, strict=True):
+        yield replace(row, operations=2 * m * k * n, bytes=ours, peer_bytes=peer)
+
+
+def moved(result: int, *factors: Tensor) -> int:
+    """The bytes of a result and of all buffers of its factors."""
+    return result + sum(factor.nbytes for factor in factors)
 
 
 # (m, k, n): what int8 takes at most, in times of the better of oneDNN's linear of uint8 and bfloat16.
@@ -58,7 +83,10 @@ def int8() -> Iterator[Row]:
 
         target = f"<= {most} times" if most else ""
         peers = [("onednn.qlinear, uint8", onednn, target), ("bfloat16 linear", bfloat16, target)]
-        for row in compare("int8 linear", f"{m}x{k}x{n}, affine row x channel, packed", ours, peers):
+        rows = compare("int8 linear", f"{m}x{k}x{n}, affine row x channel, packed", ours, peers)
+        result = 2 * m * n
+        of_peers = [moved(result, unsigned, codes, scales), moved(result, x16, w16)]
+        for row in counted(rows, (m, k, n), moved(result, x, packed), of_peers):
             tops = 2 * m * k * n / row.ours_ms / 1e9
             yield row
             if m >= 128 and row.peer.startswith("onednn") and (top := peak_tops()):
@@ -96,9 +124,12 @@ def int8_sums() -> Iterator[Row]:
 
             case = f"{m}x{k}x{n}, {layout}"
             target = f"<= {plain} times" if plain and (m > 1 or b.stride(0) == 1) else ""
-            yield from compare("int8 sums", case, ours, [("torch._int_mm", int_mm, target)])
+            both = moved(4 * m * n, a, w)
+            rows = compare("int8 sums", case, ours, [("torch._int_mm", int_mm, target)])
+            yield from counted(rows, (m, k, n), both, [both])
             target = f"<= {packed} times" if packed else ""
-            yield from compare("int8 sums", f"{case}; ours packed", ready, [("torch._int_mm", int_mm, target)])
+            rows = compare("int8 sums", f"{case}; ours packed", ready, [("torch._int_mm", int_mm, target)])
+            yield from counted(rows, (m, k, n), both, [both])
 
 
 # Formats of both factors, m, and what they take at most of bfloat16 with the weight decoded beforehand.
@@ -137,12 +168,18 @@ def floats() -> Iterator[Row]:
             def fp8(lhs: Tensor = by_row, rhs: Tensor = rowwise) -> Tensor:
                 return hop.scaled(_LINEAR, torch.bfloat16, lhs, rhs)
 
+            result = 2 * m * n
+            mine = moved(result, lhs, packed)
             peers: list[tuple[str, Any, str]] = [("bfloat16 linear", bfloat16, f"<= {target} times" if target else "")]
+            of_peers = [moved(result, x, w16)]
             if case in most:
                 peers.append(("ours, fp8 row x row", fp8, f"<= {most[case]} times"))
+                of_peers.append(moved(result, by_row, rowwise))
             if case == "bfloat16 x int4 groups":
                 peers.append(("aten int4pack mm", _int4_peer(w, x), "<= 0.75 times" if m == 1 else ""))
-            yield from compare("decoded", f"{case}, {m}x{k}x{n}, packed", ours, peers)
+                of_peers.append(mine)  # bytes of two bfloat16 for each group, ours of one float32
+            rows = compare("decoded", f"{case}, {m}x{k}x{n}, packed", ours, peers)
+            yield from counted(rows, (m, k, n), mine, of_peers)
 
 
 def _int4_peer(w: Tensor, x: Tensor) -> Any:

@@ -23,6 +23,9 @@ class Row:
     target: str = (
         ""  # ">= 0.95" for peer_ms / ours_ms, "<= 3 times" for ours_ms / peer_ms, "<= 2 µs" for ours_ms - peer_ms
     )
+    operations: int = 0  # of the product, two for each multiply-add
+    bytes: int = 0  # that ours reads and writes: codes and scales of both factors, results
+    peer_bytes: int = 0
 
     @property
     def speedup(self) -> float:

@@ -30,6 +30,16 @@ GROUP = 32  # elements with a scale of their own, beside one scale for the whole
 INK, RULER, WHOLE, GROUPED, DATA = "#1f2933", "#9aa5b1", "#c2410c", "#1d4ed8", "#e4e7eb"
 
 
+# Of pictures that matplotlib draws.
+STYLE: Any = {
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    "font.size": 9,
+    "axes.edgecolor": RULER,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
 # ---- tables
 
 
@@ -264,9 +274,7 @@ def draw(subject: Subject) -> bytes:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style: Any = dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK)
-    spines: Any = {"font.size": 9, "axes.edgecolor": RULER, "axes.spines.top": False, "axes.spines.right": False}
-    with pyplot.rc_context(style | spines):
+    with pyplot.rc_context(STYLE):
         rulers = 0.25 + 0.22 * len(subject.numbers)
         figure = pyplot.figure(figsize=(8, 3.9 + 2 * rulers), dpi=120, layout="constrained")
         grid = figure.add_gridspec(3, 2, height_ratios=(rulers, rulers, 2.6))

@@ -4,6 +4,7 @@ import unittest
 
 from parameterized import parameterized
 
+from benchmarks import roofline
 from benchmarks.__main__ import PAGE, page, ratio
 from benchmarks.timing import Row, interleaved
 
@@ -16,6 +17,7 @@ class TestRow(unittest.TestCase):
             ("many_times", Row("g", "c", 0.1, "p", 9.0, ">= 80"), True, "90"),
             ("little_over", Row("g", "c", 0.0036, "p", 0.002, "<= 2 µs"), True, "+1.60 µs"),
             ("much_over", Row("g", "c", 0.0046, "p", 0.002, "<= 2 µs"), False, "+2.60 µs"),
+            ("less", Row("g", "c", 0.001, "p", 0.002, "<= 2 µs"), True, "-1.00 µs"),
             ("milliseconds", Row("g", "c", 3.5, "p", 1.0, "<= 2 ms"), False, "+2.50 ms"),
             ("seconds", Row("g", "c", 100.0, "p", 0.0, "<= 0.15 s"), True, "+0.10 s"),
             ("times", Row("g", "c", 3.2, "p", 1.0, "<= 3 times"), False, "3.2 times"),
@@ -36,3 +38,30 @@ class TestTiming(unittest.TestCase):
 class TestPage(unittest.TestCase):
     def test_shows_the_results_on_disk(self):
         assert PAGE.read_text() == page(PAGE.read_text()), "run make bench"
+
+
+class TestRoofline(unittest.TestCase):
+    def test_points(self):
+        work = {"operations": 8_000_000_000, "bytes": 20_000_000, "peer_bytes": 40_000_000}
+        rows = [
+            Row("decoded", "fp8, packed", 4.0, "bfloat16", 8.0, **work),
+            Row("decoded", "fp8, packed", 5.0, "ours, int8", 8.0, **work),
+            Row("decoded", "fp8 of another kind", 5.0, "peak", 8.0),
+        ]
+        assert roofline.ours(rows, "decoded") == [("fp8", 400.0, 2.0)]
+        assert roofline.peers(rows) == [("bfloat16", 200.0, 1.0)]
+
+    def test_labels_cover_nothing(self):
+        points = [(float(x), 0.0) for x in range(12)]
+        spots = roofline.free_spots(points, points)
+        labels = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, spots, strict=True)]
+        width, height = roofline.LABEL
+        for i, (x, y) in enumerate(labels):
+            assert all(abs(x - a) >= width or abs(y - b) >= height for a, b in labels[:i])
+
+    def test_picture(self):
+        row = {"group": "decoded", "case": "fp8, packed", "ours_ms": 1.0, "peer": "bfloat16", "peer_ms": 1.0}
+        work = {"operations": 2_000_000_000, "bytes": 20_000_000, "peer_bytes": 40_000_000}
+        picture = roofline.draw({"rows": [row | work], "peak_tops": 6.0, "bandwidth_gbs": 30.0}).decode()
+        assert "matrix unit, int8: 6 TOPS" in picture and "ours, decoded" in picture
+        assert "make bench" in roofline.draw({"rows": [row]}).decode()
