@@ -12,21 +12,8 @@ import torch
 from torch import Tensor
 
 from hop.kernels import native
-from hop.kernels.native_product import (
-    BYTES,
-    INT4,
-    NO_MEMORY,
-    NONE,
-    PLAIN,
-    STRIDED,
-    TILED,
-    WHOLE,
-    Factor,
-    Output,
-    Scale,
-    no_scale,
-    pointer,
-)
+from hop.kernels import native_structures as c
+from hop.kernels.native_product import NO_MEMORY, pointer
 
 
 class _Description(ctypes.Structure):
@@ -46,9 +33,9 @@ class _Description(ctypes.Structure):
         ("input_strides", c_int64 * 5),
         ("weight_strides", c_int64 * 5),
         ("channels_last", c_int32),
-        ("lhs", Factor),
-        ("rhs", Factor),
-        ("output", Output),
+        ("lhs", c.Factor),
+        ("rhs", c.Factor),
+        ("output", c.Output),
     ]
 
 
@@ -76,21 +63,23 @@ class Geometry(NamedTuple):
         return (self.x[0], self.weight[0], *spatial)
 
 
-def lhs(dtype: torch.dtype, zero: int | None, by_example: bool) -> Factor:
+def lhs(dtype: torch.dtype, zero: int | None, by_example: bool) -> c.Factor:
     """An input of int8 or uint8. Zero points are stored if `zero` is None."""
-    stored = BYTES[dtype] if zero is None else NONE
-    return Factor(BYTES[dtype], STRIDED, 0, 0, zero or 0, stored, _scale(by_example), no_scale())
+    stored = c.BYTES[dtype] if zero is None else c.NONE
+    return c.Factor(c.BYTES[dtype], c.STRIDED, 0, 0, zero or 0, stored, _scale(by_example), c.no_scale())
 
 
-def rhs(by_channel: bool, tiled: bool, narrow: bool) -> Factor:
+def rhs(by_channel: bool, tiled: bool, narrow: bool) -> c.Factor:
     """A weight of int8, or of int4 in tiles."""
-    layout = TILED if tiled else STRIDED
-    return Factor(INT4 if narrow else BYTES[torch.int8], layout, 0, 0, 0, NONE, _scale(by_channel), no_scale())
+    layout = c.TILED if tiled else c.STRIDED
+    return c.Factor(
+        c.INT4 if narrow else c.BYTES[torch.int8], layout, 0, 0, 0, c.NONE, _scale(by_channel), c.no_scale()
+    )
 
 
-def _scale(by_row: bool) -> Scale:
+def _scale(by_row: bool) -> c.Scale:
     """Scales in contiguous memory, of each row or of all."""
-    return Scale(PLAIN[torch.float32], 1.0, *((1, WHOLE, 1, 0) if by_row else (WHOLE, WHOLE, 0, 0)))
+    return c.Scale(c.PLAIN[torch.float32], 1.0, *((1, c.WHOLE, 1, 0) if by_row else (c.WHOLE, c.WHOLE, 0, 0)))
 
 
 class Convolution(NamedTuple):
@@ -102,7 +91,7 @@ class Convolution(NamedTuple):
 
     def gives_codes(self) -> bool:
         """Whether it writes codes."""
-        return self.description.output.format in BYTES.values()
+        return self.description.output.format in c.BYTES.values()
 
     def empty(self, dtype: torch.dtype) -> Tensor:
         """Memory for the result."""
@@ -112,7 +101,7 @@ class Convolution(NamedTuple):
         return torch.empty((n, *spatial, channels), dtype=dtype).movedim(-1, 1)
 
 
-def describe(geometry: Geometry, lhs: Factor, rhs: Factor, output: Output) -> Convolution | str:
+def describe(geometry: Geometry, lhs: c.Factor, rhs: c.Factor, output: c.Output) -> Convolution | str:
     """The convolution, or why the kernels do not take it."""
     g, shape = geometry, geometry.output
     made = _Description(g.x[0], g.x[1], g.weight[0], g.groups)

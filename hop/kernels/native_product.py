@@ -1,7 +1,7 @@
 """Matrix products by the native kernels: a description of a call, found once, and the pointers of each.
 
 A factor is taken as a matrix of rows that are summed along, (rows, k): the left one as it is, the right one as the
-weight of a linear layer. See native/hop.h, of which the structures here are copies.
+weight of a linear layer. See native/hop.h.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ import functools
 import math
 import mmap
 from collections.abc import Callable, Sequence
-from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,101 +20,20 @@ from hop import blocks
 from hop.blocks import Block
 from hop.formats import E2M1, E4M3, E5M2, E8M0, Format, Integer, float32
 from hop.kernels import native
+from hop.kernels import native_structures as c
 from hop.layouts import Tiled
 from hop.packing import PACKED
 from hop.quantizer import Quantizer
 from hop.requantization import Division, FixedPoint, FloatMultiplier
 from hop.scaling import Given, TwoLevel
 
-NONE, _INT8, _UINT8, INT4, _UINT4, _E2M1, _E4M3, _E5M2, _E8M0, _FLOAT32, _BFLOAT16, _FLOAT16, _INT32 = range(13)
-STRIDED, TILED = range(2)
-WHOLE = 2**62
-
-PLAIN = {torch.float32: _FLOAT32, torch.bfloat16: _BFLOAT16, torch.float16: _FLOAT16, torch.int32: _INT32}
-_ITEMS = {_FLOAT32: 4, _INT32: 4, _BFLOAT16: 2, _FLOAT16: 2, _INT8: 1, _UINT8: 1}
-BYTES = {torch.int8: _INT8, torch.uint8: _UINT8}
-_FLOATS = {E2M1: _E2M1, E4M3: _E4M3, E5M2: _E5M2, E8M0: _E8M0}
-
-
-class Scale(ctypes.Structure):
-    """hop_scale"""
-
-    _fields_ = [
-        ("format", c_int32),
-        ("factor", c_float),
-        ("rows", c_int64),
-        ("ks", c_int64),
-        ("row_stride", c_int64),
-        ("k_stride", c_int64),
-    ]
-
-
-class Factor(ctypes.Structure):
-    """hop_operand"""
-
-    _fields_ = [
-        ("format", c_int32),
-        ("layout", c_int32),
-        ("row_stride", c_int64),
-        ("k_stride", c_int64),
-        ("zero", c_int32),
-        ("zero_format", c_int32),
-        ("scale", Scale),
-        ("fold", Scale),
-    ]
-
-
-class Output(ctypes.Structure):
-    """hop_output"""
-
-    _fields_ = [
-        ("format", c_int32),
-        ("bias_format", c_int32),
-        ("row_stride", c_int64),
-        ("requantize", c_int32),
-        ("low", c_int32),
-        ("high", c_int32),
-        ("zero", c_int32),
-        ("zero_format", c_int32),
-        ("bounded", c_int32),
-        ("bounds", c_float * 2),
-        ("scale_row_stride", c_int64),
-        ("scale_column_stride", c_int64),
-    ]
-
-
-class Steps(ctypes.Structure):
-    """hop_steps"""
-
-    _fields_ = [
-        ("codes", c_int64),
-        ("scale", c_int64),
-        ("zero", c_int64),
-        ("fold", c_int64),
-    ]
-
-
-class Product(ctypes.Structure):
-    """hop_product"""
-
-    _fields_ = [
-        ("m", c_int64),
-        ("n", c_int64),
-        ("k", c_int64),
-        ("lhs", Factor),
-        ("rhs", Factor),
-        ("output", Output),
-        ("batch", c_int64),
-        ("lhs_step", Steps),
-        ("rhs_step", Steps),
-        ("output_step", c_int64),
-    ]
+_FLOATS = {E2M1: c.E2M1, E4M3: c.E4M3, E5M2: c.E5M2, E8M0: c.E8M0}
 
 
 class Described(NamedTuple):
     """A quantized factor as the kernels take it: its description, and which of its buffers they read."""
 
-    factor: Factor
+    factor: c.Factor
     names: tuple[str | None, ...]  # of codes, scale, zero point and fold
     steps: tuple[int, ...] = (0, 0, 0, 0)  # bytes between the members of a batch
 
@@ -126,21 +45,21 @@ def describe(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | s
     if format is None or q.flat:
         return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
     narrow = q.format.bits in PACKED
-    layout = STRIDED
+    layout = c.STRIDED
     if isinstance(q.layout, Tiled):
         if q.layout.columns != columns or len(shape) != 2:
             return f"{q.layout} is laid out for a sum along the other dimension"
-        layout = TILED
+        layout = c.TILED
     elif q.layout is not None:
         return f"for codes, and layout={q.layout} holds numbers"
     elif narrow and (columns or shape[-1] % 2):
         return "codes of 4 bits share their bytes along the dimension that is summed, an even number of them"
-    factor = Factor(format, layout, shape[-1], 1, 0, NONE, no_scale(), no_scale())
+    factor = c.Factor(format, layout, shape[-1], 1, 0, c.NONE, c.no_scale(), c.no_scale())
     if columns:
         factor.row_stride, factor.k_stride = 1, shape[-1]
     zero = None
     if q.scale.has_zero_point():
-        zero, factor.zero_format = "zero_point", BYTES[q.format.dtype]
+        zero, factor.zero_format = "zero_point", c.BYTES[q.format.dtype]
     else:
         factor.zero = q.format.zero
     stored = {name: (scale_format, block) for name, (scale_format, block) in q.stored().items()}
@@ -152,13 +71,13 @@ def describe(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | s
         scale, fold = None, "scale"
     try:
         if scale is not None:
-            factor.scale = _scale(block, shape, columns, _FLOAT32)
+            factor.scale = _scale(block, shape, columns, c.FLOAT32)
         if fold is not None:
             of_scale = q.scale.inner if isinstance(q.scale, TwoLevel) else getattr(q.scale, "exponent", None)
-            fold_format = _FLOAT32 if of_scale is None else _FLOATS.get(of_scale)
+            fold_format = c.FLOAT32 if of_scale is None else _FLOATS.get(of_scale)
             if fold_format is None:
                 return f"for scales of E4M3 and E8M0, not {of_scale}"
-            if fold_format == _E4M3 and format != _E2M1:
+            if fold_format == c.E4M3 and format != c.E2M1:
                 return f"{q.format.name} times a scale of E4M3 has more bits than bfloat16"
             factor.fold = _scale(q.block, shape, columns, fold_format)
     except _Uneven as reason:
@@ -192,25 +111,23 @@ def describe_batch(q: Quantizer, shape: Sequence[int], columns: bool) -> Describ
 def _format(format: Format) -> int | None:
     if isinstance(format, Integer):
         if format.bits == 8:
-            return BYTES[format.dtype]
-        return (INT4 if format.dtype.is_signed else _UINT4) if format.bits == 4 else None
+            return c.BYTES[format.dtype]
+        return (c.INT4 if format.dtype.is_signed else c.UINT4) if format.bits == 4 else None
     return None if format == E8M0 else _FLOATS.get(format)  # type: ignore[arg-type]
 
 
-def plain(dtype: torch.dtype, row_stride: int, k_stride: int) -> Factor:
+def plain(dtype: torch.dtype, row_stride: int, k_stride: int) -> c.Factor:
     """A plain tensor as a factor: bfloat16, or the integers of int8 and uint8."""
-    return Factor(PLAIN.get(dtype) or BYTES[dtype], STRIDED, row_stride, k_stride, 0, NONE, no_scale(), no_scale())
+    return c.Factor(
+        c.PLAIN.get(dtype) or c.BYTES[dtype], c.STRIDED, row_stride, k_stride, 0, c.NONE, c.no_scale(), c.no_scale()
+    )
 
 
 class _Uneven(Exception):
     """Blocks that are no blocks of the matrix's rows; its text says why."""
 
 
-def no_scale() -> Scale:
-    return Scale(NONE, 1.0, WHOLE, WHOLE, 0, 0)
-
-
-def _scale(block: Block, shape: Sequence[int], columns: bool, format: int) -> Scale:
+def _scale(block: Block, shape: Sequence[int], columns: bool, format: int) -> c.Scale:
     """Scales in contiguous memory, of blocks of a tensor of `shape`."""
     sizes, counts = blocks.per_dimension(block, len(shape)), blocks.counts(shape, block)
     if columns:
@@ -227,12 +144,12 @@ def _scale(block: Block, shape: Sequence[int], columns: bool, format: int) -> Sc
     return _strided(format, (of_rows, count, counts[-1]), (sizes[-1], counts[-1], 1))
 
 
-def _strided(format: int, of_rows: tuple[int, int, int], along: tuple[int, int, int]) -> Scale:
+def _strided(format: int, of_rows: tuple[int, int, int], along: tuple[int, int, int]) -> c.Scale:
     """From the size of a block, the count of blocks and the stride along rows, and along k."""
     (rows, row_stride), (ks, k_stride) = (
-        (WHOLE, 0) if n == 1 or size == -1 else (size, stride) for size, n, stride in (of_rows, along)
+        (c.WHOLE, 0) if n == 1 or size == -1 else (size, stride) for size, n, stride in (of_rows, along)
     )
-    return Scale(format, 1.0, rows, ks, row_stride, k_stride)
+    return c.Scale(format, 1.0, rows, ks, row_stride, k_stride)
 
 
 # ---- calls
@@ -241,12 +158,12 @@ def _strided(format: int, of_rows: tuple[int, int, int], along: tuple[int, int, 
 class Call(NamedTuple):
     """A product that the kernels take."""
 
-    product: Product
+    product: c.Product
     lhs: tuple[str | None, ...]  # the buffers that they read of each factor; for a plain one, codes alone
     rhs: tuple[str | None, ...]
 
 
-def output_of(q: Quantizer, m: int, n: int) -> Output | str:
+def output_of(q: Quantizer, m: int, n: int) -> c.Output | str:
     """An output of (m, n) codes, or why the kernels do not give them."""
     rule, format = q.scale, q.format
     if not (isinstance(rule, Given) and isinstance(format, Integer) and format.bits == 8):
@@ -259,8 +176,8 @@ def output_of(q: Quantizer, m: int, n: int) -> Output | str:
     rows, columns = blocks.counts((m, n), q.block)
     if (rows not in (1, m)) or columns not in (1, n) or (rows > 1 and columns > 1):
         return f"one scale for all, for each row or for each column, not blocks of {q.block}"
-    made = Output(BYTES[format.dtype], NONE, n, convention(rule.requantize), format.low, format.high, format.zero)
-    made.zero_format = BYTES[format.dtype] if rule.has_zero_point() else NONE
+    made = c.Output(c.BYTES[format.dtype], c.NONE, n, convention(rule.requantize), format.low, format.high, format.zero)
+    made.zero_format = c.BYTES[format.dtype] if rule.has_zero_point() else c.NONE
     for bit, bound in enumerate((rule.requantize.low, rule.requantize.high)):
         if bound is not None:
             made.bounded |= 1 << bit
@@ -277,21 +194,21 @@ _CONVENTIONS: dict[type, Callable[[Any], int]] = {
 }
 
 
-def plain_output(dtype: torch.dtype, n: int) -> Output | str:
+def plain_output(dtype: torch.dtype, n: int) -> c.Output | str:
     """An output of (m, n) numbers."""
-    if dtype not in PLAIN:
+    if dtype not in c.PLAIN:
         return f"gives float32, bfloat16 and float16, not {dtype}"
-    return Output(PLAIN[dtype], NONE, n)
+    return c.Output(c.PLAIN[dtype], c.NONE, n)
 
 
 def product(
-    lhs: Described, rhs: Described, sizes: tuple[int, int, int, int], output: Output, bias: torch.dtype | None
+    lhs: Described, rhs: Described, sizes: tuple[int, int, int, int], output: c.Output, bias: torch.dtype | None
 ) -> Call | str:
     """The call for (batch, m, n, k), or why there is none."""
     batch, m, n, k = sizes
-    made = Product(m, n, k, lhs.factor, rhs.factor, output, batch, Steps(*lhs.steps), Steps(*rhs.steps))
-    made.output_step = m * n * _ITEMS[output.format]
-    made.output.bias_format = NONE if bias is None else PLAIN[bias]
+    made = c.Product(m, n, k, lhs.factor, rhs.factor, output, batch, c.Steps(*lhs.steps), c.Steps(*rhs.steps))
+    made.output_step = m * n * c.ITEMS[output.format]
+    made.output.bias_format = c.NONE if bias is None else c.PLAIN[bias]
     reason = _library().hop_product_declines(ctypes.byref(made))
     if reason is not None:
         return reason.decode()
@@ -300,7 +217,7 @@ def product(
 
 def gives_codes(call: Call) -> bool:
     """Whether it writes codes."""
-    return call.product.output.format in BYTES.values()
+    return call.product.output.format in c.BYTES.values()
 
 
 NO_MEMORY = "the native kernels found no memory for their tiles"
@@ -344,12 +261,12 @@ def run(
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_bytes(lhs: torch.dtype, rhs: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Product:
+def _of_bytes(lhs: torch.dtype, rhs: torch.dtype, sizes: tuple[int, ...], strides: tuple[int, ...]) -> c.Product:
     """The product of plain bytes, of (batch, m, n, k), from the strides of lhs along (batch, k) and of rhs along
     (batch, n, k); lhs is contiguous along k."""
     batch, m, n, k = sizes
     lhs_batch, lhs_row, rhs_batch, rhs_row, rhs_k = strides
-    made = Product(m, n, k, plain(lhs, lhs_row, 1), plain(rhs, rhs_row, rhs_k), Output(_INT32, NONE, n), batch)
+    made = c.Product(m, n, k, plain(lhs, lhs_row, 1), plain(rhs, rhs_row, rhs_k), c.Output(c.INT32, c.NONE, n), batch)
     made.lhs_step.codes, made.rhs_step.codes, made.output_step = lhs_batch, rhs_batch, 4 * m * n
     return made
 
@@ -380,9 +297,9 @@ def int_mm_tiled(a: Tensor, held: Tensor, n: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_tiles(lhs: torch.dtype, m: int, n: int, k: int) -> Product:
-    made = Product(m, n, k, plain(lhs, k, 1), plain(torch.int8, k, 1), Output(_INT32, NONE, n), 1)
-    made.rhs.layout = TILED
+def _of_tiles(lhs: torch.dtype, m: int, n: int, k: int) -> c.Product:
+    made = c.Product(m, n, k, plain(lhs, k, 1), plain(torch.int8, k, 1), c.Output(c.INT32, c.NONE, n), 1)
+    made.rhs.layout = c.TILED
     return made
 
 
@@ -424,7 +341,7 @@ def tiles(codes: Tensor, matrix: tuple[int, int], code_format: Format, layout: T
     out = _fresh(shape, dtype)
     format = _format(code_format)
     assert format is not None
-    factor = Factor(format, STRIDED, size, 1, 0, NONE, no_scale(), no_scale())
+    factor = c.Factor(format, c.STRIDED, size, 1, 0, c.NONE, c.no_scale(), c.no_scale())
     if layout.columns:
         factor.row_stride, factor.k_stride = 1, rows
     if out.numel():

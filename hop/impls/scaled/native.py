@@ -14,7 +14,7 @@ from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
-from hop.kernels import Kernel, native, native_product
+from hop.kernels import Kernel, native, native_product, native_structures
 from hop.kernels.native_product import Described
 from hop.quantizer import Quantizer
 
@@ -90,12 +90,12 @@ def _product(
     for reason in (a, b, found):
         if isinstance(reason, str):
             return reason
-    if bias is not None and bias not in native_product.PLAIN:
+    if bias is not None and bias not in native_structures.PLAIN:
         return f"for a bias in float32, bfloat16, float16 or int32, not {bias}"
     return native_product.product(a, b, (batch, m, n, left[-1]), found, bias)  # type: ignore[arg-type]
 
 
-def _output(output: Any, m: int, n: int, batched: bool) -> "native_product.Output | str":
+def _output(output: Any, m: int, n: int, batched: bool) -> "native_structures.Output | str":
     if isinstance(output, torch.dtype):
         return native_product.plain_output(output, n)
     found = native_product.output_of(output, m, n) if not batched else "gives no codes of batches"

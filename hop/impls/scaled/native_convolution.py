@@ -17,7 +17,7 @@ from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Operand, grid
 from hop.impls.scaled.products import is_transposed
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, RHS, aten
-from hop.kernels import Kernel, native, native_convolution, native_product
+from hop.kernels import Kernel, native, native_convolution, native_product, native_structures
 from hop.kernels.convolution import channels_last
 from hop.kernels.native_convolution import Convolution, Geometry
 from hop.kernels.quantize import fast_format
@@ -99,7 +99,7 @@ def _convolution(op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tup
     found = _output(output, geometry.output, unbatched)
     if isinstance(found, str):
         return found
-    found.bias_format = 0 if bias is None else native_product.PLAIN[bias[0]]
+    found.bias_format = 0 if bias is None else native_structures.PLAIN[bias[0]]
     zero = None if of_x.scale.has_zero_point() else of_x.format.zero
     return native_convolution.describe(
         geometry,
@@ -186,10 +186,10 @@ def _by_first(q: Quantizer, shape: tuple[int, ...]) -> bool | None:
     return counts[0] != 1
 
 
-def _output(output: Any, shape: tuple[int, ...], unbatched: bool) -> "native_product.Output | str":
+def _output(output: Any, shape: tuple[int, ...], unbatched: bool) -> "native_structures.Output | str":
     if isinstance(output, torch.dtype):
         return native_product.plain_output(output, shape[1])
-    found: native_product.Output | str = native_product.output_of(replace(output, block=(-1,)), 1, shape[1])
+    found: native_structures.Output | str = native_product.output_of(replace(output, block=(-1,)), 1, shape[1])
     counts = (1, *blocks.counts(shape[1:], output.block)) if unbatched else tuple(blocks.counts(shape, output.block))
     by_example, by_channel = (c == n != 1 for c, n in zip(counts, shape[:2], strict=False))
     if (by_example and by_channel) or math.prod(counts) != (shape[0] if by_example else shape[1] if by_channel else 1):
