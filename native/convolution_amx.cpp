@@ -22,6 +22,7 @@ namespace amx {
 #include "pack_rhs.h"
 #include "epilogue.h"
 #include "groups_avx512.h"
+#include "finish_avx512.h"
 #include "requantize.h"
 #include "gemm.h"
 #include "registers_amx.h"

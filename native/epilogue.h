@@ -50,34 +50,27 @@ inline void load_bias(const Job& job, int64_t first, int columns, float* bias) {
     }
 }
 
+// Whether elements of so many bytes go past the cache, which cannot hold the whole output.
+inline bool is_past_cache(const Job& job, int64_t bytes) {
+    constexpr int64_t large = 4 << 20;
+    return job.p.m * job.p.n * bytes > large;
+}
+
 // `columns` elements, all 32 of a block in most cases.
 template <class T>
-inline void store_elements(T* out, const T* elements, int columns) {
-    if (columns == kBlock) store_lines(out, elements, sizeof(T) * kBlock);
+inline void store_elements(const Job& job, T* out, const T* elements, int columns) {
+    if (columns == kBlock && is_past_cache(job, sizeof(T))) store_lines(out, elements, sizeof(T) * kBlock);
     else std::memcpy(out, elements, sizeof(T) * columns);
 }
 
-// One row of a block: y, plus the bias if there is one.
-template <bool Biased>
-inline void store_row(const Job& job, const float* y, const float* bias, int64_t at, int columns) {
-    alignas(64) float sum[kBlock];
-    alignas(64) uint16_t words[kBlock];
-    for (int j = 0; j < kBlock; ++j) sum[j] = Biased ? y[j] + bias[j] : y[j];
-    switch (job.p.output.format) {
-        case HOP_FLOAT32: return store_elements(static_cast<float*>(job.output) + at, sum, columns);
-        case HOP_BFLOAT16:
-            for (int j = 0; j < kBlock; ++j) words[j] = to_bfloat16(sum[j]);
-            break;
-        default:
-            for (int j = 0; j < kBlock; ++j) words[j] = to_float16(sum[j]);
-    }
-    store_elements(static_cast<uint16_t*>(job.output) + at, words, columns);
-}
+// What finish_rows takes of a block: `rows` of sums, or, without scales, of what they became.
+template <class Sum>
+struct FinishedRows {
+    const Sum* c;
+    int rows, columns;
+    const float *lhs, *rhs;  // scales; nullptr: none
+    const float* bias;       // nullptr: none
+    int64_t first_row, first_column;
 
-// One row of sums: (float(c) · s_lhs) · s_rhs, plus the bias.
-template <bool Biased, class Sum>
-inline void finish_row(const Job& job, const Sum* c, float scale, const float* scales, const float* bias, int64_t at, int columns) {
-    alignas(64) float y[kBlock];
-    for (int j = 0; j < kBlock; ++j) y[j] = static_cast<float>(c[j]) * scale * scales[j];
-    store_row<Biased>(job, y, bias, at, columns);
-}
+    int64_t at(const Job& job, int row) const { return (first_row + row) * job.p.output.row_stride + first_column; }
+};

@@ -334,7 +334,7 @@ private:
                                 static_cast<uint32_t>(static_cast<const int32_t*>(job_.bias)[n * kBlock + j]));
                 if (job_.p.output.format == HOP_INT32) {
                     for (int i = 0; i < rows; ++i)
-                        store_elements(static_cast<int32_t*>(job_.output) + (block * kBlock + i) * job_.p.output.row_stride + n * kBlock,
+                        store_elements(job_, static_cast<int32_t*>(job_.output) + (block * kBlock + i) * job_.p.output.row_stride + n * kBlock,
                                        sums + i * kBlock, columns);
                     return;
                 }
@@ -343,11 +343,7 @@ private:
             if (m_.gives_codes())
                 return requantize_rows(job_, sums, lhs.scale, columns_->scale, biased ? bias_ : nullptr, block * kBlock,
                                        rows, n * kBlock, columns);
-            for (int i = 0; i < rows; ++i) {
-                const int64_t at = (block * kBlock + i) * job_.p.output.row_stride + n * kBlock;
-                if (biased) finish_row<true>(job_, sums + i * kBlock, lhs.scale[i], columns_->scale, bias_, at, columns);
-                else finish_row<false>(job_, sums + i * kBlock, lhs.scale[i], columns_->scale, bias_, at, columns);
-            }
+            finish_rows<Sum>(job_, {sums, rows, columns, lhs.scale, columns_->scale, biased ? bias_ : nullptr, block * kBlock, n * kBlock});
         }
 
         void store(int64_t block, float* y, int64_t n) {
@@ -358,11 +354,7 @@ private:
                 for (float& one : ones) one = 1.f;
                 return requantize_rows(job_, y, ones, ones, biased ? bias_ : nullptr, block * kBlock, rows, n * kBlock, columns);
             }
-            for (int i = 0; i < rows; ++i, y += kBlock) {
-                const int64_t at = (block * kBlock + i) * job_.p.output.row_stride + n * kBlock;
-                if (biased) store_row<true>(job_, y, bias_, at, columns);
-                else store_row<false>(job_, y, bias_, at, columns);
-            }
+            finish_rows<float>(job_, {y, rows, columns, nullptr, nullptr, biased ? bias_ : nullptr, block * kBlock, n * kBlock});
         }
 
         bool is_biased() const {

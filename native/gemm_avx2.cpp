@@ -24,6 +24,7 @@ namespace avx2 {
 #include "pack_rhs.h"
 #include "epilogue.h"
 #include "groups_plain.h"
+#include "finish_plain.h"
 #include "requantize.h"
 #include "gemm.h"
 #include "lhs_floats.h"

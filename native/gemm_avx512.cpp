@@ -24,6 +24,7 @@ namespace avx512 {
 #include "pack_rhs.h"
 #include "epilogue.h"
 #include "groups_avx512.h"
+#include "finish_avx512.h"
 #include "requantize.h"
 #include "gemm.h"
 #include "lhs_floats.h"

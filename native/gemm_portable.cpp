@@ -19,6 +19,7 @@ namespace portable {
 #include "pack_rhs.h"
 #include "epilogue.h"
 #include "groups_plain.h"
+#include "finish_plain.h"
 #include "requantize.h"
 #include "gemm.h"
 #include "lhs_floats.h"

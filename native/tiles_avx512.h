@@ -1,5 +1,8 @@
 // Tiles with AVX-512 (F, BW, DQ, VL, VBMI, VNNI). Included in a namespace (isa.h); see tiles_portable.h for what each does.
 
+constexpr uint16_t kCounting[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                    16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+
 inline __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
 inline void store512(void* p, __m512i x) { _mm512_storeu_si512(p, x); }
 
@@ -115,8 +118,7 @@ inline void scales_of_quads(int format, const uint8_t* quads, int at, float* sca
 
 inline void split_words(const uint16_t* words, uint16_t* even, uint16_t* odd) {
     const __m512i a = load512(words), b = load512(words + 32);
-    const __m512i evens = _mm512_set_epi16(
-        62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i evens = _mm512_slli_epi16(load512(kCounting), 1);
     store512(even, _mm512_permutex2var_epi16(a, evens, b));
     store512(odd, _mm512_permutex2var_epi16(a, _mm512_add_epi16(evens, _mm512_set1_epi16(1)), b));
 }
