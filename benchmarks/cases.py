@@ -162,9 +162,9 @@ def tracing() -> Iterator[Row]:
 
 # What quantizing takes at most, in times of a copy: eager, compiled.
 _QUANTIZED = {
-    "INT8_ROW": (13, 3),
-    "MXFP8": (22, 9),
-    "NVFP4": (None, 12),
+    "INT8_ROW": (1.2, 3),
+    "MXFP8": (2, 9),
+    "NVFP4": (3, 12),
     "FP8_ROW": (None, None),
     "FP8_1X128": (None, None),
     "FP8_128X128": (None, None),
