@@ -32,7 +32,7 @@ _FLOAT32_TERMS = 2**24 // (2**8 * 2**7)
 # From this many multiply-adds per matrix an int8 product for each beats one batched float32 product (2 cores, AMX).
 _LARGE = 2**20
 # From this many multiply-adds, and rows, the native kernels end before torch._int_mm.
-MANY, MANY_ROWS = 2**29, 32
+MANY, MANY_ROWS = 2**30, 256
 # While tracing, a batch is written out as one product per matrix up to this size.
 _UNROLL = 16
 
