@@ -122,6 +122,22 @@ class TestLevels(unittest.TestCase):
                     found = scaled_oracles.ratio(linear(x, rhs), a, b, np.matmul, k)
                     assert found <= 1, f"{what} {m}x{k}x{n}: {found}"
 
+    @parameterized.expand([(level, name) for level in LEVELS for name in ("MXFP8", "MXFP8_E5M2", "MXFP4", "NVFP4")])
+    def test_blocks_of_zeros(self, level, name):
+        """Their scales are the least there are; other blocks count as ever, and what is all zeros gives zeros."""
+        torch.manual_seed(4)
+        q = presets.PRESETS[name]
+        for m in (1, 33):
+            x, w = torch.randn(m, 256), torch.randn(40, 256)
+            w[:, 32:96], w[7], x[:, 128:160] = 0, 0, 0
+            x, w = hop.quantize(q, x), hop.quantize(q, w)
+            a, b = array(hop.dequantize(x)), array(hop.dequantize(w)).T
+            with native.use(level):
+                for rhs in (w, hop.pack(w)):
+                    got = linear(x, rhs)
+                    assert scaled_oracles.ratio(got, a, b, np.matmul, 256) <= 1
+                    assert not got[:, 7].any()
+
     @parameterized.expand(LEVELS)
     def test_nasty_numbers(self, level):
         """NaN, infinities, the largest and the least codes and scales, where the meaning has them."""
@@ -224,6 +240,17 @@ class TestSafety(unittest.TestCase):
             finally:
                 torch.set_num_threads(before)
             assert all(torch.equal(y, found[0]) for y in found), f"{left} x {right}"
+
+    def test_limits(self):
+        """The two limits of a roofline, on one thread and on all."""
+        before, memory = torch.get_num_threads(), torch.ones(2**20)
+        for threads in (1, before):
+            torch.set_num_threads(threads)
+            try:
+                assert native_product.bandwidth(memory) > 0
+                assert (native_product.peak() > 0) == (native.library().level() == "amx")
+            finally:
+                torch.set_num_threads(before)
 
     def test_python_threads(self):
         """Products at the same time in several threads."""
