@@ -41,7 +41,6 @@ struct PerQuads {
 const Decoder* decoder(int format);  // of a byte or less
 const Decoder* shifted_decoder();    // of the code - 16, for codes of 4 bits less a zero point
 const float* scale_table(int format);  // the numbers of HOP_E8M0 or HOP_E4M3
-float scale_value(int format, const void* data, int64_t index);
 
 inline bool is_narrow(int format) { return format == HOP_INT4 || format == HOP_UINT4 || format == HOP_E2M1; }
 inline bool is_integer(int format) {

@@ -78,13 +78,4 @@ const float* scale_table(int format) {
     return format == HOP_E8M0 ? tables.e8m0 : tables.e4m3;
 }
 
-float scale_value(int format, const void* data, int64_t index) {
-    switch (format) {
-        case HOP_FLOAT32: return static_cast<const float*>(data)[index];
-        case HOP_E8M0:
-        case HOP_E4M3: return scale_table(format)[static_cast<const uint8_t*>(data)[index]];
-        default: return 1.f;
-    }
-}
-
 }  // namespace hop

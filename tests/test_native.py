@@ -9,6 +9,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from hop.formats import INT8, UINT8
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.plans import operand
-from hop.kernels import native, native_product
+from hop.kernels import integer, native, native_product
 from hop.requantization import Division, FixedPoint, FloatMultiplier
 from hop.scaling import Given
 from tests import scaled_oracles
@@ -122,6 +123,18 @@ class TestLevels(unittest.TestCase):
                     found = scaled_oracles.ratio(linear(x, rhs), a, b, np.matmul, k)
                     assert found <= 1, f"{what} {m}x{k}x{n}: {found}"
 
+    @parameterized.expand(LEVELS)
+    def test_few_rows_of_extreme_scales(self, level):
+        """Products in range, of factors whose codes times the others' numbers leave it."""
+        torch.manual_seed(5)
+        q = presets.MXFP8
+        for m in (1, 2, 3):
+            x = hop.quantize(q, torch.randn(m, 256) * 2.0**119)
+            w = hop.quantize(q, torch.randn(40, 256) * 2.0**-100)
+            a, b = array(hop.dequantize(x)), array(hop.dequantize(w)).T
+            with native.use(level):
+                assert scaled_oracles.ratio(linear(x, hop.pack(w)), a, b, np.matmul, 256) <= 1
+
     @parameterized.expand([(level, name) for level in LEVELS for name in ("MXFP8", "MXFP8_E5M2", "MXFP4", "NVFP4")])
     def test_blocks_of_zeros(self, level, name):
         """Their scales are the least there are; other blocks count as ever, and what is all zeros gives zeros."""
@@ -211,6 +224,20 @@ class TestLevels(unittest.TestCase):
         with native.use(level):
             got = native_product.int_mm(a, b)
         assert torch.equal(got, (a.long() @ b.long()).to(torch.int32))
+
+    def test_large_products_of_out_dtype(self):
+        """From integer.MANY multiply-adds on they are native, not with a row less; the integers are the same."""
+        torch.manual_seed(6)
+        n = k = 2048
+        rows = integer.MANY // (n * k)
+        assert rows >= integer.MANY_ROWS
+        w = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+        for m, b in itertools.product((rows, rows - 1), (w.t(), w.t().contiguous())):
+            a = torch.randint(-128, 128, (m, k), dtype=torch.int8)
+            with mock.patch.object(native_product, "int_mm", wraps=native_product.int_mm) as called:
+                got = hop.out_dtype(torch.ops.aten.mm.default, torch.int32, a, b)
+            assert called.call_count == (m == rows)
+            assert torch.equal(got, (a.double() @ b.double()).to(torch.int32))
 
     @parameterized.expand(LEVELS)
     def test_overflow(self, level):
