@@ -22,6 +22,11 @@ $(VENV)/dev: $(VENV)/base
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
+# The CuTe DSL compiles GPU kernels on machines without a GPU; it is there for Linux only.
+$(VENV)/cuda: $(VENV)/dev
+	@if [ "$$(uname)" = Linux ]; then $(PIP) --editable '.[cuda]'; fi
+	@touch $@
+
 $(VENV)/demo: $(VENV)/base
 	@$(PIP) --editable '.[demo]'
 	@touch $@
@@ -32,7 +37,7 @@ demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text,
 test: $(VENV)/dev ## every operator on every route once (10 minutes on two cores)
 	@$(PYTEST) -m "not full"
 
-test-all: $(VENV)/dev ## the full product of operators, routes, formats and dtypes (an hour on two cores)
+test-all: $(VENV)/dev $(VENV)/cuda ## the full product of operators, routes, formats, dtypes and GPU kernels (an hour on two cores)
 	@$(PYTEST)
 
 bench: $(VENV)/dev $(VENV)/demo ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
@@ -44,8 +49,9 @@ docs: $(VENV)/dev ## draw the gallery; write the tables that pages show of the c
 lint: $(VENV)/dev $(VENV)/demo ## ruff and pyright
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright
 
-gpu: $(VENV)/dev ## every operator on every route on a GPU; says so where there is none
-	@$(PY) -m pytest tests/test_routes.py --device cuda
+gpu: $(VENV)/dev $(VENV)/cuda ## every operator on every route on a GPU, its kernels checked and timed; says so where there is none
+	@status=0; $(PY) -m pytest tests/test_routes.py --device cuda || status=1; \
+	$(PY) -m benchmarks.gpu || status=1; exit $$status
 
 # The native kernels and their tests, without Python, with the sanitizers of memory and of undefined behaviour.
 SANITIZED := build/sanitized

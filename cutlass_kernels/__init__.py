@@ -1,13 +1,16 @@
-"""GPU kernels written in the CuTe DSL: they know torch tensors, dtypes and block sizes, and nothing of hop.
+"""Matrix products on GPUs, in the CuTe DSL and by others' kernels: they know torch tensors, and nothing of hop.
 
 The DSL is an optional dependency (`pip install torch-hop[cuda]`), imported when the first kernel is asked for.
 """
 
+import functools
 import importlib.util
 
 
+@functools.cache
 def missing() -> str | None:
-    """Why no kernel of this package can be compiled here, or None."""
-    if importlib.util.find_spec("cutlass") is None:
-        return "the CuTe DSL is not installed: pip install torch-hop[cuda]"
+    """Why no kernel of the CuTe DSL can be compiled or launched here, or None; imports nothing."""
+    for module, name in (("cutlass", "the CuTe DSL"), ("tvm_ffi", "apache-tvm-ffi, which launches its kernels,")):
+        if importlib.util.find_spec(module) is None:
+            return f"{name} is not installed: pip install torch-hop[cuda]"
     return None

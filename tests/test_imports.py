@@ -14,7 +14,7 @@ VALUES = (
 )
 LAYERS = {
     "hop._compile": set(),
-    "hop.kernels": {"hop._compile", "hop.copies", *VALUES},
+    "hop.kernels": {"hop._compile", "hop.copies", "cutlass_kernels", *VALUES},
     **{name: {"hop._compile", *VALUES[:i]} for i, name in enumerate(VALUES)},
     "hop.copies": {"hop._compile", *VALUES},
     "hop.sharding": {"hop._compile", "hop.copies", *VALUES},

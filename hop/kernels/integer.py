@@ -1,4 +1,4 @@
-"""Exact integer matrix products on `torch._int_mm`, for int8, uint8 and int16 operands of any strides.
+"""Exact integer matrix products of int8, uint8 and int16 operands of any strides, on `torch._int_mm` or GPU kernels.
 
 `torch._int_mm` multiplies (M, K) int8 or uint8 by (K, N) int8 into int32, exactly, modulo 2^32. Everything else is
 brought to that form by writing an operand x as int8 bytes and a constant,
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hop import _compile
-from hop.kernels import native, native_product
+from hop.kernels import gpu, native, native_product
 
 OPERANDS = frozenset({torch.int8, torch.uint8, torch.int16})
 # Tensors with values to look at and strides to rely on; while tracing, operands are of other types.
@@ -118,6 +118,8 @@ def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     a, b = _readable(a, b)
     if a.is_cpu and type(a) in _REAL:
         return torch._int_mm(a, b)
+    if gpu.takes(a):
+        return gpu.mm(a, b, torch.int32)
     (m, k), n = a.shape, b.shape[1]
     if a.is_cuda:  # torch._int_mm wants more than 16 rows there, and K and N that are multiples of 8
         if m == 0 or k == 0 or n == 0:
@@ -155,6 +157,8 @@ def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
     """(B, M, K) int8 or uint8 @ (B, K, N) int8."""
     if _is_native(a):
         return native_product.int_mm(a, b)
+    if gpu.takes(a):
+        return gpu.mm(a, b, torch.int32)
     batch, m, k = a.shape
     n = b.shape[2]
     eager = type(a) in _REAL

@@ -16,7 +16,7 @@ from hop._compile import OpOverload
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import BiasedConvolution, Product, as_convolution, as_product
 from hop.impls.out_dtype.promotion import FLOAT8, common_dtype, is_integer
-from hop.kernels import Kernel, convolution, float8, integer
+from hop.kernels import Kernel, convolution, float8, gpu, integer
 
 
 class Call(NamedTuple):
@@ -151,8 +151,25 @@ def _run_float8(call: Call) -> Tensor:
     return product.complete(multiply(lhs, rhs)).to(call.output_dtype)
 
 
+def _declines_gpu(call: Call) -> str | None:
+    product: Product = call.form
+    if not gpu.takes(product.lhs):
+        return "for GPUs, in eager mode and programs that are compiled for this process"
+    if {product.lhs.dtype, product.rhs.dtype} - {torch.float8_e4m3fn, torch.float8_e5m2}:
+        return f"operands are {product.lhs.dtype} and {product.rhs.dtype}; takes float8_e4m3fn and float8_e5m2"
+    if call.common is not torch.float32 or product.lhs.dim() != 2:
+        return f"for two matrices, and the common dtype float32; got {product.lhs.dim()} dimensions, {call.common}"
+    return gpu.declines(gpu.product(product.lhs, product.rhs, torch.float32))
+
+
+def _run_gpu(call: Call) -> Tensor:
+    product: Product = call.form
+    return product.complete(gpu.mm(product.lhs, product.rhs, torch.float32)).to(call.output_dtype)
+
+
 _PRODUCT_KERNELS = (
     Kernel("integer product", _declines_product, _run_product),
+    Kernel("GPU product", _declines_gpu, _run_gpu),
     Kernel("float8 by table", _declines_float8, _run_float8),
 )
 _CONVOLUTION_KERNELS = (Kernel("integer convolution", _declines_convolution, _run_convolution),)

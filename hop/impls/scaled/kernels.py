@@ -1,6 +1,7 @@
 """The kernels of scaled, in the order in which they are asked: the fastest ways through PyTorch's own operators.
 
 native product      the native kernels, on the CPU, where they were built (native.py); native convolution
+GPU product         the kernels of cutlass_kernels, on GPUs (gpu.py)
 integer product     torch._int_mm on codes; zero points become corrections of its sums
 bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
 rows                an embedding that dequantizes the rows that it takes
@@ -18,10 +19,11 @@ from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
 from hop.impls.scaled.exact import requantized, with_bias
+from hop.impls.scaled.gpu import GPU
 from hop.impls.scaled.native import NATIVE
 from hop.impls.scaled.native_convolution import NATIVE_CONVOLUTION
 from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
-from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, product
+from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, zeros
 from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS
 from hop.kernels import Kernel, integer
 from hop.kernels.quantize import fast, fast_format
@@ -80,10 +82,10 @@ def _run_integers(call: Call) -> Any:
     if form.lhs.dim() == 3:
         total = integer.bmm(form.lhs, form.rhs)
     else:
-        of_columns = _zeros(rhs, call.roles.rhs_sums)
+        of_columns = zeros(rhs, call.roles.rhs_sums)
         if isinstance(of_columns, Tensor) and call.roles.rhs_sums == -1:
             of_columns = of_columns.mT
-        total = _corrected(form, _zeros(lhs, -1), of_columns)
+        total = _corrected(form, zeros(lhs, -1), of_columns)
     column = group_scale(rhs, call.roles.rhs_sums, 0)
     column = column.squeeze(-1) if call.roles.rhs_sums == -1 else column
     return _epilogue(call, Sum(form.finish(total), group_scale(lhs, -1, 0), column))
@@ -132,7 +134,7 @@ def _run_groups(call: Call) -> Any:
     scales = []
     for start, length, of_lhs, of_rhs in found:
         of_rows, of_columns = group_scale(lhs, -1, of_lhs), group_scale(rhs, along, of_rhs)
-        of_rows = of_rows.reshape(1, 1) if _is_one(of_rows) else of_rows.expand([*lead, 1]).reshape(-1, 1)
+        of_rows = of_rows.reshape(1, 1) if is_one(of_rows) else of_rows.expand([*lead, 1]).reshape(-1, 1)
         of_columns = of_columns.mT if along == -1 else of_columns
         scales.append((start, length, of_rows.contiguous(), of_columns.contiguous()))
     eager = _compile.is_plain_eager()
@@ -166,22 +168,6 @@ def _cut(a: Tensor, b: Tensor, start: int, length: int | None) -> tuple[Tensor, 
 
 
 # ---- zero points
-
-
-def _zeros(operand: Grid, along: int) -> Tensor | int:
-    """The zero point of each row or column, as a column or a row of int32; 0 if there is none."""
-    if isinstance(operand.zero, int):
-        return operand.zero
-    dim = len(operand.block) + along
-    block = tuple(-1 if d == dim else b for d, b in enumerate(operand.block))
-    zero = spread(operand.zero, block, operand.codes.shape).to(torch.int32)
-    if _is_one(zero):
-        return zero.reshape(1, 1)
-    return zero if zero.dim() == 2 else zero.expand([*operand.codes.shape[:-1], 1]).reshape(-1, 1)
-
-
-def _is_one(x: Tensor) -> bool:
-    return all(_compile.known_equal(n, 1) for n in x.shape)
 
 
 def _corrected(form: Product, row_zero: Tensor | int, column_zero: Tensor | int) -> Tensor:
@@ -368,6 +354,7 @@ BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
     NATIVE,
     NATIVE_CONVOLUTION,
+    GPU,
     INTEGERS,
     Kernel("integer groups", _declines_groups, _run_groups),
     BFLOAT16,

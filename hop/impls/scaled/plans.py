@@ -19,17 +19,18 @@ from hop._hop import PLAIN
 from hop.blocks import per_dimension
 from hop.formats import Float, Integer
 from hop.impls.out_dtype.arguments import describe
-from hop.impls.scaled import exact, kernels
+from hop.impls.scaled import exact, gpu, kernels
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.native import product
 from hop.impls.scaled.native_convolution import convolution
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, OTHER, RHS, ROLES, aten
+from hop.kernels import gpu as gpu_kernels
 from hop.kernels import native, native_convolution, native_product
 from hop.kernels.float8 import decode
 from hop.layouts import Decoded
 from hop.quantizer import Quantizer
-from hop.scaling import AbsMean, Amax, Given, MinMax, TwoLevel
+from hop.scaling import AbsMean, Amax, BlockScaling, CurrentScaling, Given, MinMax, TwoLevel
 from hop.tensor import QuantizedTensor
 
 Plan = Callable[..., Any]
@@ -277,6 +278,51 @@ def _are_buffers(call: Call, shape: Sequence[int]) -> bool:
     return same and (format.low, format.high) == (info.min, info.max)  # type: ignore[union-attr]
 
 
+# ---- linear and mm by the GPU kernels
+
+
+def _gpu(op: Any, output: Any, args: tuple[Any, ...]) -> Plan | None:
+    """kernels.GPU for factors that are multiplied as they lie: 8-bit codes with scales in float32."""
+    if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3) or output not in gpu.REALS:
+        return None
+    lhs, rhs = args[:2]
+    simple = all(isinstance(x, _QUANTIZED) and _lies_plainly(x.quantizer, x.usages) for x in (lhs, rhs))
+    if not simple or lhs.dim() != 2 or not isinstance(asked := gpu.asked(call(op, output, args)), gpu.Asked):
+        return None
+    transposed, general, p = op is aten.linear.default, _general(op, output, kernels.GPU), asked.product
+    if (p.lhs_scale.numel(), p.rhs_scale.numel()) != (lhs.scale.numel(), rhs.scale.numel()):  # one for several rows
+        return None
+    multiply, layouts = gpu_kernels.prepared(p), (p.lhs.stride(), p.rhs.stride())
+    blocks = p.scaling == "block"
+    of_lhs, of_rhs = (x.quantizer.scale.has_zero_point() for x in (lhs, rhs))
+
+    def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
+        a, b, of_columns = lhs.codes, rhs.codes, rhs.scale
+        if transposed:
+            b = b.t()
+            of_columns = of_columns.t() if blocks else of_columns
+        if (a.stride(), b.stride()) != layouts:
+            return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
+        fused = {"lhs_scale": lhs.scale, "rhs_scale": of_columns}
+        if of_lhs:
+            fused["lhs_zero"] = lhs.zero_point
+        if of_rhs:
+            fused["rhs_zero"] = rhs.zero_point
+        if bias is not None:
+            fused["bias"] = bias
+        return multiply(a, b, output, **fused)
+
+    return run
+
+
+def _lies_plainly(q: Quantizer, usages: tuple[str, ...]) -> bool:
+    """Whether a factor's buffers are what the GPU kernels read."""
+    is_plain = isinstance(q.format, Integer | Float) and q.per_byte() == 1 and q.layout is None and not q.flat
+    own_zero = isinstance(q.format, Integer) and q.format.zero != 0 and not q.scale.has_zero_point()
+    is_step = type(q.scale) in (*_SIMPLE, CurrentScaling, BlockScaling)
+    return is_plain and not own_zero and is_step and usages == (copies.ROWWISE,) and q.hadamard is None
+
+
 # ---- linear and mm of 8-bit integers
 
 
@@ -409,6 +455,7 @@ def _is_simple(q: Quantizer, usages: tuple[str, ...]) -> bool:
 _DIRECT = {
     kernels.NATIVE: _native,
     kernels.NATIVE_CONVOLUTION: _convolution,
+    kernels.GPU: _gpu,
     kernels.INTEGERS: _integers,
     kernels.BFLOAT16: _bfloat16,
 }

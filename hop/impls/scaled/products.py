@@ -164,6 +164,22 @@ def group_scale(operand: Grid, along: int, group: int) -> Tensor:
     return spread(step, block, operand.codes.shape)
 
 
+def zeros(operand: Grid, along: int) -> Tensor | int:
+    """The zero point of each row or column, as a column or a row of int32; 0 if there is none."""
+    if isinstance(operand.zero, int):
+        return operand.zero
+    dim = len(operand.block) + along
+    block = tuple(-1 if d == dim else b for d, b in enumerate(operand.block))
+    zero = spread(operand.zero, block, operand.codes.shape).to(torch.int32)
+    if is_one(zero):
+        return zero.reshape(1, 1)
+    return zero if zero.dim() == 2 else zero.expand([*operand.codes.shape[:-1], 1]).reshape(-1, 1)
+
+
+def is_one(x: Tensor) -> bool:
+    return all(_compile.known_equal(n, 1) for n in x.shape)
+
+
 def batch_scale(x: Grid) -> Tensor:
     """The scale of a convolution's input, of one for each example at most."""
     return spread(x.step, x.block, x.codes.shape)

@@ -1,0 +1,224 @@
+"""Cases in a process of their own, which may fail, die or hang without harm to the rest.
+
+python -m benchmarks.isolated GROUP DESCRIPTOR SKIP SECONDS
+
+A group is "module:function" or "module:function:argument:...": a function that gives names and calls. The child says
+over a pipe what it begins and what came of it. An error of a GPU poisons its process, and a kernel that never ends
+cannot be stopped in it, so the parent ends such a child, and starts another one with the case after it.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+Cases = Iterable[tuple[str, Callable[[], Any]]]
+ROOT = Path(__file__).parents[1]
+# What a case may raise; all else ends the process, which the parent then reports.
+_ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError)
+_ERRORS = (*_ERRORS, ValueError)
+_POISONED = 3  # the exit status of a child whose GPU answers with errors
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case: "passed" with a value, "failed", "hung" or "died" with an error, or "skipped"."""
+
+    group: str
+    case: str
+    state: str
+    value: Any = None
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_bad(self) -> bool:
+        return self.state in ("failed", "hung", "died")
+
+
+# ---- the parent
+
+
+def run(group: str, deadline: float, *, patience: float = 60.0, restarts: int = 4) -> Iterator[Outcome]:
+    """The outcomes of a group's cases as they come.
+
+    Args:
+        deadline: time.monotonic() after which no case is begun; skipped ones have one outcome together.
+        patience: seconds that a case may take, and the start of a process.
+        restarts: of the process, after a case that ended it; then the rest of the group is given up.
+    """
+    done, is_over = 0, False
+    for _ in range(restarts + 1):
+        done, is_over = yield from _attempt(group, done, deadline, patience)
+        if is_over:
+            return
+    yield Outcome(group, f"from case {done} on", "skipped", error="too many cases ended the process")
+
+
+def together(groups: Sequence[str], deadline: float, *, workers: int = 1, **options: Any) -> Iterator[Outcome]:
+    """The outcomes of several groups, `workers` of them at a time, the first ones first."""
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    seen: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+    for group in groups:
+        waiting.put(group)
+
+    def work() -> None:
+        try:
+            while True:
+                for outcome in run(waiting.get_nowait(), deadline, **options):
+                    seen.put(outcome)
+        except queue.Empty:
+            pass
+        finally:
+            seen.put(None)
+
+    workers = min(workers, len(groups))
+    for _ in range(workers):
+        threading.Thread(target=work, daemon=True).start()
+    while workers:
+        outcome = seen.get()
+        if outcome is None:
+            workers -= 1
+        else:
+            yield outcome
+
+
+_START, _BETWEEN = "(start)", "(between cases)"
+_GRACE = 15.0  # seconds after the deadline that a case may still take
+
+
+def _attempt(group: str, skip: int, deadline: float, patience: float) -> Generator[Outcome, None, tuple[int, bool]]:
+    """Outcomes of one child; gives how many cases are behind it, and whether there is nothing left to do."""
+    reader, writer = os.pipe()
+    seconds = deadline - time.monotonic()
+    command = [sys.executable, "-m", "benchmarks.isolated", group, str(writer), str(skip), str(seconds)]
+    with tempfile.TemporaryFile("w+b") as log, os.fdopen(reader, "rb", 0) as pipe:
+        child = subprocess.Popen(command, cwd=ROOT, pass_fds=(writer,), stdout=log, stderr=log, start_new_session=True)
+        os.close(writer)
+        case, begun, done = _START, time.monotonic(), skip
+        try:
+            for message in _messages(pipe, deadline, patience):
+                spent = time.monotonic() - begun
+                if message is None:
+                    error = f"nothing was heard for {spent:.0f} s. {_end_of(log)}"
+                    yield Outcome(group, case, "hung", error=error, seconds=spent)
+                    return done + 1, case == _START
+                if "begin" in message:
+                    case, begun = message["begin"], time.monotonic()
+                elif "skipped" in message:
+                    yield Outcome(group, f"{message['skipped']} cases", "skipped", error="no time was left")
+                    return done, True
+                elif "end" in message:
+                    return done, True
+                else:
+                    state, done = ("failed" if message["error"] else "passed"), done + 1
+                    yield Outcome(group, case, state, message["value"], message["error"], spent)
+                    case, begun = _BETWEEN, time.monotonic()
+                    if message["poisoned"]:
+                        return done, False
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=5)
+            error = f"the process ended with status {child.poll()}. {_end_of(log)}"
+            yield Outcome(group, case, "died", error=error, seconds=time.monotonic() - begun)
+            return done + (case != _BETWEEN), case == _START
+        finally:
+            _end(child)
+
+
+def _messages(pipe: IO[bytes], deadline: float, patience: float) -> Iterator[dict[str, Any] | None]:
+    """What a child says; None once it said nothing for `patience` seconds, or less near the end of all time."""
+    rest = b""
+    while True:
+        left = max(1.0, deadline + _GRACE - time.monotonic())
+        if not select.select([pipe], [], [], min(patience, left))[0]:
+            yield None
+            return
+        read = os.read(pipe.fileno(), 1 << 16)
+        if not read:
+            return
+        *lines, rest = (rest + read).split(b"\n")
+        yield from (json.loads(line) for line in lines)
+
+
+def _end_of(log: IO[bytes], size: int = 600) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - size))
+    return log.read().decode(errors="replace").strip()
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a child and what it started. One that waits for a GPU may not end at once; it is not waited for."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=5)
+
+
+# ---- the child
+
+
+def main(group: str, descriptor: str, skip: str, seconds: str) -> int:
+    deadline = time.monotonic() + float(seconds)
+    with os.fdopen(int(descriptor), "w", 1) as pipe:
+
+        def say(**message: Any) -> None:
+            pipe.write(json.dumps(message) + "\n")
+
+        cases = list(cases_of(group))
+        for done, (name, call) in enumerate(cases):
+            if done < int(skip):
+                continue
+            if time.monotonic() > deadline:
+                say(skipped=len(cases) - done)
+                return 0
+            say(begin=name)
+            try:
+                value, error = call(), ""
+            except _ERRORS as raised:
+                value, error = None, _shown(raised)
+            poisoned = bool(error) and _is_poisoned()
+            say(value=value, error=error, poisoned=poisoned)
+            if poisoned:
+                return _POISONED
+        say(end=True)
+    return 0
+
+
+def cases_of(group: str) -> Cases:
+    module, function, *arguments = group.split(":")
+    return getattr(importlib.import_module(module), function)(*arguments)
+
+
+def _shown(error: BaseException) -> str:
+    """The error, and the line of ours that it came from."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(ROOT)]
+    at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {str(error)[:800]}{at}"
+
+
+def _is_poisoned() -> bool:
+    """Whether the GPU of this process answers with errors from now on."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""The forms of products that kernels are compiled for ahead of time: dtypes, and what is fused, each with every tile.
+
+Other combinations are compiled when they are first asked for.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from cutlass_kernels.tiles import TILES
+from cutlass_kernels.variants import Variant
+
+S8, U8, E4M3, E5M2 = torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2
+S32, F32, BF16, F16 = torch.int32, torch.float32, torch.bfloat16, torch.float16
+
+
+def _form(lhs: torch.dtype, rhs: torch.dtype, out: torch.dtype, **fused: object) -> Variant:
+    return Variant(lhs, rhs, out, TILES[0], **fused)  # type: ignore[arg-type]
+
+
+FORMS: tuple[Variant, ...] = (
+    # sums alone
+    *(_form(lhs, rhs, S32) for lhs in (S8, U8) for rhs in (S8, U8)),
+    _form(S8, S8, S32, batched=True),
+    # rows by columns
+    *(_form(S8, S8, out, scales="vector") for out in (BF16, F16, F32)),
+    *(_form(S8, S8, out, scales="vector", bias=out) for out in (BF16, F32)),
+    _form(S8, S8, BF16, scales="vector", bias=S32),
+    # zero points
+    _form(S8, S8, BF16, scales="vector", lhs_zero=S8),
+    _form(U8, S8, BF16, scales="vector", lhs_zero=U8, bias=BF16),
+    _form(S8, S8, BF16, scales="vector", rhs_zero=S8),
+    _form(U8, U8, F32, scales="vector", lhs_zero=U8, rhs_zero=U8, bias=F32),
+    # codes
+    _form(S8, S8, S8, scales="vector", requantize="division"),
+    _form(S8, S8, S8, scales="vector", requantize="multiplier", out_zero=S32),
+    _form(S8, S8, S8, scales="vector", lhs_zero=S8, bias=F32, requantize="division", out_zero=S8, bounded=True),
+    _form(U8, S8, U8, scales="vector", lhs_zero=U8, bias=S32, requantize="multiplier", out_zero=U8, bounded=True),
+    # floats
+    *(_form(lhs, rhs, F32, promoted=True) for lhs in (E4M3, E5M2) for rhs in (E4M3, E5M2)),
+    *(_form(E4M3, E4M3, out, scales="vector", promoted=True) for out in (BF16, F16, F32, E4M3, E5M2)),
+    _form(E4M3, E4M3, BF16, scales="vector", promoted=True, bias=BF16),
+    _form(E5M2, E4M3, BF16, scales="vector", promoted=True),
+    _form(E4M3, E4M3, BF16, scales="vector"),
+    _form(E4M3, E4M3, F32),
+    # blocks of 128
+    _form(E4M3, E4M3, BF16, scales="block"),
+    _form(E4M3, E4M3, F32, scales="block", bias=F32),
+    _form(E5M2, E4M3, BF16, scales="block"),
+)
+
+
+def variants() -> Iterator[Variant]:
+    """Every form with every tile that it can have."""
+    for form in FORMS:
+        for tile in TILES:
+            v = replace(form, tile=tile, tma=not tile.swap)
+            if v.declines() is None:
+                yield v

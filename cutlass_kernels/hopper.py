@@ -1,0 +1,207 @@
+"""Products on Hopper by our own kernel: which variant, how its arguments are brought into form, and its launch."""
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutlass_kernels import cache as kept
+from cutlass_kernels import tiles, tune
+from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
+from cutlass_kernels.variants import Tile, Variant, longest
+
+TARGET = "sm_90a"
+
+
+def declines(p: Product) -> str | None:
+    """Why the kernel does not take a product, or None."""
+    types = {p.lhs.dtype, p.rhs.dtype}
+    if not (types <= {*INTEGERS} or types <= {*FLOATS}):
+        return (
+            f"multiplies two of int8 and uint8, or of float8_e4m3fn and float8_e5m2, not {p.lhs.dtype} by {p.rhs.dtype}"
+        )
+    if p.is_integer and p.k > longest(p.lhs.dtype, p.rhs.dtype):
+        return (
+            f"K = {p.k}: from K = {longest(p.lhs.dtype, p.rhs.dtype) + 1} on, sums could saturate where they must wrap"
+        )
+    if max(p.m, p.n, p.k) >= 2**31:
+        return f"sizes must be below 2^31, got {(p.m, p.n, p.k)}"
+    if p.lhs.dim() == 3 and set(_given(p)) - {"lhs", "rhs"}:
+        return "a batch of products with scales, zero points or a bias"
+    if p.global_scale is not None or p.scaling == "group":
+        return "Hopper multiplies no groups with scales of their own"
+    variant = variant_of(p, tiles.SMALLEST)
+    return variant if isinstance(variant, str) else None
+
+
+def _given(p: Product) -> list[str]:
+    return [name for name in vars(p) if isinstance(getattr(p, name), Tensor)]
+
+
+def variant_of(p: Product, tile: Any = None) -> Variant | str:
+    """The variant for a product, with a tile of one's own or the one that suits its shape; or why there is none."""
+    blockwise = p.scaling == "block"
+
+    def made(tile: Any) -> Variant:
+        return Variant(
+            lhs=p.lhs.dtype,
+            rhs=p.rhs.dtype,
+            out=p.out,
+            tile=tile,
+            batched=p.lhs.dim() == 3,
+            scales=p.scaling,
+            **{
+                name: t.dtype
+                for name in ("lhs_zero", "rhs_zero", "bias", "out_zero")
+                if (t := getattr(p, name)) is not None
+            },
+            requantize=p.requantize,
+            bounded=p.low is not None or p.high is not None,
+            promoted=not p.is_integer and not blockwise and not p.fast and p.k > BLOCK,
+            tma=not tile.swap and p.n * p.out.itemsize % 16 == 0,
+        )
+
+    if tile is not None:
+        found = made(tile)
+        return found.declines() or found
+    fitting = [v for v in map(made, tiles.TILES) if v.declines() is None]
+    if not fitting:
+        return made(tiles.SMALLEST).declines() or "no tile fits"
+    return tune.measured(fitting, p) or tiles.best(fitting, p.m, p.n, p.k, multiprocessors(p.lhs.device))
+
+
+# ---- compiling
+
+
+def build(variant: Variant, options: str = "") -> Any:
+    """Compile a variant; no GPU is needed."""
+    import cutlass.cute as cute
+
+    from cutlass_kernels.gemm_sm90 import Gemm
+
+    return cute.compile(Gemm(variant), *_described(variant), options=f"--gpu-arch {TARGET} --enable-tvm-ffi {options}")
+
+
+def compiled(variant: Variant) -> Callable[..., None]:
+    return kept.kernel(variant.name, TARGET, lambda: build(variant))
+
+
+def _described(v: Variant) -> tuple[Any, ...]:
+    """The arguments of a kernel without their data: dtypes, strides, alignments, and which sizes are alike."""
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+    from cutlass_kernels.gemm_sm90 import TYPES
+
+    m, n, k, batch = (cute.sym_int32() for _ in range(4))
+
+    def matrix(dtype: torch.dtype, shape: tuple[Any, Any], inner: int, aligned: bool) -> Any:
+        size, align = dtype.itemsize, 16 if aligned else dtype.itemsize
+        strides = [cute.sym_int64(divisibility=align // size)] * 2
+        strides[inner] = 1
+        lead, own = ((batch,), (cute.sym_int64(divisibility=align // size),)) if v.batched else ((), ())
+        return make_fake_tensor(TYPES[dtype], (*lead, *shape), (*own, *strides), assumed_align=align)
+
+    def beside(name: str) -> Any:
+        dtype = v.dtype_of(name)
+        if v.in_blocks(name):
+            strides = (cute.sym_int64(), cute.sym_int64())
+            return make_fake_tensor(TYPES[dtype], (cute.sym_int32(), cute.sym_int32()), strides, assumed_align=4)
+        return make_fake_tensor(TYPES[dtype], (cute.sym_int32(),), (1,), assumed_align=dtype.itemsize)
+
+    return (
+        matrix(v.lhs, (m, k), 1, True),
+        matrix(v.rhs, (k, n), 0, True),
+        matrix(v.out, (m, n), 1, v.tma),
+        tuple(beside(name) for name in v.vectors) or None,
+        (cutlass.Float32(0), cutlass.Float32(0)) if v.bounded else None,
+        cutlass.Int32(1),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
+# ---- a call
+
+
+def run(p: Product) -> Tensor:
+    """The product, on its device and the current stream."""
+    out = p.out
+    fused = {f.name: value for f in fields(p)[3:] if (value := getattr(p, f.name)) != f.default}
+    return plan(p)(p.lhs, p.rhs, out, **fused)
+
+
+def plan(p: Product, tile: Tile | None = None) -> Callable[..., Tensor]:
+    """What runs products with the dtypes, shapes and strides of `p`."""
+    variant = variant_of(p, tile)
+    if isinstance(variant, str):
+        raise NotImplementedError(f"no Hopper kernel takes this product: {variant}")
+    kernel, shape, count = compiled(variant), (*p.lhs.shape[:-1], p.n), multiprocessors(p.lhs.device)
+    readers = [_reader(variant, name) for name in variant.vectors]
+    bounds = None
+    if variant.bounded:
+        bounds = (-math.inf if p.low is None else p.low, math.inf if p.high is None else p.high)
+    lhs_is_ready, rhs_is_ready = is_ready(p.lhs), is_ready(p.rhs.mT)
+
+    def run(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
+        out = torch.empty(shape, dtype=out_dtype, device=lhs.device)
+        vectors = tuple([read(lhs, rhs, fused) for read in readers]) or None
+        a = lhs if lhs_is_ready and lhs.data_ptr() % 16 == 0 else ready(lhs)
+        b = rhs if rhs_is_ready and rhs.data_ptr() % 16 == 0 else ready(rhs.mT).mT
+        kernel(a, b, out, vectors, bounds, count)
+        return out
+
+    return run
+
+
+def is_ready(x: Tensor) -> bool:
+    """Whether the copy engine takes a factor as its strides are: K innermost, the others in steps of 16 bytes."""
+    k, (*others, last) = x.shape[-1], x.stride()
+    return last == 1 and k % 16 == 0 and k > 0 and all(s % 16 == 0 and s > 0 for s in others) and others[-1] >= k
+
+
+def ready(x: Tensor) -> Tensor:
+    """A factor in the form of `is_ready`, at an address in steps of 16 bytes; what is not is copied.
+
+    K is filled up with zeros, which add nothing to a sum."""
+    k = x.shape[-1]
+    if k % 16 or k == 0:
+        return torch.nn.functional.pad(x, (0, 16 - k % 16))
+    copied = x.clone(memory_format=torch.contiguous_format)
+    return copied.as_strided(x.shape, [math.prod(x.shape[i + 1 :]) for i in range(x.dim())])
+
+
+def _reader(variant: Variant, name: str) -> Callable[[Tensor, Tensor, dict[str, Any]], Tensor]:
+    """What finds a vector of a kernel among the arguments of a product."""
+    if variant.in_blocks(name):
+        return lambda lhs, rhs, fused: fused[name]
+    if name == "rhs_sum":
+        return lambda lhs, rhs, fused: _flat(column_sums(rhs) if fused.get(name) is None else fused[name])
+    if name == "lhs_rest":
+        return lambda lhs, rhs, fused: row_rests(lhs, fused.get("lhs_zero"))
+    return lambda lhs, rhs, fused: _flat(fused[name])
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x if x.dim() == 1 and x.is_contiguous() else x.reshape(-1).contiguous()
+
+
+def column_sums(rhs: Tensor) -> Tensor:
+    """(N,) int32, Σ_k rhs."""
+    return rhs.sum(-2, dtype=torch.int32)
+
+
+def row_rests(lhs: Tensor, lhs_zero: Tensor | None) -> Tensor:
+    """(M,) int32, Σ_k (lhs - lhs_zero)."""
+    sums = lhs.sum(-1, dtype=torch.int32)
+    return sums if lhs_zero is None else sums - lhs.shape[-1] * lhs_zero.reshape(-1).to(torch.int32)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; an H200's where there is none."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

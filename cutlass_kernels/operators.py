@@ -1,0 +1,139 @@
+"""The leaf operator: a matrix product on a GPU, with scales, zero points, bias and requantization fused into it.
+
+    cutlass_kernels::mm(lhs, rhs, out_dtype, ...) -> Tensor
+
+It stands in graphs as any operator of PyTorch, has no gradient of its own, and is captured in CUDA graphs. Routes are
+asked in order, and the first that takes a product runs it:
+
+    hopper     our own kernel, on compute capability 9.0
+    registry   NVIDIA's kernels from cutlass.operators, on Blackwell
+    public     PyTorch's own operators, on anything
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutlass_kernels import checks, hopper, missing, public, registry, tune
+from cutlass_kernels.product import Product
+
+_library = torch.library.Library("cutlass_kernels", "DEF")
+_library.define(
+    "mm(Tensor lhs, Tensor rhs, ScalarType out_dtype, *, Tensor? lhs_scale=None, Tensor? rhs_scale=None, "
+    "Tensor? lhs_zero=None, Tensor? rhs_zero=None, Tensor? rhs_sum=None, Tensor? bias=None, Tensor? out_scale=None, "
+    "Tensor? out_zero=None, str requantize='', float? low=None, float? high=None, Tensor? global_scale=None, "
+    "bool fast=False) -> Tensor",
+    tags=(torch.Tag.needs_exact_strides,),  # which say whether the copy engine reads a factor where it lies
+)
+_NAMES = tuple(f.name for f in fields(Product))
+
+
+def mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
+    """A matrix product of 8-bit or 4-bit numbers on a GPU.
+
+    Args:
+        lhs, rhs, out_dtype, fused: the fields of `Product`, `out_dtype` being its `out`.
+
+    Returns:
+        ([B,] M, N) in `out_dtype`, contiguous. Sums of integers are exact, modulo 2^32; what follows is computed in
+        float32, each operation rounded by itself.
+
+    Raises:
+        TypeError, ValueError: an argument has a dtype, shape or device that Product does not describe.
+    """
+    return torch.ops.cutlass_kernels.mm.default(lhs, rhs, out_dtype, **fused)
+
+
+# ---- routes
+
+
+def routes(p: Product, capability: tuple[int, int]) -> list[tuple[str, str | None]]:
+    """The routes that were asked for a product, in order, and why each declined; the last one has None."""
+    asked: list[tuple[str, str | None]] = []
+    for name, declines, _ in _ROUTES:
+        reason = declines(p, capability)
+        asked.append((name, reason))
+        if reason is None:
+            break
+    return asked
+
+
+def _hopper_declines(p: Product, capability: tuple[int, int]) -> str | None:
+    if capability != (9, 0):
+        return f"for compute capability 9.0, and this GPU has {capability[0]}.{capability[1]}"
+    return missing() or hopper.declines(p)
+
+
+_ROUTES: tuple[tuple[str, Callable[..., str | None], Callable[[Product], Tensor]], ...] = (
+    ("hopper", _hopper_declines, hopper.run),
+    ("registry", registry.declines, registry.run),
+    ("public", public.declines, public.run),
+)
+
+
+def run(p: Product) -> Tensor:
+    """A product on its GPU, by the first route that takes it."""
+    capability = torch.cuda.get_device_capability(p.lhs.device)
+    asked = routes(p, capability)
+    name, reason = asked[-1]
+    if reason is not None:
+        raise NotImplementedError(f"mm: no kernel takes this product: {'; '.join(f'{n}: {r}' for n, r in asked)}")
+    return next(run for own, _, run in _ROUTES if own == name)(p)
+
+
+# ---- registration
+
+_plans: dict[tuple[Any, ...], Callable[..., Tensor]] = {}
+_MOST = 1024  # plans that are kept
+tune.changed.append(_plans.clear)  # a plan has a tile
+
+
+def _mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
+    """The product, by what was found for products of its dtypes, shapes and strides."""
+    key = (
+        lhs.dtype, lhs.shape, lhs.stride(), rhs.dtype, rhs.shape, rhs.stride(), out_dtype, lhs.device,
+        *[(name, x.dtype, x.shape) if isinstance(x, Tensor) else (name, x) for name, x in fused.items()],
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= _MOST:
+            _plans.clear()
+        plan = _plans[key] = prepared(Product(lhs, rhs, out_dtype, **fused))
+    return plan(lhs, rhs, out_dtype, **fused)
+
+
+def prepared(p: Product) -> Callable[..., Tensor]:
+    """What `mm` does for products with the dtypes, shapes, strides and device of `p`, without asking again."""
+    checks.check(p)
+    ours = (
+        _hopper_declines(p, torch.cuda.get_device_capability(p.lhs.device)) is None
+        and math.prod(p.lhs.shape[:-1]) * p.n > 0
+    )
+    multiply = hopper.plan(p) if ours else _by_route
+    device, current = p.lhs.device, torch.cuda.current_device
+
+    def run(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
+        if current() == device.index:
+            return multiply(lhs, rhs, out_dtype, **fused)
+        with torch.cuda.device(device):
+            return multiply(lhs, rhs, out_dtype, **fused)
+
+    return run
+
+
+def _by_route(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
+    return run(Product(lhs, rhs, out_dtype, **fused))
+
+
+def _describe(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:
+    p = Product(lhs, rhs, out_dtype, **fused)
+    checks.check(p)
+    return lhs.new_empty((*lhs.shape[:-1], rhs.shape[-1]), dtype=out_dtype)
+
+
+_library.impl("mm", _mm, "CUDA")
+torch.library.register_fake("cutlass_kernels::mm", _describe, lib=_library)

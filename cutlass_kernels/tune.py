@@ -1,0 +1,178 @@
+"""Measuring tiles on the GPU at hand, and keeping the fastest, which then goes before the model of tiles.best.
+
+A file of the cache folder holds the tile of one key: the GPU, the dtypes, what is fused, N, K, and M rounded up to a
+power of two. Files appear whole, by renaming, so that processes need no lock. Their content is not trusted: it can only
+name one of tiles.TILES.
+"""
+
+import hashlib
+import json
+import math
+import os
+import statistics
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cutlass_kernels import cache, tiles
+from cutlass_kernels.product import Product
+from cutlass_kernels.variants import Tile, Variant
+
+Indexed = Callable[[int], object]  # a call, by number, so that it can take other inputs each time
+Timer = Callable[[Sequence[Indexed]], list[float]]
+changed: list[Callable[[], object]] = []  # called once a tile was measured: those who keep what a tile was chosen for
+_LARGEST_GRAPH = 512  # calls
+_MOST_COPIES = 2**30  # bytes of inputs that are read in turns
+
+# ---- measuring
+
+
+def tune(p: Product, timer: Timer | None = None) -> Tile:
+    """Time a product with every tile that can compute it, and keep the fastest for products like it.
+
+    Args:
+        p: a product on a GPU of compute capability 9.0.
+        timer: gives the microseconds of a call of each of several functions; CUDA events by default.
+
+    Raises:
+        NotImplementedError: no tile computes it.
+    """
+    from cutlass_kernels import hopper
+
+    found = [hopper.variant_of(p, tile) for tile in tiles.TILES]
+    variants = [v for v in found if isinstance(v, Variant)]
+    if not variants:
+        raise NotImplementedError(f"no Hopper kernel takes this product: {found[0]}")
+    fused = {f.name: value for f in fields(p)[3:] if (value := getattr(p, f.name)) != f.default}
+    weights = in_turns(p.rhs)
+    runs = [hopper.plan(p, v.tile) for v in variants]
+    calls = [lambda i, run=run: run(p.lhs, weights[i % len(weights)], p.out, **fused) for run in runs]
+    times = (timer or microseconds)(calls)
+    fastest = variants[min(range(len(times)), key=times.__getitem__)]
+    _keep(key(fastest, p), {str(v.tile): us for v, us in zip(variants, times, strict=True)})
+    for forget in changed:
+        forget()
+    return fastest.tile
+
+
+def in_turns(x: Tensor) -> list[Tensor]:
+    """Copies of a factor, with its strides, that together do not fit in the L2 cache: read in turns, they come from
+    memory."""
+    size = max(1, x.numel() * x.element_size())
+    cached = torch.cuda.get_device_properties(x.device).L2_cache_size if x.is_cuda else 0
+    return [x, *(x.clone() for _ in range(min(3 * cached, _MOST_COPIES) // size))]
+
+
+def microseconds(calls: Sequence[Indexed], rounds: int = 9, least_ms: float = 1.5) -> list[float]:
+    """Median time of a call of each on the GPU, without the host's: graphs of many calls, replayed in turns.
+
+    Every other round goes backwards, so that none always comes first; a replay before the timed one warms up."""
+    graphs = [_graph(call, least_ms) for call in calls]
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(rounds):
+        for i in range(len(calls)) if turn % 2 else reversed(range(len(calls))):
+            graph, count = graphs[i]
+            graph.replay()
+            times[i].append(_elapsed(graph.replay) * 1e3 / count)
+    return [statistics.median(seen) for seen in times]
+
+
+def _graph(call: Indexed, least_ms: float) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of as many calls as take `least_ms`, and their count."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for i in range(3):  # what is compiled or allocated at first use must not be captured
+            call(i)
+        once = min(_elapsed(lambda i=i: call(i)) for i in range(3))  # the host's time may be in it
+        graph, count = _captured(call, math.ceil(least_ms / once))
+        took = min(_elapsed(graph.replay) for _ in range(2))
+        if took < least_ms / 2 and count < _LARGEST_GRAPH:
+            graph, count = _captured(call, math.ceil(count * least_ms / took))
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph, count
+
+
+def _captured(call: Indexed, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
+    """Without torch.cuda.graph, which empties the cache of memory, and may collect garbage, each time."""
+    count = min(count, _LARGEST_GRAPH)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    graph.capture_begin()
+    try:
+        for i in range(count):
+            call(i)
+    finally:
+        graph.capture_end()
+    return graph, count
+
+
+def _elapsed(run: Callable[[], object]) -> float:
+    """Milliseconds between two events around a call, on the current stream."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+# ---- what was measured
+
+
+def measured(variants: Sequence[Variant], p: Product) -> Variant | None:
+    """The one of `variants` that was fastest for products like `p` on its GPU; None if that was not measured."""
+    tile = _kept(key(variants[0], p)) if variants and p.lhs.is_cuda else None
+    return next((v for v in variants if v.tile == tile), None)
+
+
+def key(v: Variant, p: Product) -> str:
+    """One line for the products that share a tile."""
+    form = replace(v, tile=tiles.SMALLEST, tma=False).name
+    rows = 1 << (p.m - 1).bit_length() if p.m else 0
+    batch = p.lhs.shape[0] if p.lhs.dim() == 3 else 1
+    return f"{_device_name(p.lhs.device)} {form} N={p.n} K={p.k} M={rows} B={batch}"
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _file(of: str) -> Path | None:
+    folder = cache.folder()
+    return folder and folder / f"{hashlib.sha256(of.encode()).hexdigest()[:32]}.tile.json"
+
+
+def _keep(of: str, times: Mapping[str, float]) -> None:
+    path = _file(of)
+    if path is None:
+        return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump({"key": of, "tile": min(times, key=times.__getitem__), "microseconds": dict(times)}, file)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _kept(of: str) -> Tile | None:
+    """The tile in the file of a key; None without one, and, with a warning, for a file that does not hold one."""
+    path = _file(of)
+    if path is None or not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        content = error
+    if isinstance(content, dict) and content.get("key") == of:
+        for tile in tiles.TILES:
+            if str(tile) == content.get("tile"):
+                return tile
+    warnings.warn(f"{path} names no tile for {of} and is not used; remove it, or tune again", stacklevel=2)
+    return None

@@ -1,0 +1,215 @@
+"""Variants: which kernel is compiled. Values only; nothing here needs the CuTe DSL or a GPU.
+
+A product is (M, K) @ (K, N) -> (M, N). A kernel computes tiles of the result, tile.m · tile.n at a time, by one
+producer, which loads, and one or two consumer warpgroups, which multiply:
+
+    cooperative   each consumer has 64 rows of the tile
+    ping-pong     each consumer has a tile of its own; one multiplies while the other writes its results
+
+`swap` multiplies the transposed factors, (N, K) @ (K, M) -> (N, M): the rows of a tile are then columns of the result,
+so that a product of few rows fills the matrix unit with weights, and nothing is padded.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+
+from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS
+
+WARPGROUP = 128  # threads
+SHARED_MEMORY = 227 * 1024  # bytes that a block of Hopper's may have
+_LARGEST = {torch.int8: 128, torch.uint8: 255}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one block computes at a time, and how: sizes in elements, the cluster in blocks along m and n."""
+
+    m: int
+    n: int
+    k: int = 128
+    cluster: tuple[int, int] = (1, 1)
+    pingpong: bool = False
+    swap: bool = False
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return 2 if self.pingpong else self.m // 64
+
+    @property
+    def rows(self) -> int:
+        """Of the tile, that one consumer has."""
+        return self.m if self.pingpong else 64
+
+    @property
+    def threads(self) -> int:
+        return (1 + self.consumers) * WARPGROUP
+
+    def __str__(self) -> str:
+        cluster = "" if self.cluster == (1, 1) else f"_c{self.cluster[0]}x{self.cluster[1]}"
+        return f"{self.m}x{self.n}x{self.k}{cluster}{'_pingpong' * self.pingpong}{'_swap' * self.swap}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel: the types of the factors and of the result, the tile, and what is fused.
+
+    y[m, n] = (Σ_k (lhs[m, k] - lhs_zero[m]) (rhs[k, n] - rhs_zero[n]) · lhs_scale[m] · rhs_scale[n]) + bias[n]
+
+    scales        "" none, "vector" one for each row of lhs and column of rhs (or one for all), "block" one for 1 x 128
+                  of lhs and 128 x 128 of rhs
+    bias          its dtype, or None: int32 is added to the sum, a float to the scaled result
+    lhs_zero      its dtype, or None; with it, the sums of rhs's columns, rhs_sum = Σ_k rhs[k, n]
+    rhs_zero      likewise; with it, the sums of what is left of lhs's rows, lhs_rest = Σ_k (lhs[m, k] - lhs_zero[m])
+    requantize    "" none, "division" or "multiplier": the conventions of an int8 or uint8 result, whose
+                  zero point has the dtype out_zero, or is 0
+    bounded       whether a requantized result is brought between two real numbers
+    promoted      whether sums of 128 products of floats are added up in float32; the matrix unit alone keeps 14 bits
+    tma           whether tiles are written through shared memory by the copy engine; else each thread writes its own
+    """
+
+    lhs: torch.dtype
+    rhs: torch.dtype
+    out: torch.dtype
+    tile: Tile
+    batched: bool = False
+    scales: str = ""
+    lhs_zero: torch.dtype | None = None
+    rhs_zero: torch.dtype | None = None
+    bias: torch.dtype | None = None
+    requantize: str = ""
+    out_zero: torch.dtype | None = None
+    bounded: bool = False
+    promoted: bool = False
+    tma: bool = True
+
+    @property
+    def is_integer(self) -> bool:
+        return self.lhs in INTEGERS
+
+    @property
+    def accumulates(self) -> torch.dtype:
+        return torch.int32 if self.is_integer else torch.float32
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The vectors beside the factors, in the order in which a kernel takes them."""
+        wanted = {
+            "lhs_scale": self.scales != "",
+            "rhs_scale": self.scales != "",
+            "lhs_zero": self.lhs_zero is not None,
+            "rhs_sum": self.lhs_zero is not None,
+            "rhs_zero": self.rhs_zero is not None,
+            "lhs_rest": self.rhs_zero is not None,
+            "bias": self.bias is not None,
+            "out_scale": self.requantize != "",
+            "out_zero": self.out_zero is not None,
+        }
+        return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+    def along_rows(self, vector: str) -> bool:
+        """Whether a vector runs along the rows of a tile."""
+        return vector.startswith("lhs") != self.tile.swap
+
+    def dtype_of(self, vector: str) -> torch.dtype:
+        """The dtype of one of `vectors`."""
+        if vector.endswith("scale"):
+            return torch.float32
+        return getattr(self, vector, None) or torch.int32
+
+    def in_blocks(self, vector: str) -> bool:
+        """Whether it is no vector, but the matrix of the scales of blocks."""
+        return self.scales == "block" and vector in ("lhs_scale", "rhs_scale")
+
+    @property
+    def by_row(self) -> tuple[str, ...]:
+        """The vectors that run along the rows of a tile; each thread keeps those of its rows."""
+        return tuple(name for name in self.vectors if self.along_rows(name) and not self.in_blocks(name))
+
+    @property
+    def by_column(self) -> tuple[str, ...]:
+        """The vectors that run along the columns of a tile; they are kept in shared memory."""
+        return tuple(name for name in self.vectors if not (self.along_rows(name) or self.in_blocks(name)))
+
+    # ---- shared memory, in bytes
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Rows and columns of the result that pass through shared memory at a time: 4 KiB."""
+        return 64, math.gcd(self.tile.n, 64 // self.out.itemsize)
+
+    @property
+    def part_stages(self) -> int:
+        return 2 if self.tma else 0
+
+    @property
+    def column_bytes(self) -> int:
+        return len(self.by_column) * self.tile.n * 4 * self.tile.consumers
+
+    @property
+    def stages(self) -> int:
+        """Pairs of tiles of the factors that are in shared memory at once."""
+        rows, columns = self.part
+        results = rows * columns * self.out.itemsize * self.part_stages * self.tile.consumers
+        free = SHARED_MEMORY - 2048 - results - self.column_bytes  # 2048: barriers, and the tiles' alignment
+        return min(12, free // ((self.tile.m + self.tile.n) * self.tile.k))
+
+    # ---- what may be asked
+
+    def declines(self) -> str | None:
+        """Why no kernel can be made so, or None."""
+        t, accumulators = self.tile, self.tile.rows * self.tile.n // WARPGROUP
+        if (self.lhs in INTEGERS) != (self.rhs in INTEGERS) or not {self.lhs, self.rhs} <= {*INTEGERS, *FLOATS}:
+            return f"factors are two of {INTEGERS} or of {FLOATS}, got {self.lhs} and {self.rhs}"
+        if t.m not in (64, 128) or t.n % 8 or not 8 <= t.n <= 256 or (self.is_integer and t.n > 32 and t.n % 16):
+            return f"a tile has 64 or 128 rows, and 8 to 256 columns in steps of 8, or of 16 for integers; got {t}"
+        if accumulators * (2 if self.promoted or self.scales == "block" else 1) > 160:
+            return f"{t}: too many accumulators for the registers"
+        if self.scales == "block" and (self.is_integer or t.k != BLOCK or BLOCK % t.m or (not t.swap and BLOCK % t.n)):
+            return f"block scales are for floats, and tiles that lie in one block of {BLOCK}; got {t}"
+        if t.swap and self.tma:
+            return "transposed tiles are written by threads"
+        if self.requantize and (self.out not in INTEGERS or self.scales != "vector" or not self.is_integer):
+            return "requantized results are int8 or uint8, of integers with scales"
+        if not self.requantize and (
+            self.out in INTEGERS or (self.out == torch.int32) != (self.is_integer and not self.scales)
+        ):
+            return f"the result of a plain product of integers is int32, of any other float; got {self.out}"
+        return None if self.stages >= 2 else f"{t}: two stages do not fit in shared memory"
+
+    @property
+    def name(self) -> str:
+        """One word for it, by which it is found in the cache."""
+        parts = [f"{short(self.lhs)}_{short(self.rhs)}_{short(self.out)}", str(self.tile)]
+        for f in fields(self)[4:]:
+            value = getattr(self, f.name)
+            if value != f.default:
+                shown = short(value) if isinstance(value, torch.dtype) else str(value).lower()
+                parts.append(f.name if value is True else f"{f.name}-{shown}")
+        return "_".join(parts)
+
+
+def short(dtype: torch.dtype) -> str:
+    """e4m3, s8, bf16, ...: what the dtype is called in an instruction."""
+    return _SHORT[dtype]
+
+
+_SHORT = {
+    torch.int8: "s8",
+    torch.uint8: "u8",
+    torch.int32: "s32",
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+    torch.float4_e2m1fn_x2: "e2m1",
+}
+
+
+def longest(lhs: torch.dtype, rhs: torch.dtype) -> int:
+    """The largest K at which the sum of products of integers cannot leave int32; the matrix unit saturates there, where
+    PyTorch wraps."""
+    return (2**31 - 1) // (_LARGEST[lhs] * _LARGEST[rhs])

@@ -1,0 +1,228 @@
+"""scaled by the kernels of cutlass_kernels, on GPUs: matrix products with all that belongs to them."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop import _compile, blocks, copies
+from hop.formats import Float, Integer
+from hop.impls.scaled import meaning
+from hop.impls.scaled.calls import Call, by_sum, is_batch, misfit, usage
+from hop.impls.scaled.exact import given_buffers
+from hop.impls.scaled.operands import Grid, Operand, grid
+from hop.impls.scaled.products import group_scale, zeros
+from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
+from hop.kernels import Kernel, gpu
+from hop.quantizer import Quantizer
+from hop.requantization import Division, FloatMultiplier
+from hop.scaling import Given, Microscaling, TwoLevel
+
+BLOCK = 128  # of the scales of blocks that kernels take, along K on the left, along K and N on the right
+REALS = (torch.bfloat16, torch.float16, torch.float32)
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class Asked(NamedTuple):
+    """What the kernel is asked for, and the buffers of a requantized result beside its codes."""
+
+    product: Any
+    stored: list[Tensor]
+
+
+def _declines(call: Call) -> str | None:
+    if call.device.type != "cuda":
+        return f"for GPUs, and the operands are on {call.device}"
+    if not (_compile.is_plain_eager() or _compile.is_compiling_for_here()):
+        return "for eager mode, and programs that are compiled for this process"
+    found = asked(call)
+    return found if isinstance(found, str) else gpu.declines(found.product)
+
+
+def asked(call: Call) -> "Asked | str":
+    """The call as a product of cutlass_kernels, or why it is none."""
+    if call.roles.family is not MATRIX:
+        return f"for matrix products, not {call.roles.family.name}"
+    if call.kwargs:
+        return f"alpha and beta are {call.kwargs}"
+    lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
+    if not (isinstance(lhs, Operand) and isinstance(rhs, Operand)):
+        return "for two quantized factors"
+    if lhs.dim() < 2 or is_batch(call) or rhs.dim() != 2:
+        return "for a matrix on the right, and rows of any dimensions on the left"
+    if (reason := misfit(call, lhs, rhs)) is not None:
+        return reason
+    sides = _sides(call, lhs, rhs)
+    if isinstance(sides, str):
+        return sides
+    found = _finish(call, [*lhs.shape[:-1], sides["rhs"].shape[-1]])
+    if isinstance(found, str):
+        return found
+    if bias is not None:
+        allowed = (*REALS, torch.int32) if isinstance(lhs.quantizer.format, Integer) else REALS
+        if bias.dim() != 1 or bias.dtype not in allowed:
+            return f"for a bias with one value for each column, in {allowed}; got {bias.dtype} of {tuple(bias.shape)}"
+        if found.get("requantize") == "multiplier" and bias.is_floating_point():
+            return "a bias of floats is rounded to the unit of the sum"
+        found["bias"] = bias
+    stored = found.pop("stored", [])
+    return Asked(gpu.product(**sides, **found), stored)
+
+
+# ---- factors and their scales
+
+
+def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
+    """The factors, (M, K) and (K, N), with their scales and zero points."""
+    for x, role in ((lhs, LHS), (rhs, RHS)):
+        q, used = x.quantizer, usage(call, role)
+        if q.flat or q.layout is not None:
+            return f"for the plain form of blocks of a tensor's dimensions, not {q}"
+        if used == copies.COLUMNWISE and (q.hadamard is not None or x.dim() != 2):
+            return "the copy of a factor is transformed, or of more than two dimensions"
+    formats = (lhs.quantizer.format, rhs.quantizer.format)
+    if all(isinstance(f, Integer) for f in formats):
+        return _integers(call, lhs, rhs)
+    if all(isinstance(f, Float) for f in formats):
+        return _floats(call, lhs, rhs)
+    return f"for two factors of integers or of floats, not {formats[0].name} and {formats[1].name}"
+
+
+def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
+    along = call.roles.rhs_sums
+    left, right = grid(lhs, usage(call, LHS)), grid(rhs, usage(call, RHS))
+    if left.block[-1] != -1 or right.block[along] != -1:
+        return "a scale of integers changes along the summed dimension"
+    found = _turned(call, left, right)
+    found |= {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
+    for name, side, dim in (("lhs_zero", left, -1), ("rhs_zero", right, along)):
+        zero = zeros(side, dim)
+        if isinstance(zero, Tensor):
+            found[name] = zero.reshape(-1)
+        elif zero:
+            found[name] = torch.full((1,), zero, dtype=torch.int32, device=side.codes.device)
+    return found
+
+
+def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
+    along, rules = call.roles.rhs_sums, (lhs.quantizer.scale, rhs.quantizer.scale)
+    fine = tuple(isinstance(r, Microscaling | TwoLevel) for r in rules)
+    if any(fine):
+        return _fine(call, lhs, rhs) if type(rules[0]) is type(rules[1]) else "two rules of scales"
+    if any(x.quantizer.format.dtype not in _FLOAT8 for x in (lhs, rhs)):
+        return "scales in float32 are for floats of 8 bits"
+    left, right = _float_grid(lhs, usage(call, LHS)), _float_grid(rhs, usage(call, RHS))
+    found = _turned(call, left, right)
+    if left.block[-1] == -1 and right.block[along] == -1:
+        return found | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
+    if left.block[-2:] != (1, BLOCK) or right.block != (BLOCK, BLOCK):
+        return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, not {left.block} and {right.block}"
+    step = right.step if along == -2 else right.step.mT
+    return found | {"lhs_scale": left.step.flatten(0, -2), "rhs_scale": step}
+
+
+def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
+    """Blocks of 16 or 32 along K: MX, NVFP4."""
+    along = call.roles.rhs_sums
+    if usage(call, LHS) != copies.ROWWISE or (usage(call, RHS) == copies.COLUMNWISE) != (along == -2):
+        return "a factor has no copy in blocks along the summed dimension"
+    found: dict[str, Any] = {}
+    outer = None
+    for name, x, role in (("lhs", lhs, LHS), ("rhs", rhs, RHS)):
+        q, own = x.quantizer, x.of(usage(call, role))
+        codes, scale, *_ = own.tensors
+        if blocks.per_dimension(q.block, 2)[0] != 1 or q.hadamard is not None:
+            return f"for blocks of one row that are not transformed, not {q}"
+        codes = codes if q.per_byte() == 1 else codes.view(torch.float4_e2m1fn_x2)
+        scale = scale.view(torch.float8_e8m0fnu) if isinstance(q.scale, Microscaling) else scale
+        if isinstance(q.scale, TwoLevel):
+            rest = q.scale.rest(own.tensors[1:], q.format)
+            if rest is None or q.scale.outer != (-1, -1):
+                return "a second scale for each row"
+            outer = rest.reshape(1) if outer is None else outer * rest.reshape(1)
+        codes, scale = (t.flatten(0, -2) if name == "lhs" else t.mT for t in (codes, scale))
+        found |= {name: codes, f"{name}_scale": scale}
+    return found if outer is None else found | {"global_scale": outer}
+
+
+def _float_grid(x: Operand, used: str) -> Grid:
+    """A factor of floats as a Grid, whose codes are the floats."""
+    q, (codes, *stored) = x.quantizer, x.of(used).tensors
+    turned = used == copies.COLUMNWISE
+    block = blocks.per_dimension(q.block, codes.dim())
+    block = tuple(-1 if b != -1 and _compile.known_equal(n, b) else b for n, b in zip(codes.shape, block, strict=True))
+    found = Grid(codes, q.scale.step(stored, q.format), 0, block)
+    return found.permute([1, 0]) if turned else found
+
+
+def _turned(call: Call, left: Grid, right: Grid) -> dict[str, Any]:
+    return {"lhs": left.codes.flatten(0, -2), "rhs": right.codes if call.roles.rhs_sums == -2 else right.codes.mT}
+
+
+def _rows(left: Grid) -> Tensor:
+    """The scale of each row, or of all."""
+    scale = group_scale(left, -1, 0)
+    return scale.reshape(-1) if scale.dim() == 2 else scale.expand([*left.codes.shape[:-1], 1]).reshape(-1)
+
+
+def _columns(right: Grid, along: int) -> Tensor:
+    return group_scale(right, along, 0).reshape(-1)
+
+
+# ---- the result
+
+
+def _finish(call: Call, shape: list[Any]) -> "dict[str, Any] | str":
+    """What a kernel is told of its result; `stored` are the buffers beside codes."""
+    output = call.output
+    if isinstance(output, torch.dtype):
+        floats = not isinstance(call.find(LHS).quantizer.format, Integer)
+        return {"out_dtype": output if output in REALS or (floats and output in _FLOAT8) else torch.float32}
+    if (reason := _is_not_fused(call)) is None:
+        stored = given_buffers(call, shape)
+        if all(t.numel() == t.shape[-1] for t in stored):
+            return _requantized(output, stored)
+        reason = "a scale of the result for each row"
+    return reason if by_sum(output) else {"out_dtype": torch.float32}  # to be quantized
+
+
+def _is_not_fused(call: Call) -> str | None:
+    """Why a kernel cannot give the codes of a quantized result itself."""
+    q = call.output
+    assert isinstance(q, Quantizer)
+    if not isinstance(q.scale, Given) or not isinstance(q.format, Integer):
+        return "the scale of the result is found from it"
+    info = torch.iinfo(q.format.dtype)
+    if (q.format.low, q.format.high) != (info.min, info.max) or q.layout is not None or q.format.zero:
+        return f"for results of all codes of int8 or uint8, not {q.format.name}"
+    if not isinstance(q.scale.requantize, Division | FloatMultiplier):
+        return f"requantizes by division or a float multiplier, not {q.scale.requantize}"
+    integers = isinstance(call.find(LHS).quantizer.format, Integer)
+    return None if integers else "requantizes sums of integers"
+
+
+def _requantized(q: Quantizer, stored: list[Tensor]) -> dict[str, Any]:
+    assert isinstance(q.scale, Given)
+    rule = q.scale.requantize
+    found = {
+        "out_dtype": q.format.dtype,
+        "out_scale": stored[0].reshape(-1),
+        "requantize": "division" if isinstance(rule, Division) else "multiplier",
+        "low": rule.low,
+        "high": rule.high,
+        "stored": stored,
+    }
+    return found | ({"out_zero": stored[1].reshape(-1)} if len(stored) > 1 else {})
+
+
+def _run(call: Call) -> Any:
+    found = asked(call)
+    assert not isinstance(found, str)
+    p = found.product
+    given = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
+    y = gpu.mm(p.lhs, p.rhs, p.out, **{n: v for n, v in given.items() if v is not None})
+    y = y.reshape([*call.find(LHS).shape[:-1], y.shape[-1]])
+    return [y, *found.stored] if found.stored else meaning.finish(call, y)
+
+
+GPU = Kernel("GPU product", _declines, _run)

@@ -1,0 +1,204 @@
+"""How scaled asks the GPU kernels: what a call becomes as a product of cutlass_kernels, and that it means the same."""
+
+import unittest
+from typing import Any
+from unittest import mock
+
+import torch
+from parameterized import parameterized
+from torch import Tensor
+
+import hop
+from cutlass_kernels import checks, plain
+from hop import presets
+from hop.formats import INT8, UINT8
+from hop.impls.scaled import gpu, meaning, plans
+from hop.impls.scaled.calls import Call
+from hop.quantizer import Quantizer
+from hop.requantization import GEMMLOWP, Division, FloatMultiplier
+from hop.scaling import Given
+
+aten = torch.ops.aten
+STATIC = Quantizer(INT8, scale=Given(affine=True))
+RELU = Quantizer(UINT8, scale=Given(affine=True, requantize=Division(low=0.0, high=6.0)))
+COLUMNS = Quantizer(INT8, (-1, 1), scale=Given())
+MULTIPLIER = Quantizer(INT8, scale=Given(affine=True, requantize=FloatMultiplier(low=-1.0)))
+FIXED = Quantizer(INT8, scale=Given(affine=True, requantize=GEMMLOWP))
+
+# lhs, rhs (as of a linear layer, (N, K)), outputs
+INTEGERS = (
+    ("rows by channels", presets.INT8_ROW, presets.INT8_ROW),
+    ("tensors", presets.INT8_TENSOR, presets.INT8_TENSOR),
+    ("affine rows", presets.INT8_ROW_AFFINE, presets.INT8_ROW),
+    ("unsigned, both affine", presets.UINT8_ROW_AFFINE, presets.UINT8_TENSOR_AFFINE),
+    ("unsigned weight", presets.INT8_TENSOR, presets.UINT8_ROW_AFFINE),
+    ("four bits by channels", presets.INT8_ROW, Quantizer(hop.formats.INT4, (1, -1))),
+    ("a format with a zero of its own", presets.INT8_ROW, presets.UINT8_TENSOR),
+)
+FLOATS = (
+    ("rows by channels", presets.FP8_ROW, presets.FP8_ROW),
+    ("tensors", presets.FP8_TENSOR, presets.FP8_TENSOR),
+    ("e5m2 by e4m3", presets.FP8_E5M2_ROW, presets.FP8_TENSOR),
+    ("blocks", presets.FP8_1X128, presets.FP8_128X128),
+    ("mxfp8", presets.MXFP8, presets.MXFP8),
+    ("mxfp4", presets.MXFP4, presets.MXFP4),
+    ("nvfp4", presets.NVFP4, presets.NVFP4),
+)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def call(op: object, output: object, *args: object, scale: Tensor | None = None, zero: Tensor | None = None) -> Call:
+    return Call(op, output, scale, zero, tuple(plans.operand(x) for x in args), {})
+
+
+def factors(lhs: Quantizer, rhs: Quantizer, shape: tuple[int, ...] = (5, 256), n: int = 48) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(shape, generator=g), torch.randn(n, shape[-1], generator=g)
+    return hop.quantize(lhs, x), hop.quantize(rhs, w)
+
+
+def by_product(asked: Call) -> list[Tensor] | Tensor:
+    """The call by its product, in plain torch."""
+
+    def mm(lhs: Tensor, rhs: Tensor, out: torch.dtype, **fused: object) -> Tensor:
+        product = gpu_product(lhs, rhs, out, **fused)
+        checks.check(product)
+        return plain.reference(product)
+
+    with mock.patch("hop.kernels.gpu.mm", mm):
+        return gpu.GPU.run(asked)
+
+
+def gpu_product(*args: object, **fused: object) -> object:
+    from cutlass_kernels.product import Product
+
+    return Product(*args, **fused)
+
+
+def flat(x: Any) -> list[Tensor]:
+    return list(x) if isinstance(x, list) else [x]
+
+
+class TestMeaning(unittest.TestCase):
+    def same(self, asked: Call) -> None:
+        for got, wanted in zip(flat(by_product(asked)), flat(meaning.reference(asked)), strict=True):
+            assert got.dtype == wanted.dtype and got.shape == wanted.shape
+            assert torch.equal(got, wanted), (got.double() - wanted.double()).abs().max()
+
+    @parameterized.expand(INTEGERS)
+    def test_integers_are_equal(self, _, lhs, rhs):
+        x, w = factors(lhs, rhs)
+        bias = torch.randn(48)
+        for dtype in DTYPES:
+            self.same(call(aten.linear.default, dtype, x, w))
+            self.same(call(aten.linear.default, dtype, x, w, bias))
+            self.same(call(aten.linear.default, dtype, x, w, torch.arange(48, dtype=torch.int32)))
+
+    @parameterized.expand(INTEGERS)
+    def test_requantized_integers_are_equal(self, _, lhs, rhs):
+        x, w = factors(lhs, rhs)
+        for output, scale, zero in (
+            (STATIC, torch.tensor(0.3), torch.tensor(3.0)),
+            (RELU, torch.tensor(0.05), torch.tensor(2.0)),
+            (MULTIPLIER, torch.tensor(0.3), torch.tensor(-7.0)),
+            (COLUMNS, torch.rand(1, 48) + 0.1, None),
+        ):
+            self.same(call(aten.linear.default, output, x, w, scale=scale, zero=zero))
+        self.same(call(aten.linear.default, presets.INT8_ROW, x, w))
+
+    @parameterized.expand(INTEGERS)
+    def test_matrices_and_batches_of_rows(self, _, lhs, rhs):
+        x, w = factors(lhs, rhs, (2, 3, 64))
+        self.same(call(aten.linear.default, torch.bfloat16, x, w))
+        m, _ = factors(lhs, rhs)
+        b = hop.quantize(presets.INT8_COLUMN, torch.randn(256, 40))
+        self.same(call(aten.mm.default, torch.bfloat16, m, b))
+
+    @parameterized.expand(FLOATS)
+    def test_floats_are_close(self, _, lhs, rhs):
+        for shape in ((5, 256), (2, 3, 256)):
+            x, w = factors(lhs, rhs, shape, n=160)
+            for asked in (
+                call(aten.linear.default, torch.float32, x, w),
+                call(aten.linear.default, torch.float32, x, w, torch.randn(160)),
+            ):
+                got, wanted = by_product(asked), meaning.reference(asked)
+                magnitude = x.dequantize().abs() @ w.dequantize().abs().mT  # rounding errors grow with it
+                assert ((got - wanted).abs() <= magnitude * 2.0**-20 + 1e-30).all()
+
+    def test_a_product_of_columns(self):
+        x = hop.quantize(presets.FP8_ROW, torch.randn(6, 128))
+        w = hop.quantize(presets.FP8_COLUMN, torch.randn(128, 32))
+        asked = call(aten.mm.default, torch.float32, x, w)
+        torch.testing.assert_close(by_product(asked), meaning.reference(asked), rtol=1e-5, atol=1e-4)
+
+
+class TestPlans(unittest.TestCase):
+    """Calls like one before, of which nothing is asked again."""
+
+    @parameterized.expand([*INTEGERS[:5], *FLOATS[:4], ("blocks of rows", Quantizer(INT8, (2, -1)), presets.INT8_ROW)])
+    def test_direct_plans_are_equal(self, name, lhs, rhs):
+        x, w = factors(lhs, rhs, (6, 256))
+        bias = torch.randn(48)
+
+        def prepared(p: Any) -> Any:
+            checks.check(p)
+            return lambda a, b, out, **fused: plain.reference(gpu_product(a, b, out, **fused))
+
+        with mock.patch("hop.kernels.gpu.prepared", prepared):
+            for args in ((x, w), (x, w, bias)):
+                plan = plans._gpu(aten.linear.default, torch.float32, args)
+                assert (plan is None) == (name == "blocks of rows")
+                if plan is not None:
+                    asked = call(aten.linear.default, torch.float32, *args)
+                    assert torch.equal(plan(*args), by_product(asked))
+
+    def test_what_is_not_direct(self):
+        x, w = factors(presets.INT8_ROW, presets.INT8_ROW)
+        for op, output, args in (
+            (aten.matmul.default, torch.float32, (x, w)),
+            (aten.linear.default, STATIC, (x, w)),
+            (aten.linear.default, torch.float64, (x, w)),
+            (aten.linear.default, torch.float32, factors(presets.INT8_ROW, presets.INT8_ROW, (2, 3, 64))),
+            (aten.linear.default, torch.float32, factors(presets.MXFP8, presets.MXFP8)),
+            (aten.linear.default, torch.float32, factors(presets.INT8_ROW, presets.UINT8_TENSOR)),
+        ):
+            assert plans._gpu(op, output, args) is None
+
+
+class TestDeclines(unittest.TestCase):
+    def reason(self, *args: object, **kwargs: object) -> str:
+        found = gpu.asked(call(*args, **kwargs))
+        assert isinstance(found, str), found
+        return found
+
+    def test_what_is_no_product_of_a_kernel(self):
+        x, w = factors(presets.INT8_ROW, presets.INT8_ROW)
+        assert "transformed" in self.reason(
+            aten.linear.default, torch.float32, *factors(presets.NVFP4_HADAMARD, presets.NVFP4)
+        )
+        assert "summed" in self.reason(aten.linear.default, torch.float32, x, factors(x.quantizer, presets.INT4_32)[1])
+        assert "two quantized factors" in self.reason(aten.linear.default, torch.float32, torch.randn(5, 256), w)
+        assert "integers or of floats" in self.reason(
+            aten.linear.default, torch.float32, x, factors(presets.FP8_ROW, presets.FP8_ROW)[1]
+        )
+        assert "requantizes by" in self.reason(
+            aten.linear.default, FIXED, x, w, scale=torch.tensor(0.3), zero=torch.tensor(3.0)
+        )
+        assert "unit of the sum" in self.reason(
+            aten.linear.default, MULTIPLIER, x, w, torch.randn(48), scale=torch.tensor(0.3), zero=torch.tensor(3.0)
+        )
+        assert "one value for each column" in self.reason(
+            aten.linear.default, torch.float32, x, w, torch.randn(48, dtype=torch.float64)
+        )
+        assert "blocks of 1 x 128" in self.reason(
+            aten.linear.default, torch.float32, *factors(presets.FP8_1X128, presets.FP8_1X128)
+        )
+
+    def test_the_cpu_is_told_so(self):
+        asked = call(aten.linear.default, torch.float32, *factors(presets.INT8_ROW, presets.INT8_ROW))
+        assert gpu.GPU.declines(asked) == "for GPUs, and the operands are on cpu"
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,151 @@
+"""Tiles that were measured: kept, found again by another process, and never believed blindly."""
+
+import json
+import multiprocessing
+import os
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from parameterized import parameterized
+
+from cutlass_kernels import cache, hopper, missing, tiles, tune
+from cutlass_kernels.product import Product
+
+PLAN = hopper.plan
+
+
+def product(m=100, n=4096, k=512, out=torch.int32, **fused):
+    lhs, rhs = torch.zeros(m, k, dtype=torch.int8), torch.zeros(n, k, dtype=torch.int8).T
+    return Product(lhs, rhs, out, **fused)
+
+
+def timer(favourite):
+    """A timer for which the tile at an index of those that fit is the fastest."""
+    return lambda calls: [1.0 if i == favourite else 2.0 + i for i in range(len(calls))]
+
+
+def fitting(p):
+    return [v for t in tiles.TILES if not isinstance(v := hopper.variant_of(p, t), str)]
+
+
+def found(p):
+    """As on a GPU; here the products lie on the CPU."""
+    return tune._kept(tune.key(fitting(p)[0], p))
+
+
+def tune_in_process(folder, favourite, m):
+    os.environ[cache.FOLDER] = folder
+    with mock.patch.object(hopper, "plan", lambda p, tile: lambda *args, **fused: None):
+        tune.tune(product(m), timer(favourite))
+
+
+class TestTune(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        for patch in (
+            mock.patch.dict(os.environ, {cache.FOLDER: folder.name}),
+            mock.patch.object(hopper, "plan", lambda p, tile: lambda *args, **fused: None),  # nothing is compiled
+        ):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def test_the_fastest_is_kept(self):
+        p = product()
+        assert found(p) is None
+        assert tune.tune(p, timer(5)) == fitting(p)[5].tile == found(p)
+        assert tune.tune(p, timer(2)) == fitting(p)[2].tile == found(p)  # the later measurement counts
+        assert [f.suffixes for f in self.folder.iterdir()] == [[".tile", ".json"]]
+
+    def test_goes_before_the_model(self):
+        p = product()
+        variants = fitting(p)
+        model = hopper.variant_of(p)
+        other = next(i for i, v in enumerate(variants) if v != model)
+        tune.tune(p, timer(other))
+        assert hopper.variant_of(p) == model, "nothing is measured on a CPU"
+        with mock.patch.object(tune, "measured", lambda fit, p: next(v for v in fit if v.tile == found(p))):
+            assert hopper.variant_of(p) == variants[other]
+
+    def test_is_for_products_alike(self):
+        tune.tune(product(100), timer(3))
+        assert found(product(65)) == found(product(128)) == found(product(100)) is not None
+        scales = {"lhs_scale": torch.ones(100, 1), "rhs_scale": torch.ones(1, 4096)}
+        others = (product(64), product(129), product(n=4112), product(k=528), product(out=torch.bfloat16, **scales))
+        assert [found(p) for p in others] == [None] * len(others)
+        with mock.patch.object(tune, "_device_name", lambda device: "another GPU"):
+            assert found(product(100)) is None
+
+    def test_only_tiles_that_fit_are_timed(self):
+        lhs, rhs = (torch.zeros(256, 256, dtype=torch.float8_e4m3fn) for _ in range(2))
+        p = Product(lhs, rhs.mT, torch.bfloat16, lhs_scale=torch.ones(256, 2), rhs_scale=torch.ones(2, 2))
+        seen = []
+        tune.tune(p, lambda calls: seen.append(len(calls)) or timer(0)(calls))
+        assert seen == [len(fitting(p))] and 0 < seen[0] < len(tiles.TILES)
+
+    def test_no_tile_fits(self):
+        with self.assertRaisesRegex(NotImplementedError, "no Hopper kernel takes this product"):
+            tune.tune(product(out=torch.bfloat16), timer(0))
+
+    def test_those_who_keep_plans_are_told(self):
+        told = []
+        with mock.patch.object(tune, "changed", [lambda: told.append(1)]):
+            tune.tune(product(), timer(0))
+        assert told == [1]
+
+    @parameterized.expand(
+        [
+            ("cut_short", lambda text: text[: len(text) // 2]),
+            ("empty", lambda text: ""),
+            ("no_object", lambda text: "[1, 2]"),
+            ("no_text", lambda text: "\x00\xff"),
+            ("another_key", lambda text: json.dumps(json.loads(text) | {"key": "another"})),
+            ("no_tile_of_ours", lambda text: json.dumps(json.loads(text) | {"tile": "1024x8x128"})),
+            ("tile_of_another_type", lambda text: json.dumps(json.loads(text) | {"tile": [64, 8]})),
+        ]
+    )
+    def test_what_names_no_tile_is_not_used(self, _name, change):
+        p = product()
+        tune.tune(p, timer(3))
+        (file,) = self.folder.iterdir()
+        file.write_text(change(file.read_text()))
+        with pytest.warns(UserWarning, match="names no tile"):
+            assert found(p) is None
+        tune.tune(p, timer(1))
+        assert found(p) == fitting(p)[1].tile
+
+    def test_nothing_is_kept_without_a_folder(self):
+        with mock.patch.dict(os.environ, {cache.FOLDER: ""}):
+            assert tune.tune(product(), timer(1)) == fitting(product())[1].tile
+            assert found(product()) is None
+
+    def test_processes_do_not_disturb_each_other(self):
+        context = multiprocessing.get_context("spawn")
+        sizes = [100, 100, 2000, 4000]
+        processes = [context.Process(target=tune_in_process, args=(str(self.folder), 4, m)) for m in sizes]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+        assert [found(product(m)) == fitting(product(m))[4].tile for m in sizes] == [True] * 4
+        assert len(list(self.folder.iterdir())) == 3
+
+    @unittest.skipIf(missing() is not None, str(missing()))
+    @unittest.skipUnless(torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0), "no Hopper GPU")
+    def test_on_a_gpu(self):
+        lhs, rhs = (torch.ones(size, 256, dtype=torch.int8, device="cuda") for size in (64, 128))
+        p = Product(lhs, rhs.mT, torch.int32)
+        with mock.patch.object(hopper, "plan", PLAN):
+            tile = tune.tune(p)
+        variant = hopper.variant_of(p)
+        assert not isinstance(variant, str) and variant.tile == tile
+
+
+if __name__ == "__main__":
+    unittest.main()
