@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import hop
+from docs import gpu_tables
 from hop.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
 from hop.impls.scaled.roles import ROLES
 from hop.presets import PRESETS
@@ -351,6 +352,7 @@ def _small(file: io.BytesIO) -> bytes:
 # By page, what is written after the command in the comments around it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "gallery.md": {"": gallery},
+    "gpu.md": gpu_tables.TABLES,
     "numerics.md": {"": formats},
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},

@@ -1,0 +1,294 @@
+"""Products on which the Hopper kernel is checked, on a GPU or, in the emulator of tests.emulated, on the CPU.
+
+A form is what is multiplied and what is fused into it; a case has a form, a tile, a shape, values and strides. Sums of
+integers, and of floats that are small whole numbers, are right to the last bit; those of any floats within a bound.
+"""
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_oracle import compare
+from cutlass_kernels import forms, hopper, tiles
+from cutlass_kernels.product import Product
+from cutlass_kernels.variants import BLOCK, FLOATS, INTEGERS, Tile, Variant, short
+
+S8, U8, S32 = torch.int8, torch.uint8, torch.int32
+E4M3, E5M2 = FLOATS
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+GUARD, PATTERNS = 4096, (0xA5, 0x5A)  # bytes on both sides of a result, and what they and it are filled with
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is multiplied and what is fused into it.
+
+    scales is "" none, "vector", "one" for all, or "block"; zeros names the factors that have zero points, in the dtype
+    zero.
+    """
+
+    name: str
+    lhs: torch.dtype = S8
+    rhs: torch.dtype = S8
+    out: torch.dtype = S32
+    scales: str = ""
+    zeros: str = ""
+    bias: torch.dtype | None = None
+    requantize: str = ""
+    bounded: bool = False
+    fast: bool = False
+    batch: int = 0
+    zero: torch.dtype = S32
+    out_zero: torch.dtype | None = S32
+
+    @property
+    def is_integer(self) -> bool:
+        return self.lhs in INTEGERS
+
+
+BASIC = (
+    Form("s8"),
+    Form("s8 -> bf16", out=BF16, scales="vector"),
+    Form("e4m3 -> bf16", E4M3, E4M3, BF16, "vector"),
+    Form("e4m3 -> bf16, fast", E4M3, E4M3, BF16, "vector", fast=True),
+    Form("e4m3 in blocks", E4M3, E4M3, BF16, "block"),
+)
+OTHER = (
+    Form("u8", U8, U8),
+    Form("s8 by u8", S8, U8),
+    Form("u8 by s8", U8, S8),
+    Form("s8 in batches", batch=3),
+    Form("s8, zero points", zeros="lhs rhs"),
+    Form("u8 by s8, zero points -> f32", U8, S8, F32, "vector", "lhs rhs", F32),
+    Form("u8 by s8, lhs_zero -> bf16", U8, S8, BF16, "vector", "lhs"),
+    Form("s8 by u8, rhs_zero -> f16", S8, U8, F16, "vector", "rhs", F16),
+    Form("s8, bias", bias=S32),
+    Form("s8, bias of int32 -> bf16", out=BF16, scales="one", bias=S32),
+    Form("s8, bias of bf16 -> bf16", out=BF16, scales="vector", bias=BF16),
+    Form("s8, division -> s8", out=S8, scales="vector", bias=F32, requantize="division"),
+    Form("s8, division, bounded -> u8", out=U8, scales="vector", requantize="division", bounded=True),
+    Form("u8, multiplier -> u8", U8, S8, U8, "vector", "lhs", S32, "multiplier"),
+    Form("s8, multiplier, bounded -> s8", out=S8, scales="one", requantize="multiplier", bounded=True),
+    Form("e4m3", E4M3, E4M3, F32),
+    Form("e5m2 by e4m3 -> f16", E5M2, E4M3, F16, "vector"),
+    Form("e4m3 by e5m2 -> f32", E4M3, E5M2, F32, "vector", bias=F32),
+    Form("e5m2, fast -> bf16", E5M2, E5M2, BF16, "one", fast=True),
+    Form("e4m3, bias -> bf16", E4M3, E4M3, BF16, "vector", bias=BF16),
+    Form("e4m3 -> e4m3", E4M3, E4M3, E4M3, "vector"),
+    Form("e4m3 -> e5m2", E4M3, E4M3, E5M2, "vector"),
+    Form("e4m3 in batches", E4M3, E4M3, BF16, batch=2),
+    Form("e4m3 in blocks, bias -> f32", E4M3, E4M3, F32, "block", bias=F32),
+    Form("e5m2 by e4m3 in blocks -> f16", E5M2, E4M3, F16, "block"),
+)
+
+
+def _form_of(v: Variant) -> Form:
+    """The form of a kernel, without its tile."""
+    fused = [name for name in ("bounded", "promoted") if getattr(v, name)]
+    zeros = {name: dtype for name in ("lhs_zero", "rhs_zero", "out_zero") if (dtype := getattr(v, name))}
+    fused += [f"{name} of {short(dtype)}" for name, dtype in zeros.items()]
+    bias = f"bias of {short(v.bias)}" if v.bias else ""
+    return Form(
+        ", ".join(filter(None, (f"{short(v.lhs)} by {short(v.rhs)} -> {short(v.out)}", bias, v.requantize, *fused))),
+        v.lhs,
+        v.rhs,
+        v.out,
+        v.scales,
+        " ".join(name for name in ("lhs", "rhs") if getattr(v, f"{name}_zero")),
+        v.bias,
+        v.requantize,
+        v.bounded,
+        fast=not (v.is_integer or v.promoted or v.scales == "block"),
+        zero=v.lhs_zero or v.rhs_zero or S32,
+        out_zero=v.out_zero if v.requantize else S32,
+        batch=2 if v.batched else 0,
+    )
+
+
+def _alike(form: Form) -> Form:
+    """The same for forms that one kernel computes."""
+    return replace(form, name="", batch=min(form.batch, 1), scales=form.scales.replace("one", "vector"))
+
+
+_NAMED = {_alike(form) for form in (*BASIC, *OTHER)}
+FORMS = (*BASIC, *OTHER, *(form for form in map(_form_of, forms.FORMS) if _alike(form) not in _NAMED))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product to be checked. Values are "random" codes, "extreme" ones, "whole" small numbers, or "special": random
+    ones with NaN and infinities. Strides are "ready" for the copy engine, or such that factors must be copied."""
+
+    form: Form
+    tile: Tile | None
+    shape: tuple[int, int, int]
+    values: str = "random"
+    strides: str = "ready"
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.shape))
+        return f"{self.form.name}, {sizes}, {self.tile or 'tile by shape'}, {self.values}, {self.strides}"
+
+    def product(self, device: str) -> Product:
+        f, (m, n, k) = self.form, self.shape
+        make = _Maker(device, zlib.crc32(str(self).encode()))
+        batch = (f.batch,) if f.batch else ()
+        fused: dict[str, Any] = {"fast": f.fast}
+        lhs = _laid(make.codes(f.lhs, (*batch, m, k), self.values), self.strides)
+        rhs = _laid(make.codes(f.rhs, (*batch, n, k), self.values), self.strides).mT
+        if f.scales == "block":
+            steps, columns = -(-k // BLOCK), -(-n // BLOCK)
+            fused |= {"lhs_scale": make.powers((m, steps)), "rhs_scale": make.powers((steps, columns))}
+        elif f.scales:
+            rows, columns = (m, n) if f.scales == "vector" else (1, 1)
+            size = 2.0**-6 if f.is_integer else 2.0**-3
+            fused |= {"lhs_scale": make.scales((rows, 1), size), "rhs_scale": make.scales((1, columns), 1.0)}
+        for name, size in (("lhs", m), ("rhs", n)):
+            if name in f.zeros:
+                low, high = (-128, 256) if f.zero == S32 else (torch.iinfo(f.zero).min, torch.iinfo(f.zero).max + 1)
+                fused[f"{name}_zero"] = make.integers((size,), low, high, f.zero)
+        if f.bias is not None:
+            fused["bias"] = make.integers((n,), -5000, 5000, f.bias)
+        if f.requantize:
+            fused |= {"requantize": f.requantize, "out_scale": make.scales((n,), 40.0 * math.sqrt(k))}
+            fused["out_zero"] = None if f.out_zero is None else make.integers((n,), 0, 100, f.out_zero)
+        if f.bounded:
+            fused |= {"low": -300.0 * math.sqrt(k), "high": 900.0 * math.sqrt(k)}
+        return Product(lhs, rhs, f.out, **fused)
+
+    def variant(self) -> Variant | str:
+        return hopper.variant_of(self.product("meta"), self.tile)
+
+    def check(self, device: str = "cuda") -> float:
+        """Compute the product and compare; how far it is off, in parts of what it may be."""
+        p = self.product(device)
+        result = guarded(p, self.tile) if device == "cuda" else _emulated(p, self.tile)
+        return compare(result, p, exact=self.values == "whole" or self.form.is_integer)
+
+
+class _Maker:
+    """Makes tensors that are the same for a seed; without data on the device "meta"."""
+
+    def __init__(self, device: str, seed: int) -> None:
+        self.device = device
+        self.generator = None if device == "meta" else torch.Generator(device).manual_seed(seed)
+
+    def integers(self, shape: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
+        made = torch.randint(low, high, shape, generator=self.generator, device=self.device)
+        return made.to(dtype)
+
+    def powers(self, shape: Sequence[int]) -> Tensor:
+        return self.integers(shape, -2, 3, F32).exp2()
+
+    def scales(self, shape: Sequence[int], size: float) -> Tensor:
+        return (torch.rand(shape, generator=self.generator, device=self.device) + 0.25) * size
+
+    def codes(self, dtype: torch.dtype, shape: Sequence[int], values: str) -> Tensor:
+        if dtype in INTEGERS:
+            low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+            drawn = self.integers(shape, low, high + 1, dtype)
+            if values == "extreme":  # in whole rows
+                which = self.integers((*shape[:-1], 1), 0, 3, S32)
+                drawn = drawn.masked_fill(which == 0, low).masked_fill(which == 1, high)
+            return drawn
+        if values == "whole":
+            return self.integers(shape, -2, 3, F32).to(dtype)
+        if values == "extreme":
+            return (self.integers(shape, 0, 2, F32) * 2 - 1).mul(torch.finfo(dtype).max).to(dtype)
+        drawn = torch.randn(shape, generator=self.generator, device=self.device)
+        if values == "special":  # in a quarter of the rows
+            rare = self.integers((*shape[:-1], 1), 0, 4, S32) == 0
+            at = self.integers(shape, 0, shape[-1], S32).masked_fill(~rare, -1)
+            found = [math.nan] if dtype == E4M3 else [math.nan, math.inf, -math.inf]
+            for i, number in enumerate(found):
+                drawn = drawn.masked_fill(at == i, number)
+        return drawn.to(dtype)
+
+
+STRIDES = ("ready", "transposed", "sliced", "misaligned", "every other row", "one row")
+
+
+def _laid(x: Tensor, strides: str) -> Tensor:
+    """(..., rows, k) with other strides."""
+    *lead, rows, k = x.shape
+    if strides == "transposed":
+        return x.mT.contiguous().mT
+    if strides == "sliced":  # out of wider rows
+        wide = x.new_empty((*lead, rows, -(-k // 16) * 16 + 48))
+        return wide[..., 16 : 16 + k].copy_(x)
+    if strides == "misaligned":
+        return x.new_empty(x.numel() + 16)[1 : 1 + x.numel()].view(x.shape).copy_(x)
+    if strides == "every other row":
+        return x.new_empty((*lead, 2 * rows, k))[..., ::2, :].copy_(x)
+    if strides == "one row":
+        return x[..., :1, :].expand(x.shape)
+    assert strides == "ready", strides
+    return x
+
+
+# ---- computing it
+
+
+def guarded(p: Product, tile: Tile | None) -> Tensor:
+    """The product on a GPU, computed twice over memory with other patterns: all of it is written, nothing beside it."""
+    own = hopper.compiled
+
+    def surrounded(variant: Variant, pattern: int) -> Any:
+        kernel = own(variant)
+
+        def run(lhs: Tensor, rhs: Tensor, out: Tensor, *rest: Any) -> None:
+            size = out.numel() * out.element_size()
+            memory = torch.full((size + 2 * GUARD,), pattern, dtype=U8, device=out.device)
+            inner = memory[GUARD : GUARD + size].view(out.dtype).view(out.shape)
+            kernel(lhs, rhs, inner, *rest)
+            out.copy_(inner)
+            beside = torch.cat((memory[:GUARD], memory[-GUARD:]))
+            assert bool((beside == pattern).all()), "memory beside the result was written"
+
+        return run
+
+    results = []
+    fused = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
+    for pattern in PATTERNS:
+        hopper.compiled = lambda variant, pattern=pattern: surrounded(variant, pattern)
+        try:
+            results.append(hopper.plan(p, tile)(p.lhs, p.rhs, p.out, **fused))
+        finally:
+            hopper.compiled = own
+    assert torch.equal(*(r.view(U8) for r in results)), "two runs differ: elements that were not written, or a race"
+    return results[0]
+
+
+def _emulated(p: Product, tile: Tile | None) -> Tensor:
+    from tests import emulated
+
+    assert tile is not None
+    return emulated.run(p, tile)
+
+
+# ---- which cases there are
+
+
+def cases(form: Form) -> Iterator[Case]:
+    """Every tile that takes a form, with sizes that end within tiles; the basic forms also with odd N."""
+    for i, tile in enumerate(tiles.TILES):
+        draw = zlib.crc32(f"{form.name} {tile}".encode())
+        m = 1 + int(2 ** (draw % 997 / 997 * 11))  # 1 to 2,048, small ones as often as large ones
+        n, k = 16 * (1 + draw // 997 % 60), 16 * (9 + draw // 59821 % 112)
+        whole = "random" if form.is_integer else "whole"
+        case = Case(form, tile, (m, n, k), whole)
+        if isinstance(case.variant(), str):
+            continue
+        yield case
+        strides = STRIDES[i % len(STRIDES)]
+        longer = 0 if strides in ("sliced", "every other row") else 1 + draw % 15  # others must be copied
+        yield Case(form, tile, (m % 200 + 257, n, k + longer), "random", strides)
+        if form in BASIC:
+            yield Case(form, tile, (2 * (m // 2) + 1, n + 1, k % 500), whole)
+        if form in BASIC or E5M2 in (form.lhs, form.rhs):
+            yield Case(form, tile, (m % 300 + 1, n, k), "extreme" if form.is_integer else "special")

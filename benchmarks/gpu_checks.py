@@ -1,0 +1,278 @@
+"""Groups of cases for benchmarks.isolated: what the GPU is, the kernels built, and every check of them."""
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import gpu_cases as g
+from benchmarks.gpu_oracle import compare
+from benchmarks.isolated import Cases
+from cutlass_kernels import cache, hopper, tiles
+from cutlass_kernels.product import Product
+from cutlass_kernels.variants import Variant
+
+CHUNK = 5  # forms in a group
+LARGE = (
+    (8192, 1024, 1024),
+    (8191, 1040, 1008),
+    (4097, 333, 4095),
+    (1, 28672, 4096),
+    (17, 4095, 14336),
+    (300, 57344, 512),
+)
+
+
+def names() -> list[str]:
+    """The groups of checks, the most important first."""
+    own = "benchmarks.gpu_checks"
+    forms = [f"{own}:check:{first}" for first in range(0, len(g.FORMS), CHUNK)]
+    return [forms[0], f"{own}:surroundings", f"{own}:large", *forms[1:]]
+
+
+def describe() -> Cases:
+    yield "versions", _versions
+
+
+def _versions() -> dict[str, Any]:
+    found: dict[str, Any] = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
+    for package in ("nvidia-cutlass-dsl", "apache-tvm-ffi", "triton"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "none"
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(0)
+        found |= {
+            "device": gpu.name,
+            "capability": f"{gpu.major}.{gpu.minor}",
+            "multiprocessors": gpu.multi_processor_count,
+            "l2_bytes": gpu.L2_cache_size,
+            "memory_bytes": gpu.total_memory,
+            "driver": _driver(),
+        }
+    return found
+
+
+def _driver() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "unknown"
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        return "unknown"
+    return asked.stdout.split("\n")[0].strip() or "unknown"
+
+
+# ---- building
+
+
+def variants() -> list[Variant]:
+    """What the checks and timings need, each once, the most important first."""
+    from benchmarks import gpu_times
+
+    found: dict[Variant, None] = {}
+    for p in gpu_times.products():
+        if not isinstance(variant := hopper.variant_of(p), str):
+            found[variant] = None
+    for form in g.FORMS:
+        for case in g.cases(form):
+            if not isinstance(variant := case.variant(), str):
+                found[variant] = None
+    return list(found)
+
+
+def build(part: str, parts: str) -> Cases:
+    """Every `parts`-th kernel, compiled and kept on disk; the time of each in seconds, or nothing if it was there."""
+    torch.set_num_threads(1)
+    for variant in variants()[int(part) :: int(parts)]:
+        yield variant.name, lambda variant=variant: _built(variant)
+
+
+def _built(variant: Variant) -> float | None:
+    if cache.is_kept(variant.name, hopper.TARGET):
+        return None
+    begin = time.perf_counter()
+    hopper.compiled(variant)
+    return round(time.perf_counter() - begin, 3)
+
+
+def load() -> Cases:
+    """Kernels loaded from disk: milliseconds of each."""
+    for variant in variants()[:8]:
+        yield variant.name, lambda variant=variant: _loaded(variant)
+
+
+def _loaded(variant: Variant) -> float | None:
+    if not cache.is_kept(variant.name, hopper.TARGET):
+        return None
+    begin = time.perf_counter()
+    hopper.compiled(variant)
+    return round((time.perf_counter() - begin) * 1e3, 2)
+
+
+# ---- the kernels, tile by tile
+
+
+def check(first: str) -> Cases:
+    """Every tile of CHUNK forms."""
+    for form in g.FORMS[int(first) : int(first) + CHUNK]:
+        for case in g.cases(form):
+            yield str(case), case.check
+
+
+def emulated() -> Cases:
+    """A few small ones on the CPU."""
+    tile = tiles.TILES
+    for form, own, shape, values in (
+        (g.BASIC[0], tile[1], (9, 70, 130), "extreme"),
+        (g.BASIC[1], tile[5], (70, 144, 144), "random"),
+        (g.BASIC[4], tile[5], (33, 80, 300), "whole"),
+    ):
+        case = g.Case(form, own, shape, values, "misaligned")
+        yield str(case), lambda case=case: case.check("cpu")
+
+
+# ---- the operator
+
+
+def _mm(p: Product) -> Tensor:
+    from cutlass_kernels import operators
+
+    fused = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
+    return operators.mm(p.lhs, p.rhs, p.out, **fused)
+
+
+def _of(form: g.Form, shape: tuple[int, int, int], strides: str = "ready") -> Product:
+    return g.Case(form, None, shape, "random" if form.is_integer else "whole", strides).product("cuda")
+
+
+def large() -> Cases:
+    """Whole layers by the tile that their shape gets; every kind of strides; shapes without elements."""
+    for form in (*g.BASIC, g.FORMS[9]):
+        for m, n, k in LARGE:
+            shape = (m, n, k if form.is_integer else min(k, 2048))
+            yield f"{form.name}, {shape}", lambda form=form, shape=shape: _compared(_of(form, shape))
+    for strides in g.STRIDES:
+        for form in (g.BASIC[0], g.BASIC[2]):
+            name = f"{form.name}, {strides}"
+            yield name, lambda form=form, s=strides: _compared(_of(form, (129, 208, 272), s))
+    for shape in ((0, 64, 64), (64, 0, 64), (64, 64, 0), (1, 1, 1)):
+        yield f"s8, {shape}", lambda shape=shape: _compared(_of(g.BASIC[0], shape))
+
+
+def _compared(p: Product) -> float:
+    return compare(_mm(p), p, exact=True)
+
+
+def surroundings() -> Cases:
+    """Streams, graphs, torch.compile and devices."""
+    for form, shape in (
+        (g.BASIC[0], (16, 4096, 4096)),
+        (g.BASIC[1], (1000, 2048, 1024)),
+        (g.BASIC[4], (500, 1024, 2048)),
+    ):
+        for name, run in (("repeated", repeated), ("two streams", two_streams), ("CUDA graph", cuda_graph)):
+            yield f"{name}: {form.name}", lambda run=run, form=form, shape=shape: run(_of(form, shape))
+    yield "torch.compile, reduce-overhead", compiled
+    yield "current device", current_device
+    yield "after a wrong call", after_a_wrong_call
+
+
+def repeated(p: Product, times: int = 50) -> None:
+    """The same bits each time."""
+    first = _mm(p)
+    compare(first, p, exact=True)
+    for i in range(times):
+        assert torch.equal(_mm(p).view(torch.uint8), first.view(torch.uint8)), f"run {i + 1} gives other bits"
+
+
+def two_streams(p: Product) -> None:
+    """Two products at once, each after a long kernel of its own stream that makes its factor."""
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    results: list[list[Tensor]] = [[], []]
+    torch.cuda.synchronize()
+    for i in range(20):
+        for stream, own in zip(streams, results, strict=True):
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(200_000)
+                own.append(_mm(_with(p, _rolled(p.lhs, i))))
+    torch.cuda.synchronize()
+    for i in range(20):
+        wanted = _mm(_with(p, _rolled(p.lhs, i)))
+        for own in results:
+            assert torch.equal(own[i].view(torch.uint8), wanted.view(torch.uint8)), f"product {i} differs"
+
+
+def _rolled(x: Tensor, i: int) -> Tensor:
+    """Other rows of codes; of bytes, since torch.roll takes no floats of 8 bits."""
+    return x.view(torch.uint8).roll(i, 0).view(x.dtype)
+
+
+def _with(p: Product, lhs: Tensor) -> Product:
+    return replace(p, lhs=lhs)
+
+
+def cuda_graph(p: Product) -> None:
+    """Captured once, replayed on other numbers."""
+    lhs = p.lhs.clone()
+    _mm(_with(p, lhs))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = _mm(_with(p, lhs))
+    for i in range(3):
+        lhs.copy_(_rolled(p.lhs, i))
+        graph.replay()
+        torch.cuda.synchronize()
+        compare(result, _with(p, lhs), exact=True)
+
+
+def compiled() -> None:
+    p = _of(g.BASIC[1], (64, 512, 256))
+
+    def f(lhs: Tensor, rhs: Tensor, lhs_scale: Tensor, rhs_scale: Tensor) -> Tensor:
+        y = torch.ops.cutlass_kernels.mm(lhs, rhs, p.out, lhs_scale=lhs_scale, rhs_scale=rhs_scale)
+        return y * 2
+
+    _mm(p)
+    assert p.lhs_scale is not None and p.rhs_scale is not None
+    run = torch.compile(f, mode="reduce-overhead", fullgraph=True)
+    for i in range(5):
+        lhs = _rolled(p.lhs, i)
+        result = run(lhs, p.rhs, p.lhs_scale, p.rhs_scale).clone()
+        assert torch.equal(result, _mm(_with(p, lhs)) * 2), f"call {i} differs"
+
+
+def current_device() -> str:
+    """It stays; a product runs on the device of its factors."""
+    before = torch.cuda.current_device()
+    p = _of(g.BASIC[0], (64, 128, 128))
+    _mm(p)
+    assert torch.cuda.current_device() == before
+    if torch.cuda.device_count() < 2:
+        return "one GPU only"
+    other = Product(p.lhs.to("cuda:1"), p.rhs.to("cuda:1"), p.out)
+    result = _mm(other)
+    assert result.device.index == 1 and torch.cuda.current_device() == before
+    compare(result, other, exact=True)
+    return "two GPUs"
+
+
+def after_a_wrong_call() -> None:
+    """An error names the argument, and the next call is right."""
+    p = _of(g.BASIC[1], (64, 128, 128))
+    try:
+        _mm(Product(p.lhs, p.rhs, p.out, lhs_scale=p.lhs_scale))
+    except ValueError as error:
+        assert "rhs_scale" in str(error), error
+    else:
+        raise AssertionError("one scale alone was taken")
+    compare(_mm(p), p, exact=True)

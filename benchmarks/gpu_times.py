@@ -1,0 +1,282 @@
+"""Groups of timings for benchmarks.isolated: ours against what PyTorch has, over the layers of Llama 3, on one GPU.
+
+Times are those of the GPU, by graphs of many calls, replayed in turns; weights are read in turns out of more copies
+than the L2 cache holds, so that they come from memory. The host's time is measured by itself. A case gives a row:
+
+    {"group", "m", "n", "k", "bytes": read and written, "us": {name: microseconds}, "failed": {name: why}}
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import gpu_cases as g
+from benchmarks.isolated import Cases
+from cutlass_kernels import hopper, tiles, tune
+from cutlass_kernels.product import Product
+from cutlass_kernels.variants import Variant
+
+SMALL = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # (N, K) of Llama 3 with 8 billion parameters
+BIG = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))  # with 70 billion
+ROWS = (4096, 16, 1, 64, 1024, 256, 32, 128, 8192)  # M, in the order of what is missed most if time runs out
+SHAPES = [(m, n, k) for m in ROWS for n, k in (*SMALL, *BIG)]
+FEWEST = 17  # rows that torch._int_mm takes
+_MOST_RESERVED = 2**36  # bytes that graphs of earlier rows may keep
+FORMS = {
+    "int8": g.BASIC[0],
+    "int8 to bf16": g.BASIC[1],
+    "fp8": g.BASIC[2],
+    "fp8 fast": g.BASIC[3],
+    "fp8 blocks": g.BASIC[4],
+}
+Call = Callable[[Tensor, Tensor], Tensor]  # of both factors
+
+
+def names() -> list[str]:
+    groups = ("limits", "host", "int8", "int8_to_bf16", "fp8", "fp8_blocks", "by_tile")
+    return [f"benchmarks.gpu_times:{group}" for group in groups]
+
+
+def products() -> Iterator[Product]:
+    """What is timed, without data, on a GPU with as many multiprocessors as an H200."""
+    for form in FORMS.values():
+        for shape in SHAPES:
+            yield g.Case(form, None, shape).product("meta")
+
+
+# ---- limits of the GPU
+
+
+def limits() -> Cases:
+    yield "copy", lambda: {"name": "copy", "per_s": copied()}
+    yield "bf16 product", lambda: {"name": "bf16", "per_s": multiplied(torch.bfloat16, torch.mm)}
+    yield "int8 product", lambda: {"name": "int8", "per_s": multiplied(torch.int8, torch._int_mm)}
+
+
+def copied() -> float:
+    """Bytes per second that a large copy reads and writes."""
+    source = torch.randint(-128, 128, (2**31,), dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    (us,) = tune.microseconds([lambda i: target.copy_(source)], rounds=15, least_ms=10.0)
+    return 2 * source.numel() / us * 1e6
+
+
+def multiplied(dtype: torch.dtype, multiply: Callable[[Tensor, Tensor], Tensor], size: int = 8192) -> float:
+    """Operations per second of a large square product on random numbers."""
+    lhs, rhs = (torch.randint(-128, 128, (size, size), device="cuda").to(dtype) for _ in range(2))
+    (us,) = tune.microseconds([lambda i: multiply(lhs, rhs.T)], least_ms=20.0)
+    return 2 * size**3 / us * 1e6
+
+
+# ---- rows
+
+
+def row(group: str, shape: tuple[int, int, int], calls: Mapping[str, Call], lhs: Tensor, rhs: Tensor, out: int) -> Any:
+    """Times of several calls on the same factors; a peer that does not take them is left out, with its reason."""
+    (m, n, k), weights = shape, tune.in_turns(rhs)
+    taken, failed = {}, {}
+    for name, call in calls.items():
+        try:
+            call(lhs, rhs)
+            torch.cuda.synchronize()
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            if name.startswith("ours"):
+                raise
+            failed[name] = str(error).split("\n")[0][:200]
+        else:
+            taken[name] = lambda i, call=call: call(lhs, weights[i % len(weights)])
+    us = tune.microseconds(list(taken.values()), rounds=7)
+    times = {name: round(t, 3) for name, t in zip(taken, us, strict=True)}
+    if torch.cuda.memory_reserved() > _MOST_RESERVED:
+        torch.cuda.empty_cache()
+    size = m * k + k * n + m * n * out
+    return {"group": group, "m": m, "n": n, "k": k, "bytes": size, "us": times, "failed": failed}
+
+
+def ours(p: Product) -> Call:
+    from cutlass_kernels import operators
+
+    fused = {name: value for name, value in vars(p).items() if isinstance(value, Tensor)}
+    del fused["lhs"], fused["rhs"]
+    return lambda lhs, rhs: operators.mm(lhs, rhs, p.out, fast=p.fast, **fused)
+
+
+def _product(group: str, shape: tuple[int, int, int]) -> Product:
+    return g.Case(FORMS[group], None, shape).product("cuda")
+
+
+def _padded(call: Call, m: int) -> Call:
+    """With as many rows as torch._int_mm takes."""
+    if m >= FEWEST:
+        return call
+    return lambda lhs, rhs: call(torch.nn.functional.pad(lhs, (0, 0, 0, 32 - m)), rhs)[:m]
+
+
+def int8() -> Cases:
+    """To int32."""
+
+    def timed(shape: tuple[int, int, int]) -> Any:
+        p = _product("int8", shape)
+        # bfloat16 reads weights of its own, of which one copy is enough where it is as large as the cache.
+        decoded = tune.in_turns(p.rhs.to(torch.bfloat16))
+        turn, rows = iter(range(10**9)), p.lhs.to(torch.bfloat16)
+        calls = {
+            "ours": ours(p),
+            "_int_mm": _padded(torch._int_mm, p.m),
+            "bf16 mm": lambda lhs, rhs: torch.mm(rows, decoded[next(turn) % len(decoded)]),
+        }
+        return row("int8", shape, calls, p.lhs, p.rhs, 4)
+
+    for shape in SHAPES:
+        yield str(shape), lambda shape=shape: timed(shape)
+
+
+def int8_to_bf16() -> Cases:
+    """With scales of rows and columns; torch._int_mm and its epilogue by Inductor."""
+
+    def fused(lhs: Tensor, rhs: Tensor, lhs_scale: Tensor, rhs_scale: Tensor) -> Tensor:
+        return (torch._int_mm(lhs, rhs).to(torch.float32) * lhs_scale * rhs_scale).to(torch.bfloat16)
+
+    inductor = torch.compile(fused, dynamic=True)
+
+    def timed(shape: tuple[int, int, int]) -> Any:
+        p = _product("int8 to bf16", shape)
+        by_row, by_column = p.lhs_scale, p.rhs_scale
+        assert by_row is not None and by_column is not None
+        if p.m < FEWEST:
+            by_row = torch.nn.functional.pad(by_row, (0, 0, 0, 32 - p.m))
+        calls = {
+            "ours": ours(p),
+            "_int_mm + Inductor": _padded(lambda lhs, rhs: inductor(lhs, rhs, by_row, by_column), p.m),
+        }
+        return row("int8 to bf16", shape, calls, p.lhs, p.rhs, 2)
+
+    for shape in SHAPES:
+        yield str(shape), lambda shape=shape: timed(shape)
+
+
+def fp8() -> Cases:
+    """e4m3 to bf16 with scales of rows and columns, sums in float32 or in the matrix unit."""
+
+    def timed(shape: tuple[int, int, int]) -> Any:
+        p, fast = _product("fp8", shape), _product("fp8 fast", shape)
+        scales = {"scale_a": p.lhs_scale, "scale_b": p.rhs_scale, "out_dtype": p.out}
+        calls = {"ours": ours(p), "ours fast": ours(fast)}
+        for name, is_fast in (("_scaled_mm", False), ("_scaled_mm fast", True)):
+            calls[name] = lambda lhs, rhs, is_fast=is_fast: torch._scaled_mm(lhs, rhs, **scales, use_fast_accum=is_fast)
+        return row("fp8", shape, calls, p.lhs, p.rhs, 2)
+
+    for shape in SHAPES:
+        yield str(shape), lambda shape=shape: timed(shape)
+
+
+def fp8_blocks() -> Cases:
+    """e4m3 to bf16 with scales of 1 x 128 and 128 x 128."""
+
+    def timed(shape: tuple[int, int, int]) -> Any:
+        p = _product("fp8 blocks", shape)
+        assert p.lhs_scale is not None and p.rhs_scale is not None
+        by_row, by_block = (s.mT.contiguous().mT for s in (p.lhs_scale, p.rhs_scale))  # rows innermost, as cuBLAS wants
+
+        def theirs(lhs: Tensor, rhs: Tensor) -> Tensor:
+            kind = torch.nn.functional.ScalingType
+            return torch.nn.functional.scaled_mm(
+                *(lhs, rhs, by_row, kind.BlockWise1x128, by_block, kind.BlockWise128x128), output_dtype=p.out
+            )
+
+        return row("fp8 blocks", shape, {"ours": ours(p), "scaled_mm": theirs}, p.lhs, p.rhs, 2)
+
+    for shape in SHAPES:
+        yield str(shape), lambda shape=shape: timed(shape)
+
+
+def by_tile() -> Cases:
+    """Every tile, for cutlass_kernels.tiles to be compared with: "ours" is the one that it chooses."""
+
+    def timed(form: str, shape: tuple[int, int, int]) -> Any:
+        p = _product(form, shape)
+        chosen = hopper.variant_of(p)
+        assert isinstance(chosen, Variant), chosen
+        fused = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
+        fitting = [t for t in tiles.TILES if isinstance(hopper.variant_of(p, t), Variant)]
+        runs = {f"ours {t}": hopper.plan(p, t) for t in fitting}
+        calls = {name: lambda lhs, rhs, run=run: run(lhs, rhs, p.out, **fused) for name, run in runs.items()}
+        found = row("by tile", shape, calls, p.lhs, p.rhs, p.out.itemsize)
+        return found | {"form": form, "chosen": f"ours {chosen.tile}"}
+
+    for form in ("int8 to bf16", "fp8", "fp8 blocks"):
+        for shape in SHAPES:
+            if shape[1:] in SMALL:
+                yield f"{form}, {shape}", lambda form=form, shape=shape: timed(form, shape)
+
+
+# ---- the host
+
+
+def host() -> Cases:
+    """Microseconds of the host for a call, many of them queued, on products that take the GPU less."""
+    p = g.Case(g.BASIC[1], None, (16, 128, 128)).product("cuda")
+    plain = g.Case(g.BASIC[0], None, (16, 128, 128)).product("cuda")
+    fp8 = g.Case(g.BASIC[3], None, (16, 128, 128)).product("cuda")
+    rows = torch.zeros(32, 128, dtype=torch.int8, device="cuda")
+    scales = {"scale_a": fp8.lhs_scale, "scale_b": fp8.rhs_scale, "out_dtype": fp8.out}
+    for name, call in (
+        *host_calls(plain, p).items(),
+        ("_int_mm", lambda: torch._int_mm(rows, plain.rhs)),
+        ("_scaled_mm", lambda: torch._scaled_mm(fp8.lhs, fp8.rhs, **scales)),
+        ("torch.empty", lambda: torch.empty((16, 128), dtype=torch.bfloat16, device="cuda")),
+    ):
+        yield name, lambda name=name, call=call: {"name": name, **per_call(call, torch.cuda.synchronize)}
+
+
+def host_stubbed() -> Cases:
+    """The same without a GPU: tensors lie on the CPU, and nothing is launched."""
+    p = g.Case(g.BASIC[1], None, (16, 128, 128)).product("cpu")
+    plain = g.Case(g.BASIC[0], None, (16, 128, 128)).product("cpu")
+    hopper.compiled = lambda variant: lambda *args: None
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.cuda.device = lambda device: contextlib.nullcontext()  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: torch.device("cpu").index
+    torch.set_num_threads(1)
+    from cutlass_kernels import operators
+
+    library = torch.library.Library("cutlass_kernels", "IMPL")
+    library.impl("mm", operators._mm, "CPU")
+    for name, call in host_calls(plain, p).items():
+        yield name, lambda name=name, call=call: {"name": name, **per_call(call, lambda: library)}
+    empty = lambda: torch.empty((16, 128), dtype=torch.bfloat16)  # noqa: E731
+    yield "torch.empty", lambda: {"name": "torch.empty", **per_call(empty, lambda: library)}
+
+
+def host_calls(plain: Product, scaled: Product) -> dict[str, Callable[[], Any]]:
+    """The operator, plain and with scales, and what it holds: the plan of a product."""
+    from cutlass_kernels import operators  # noqa: F401 - which defines the operator
+
+    mm = torch.ops.cutlass_kernels.mm.default
+    scales = {"lhs_scale": scaled.lhs_scale, "rhs_scale": scaled.rhs_scale}
+    plan, plan_scaled = hopper.plan(plain), hopper.plan(scaled)
+    return {
+        "ours": lambda: mm(plain.lhs, plain.rhs, plain.out),
+        "ours, scaled": lambda: mm(scaled.lhs, scaled.rhs, scaled.out, **scales),
+        "our plan": lambda: plan(plain.lhs, plain.rhs, plain.out),
+        "our plan, scaled": lambda: plan_scaled(scaled.lhs, scaled.rhs, scaled.out, **scales),
+    }
+
+
+def per_call(call: Callable[[], Any], synchronize: Callable[[], Any], calls: int = 300, rounds: int = 25) -> Any:
+    """Microseconds, the median and the least of rounds of calls that are queued without waiting; fewer than a queue
+    holds."""
+    times = []
+    for _ in range(rounds):
+        synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - begin) / calls * 1e6)
+    synchronize()
+    return {"us": round(statistics.median(times[2:]), 3), "least_us": round(min(times), 3)}

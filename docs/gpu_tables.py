@@ -1,0 +1,112 @@
+"""The tables of docs/gpu.md, from the tables of the kernels."""
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from cutlass_kernels import operators, registry, tiles
+from cutlass_kernels.forms import BF16, E4M3, E5M2, FORMS, S8, S32, U8, variants
+from cutlass_kernels.product import FLOAT4, Product
+from cutlass_kernels.variants import Variant, short
+from tests import pages
+
+GPUS = {
+    "Ampere": (8, 0),
+    "Ada": (8, 9),
+    "Hopper": (9, 0),
+    "Blackwell, sm_100": (10, 0),
+    "sm_103": (10, 3),
+    "sm_110": (11, 0),
+    "sm_120": (12, 0),
+}
+WEIGHTS = {"Llama-3 8B": ((6144, 4096), (28672, 4096), (4096, 14336)), "70B": ((10240, 8192), (8192, 28672))}
+ROWS = (1, 16, 32, 64, 128, 256, 1024, 4096, 8192)
+
+
+def _products() -> Iterator[tuple[str, Product]]:
+    """A product of each kind, without data."""
+    m, n, k = 64, 512, 512
+    of_rows: dict[str, Any] = {"lhs_scale": torch.empty(m, 1), "rhs_scale": torch.empty(1, n)}
+
+    def made(lhs: torch.dtype, rhs: torch.dtype, out: torch.dtype, depth: int = k, **fused: Any) -> Product:
+        return Product(torch.empty(m, depth, dtype=lhs), torch.empty(n, depth, dtype=rhs).mT, out, **fused)
+
+    def groups(size: int, dtype: torch.dtype) -> dict[str, Any]:
+        shapes = {"lhs_scale": (m, k // size), "rhs_scale": (k // size, n)}
+        return {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
+
+    blocks: dict[str, Any] = {"lhs_scale": torch.empty(m, k // 128), "rhs_scale": torch.empty(k // 128, n // 128)}
+    zero, e8m0 = torch.empty(1, dtype=S8), torch.float8_e8m0fnu
+    yield "int8, uint8 to int32", made(S8, U8, S32)
+    yield "a batch of them", Product(torch.empty(4, m, k, dtype=S8), torch.empty(4, k, n, dtype=S8), S32)
+    yield "with scales, bias", made(S8, S8, BF16, **of_rows, bias=torch.empty(n))
+    yield "with zero points", made(S8, S8, BF16, **of_rows, lhs_zero=zero, rhs_zero=zero)
+    yield "requantized", made(S8, S8, S8, **of_rows, out_scale=torch.empty(1), requantize="division")
+    yield "fp8, scales of rows, columns", made(E4M3, E4M3, BF16, **of_rows)
+    yield "e5m2 by e4m3", made(E5M2, E4M3, BF16, **of_rows)
+    yield "fp8, blocks of 128", made(E4M3, E4M3, BF16, **blocks)
+    yield "MXFP8", made(E4M3, E4M3, BF16, **groups(32, e8m0))
+    yield "MXFP4", made(FLOAT4, FLOAT4, BF16, k // 2, **groups(32, e8m0))
+    yield "NVFP4", made(FLOAT4, FLOAT4, BF16, k // 2, **groups(16, E4M3), global_scale=torch.empty(1))
+
+
+def routes() -> str:
+    """Which route takes what, by GPU."""
+    rows = [["", *GPUS]]
+    installed = (
+        mock.patch.object(operators, "missing", lambda: None),
+        mock.patch.object(registry, "missing", lambda: None),
+    )
+    with installed[0], installed[1], FakeTensorMode(), torch.device("cuda", 0):
+        for name, product in _products():
+            rows.append([name, *(operators.routes(product, c)[-1][0] for c in GPUS.values())])
+    return pages.table(rows)
+
+
+def forms() -> str:
+    """What is compiled ahead of time."""
+    found = list(variants())
+    rows = [["factors", "result", "fused", "tiles"]]
+    for form in FORMS:
+        count = sum(_alike(form, v) for v in found)
+        rows.append([f"{short(form.lhs)} x {short(form.rhs)}", short(form.out), ", ".join(_fused(form)), str(count)])
+    return pages.table(rows)
+
+
+def _alike(form: Variant, v: Variant) -> bool:
+    return all(getattr(form, name) == getattr(v, name) for name in vars(form) if name not in ("tile", "tma"))
+
+
+def _fused(v: Variant) -> Iterator[str]:
+    scales = {"vector": "scales of rows and columns", "block": "scales of blocks"}
+    if v.batched:
+        yield "batches"
+    if v.scales:
+        yield scales[v.scales]
+    for name in ("lhs_zero", "rhs_zero"):
+        if getattr(v, name) is not None:
+            yield f"zero point on the {'left' if name == 'lhs_zero' else 'right'}"
+    if v.bias is not None:
+        yield f"bias in {short(v.bias)}"
+    if v.requantize:
+        yield f"requantized by {v.requantize}{', bounded' * v.bounded}"
+    if not v.is_integer and v.scales != "block":
+        yield "sums in float32" if v.promoted else "sums of 14 bits"
+
+
+def chosen() -> str:
+    """The tiles that the model takes."""
+    rows = [["N, K", *(f"M = {m}" for m in ROWS)]]
+    for model, shapes in WEIGHTS.items():
+        for n, k in shapes:
+            fitting = [v for t in tiles.TILES if (v := Variant(S8, S8, BF16, t, scales="vector", tma=not t.swap))]
+            fitting = [v for v in fitting if v.declines() is None]
+            best = [str(tiles.best(fitting, m, n, k, 132).tile).replace("_", " ") for m in ROWS]
+            rows.append([f"{n}, {k} ({model})", *best])
+    return pages.table(rows)
+
+
+TABLES = {": routes": routes, ": forms": forms, ": tiles": chosen}

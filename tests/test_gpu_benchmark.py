@@ -1,0 +1,326 @@
+"""The GPU benchmark without a GPU: its isolation, its budget, its goals, and what it says of made-up rows."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import torch
+from parameterized import parameterized
+
+from benchmarks import gpu, gpu_cases, gpu_checks, gpu_oracle, gpu_report, gpu_times, isolated
+from cutlass_kernels import forms, missing, tiles, tune
+from cutlass_kernels.product import Product
+
+MODULE = "tests.test_gpu_benchmark"
+
+
+# ---- groups that a child runs
+
+
+def passing(count="2"):
+    for i in range(int(count)):
+        yield f"case {i}", lambda i=i: i
+
+
+def _fail():
+    raise AssertionError("7 of 9 elements are wrong")
+
+
+def failing():
+    yield "good", lambda: 1
+    yield "bad", _fail
+    yield "good again", lambda: 2
+
+
+def hanging():
+    yield "good", lambda: 1
+    yield "endless", lambda: time.sleep(600)
+    yield "good again", lambda: 2
+
+
+def dying():
+    yield "good", lambda: 1
+    yield "killed", lambda: os.kill(os.getpid(), signal.SIGSEGV)
+    yield "good again", lambda: 2
+
+
+def poisoned():
+    """As an error of a GPU, after which every call of the process fails."""
+    isolated._is_poisoned = lambda: True
+    yield "good", lambda: 1
+    yield "bad", _fail
+    yield "good again", lambda: 2
+
+
+def all_dying():
+    for i in range(9):
+        yield f"case {i}", lambda: os._exit(5)
+
+
+def without_a_start():
+    raise OSError("no such device")
+
+
+def slow():
+    for i in range(20):
+        yield f"case {i}", lambda: time.sleep(0.5)
+
+
+def rows():
+    yield "a row", lambda: row(m=4096)
+
+
+def run(group, seconds=60.0, **options):
+    found = isolated.run(f"{MODULE}:{group}", time.monotonic() + seconds, **options)
+    return [(o.case, o.state, o.value, o.error) for o in found]
+
+
+class TestIsolation(unittest.TestCase):
+    def test_cases_pass(self):
+        assert run("passing:3") == [(f"case {i}", "passed", i, "") for i in range(3)]
+
+    def test_a_failure_does_not_stop_the_rest(self):
+        first, second, third = run("failing")
+        assert (first[:3], third[:3]) == (("good", "passed", 1), ("good again", "passed", 2))
+        assert second[1] == "failed" and second[3].startswith("AssertionError: 7 of 9 elements are wrong (test_gpu")
+
+    @parameterized.expand(
+        [
+            ("hanging", "endless", "hung", "nothing was heard for"),
+            ("dying", "killed", "died", f"status {-signal.SIGSEGV}"),
+            ("poisoned", "bad", "failed", "AssertionError"),
+        ]
+    )
+    def test_a_process_that_cannot_go_on_is_replaced(self, group, case, state, error):
+        outcomes = run(group, patience=8.0)
+        assert [o[:2] for o in outcomes] == [("good", "passed"), (case, state), ("good again", "passed")]
+        assert error in outcomes[1][3]
+
+    def test_not_for_ever(self):
+        outcomes = run("all_dying", restarts=2)
+        assert [o[1] for o in outcomes] == ["died"] * 3 + ["skipped"] and outcomes[-1][0] == "from case 3 on"
+
+    def test_a_group_that_does_not_start(self):
+        ((case, state, _, error),) = run("without_a_start")
+        assert (case, state) == ("(start)", "died") and "no such device" in error
+
+    def test_time_runs_out(self):
+        *done, last = run("slow", seconds=5.0)
+        assert 0 < len(done) < 20 and last[1] == "skipped"
+        assert last[0] == f"{20 - len(done)} cases" and {o[1] for o in done} == {"passed"}
+
+    def test_groups_side_by_side(self):
+        groups = [f"{MODULE}:{name}" for name in ("passing:2", "failing", "passing:1")]
+        outcomes = list(isolated.together(groups, time.monotonic() + 60, workers=2))
+        assert sorted(o.state for o in outcomes) == ["failed", *["passed"] * 5]
+
+
+# ---- made-up results
+
+
+def row(group="int8", m=4096, n=4096, k=4096, failed=None, **us):
+    us = us or {"ours": 100.0, "_int_mm": 110.0}
+    return {
+        "group": group,
+        "m": m,
+        "n": n,
+        "k": k,
+        "bytes": m * k + k * n + 4 * m * n,
+        "us": us,
+        "failed": failed or {},
+    }
+
+
+def results(*rows, **more):
+    return {"rows": list(rows), "limits": {"copy": 4e12}, **more}
+
+
+def goal(name, *rows, **more):
+    return next(g for g in gpu_report.goals(results(*rows, **more)) if g["name"].startswith(name))
+
+
+class TestReport(unittest.TestCase):
+    def test_goals_are_geometric_means(self):
+        rows = [row(m=64, ours=1.0, _int_mm=4.0), row(m=1, ours=2.0, _int_mm=1.0)]
+        found = goal("int8 to int32, times", *rows)
+        assert abs(found["mean"] - 2**0.5) < 1e-9 and found["rows"] == 2 and found["met"]
+        assert found["lowest"] == 0.5 and found["lowest_at"] == [1, 4096, 4096]
+        assert goal("int8 to int32, times", row(ours=10.0, _int_mm=9.9))["met"] is False
+
+    def test_a_peer_that_took_no_product(self):
+        found = goal("int8 to int32, times", row(ours=1.0), row(ours=1.0, _int_mm=1.5))
+        assert found["rows"] == 1 and found["mean"] == 1.5
+
+    def test_nothing_was_measured(self):
+        assert {g["met"] for g in gpu_report.goals({})} == {None}
+        assert all("not measured" in gpu_report.goal_line(g) for g in gpu_report.goals({}))
+
+    def test_operations_and_bytes(self):
+        r = row(m=4096, n=4096, k=4096, ours=100.0)
+        assert abs(gpu_report.tops(r) - 2 * 4096**3 / 1e-4 / 1e12) < 1e-6
+        assert (
+            goal("int8 to int32, M >= 4096", r)["met"] and goal("int8 to int32, M >= 4096", row(m=1024))["met"] is None
+        )
+        few = row("fp8", 16, 8192, 8192, ours=20.0)
+        share = goal("fp8, M <= 32", few)["mean"]
+        assert abs(share - 100 * few["bytes"] / 20e-6 / 4e12) < 1e-9
+        assert gpu_report.of_memory(few, {"rows": []}) is None
+
+    def test_host(self):
+        assert goal("host time", host={"ours, scaled": 7.9})["met"]
+        assert goal("host time", host={"ours, scaled": 8.1})["met"] is False
+
+    def test_table(self):
+        made = results(
+            row(ours=100.0, _int_mm=150.0),
+            row(n=8192, ours=200.0, _int_mm=200.0),
+            row("fp8", 16, **{"ours": 10.0, "ours fast": 8.0, "_scaled_mm": 12.0, "_scaled_mm fast": 12.0}),
+            row("fp8 blocks", 64, failed={"scaled_mm": "not there"}, ours=10.0),
+        )
+        made["goals"] = gpu_report.goals(made)
+        header, rule, *lines = gpu_report.table(made).splitlines()
+        assert header.count("|") == rule.count("|") == 6 and len(lines) == 4
+        assert lines[0].startswith("| int8 | 4096 | 1374 | 69 % of peak | 1.22 _int_mm |")
+        assert "| fp8 fast | 16 |" in lines[2] and "1.50 _scaled_mm fast" in lines[2]
+        assert lines[3].endswith("| – |")
+        assert gpu_report.table(made) in gpu_report.markdown(made)
+        assert "not there" in gpu_report.line(made["rows"][3], made)
+
+    def test_tile_line(self):
+        timed = row(**{"ours 64x64x128": 2.0, "ours 128x128x128": 1.0}) | {"form": "fp8", "chosen": "ours 64x64x128"}
+        assert "2.00 times the time of ours 128x128x128" in gpu_report.tile_line(timed)
+
+
+class TestOracle(unittest.TestCase):
+    def product(self):
+        lhs, rhs = torch.full((3, 64), 2, dtype=torch.int8), torch.full((64, 5), -3, dtype=torch.int8)
+        return Product(lhs, rhs, torch.int32)
+
+    def test_exact_integers(self):
+        good = torch.full((3, 5), -384, dtype=torch.int32)
+        gpu_oracle.compare(good, self.product(), exact=True)
+        good[1, 2] += 1
+        with self.assertRaisesRegex(AssertionError, r"1 of 15 elements are wrong, the first at \(1, 2\): -383.0"):
+            gpu_oracle.compare(good, self.product(), exact=True)
+
+    def test_floats_within_a_bound(self):
+        case = gpu_cases.Case(gpu_cases.BASIC[2], None, (40, 48, 512))
+        p = case.product("cpu")
+        right = gpu_oracle._expected(p)[0].to(torch.bfloat16)
+        assert gpu_oracle.compare(right, p, exact=False) < 1
+        for wrong in (right * 1.2, right.roll(1, 0), torch.full_like(right, torch.nan)):
+            with self.assertRaisesRegex(AssertionError, "elements are wrong"):
+                gpu_oracle.compare(wrong, p, exact=False)
+
+    def test_of_plain_torch(self):
+        """The reference of the package gives the same."""
+        from cutlass_kernels import plain
+
+        for form in gpu_cases.FORMS:
+            values = "random" if form.is_integer else "whole"
+            p = gpu_cases.Case(form, None, (9, 40, 150), values).product("cpu")
+            with self.subTest(form=form.name):
+                gpu_oracle.compare(plain.reference(p), p, exact=True)
+
+
+class TestCases(unittest.TestCase):
+    def test_every_tile_and_every_form(self):
+        every = [case for form in gpu_cases.FORMS for case in gpu_cases.cases(form)]
+        assert {case.tile for case in every} == set(tiles.TILES)
+        assert {case.form for case in every} == set(gpu_cases.FORMS)
+        assert len({form.name for form in gpu_cases.FORMS}) == len(gpu_cases.FORMS)
+        assert len({str(case) for case in every}) == len(every)
+        assert not [case for case in every if isinstance(case.variant(), str)]
+        assert {case.strides for case in every} | {"sliced", "misaligned"} <= set(gpu_cases.STRIDES)
+
+    def test_groups_cover_them(self):
+        groups = [name.split(":") for name in gpu_checks.names()]
+        firsts = [int(parts[2]) for parts in groups if parts[1] == "check"]
+        assert sorted(firsts) == list(range(0, len(gpu_cases.FORMS), gpu_checks.CHUNK))
+        assert all(callable(getattr(gpu_times, name.split(":")[1])) for name in gpu_times.names())
+        assert {name.split(":")[1] for name in gpu_times.names()} == set(gpu.WEIGHTS)
+
+    def test_kernels_to_build(self):
+        own = gpu_checks.variants()
+        assert len(set(own)) == len(own) and all(v.declines() is None for v in own)
+        assert {v for v in forms.variants() if v.tma} <= set(own), "what is compiled ahead of time is checked"
+
+    def test_in_turns_on_a_cpu(self):
+        x = torch.zeros(4, 4)
+        assert tune.in_turns(x) == [x]
+
+
+class TestRun(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.output = Path(folder.name) / "results" / "gpu.json"
+
+    def main(self, *arguments):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            status = gpu.main([*arguments, "--output", str(self.output)])
+        return status, said.getvalue()
+
+    @unittest.skipIf(missing() is not None, str(missing()))
+    def test_without_a_gpu(self):
+        with mock.patch.object(torch.cuda, "is_available", lambda: False):
+            status, said = self.main()
+        assert status == 0 and "no CUDA device" in said and said.count("\n") == 1 and not self.output.exists()
+
+    def test_without_the_compiler(self):
+        with mock.patch.object(gpu, "missing", lambda: "the CuTe DSL is not installed"):
+            status, said = self.main()
+        assert status == 0 and said == "nothing to run: the CuTe DSL is not installed\n"
+
+    @unittest.skipIf(missing() is not None, str(missing()))
+    def test_emulated(self):
+        status, said = self.main("--emulated")
+        assert status == 0, said
+        assert "3 checks passed, 0 cases failed" in said and "host, ours, scaled" in said and not self.output.exists()
+
+    def test_results_are_written_when_something_fails(self):
+        made = gpu.Run(60, self.output)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            gpu.check(made, [f"{MODULE}:failing", f"{MODULE}:passing:1"])
+            gpu.measure(made, [f"{MODULE}:rows"])
+            incomplete = json.loads(self.output.read_text())
+            status = gpu.finish(made)
+        assert status == 1 and "FAILED" in said.getvalue() and "int8 to int32, times" in said.getvalue()
+        found = json.loads(self.output.read_text())
+        assert (incomplete["complete"], found["complete"]) == (False, True)
+        assert found["checks"]["passed"] == 3 and found["rows"] == [row(m=4096)]
+        assert [(f["case"], f["state"]) for f in found["failed"]] == [("bad", "failed")]
+        assert found["goals"][0]["met"] is True
+
+    def test_what_no_time_is_left_for_is_named(self):
+        made = gpu.Run(0.0, None)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            gpu.check(made, [f"{MODULE}:passing:4"])
+            gpu.measure(made, [f"{MODULE}:rows"])
+            assert gpu.finish(made) == 0
+        assert [s["case"] for s in made.results["skipped"]] == ["4 cases", "1 cases"]
+        assert said.getvalue().count("no time was left") >= 2
+
+    def test_shares_of_the_time(self):
+        made, seen = gpu.Run(1000.0, None), []
+        with mock.patch.object(isolated, "run", lambda group, deadline, **_: seen.append(deadline) or iter(())):
+            gpu.measure(made, gpu_times.names())
+        left = [deadline - made.begin for deadline in seen]
+        weights = list(gpu.WEIGHTS.values())
+        assert abs(left[0] - 970 * weights[0] / sum(weights)) < 1 and abs(left[-1] - 970) < 1, left
+        made, seen = gpu.Run(60.0, None), []
+        with mock.patch.object(isolated, "run", lambda group, deadline, **_: seen.append(deadline) or iter(())):
+            gpu.measure(made, gpu_times.names())
+        assert abs(seen[0] - made.begin - gpu.LEAST) < 1 and max(seen) <= made.until(gpu.WRITTEN)
+
+
+if __name__ == "__main__":
+    unittest.main()
