@@ -2,6 +2,7 @@
 
 from hop import calibration as calibration
 from hop import presets as presets
+from hop import schemes as schemes
 from hop import storage as storage
 from hop._hop import decompositions as decompositions
 from hop.impls.explain import explain as explain
@@ -10,10 +11,14 @@ from hop.impls.pack import pack as pack
 from hop.impls.pack import unpack as unpack
 from hop.impls.quantize import fake_quantize as fake_quantize
 from hop.impls.quantize import quantize as quantize
+from hop.impls.quantized import Scales as Scales
+from hop.impls.quantized import quantized as quantized
 from hop.impls.scaled import scaled as scaled
 from hop.leaves import dequantize as dequantize
+from hop.noise import noise as noise
 from hop.proto import TensorProto as TensorProto
 from hop.quantizer import Quantizer as Quantizer
+from hop.schemes import Scheme as Scheme
 from hop.tensor import QuantizedTensor as QuantizedTensor
 
 __version__ = "0.1.0"

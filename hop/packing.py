@@ -29,7 +29,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
             f"{codes.dtype} of {tuple(codes.shape)}"
         )
     rest = -codes.shape[-1] % n
-    fields = torch.nn.functional.pad(codes & (2**bits - 1), (0, rest)).unflatten(-1, (-1, n)).unbind(-1)
+    masked = torch.bitwise_and(codes, 2**bits - 1)  # DTensor's & leaves codes as they are inside a rule (torch 2.13)
+    fields = torch.nn.functional.pad(masked, (0, rest)).unflatten(-1, (-1, n)).unbind(-1)
     packed = fields[0].to(torch.int16)
     for i, part in enumerate(fields[1:], start=1):
         packed = packed + part.to(torch.int16) * 2 ** (i * bits)

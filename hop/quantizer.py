@@ -21,7 +21,7 @@ from hop.blocks import Block
 from hop.formats import Codebook, Format, Integer, PowerOfTwo
 from hop.hadamard import Hadamard
 from hop.layouts import Decoded, Layout, Tiled
-from hop.scaling import Amax, Blocks, Found, Rule
+from hop.scaling import Amax, Blocks, Found, Rule, TwoLevel
 from hop.spelling import Value
 
 
@@ -136,6 +136,29 @@ class Quantizer(Value):
     def rows(self, shape: Sequence[int]) -> list[int]:
         """The shape over which blocks run."""
         return [functools.reduce(operator.mul, shape, 1)] if self.flat else list(shape)
+
+    def of_batch(self, ndim: int) -> "Quantizer":
+        """The quantizer of a batch, in front, whose members have `ndim` dimensions and are quantized by this one.
+        Blocks over a flat tensor must fit into a member."""
+        if self.flat:
+            return self
+        rule = self.scale
+        if isinstance(rule, TwoLevel):
+            rule = replace(rule, outer=(1, *blocks.per_dimension(rule.outer, ndim)))
+        return replace(self, block=(1, *blocks.per_dimension(self.block, ndim)), scale=rule)
+
+    def transposed(self, ndim: int) -> "Quantizer":
+        """The quantizer of the transposed matrices, of a tensor of `ndim` dimensions, which makes of them the
+        transposed codes and scales."""
+
+        def swap(block: Block) -> Block:
+            *lead, rows, columns = blocks.per_dimension(block, max(ndim, 2))
+            return (*lead, columns, rows)
+
+        rule = self.scale
+        if isinstance(rule, TwoLevel):
+            rule = replace(rule, outer=swap(rule.outer))
+        return replace(self, block=swap(self.block), scale=rule, hadamard=None)
 
     # ---- the meaning
 

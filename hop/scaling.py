@@ -81,10 +81,18 @@ class Rule(Value):
         """The rule."""
         raise NotImplementedError
 
+    def missing(self, prefix: str = "") -> str | None:
+        """What to say where the caller gives no scale, None if the rule finds one."""
+        return None
+
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
         """What is stored and encoded where the caller gives the scale."""
         tensors = (scale,) if zero_point is None else (scale, zero_point)
         return Found(tensors, parts.x / parts.once(self.step(tensors, format)))
+
+    def given_of(self, scale: Tensor, format: Format) -> Tensor:
+        """What the caller gives for `scale` to be stored."""
+        return scale
 
     def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         """s, in float32."""
@@ -138,7 +146,6 @@ class Given(Rule):
         raise ValueError(self.missing())
 
     def missing(self, prefix: str = "") -> str:
-        """What to say where the caller does not."""
         needed = f"{prefix}scale= and {prefix}zero_point=" if self.affine else f"{prefix}scale="
         return f"this quantizer has no rule to find a scale; pass {needed}"
 
@@ -254,6 +261,54 @@ class BlockScaling(CurrentScaling):
 
     def most(self, dtype: torch.dtype) -> float:
         return min(torch.finfo(dtype).max, LARGEST)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Delayed(Rule):
+    """FP8 by the amax of earlier steps, which the caller gives as scale: S = (max · 2^-margin) / amax; codes of x · S;
+    stored is scale = 1 / S.
+
+    S is 1 where amax is 0 or infinite, and at most the largest float32. hop.nn.AmaxHistory keeps the amax of the last
+    `history` steps, and gives the largest of them, or the most recent."""
+
+    margin: int = 0
+    history: int = 1024
+    most_recent: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("margin", -64), ("history", 1)):
+            n = getattr(self, name)
+            if isinstance(n, bool) or not isinstance(n, int) or not least <= n <= 2**20:
+                raise ValueError(f"Delayed: {name} must be an integer from {least} to 2^20, got {n!r}")
+        if not isinstance(self.most_recent, bool):
+            raise ValueError(f"Delayed: most_recent must be True or False, got {self.most_recent!r}")
+
+    def check(self, format: Format, block: Block) -> None:
+        if not isinstance(format, Float):
+            raise ValueError(f"scale=Delayed() is for 8-bit floats, and {format.name} is none")
+        if any(b != -1 for b in block):
+            raise ValueError(f"scale=Delayed() has one amax for the whole tensor: block must be (-1, -1), got {block}")
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        raise ValueError(self.missing())
+
+    def missing(self, prefix: str = "") -> str:
+        return f"this quantizer takes the amax of earlier steps, which hop.nn.AmaxHistory keeps; pass {prefix}scale="
+
+    def top(self, format: Format) -> float:
+        """The number that amax becomes."""
+        return format.max * 2.0**-self.margin
+
+    def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
+        factor = torch.full_like(scale, self.top(format)) / scale
+        factor = torch.where((scale == 0) | scale.isinf(), 1.0, factor).clamp(max=LARGEST)
+        return Found((factor.reciprocal(),), parts.x * factor)
+
+    def given_of(self, scale: Tensor, format: Format) -> Tensor:
+        return scale * self.top(format)
+
+    def slope(self, amax: Tensor, given: Tensor, format: Format) -> Tensor | float:
+        return torch.where((given == 0) | given.isinf(), 0.0, 1 / self.top(format))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

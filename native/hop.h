@@ -182,3 +182,6 @@ HOP_API int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32
 // The numbers, computed in float32 and cast to dtype once; out is contiguous.
 HOP_API int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const uint8_t* codes,
                            const void* scale, const void* second, void* out, int32_t threads);
+
+// count random bytes: stream number `stream` of the seed, which is read from memory.
+HOP_API void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads);

@@ -14,6 +14,7 @@ class Case:
     reference: Callable[..., Tensor]  # the operator's own reference, of the same tensors
     inner: Callable[..., Tensor]  # plain PyTorch of the same tensors, with the derivatives that the call has
     nodes: int = 1  # how many nodes of ours its graph has
+    nodes_below: int = 0  # the same of a graph that was traced below autograd, 0 for as many
     bound: float = 0.0  # how far a right result may be off; 0: not at all
     differentiable: bool = True  # by its floats
     smooth: bool = True  # differences come near its derivative, in float64

@@ -18,6 +18,10 @@ PROMISED_SCALED = (
     "linear_static linear_fixed_point conv1d conv2d conv2d_same conv3d conv_transpose2d embedding add sub mul cat relu "
     "clamp hardtanh max_pool2d avg_pool2d adaptive_avg_pool2d mean permute"
 ).split()
+PROMISED_QUANTIZED = (
+    "mm bmm addmm linear linear_static linear_groups linear_weight_only linear_ternary linear_output linear_codes "
+    "linear_mx linear_stochastic conv1d conv2d conv3d embedding"
+).split()
 PROMISED_ROUTES = (
     "eager full_path reference fake make_fx functionalize vmap jit_trace flops grad double_backward jvp func aot_eager "
     "aot_eager_dynamic aot_eager_training inductor inductor_dynamic inductor_training export_strict export_nonstrict "

@@ -5,8 +5,18 @@ import unittest
 
 from tests import test_distributed, test_meaning, test_routes
 from tests.cases import OPERATORS
-from tests.coverage import PAGE, PROMISED_LEAVES, PROMISED_OPERATORS, PROMISED_ROUTES, PROMISED_SCALED, page, suite
+from tests.coverage import (
+    PAGE,
+    PROMISED_LEAVES,
+    PROMISED_OPERATORS,
+    PROMISED_QUANTIZED,
+    PROMISED_ROUTES,
+    PROMISED_SCALED,
+    page,
+    suite,
+)
 from tests.leaves import LEAVES
+from tests.quantized import QUANTIZED
 from tests.routes import ROUTES
 from tests.scaled import SCALED
 
@@ -16,6 +26,7 @@ class TestCoverage(unittest.TestCase):
         assert set(PROMISED_OPERATORS) == {o.name for o in OPERATORS}
         assert set(PROMISED_LEAVES) == {leaf.name for leaf in LEAVES}
         assert set(PROMISED_SCALED) == {o.name for o in SCALED}
+        assert set(PROMISED_QUANTIZED) == {o.name for o in QUANTIZED}
 
     def test_every_promised_route_exists(self):
         assert set(PROMISED_ROUTES) == {r.name for r in ROUTES} | {"dtensor"}
@@ -26,6 +37,8 @@ class TestCoverage(unittest.TestCase):
         assert not missing, missing
         covered = test_routes.COVERED_SCALED | test_distributed.COVERED_SCALED
         assert set(itertools.product(PROMISED_SCALED, PROMISED_ROUTES)) <= covered
+        covered = test_routes.COVERED_QUANTIZED | test_distributed.COVERED_QUANTIZED
+        assert set(itertools.product(PROMISED_QUANTIZED, PROMISED_ROUTES)) <= covered
 
     def test_the_page_shows_it(self):
         assert PAGE.read_text() == page(PAGE.read_text()), "run python -m tests.coverage"
@@ -37,6 +50,7 @@ class TestCoverage(unittest.TestCase):
             for operator, route in test_routes.COVERED
         ]
         suites += [(test_routes.TestScaled, operator, route) for operator, route in test_routes.COVERED_SCALED]
+        suites += [(test_routes.TestQuantized, operator, route) for operator, route in test_routes.COVERED_QUANTIZED]
         for cls, operator, route in suites:
             names = [n for n in dir(cls) if n.startswith("test_")]
             single = any(n.startswith("test_single_") and n.endswith(f"_{route}_{operator}") for n in names)

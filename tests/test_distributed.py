@@ -19,11 +19,13 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import hop
 from tests.cases import BY_NAME, FLOAT, INTEGER, OPERATORS, arguments, assert_right, draw
 from tests.leaves import DEQUANTIZE, LEAVES, SETTINGS
+from tests.quantized import QUANTIZED
 from tests.scaled import SCALED
 
 aten = torch.ops.aten
 WORLD = 2
 COVERED = {(o.name, "dtensor") for o in (*OPERATORS, *LEAVES)}
+COVERED_QUANTIZED = {(o.name, "dtensor") for o in QUANTIZED}
 COVERED_SCALED = {(o.name, "dtensor") for o in SCALED}
 
 
@@ -183,6 +185,28 @@ def every_scaled(mesh: Any, rank: int) -> None:
             case.check(got.full_tensor())
 
 
+def every_quantized(mesh: Any, rank: int) -> None:
+    """Each operand replicated, or sharded alone along its first dimension; gradients too, where there are no random
+    bits."""
+    for operator in QUANTIZED:
+        if operator.scheme.is_stochastic():
+            continue
+        case = operator.case()
+        inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in case.tensors]
+        case.function(*inputs).square().sum().backward()
+        for chosen in (None, *range(len(case.tensors))):
+            placed = [_placed(t, 0 if i == chosen else None, mesh) for i, t in enumerate(case.tensors)]
+            placed = [x.detach().requires_grad_(x.is_floating_point()) for x in placed]
+            got = case.function(*placed)
+            assert isinstance(got, DTensor), operator.name
+            case.check(got.detach().full_tensor())
+            got.full_tensor().square().sum().backward()
+            for mine, one in zip(placed, inputs, strict=True):
+                if one.grad is not None:
+                    close = 1e-4 * float(one.grad.abs().max())
+                    torch.testing.assert_close(mine.grad.full_tensor(), one.grad, rtol=1e-4, atol=close)
+
+
 def _placed(t: Tensor, dim: int | None, mesh: Any) -> Any:
     if dim is None or t.dim() == 0:
         return DTensor.from_local(t, mesh, [Replicate()], run_check=False)
@@ -229,6 +253,7 @@ CHECKS: dict[str, Callable[[Any, int], None]] = {
         every_operator,
         every_leaf,
         every_scaled,
+        every_quantized,
         scaled_without_gathering,
         at_least_one_sharding,
         wrapping_partials,
@@ -264,6 +289,9 @@ class TestTwoProcesses(unittest.TestCase):
 
     def test_every_scaled(self):
         run("every_scaled")
+
+    def test_every_quantized(self):
+        run("every_quantized")
 
     def test_scaled_without_gathering(self):
         run("scaled_without_gathering")

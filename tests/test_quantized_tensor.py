@@ -625,9 +625,10 @@ CAT = {
     "mxfp8": {0, 1},
     "nvfp4_row": {0},
 }
-STACK = {
+STACK = {  # in front, scales stay each tensor's own
+    **{name: {0} for name, q in QUANTIZERS.items() if not q.flat},
     "int8_row": {0, 1, 2},
-    "int8_column": {2},
+    "int8_column": {0, 2},
     "int8_groups": {0, 1, 2},
     "int4": {0, 1},
     "uint4_affine": {0, 1},

@@ -11,11 +11,13 @@ from parameterized import parameterized
 from tests.case import Case
 from tests.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
 from tests.leaves import LEAVES, SETTINGS, Setting
+from tests.quantized import QUANTIZED
 from tests.routes import BATCHED, ROUTES, SINGLE, Route
 from tests.scaled import SCALED
 
 VALUES = (INTEGER, FLOAT)
 COVERED = {(o.name, r.name) for o, r in itertools.product((*OPERATORS, *LEAVES), ROUTES)}
+COVERED_QUANTIZED = {(o.name, r.name) for o, r in itertools.product(QUANTIZED, ROUTES)}
 COVERED_SCALED = {(o.name, r.name) for o, r in itertools.product(SCALED, ROUTES)}
 
 
@@ -89,3 +91,29 @@ class TestScaled(unittest.TestCase):
     @pytest.mark.full
     def test_compiled_program_at_length(self, _name: str, route: Route, part: int):
         route.run(*scaled_program(part))
+
+
+def quantized_program() -> tuple[list[Case], list[Case]]:
+    """All cases of quantized at once."""
+    return [o.case() for o in QUANTIZED], [case for o in QUANTIZED for case in o.gradient_cases()]
+
+
+class TestQuantized(unittest.TestCase):
+    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, QUANTIZED)])
+    def test_single(self, _name, route, operator):
+        route.run([operator.case()], operator.gradient_cases())
+
+    @parameterized.expand([(r.name, r) for r in BATCHED if not r.compiler])
+    def test_program(self, _name: str, route: Route):
+        route.run(*quantized_program())
+
+    @parameterized.expand([(r.name, r) for r in COMPILED if r.name in QUICK])
+    @pytest.mark.compiler
+    def test_compiled_program(self, _name: str, route: Route):
+        route.run(*quantized_program())
+
+    @parameterized.expand([(r.name, r) for r in COMPILED if r.name not in QUICK])
+    @pytest.mark.compiler
+    @pytest.mark.full
+    def test_compiled_program_at_length(self, _name: str, route: Route):
+        route.run(*quantized_program())

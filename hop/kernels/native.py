@@ -13,7 +13,13 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_VERSION = 1  # of the C interface
+import torch
+from torch import Tensor
+
+from hop import _compile
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_VERSION = 2  # of the C interface
 LEVELS = ("portable", "avx2", "avx512", "amx")
 _OFF = "off"
 
@@ -94,3 +100,20 @@ def use(path: str) -> Iterator[None]:
         yield
     finally:
         one.set(before)
+
+
+def declines_here() -> str | None:
+    """Why native kernels are not to be used for a call that is made or traced now, or None."""
+    if (reason := library().declines()) is not None:
+        return reason
+    if _compile.is_plain_eager() or _compile.is_compiling_for_here():
+        return None
+    return "writes into memory, so for eager mode, and programs that are compiled for this process"
+
+
+def declines_tensor(name: str, x: Tensor) -> str | None:
+    """Why they cannot take `x`, or None."""
+    known = type(x) in _PLAIN or _compile.is_compiling_for_here()
+    if not known or not x.is_cpu or x.layout != torch.strided or x.is_neg():
+        return f"for plain tensors on the CPU, and {name} is a {type(x).__name__} on {x.device}"
+    return None

@@ -17,10 +17,9 @@ from hop.formats import Format
 from hop.kernels import Kernel, native
 from hop.kernels.native_quantizers import Cut, cut, plan
 from hop.quantizer import Quantizer
-from hop.scaling import AbsMean, Given, TwoLevel
+from hop.scaling import AbsMean, TwoLevel
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @functools.cache
@@ -199,34 +198,19 @@ def _native(quantizer: str) -> Quantizer:
 # ---- the kernels
 
 
-def _declines_any() -> str | None:
-    if (reason := native.library().declines()) is not None:
-        return reason
-    if _compile.is_plain_eager() or _compile.is_compiling_for_here():
-        return None
-    return "writes into memory, so for eager mode, and programs that are compiled for this process"
-
-
-def _declines_tensor(name: str, x: Tensor) -> str | None:
-    known = type(x) in _PLAIN or _compile.is_compiling_for_here()
-    if not known or not x.is_cpu or x.layout != torch.strided or x.is_neg():
-        return f"for plain tensors on the CPU, and {name} is a {type(x).__name__} on {x.device}"
-    return None
-
-
 def _declines_quantize(call: tuple[Any, ...]) -> str | None:
     quantizer, x, scale, zero_point, noise, usages = call
-    if (reason := _declines_any()) is not None:
+    if (reason := native.declines_here()) is not None:
         return reason
     shape = _compile.hints(x.shape)
     if shape is None:
         return f"nothing is known of the sizes {tuple(x.shape)}"
     if x.dtype not in _DTYPES or 0 in shape:
         return f"for float32, bfloat16 and float16 tensors that are not empty, not {x.dtype} of {tuple(x.shape)}"
-    if (reason := _declines_tensor("x", x)) is not None:
+    if (reason := native.declines_tensor("x", x)) is not None:
         return reason
     for name, t in (("scale", scale), ("zero_point", zero_point), ("noise", noise)):
-        if t is not None and (reason := _declines_tensor(name, t)) is not None:
+        if t is not None and (reason := native.declines_tensor(name, t)) is not None:
             return reason
     for usage in usages:
         found = cut(quantizer, shape if usage == copies.ROWWISE else tuple(copies.columns(shape)))
@@ -245,7 +229,7 @@ def _declines_given(quantizer: str, found: Cut, x: Tensor, scale: Any, zero_poin
     if (scale is None) != (zero_point is None) and made.structure.affine:
         return "scale and zero_point are not both given"
     if scale is None:
-        return "needs a scale" if isinstance(made.quantizer.scale, Given) else None
+        return "needs a scale" if made.quantizer.scale.missing() is not None else None
     shape, dtype = found.buffers[-1 if isinstance(made.quantizer.scale, TwoLevel) else 1]
     if _compile.hints(scale.shape) != shape or scale.dtype not in (torch.float32, dtype):
         return f"for a scale in float32 or {dtype} of {shape}, not {scale.dtype} of {tuple(scale.shape)}"
@@ -263,7 +247,7 @@ def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
 
 def _declines_dequantize(call: tuple[Any, ...]) -> str | None:
     quantizer, buffers, usages, sizes, dtype = call
-    if (reason := _declines_any()) is not None:
+    if (reason := native.declines_here()) is not None:
         return reason
     shape = _compile.hints(sizes)
     if shape is None:
@@ -271,7 +255,7 @@ def _declines_dequantize(call: tuple[Any, ...]) -> str | None:
     if dtype not in _DTYPES or 0 in shape:
         return f"to float32, bfloat16 and float16, for tensors that are not empty; not {dtype} of {tuple(shape)}"
     for buffer in buffers:
-        if (reason := _declines_tensor("a buffer", buffer)) is not None:
+        if (reason := native.declines_tensor("a buffer", buffer)) is not None:
             return reason
     found = cut(quantizer, tuple(shape) if copies.ROWWISE in usages else tuple(copies.columns(shape)))
     if isinstance(found, str):

@@ -10,7 +10,6 @@ from torch import Tensor
 from hop import _compile, copies
 from hop._compile import OpOverload
 from hop.leaves import quantize_buffers
-from hop.scaling import Given
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import Cut, implements
@@ -206,8 +205,23 @@ def cat(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 @implements(aten.stack.default)
 def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """as cat"""
+    """a batch in front, of tensors with one quantizer, whose scales stay their own; otherwise as cat"""
+    first = tensors[0]
+    if dim in (0, -first.dim() - 1) and all(_is_row_wise_like(x, first) for x in tensors):
+        buffers = {name: torch.stack([x.buffers()[name] for x in tensors]) for name in first.buffers()}
+        return first.rebuilt(
+            buffers, quantizer=first.quantizer.of_batch(first.dim()), shape=(len(tensors), *first.shape)
+        )
     return views.cat([views.unsqueeze(x, dim) if isinstance(x, QuantizedTensor) else x for x in tensors], dim)
+
+
+def _is_row_wise_like(x: Any, first: Any) -> bool:
+    """Whether x is a quantized tensor like `first`, which can be a member of a batch."""
+    if not isinstance(x, QuantizedTensor) or not isinstance(first, QuantizedTensor):
+        return False
+    q = x.quantizer
+    batched = not q.flat and not q.is_tiled() and x.usages == (copies.ROWWISE,)
+    return batched and (q, x.shape, x.dtype) == (first.quantizer, first.shape, first.dtype)
 
 
 # ---- new tensors
@@ -286,12 +300,13 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
     """x with t's quantizer and copies; its scale is t's where the quantizer has no rule to find one."""
     q = t.quantizer
     scale = zero_point = noise = None
-    if isinstance(q.scale, Given):
+    if q.scale.missing() is not None:
         if x.shape == t.shape and x.device == t.device:
             scale, zero_point = t.scale, t.zero_point if q.scale.has_zero_point() else None
         else:
             made = {n: torch.ones(s, dtype=d, device=x.device) for n, (s, d) in q.buffers(x.shape).items()}
             scale, zero_point = made["scale"], made.get("zero_point")
+        scale = q.scale.given_of(scale, q.format)
     if q.stochastic:
         noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, device=x.device)
     buffers = quantize_buffers(str(q), x, scale, zero_point, noise, list(t.usages))
@@ -300,7 +315,7 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
 
 
 def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
-    given, shared = isinstance(to.quantizer.scale, Given), _shares_scale(to)
+    given, shared = to.quantizer.scale.missing() is not None, _shares_scale(to)
     if shared and not given:
         raise RuntimeError(
             f"copy_ into a part of a tensor whose elements share a scale with others, outside of the part, which would "

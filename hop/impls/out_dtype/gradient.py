@@ -52,7 +52,7 @@ def gradient(
     for arg in args:
         starts.append(starts[-1] + len(tree_leaves(arg)))
     wanted = {i for i, arg in enumerate(args) if isinstance(arg, Tensor) and needed[starts[i]]}
-    by_position = None if common.is_complex else _by_rule(grad, wanted, common, op, args, kwargs)
+    by_position = None if common.is_complex else by_rule(grad, wanted, common, op, args, kwargs)
     if by_position is None:
         return _through_reference(grad, needed, op, output_dtype, args, kwargs)
     grads: list[Tensor | None] = [None] * len(needed)
@@ -61,7 +61,8 @@ def gradient(
     return grads
 
 
-def _by_rule(grad: Tensor, wanted: set[int], common: torch.dtype, op: OpOverload, args: Any, kwargs: Any) -> Any:
+def by_rule(grad: Tensor, wanted: set[int], common: torch.dtype, op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The gradients by the position of the argument, None for an operator without a rule of ours."""
     product = as_product(op, args, kwargs)
     if product is not None:
         return _product(grad, wanted, common, product, args)
@@ -130,7 +131,7 @@ def _convolution(grad: Tensor, wanted: set[int], common: torch.dtype, form: Bias
     g = grad.unsqueeze(0) if form.unbatched else grad
     grads = {}
     if 0 in wanted:
-        d = call(aten.convolution.default, conv.x.dtype, *convolution_arguments(_adjoint(conv, g)))
+        d = call(aten.convolution.default, conv.x.dtype, *convolution_arguments(adjoint(conv, g)))
         grads[0] = d.squeeze(0) if form.unbatched else d
     if 1 in wanted:
         grads[1] = _filter_gradient(conv, *((g, conv.x) if conv.transposed else (conv.x, g)))
@@ -139,7 +140,7 @@ def _convolution(grad: Tensor, wanted: set[int], common: torch.dtype, form: Bias
     return grads
 
 
-def _adjoint(conv: Convolution, grad: Tensor) -> Convolution:
+def adjoint(conv: Convolution, grad: Tensor) -> Convolution:
     """The convolution that takes the gradient of the result to that of the input."""
     extra = [0] * len(conv.stride)
     if not conv.transposed:
@@ -160,14 +161,24 @@ def _adjoint(conv: Convolution, grad: Tensor) -> Convolution:
 
 
 def _filter_gradient(conv: Convolution, wide: Tensor, narrow: Tensor) -> Tensor:
-    """Gradient of the weight; `wide` is the side that the kernel slides over, `narrow` the other, both (N, C, *S)."""
+    d = call(aten.convolution.default, conv.weight.dtype, *convolution_arguments(filter_adjoint(conv, wide, narrow)))
+    return filter_of(conv, d)
+
+
+def filter_adjoint(conv: Convolution, wide: Tensor, narrow: Tensor) -> Convolution:
+    """The convolution whose result holds the gradient of the weight; `wide` is the side that the kernel slides over,
+    `narrow` the other, both (N, C, *S)."""
     n, channels, *size = wide.shape
-    per_group = channels // conv.groups
-    x = wide.reshape(n, conv.groups, per_group, *size).transpose(0, 2)
-    x = x.reshape(per_group, conv.groups * n, *size)
+    x = wide.transpose(0, 1)
+    if conv.groups > 1:
+        per_group = channels // conv.groups
+        x = wide.reshape(n, conv.groups, per_group, *size).transpose(0, 2).reshape(per_group, conv.groups * n, *size)
     lists = (conv.dilation, conv.padding, conv.stride)
-    swapped = Convolution(x, narrow.transpose(0, 1), *lists, False, [0] * len(conv.stride), conv.groups)
-    d = call(aten.convolution.default, conv.weight.dtype, *convolution_arguments(swapped))
+    return Convolution(x, narrow.transpose(0, 1), *lists, False, [0] * len(conv.stride), conv.groups)
+
+
+def filter_of(conv: Convolution, d: Tensor) -> Tensor:
+    """The gradient of the weight in the result of `filter_adjoint`."""
     for dim, size in enumerate(conv.weight.shape[2:], start=2):
         d = d.narrow(dim, 0, size)  # where the stride leaves a remainder, there are terms past the kernel
     return d.transpose(0, 1)

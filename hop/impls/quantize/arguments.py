@@ -9,7 +9,7 @@ from torch import Tensor
 from hop import copies
 from hop.formats import NOISE_BITS
 from hop.quantizer import Quantizer
-from hop.scaling import Given, TwoLevel
+from hop.scaling import TwoLevel
 
 GRADIENTS = ("clipped", "plain")
 
@@ -51,8 +51,8 @@ def fitting_scales(
     if scale is None:
         if zero_point is not None:
             raise ValueError(f"{name}: {prefix}zero_point is given without {prefix}scale; give both, or neither")
-        if isinstance(q.scale, Given):
-            raise ValueError(f"{name}: {q.scale.missing(prefix)}")
+        if (missing := q.scale.missing(prefix)) is not None:
+            raise ValueError(f"{name}: {missing}")
         return None, None
     described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.stored().items()}
     if shape is not None:

@@ -1,13 +1,10 @@
 """quantize and fake_quantize under vmap: all members of a batch at once, each with scales of its own."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
-from hop import blocks
 from hop.quantizer import Quantizer
-from hop.scaling import TwoLevel
 
 
 def operands(
@@ -23,10 +20,7 @@ def operands(
             return None
         found, *scales = front[0], *(None if t is None else t.flatten(0, 1) for t in front[1:3])
         return q, [found, *scales, front[3]]
-    rule = q.scale
-    if isinstance(rule, TwoLevel):
-        rule = replace(rule, outer=(1, *blocks.per_dimension(rule.outer, len(member))))
-    return replace(q, block=(1, *blocks.per_dimension(q.block, len(member))), scale=rule), front
+    return q.of_batch(len(member)), front
 
 
 def _front(t: Tensor, dim: int | None, size: int) -> Tensor:

@@ -33,7 +33,7 @@ from hop.impls.scaled.plans import operand
 from hop.kernels import Kernel
 from hop.leaves import buffers_operator
 from hop.quantizer import Quantizer
-from hop.scaling import Given
+from hop.scaling import Given, Rule
 from hop.tensor import QuantizedTensor
 
 _Optional = Tensor | None
@@ -166,8 +166,7 @@ class Scaled(Composite):
             q = Quantizer.parse(output)
             y = self(op, torch.float32, None, None, *args, **kwargs)
             given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
-            if isinstance(q.scale, Given):
-                grad, y = _through_activation(grad, y, q.scale)
+            grad, y = through_activation(grad, y, q.scale)
             flags = [False, True, *needed[2:4], False]
             through, *of_scales = straight_through(grad, flags, q, y, *given, None, "clipped")[1:4]
             assert through is not None
@@ -224,9 +223,9 @@ def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made
     return calls.shape(op, [operand(x) for x in args], kwargs)
 
 
-def _through_activation(grad: Tensor, y: Tensor, rule: Given) -> tuple[Tensor, Tensor]:
+def through_activation(grad: Tensor, y: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     """The gradient before a fused activation, and the result after it."""
-    low, high = rule.requantize.low, rule.requantize.high
+    low, high = (rule.requantize.low, rule.requantize.high) if isinstance(rule, Given) else (None, None)
     if low is None and high is None:
         return grad, y
     after = y.clamp(low, high)

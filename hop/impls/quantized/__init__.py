@@ -1,0 +1,184 @@
+"""quantized: an operator on floats that computes in low precision, and trains through it.
+
+calls.py      a call, taken apart, and what may be asked
+operands.py   its operands as codes
+gradient.py   its gradient, in three ways
+
+    hop_quantized(op, scheme, dtype, seed, *scales, *args) -> tensor, quantized or not
+
+`scheme` is the spelling of one, `scales` the fields of Scales. The meaning is hop.scaled of what hop.quantize makes of
+the operands.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from hop import _compile
+from hop._compile import OpOverload
+from hop._hop import Composite
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.quantize import straight_through
+from hop.impls.quantized import calls, gradient, operands
+from hop.impls.quantized.calls import Call, Scales, check_op, taken
+from hop.impls.scaled import scaled, through_activation
+from hop.impls.scaled.gradient import with_derivatives
+from hop.impls.scaled.roles import BIAS, LHS, RHS
+from hop.leaves import buffers_operator
+from hop.schemes import Scheme
+from hop.tensor import QuantizedTensor
+
+_Optional = Tensor | None
+_FIXED = 4 + len(Scales._fields)  # arguments before those of the operator
+
+
+class Quantized(Composite):
+    """hop_quantized."""
+
+    plain = Composite.plain | {QuantizedTensor}
+    parts = buffers_operator
+
+    def check(self, op: OpOverload, scheme: str, dtype: torch.dtype, /, *rest: Any, **kwargs: Any) -> Any:
+        check_op(op)
+        count = _FIXED - 3
+        bound, kwargs = describe(op).bind(tuple(rest[count:]), kwargs)
+        calls.check(taken(op, scheme, dtype, (*rest[:count], *bound), kwargs))
+        return (op, scheme, dtype, *rest[:count], *bound), kwargs
+
+    def reference(self, op: OpOverload, scheme: str, dtype: torch.dtype, /, *rest: Any, **kwargs: Any) -> Tensor:
+        call = taken(op, scheme, dtype, rest, kwargs)
+        args = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
+        output, scales = call.scheme.output, call.scales
+        if output is None:
+            return scaled(op, dtype, *args, **kwargs)
+        options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
+        made = scaled(op, output, *args, **options, **kwargs)
+        return made if made.dtype == dtype else made.rebuilt(made.buffers(), dtype=dtype)
+
+    def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def gradient(self, grad: Tensor, needed: Sequence[bool], /, *args: Any, **kwargs: Any) -> list[_Optional]:
+        op, scheme, dtype, *rest = args
+        call = taken(op, scheme, dtype, rest, kwargs)
+        found: list[_Optional] = [None] * len(needed)
+        if call.scheme.output is not None:
+            grad, *found[8:10] = _through_output(call, grad, needed[8:10])
+        starts = [_FIXED]
+        for x in call.args:
+            starts.append(starts[-1] + len(tree_leaves(x)))
+        wanted, places = [], {}
+        for role in (LHS, RHS, BIAS):
+            place = call.place(role)
+            if place is not None:
+                first = {LHS: 4, RHS: 6}.get(role)
+                flags = [needed[starts[place]], *(needed[first : first + 2] if first else [False, False])]
+                places[role] = (starts[place], first, flags)
+                wanted += [role] * any(flags)
+        through = gradient.through_operator(call, grad, wanted) if wanted else {}
+        for role, g in through.items():
+            at, first, flags = places[role]
+            if role == BIAS:
+                found[at] = g.to(call.find(BIAS).dtype)
+                continue
+            dx, *of_scales = gradient.through_quantizer(call, role, g, flags)
+            found[at] = dx if flags[0] else None
+            for i, d in enumerate(of_scales):
+                if flags[1 + i]:
+                    found[first + i] = d
+        return found
+
+    def forward_mode(self, op: OpOverload, scheme: str, dtype: torch.dtype, /, *rest: Any, **kwargs: Any) -> Tensor:
+        """The value, with the derivatives of the operator on fake-quantized operands."""
+        call = taken(op, scheme, dtype, rest, kwargs)
+        if call.scheme.output is not None:
+            raise NotImplementedError(
+                "quantized: a quantized result cannot carry a tangent; in forward mode take a scheme without output"
+            )
+        constants = tree_map_only(Tensor, torch.Tensor.detach, (op, scheme, dtype, *rest))
+        value = self(*constants, **kwargs)
+        factors = {role: operands.numbers(call, role, dtype) for role in (LHS, RHS) if call.place(role) is not None}
+        bias = {BIAS: call.find(BIAS).to(dtype)} if call.place(BIAS) is not None else {}
+        linear = op(*call.replaced(factors | bias), **kwargs)
+        return with_derivatives(value, linear)
+
+    def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
+        return torch.stack(gradient.members(self, size, dims, args, kwargs)), 0
+
+
+def _through_output(call: Call, grad: Tensor, needed: Sequence[bool]) -> tuple[Tensor, _Optional, _Optional]:
+    """The gradient before the output was quantized, and those of its scale and zero point."""
+    q, scales = call.scheme.output, call.scales
+    assert q is not None
+    args = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
+    y = scaled(call.op, torch.float32, *args, **call.kwargs)
+    grad, y = through_activation(grad, y, q.scale)
+    given = (scales.output, scales.output_zero_point)
+    fitted = calls.fitted(call, calls.OUTPUT, y)
+    flags = [False, True, *needed, False, False]
+    through, *of_scales = straight_through(grad, flags, q, y, *fitted, None, "clipped")[1:4]
+    assert through is not None
+    pairs = zip(of_scales, given, strict=True)
+    ds, dz = (None if g is None or t is None else g.sum_to_size(t.shape).to(t.dtype) for g, t in pairs)
+    return through, ds, dz
+
+
+quantized_operator = Quantized("hop_quantized")
+
+
+def quantized(
+    op: OpOverload,
+    scheme: Scheme,
+    /,
+    *args: Any,
+    dtype: torch.dtype | None = None,
+    scales: Scales | None = None,
+    seed: Tensor | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Run `op` on float tensors in low precision: their codes are really computed, and hop.scaled really runs on them.
+
+    What it returns is, bit for bit for integer formats, what hop.scaled gives for the operands as hop.quantize makes
+    them: the arithmetic of the deployed program. It is differentiable as the scheme says; see docs/training.md.
+
+    Args:
+        op: mm, bmm, addmm, linear, conv1d, conv2d, conv3d or embedding, as an operator overload.
+        scheme: how the operands, the result and the gradient are quantized, such as hop.schemes.INT8_DYNAMIC.
+        args, kwargs: the arguments of `op`, in its own order. One that is a QuantizedTensor already, by the scheme's
+            quantizer, is taken as it is.
+        dtype: of the result; by default that of the operands, under autocast that of autocast. The products of the
+            backward have it too.
+        scales: what takes the place of the rules of the scheme's quantizers: static, calibrated or learned scales and
+            zero points. They get gradients where they are floating point, but for `grad`.
+        seed: int64 of shape (), from which the random bits of stochastic rounding are found; by default one that is
+            drawn from PyTorch's generator, where the scheme needs it.
+
+    Returns:
+        What `op` gives, in `dtype`; a QuantizedTensor that appears in it where the scheme has an output.
+
+    Raises:
+        ValueError: `op` is none of those, or the scales or operands do not fit the scheme.
+        TypeError: scheme is no Scheme, or an operand no float tensor.
+        RuntimeError: operands on different devices, or that do not fit the schema of `op`, or an error of `op`.
+    """
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"quantized: scheme must be a hop.Scheme, such as hop.schemes.INT8_DYNAMIC; got {scheme!r}")
+    return _node(op, str(scheme), dtype, scales or Scales(), seed, *args, **kwargs)
+
+
+def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args: Any, **kwargs: Any) -> Any:
+    """The call, with what it leaves open."""
+    check_op(op)
+    bound, kwargs = describe(op).bind(args, kwargs)
+    found = calls.operands_of(op, bound)
+    if dtype is None:
+        dtype = calls.default_dtype(found)
+    if seed is None and Scheme.parse(text).is_stochastic():
+        seed = torch.randint(2**62, (), device=found[0].device)
+    return quantized_operator(op, text, dtype, seed, *scales, *bound, **kwargs)
+
+
+_compile.allow_in_graph(_node)

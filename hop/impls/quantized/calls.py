@@ -1,0 +1,224 @@
+"""A call of quantized, taken apart, and what may be asked."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop import _compile, copies, schemes
+from hop._compile import OpOverload
+from hop.impls.quantize.arguments import fitting_scales
+from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, RHS, ROLES, Roles, aten
+from hop.quantizer import Quantizer
+from hop.schemes import QUANTIZED, Scheme
+
+OPERATORS = (
+    *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.linear.default),
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.embedding.default),
+)
+"""The operators that quantized runs."""
+
+OUTPUT = "output"
+_TURNED = (aten.mm.default, aten.bmm.default, aten.addmm.default)  # whose rhs is summed over its rows
+
+
+class Scales(NamedTuple):
+    """What takes the place of the rules of a scheme's quantizers: scales and zero points, in the shapes of their
+    buffers or shapes that broadcast to them."""
+
+    lhs: Tensor | None = None
+    lhs_zero_point: Tensor | None = None
+    rhs: Tensor | None = None
+    rhs_zero_point: Tensor | None = None
+    output: Tensor | None = None
+    output_zero_point: Tensor | None = None
+    grad: Tensor | None = None
+
+
+class Call(NamedTuple):
+    """A call of quantized."""
+
+    op: OpOverload
+    scheme: Scheme
+    dtype: torch.dtype  # of the result, or in which a quantized one appears
+    seed: Tensor | None
+    scales: Scales
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def roles(self) -> Roles:
+        return ROLES[self.op]
+
+    def find(self, role: str) -> Any:
+        """The argument with `role`, None if there is none."""
+        return self.roles.find(role, self.args)
+
+    def place(self, role: str) -> int | None:
+        """The position of that argument."""
+        if role not in self.roles.roles:
+            return None
+        position = self.roles.roles.index(role)
+        return position if position < len(self.args) and self.args[position] is not None else None
+
+    def replaced(self, given: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments, with others in some roles."""
+        args = list(self.args)
+        for role, x in given.items():
+            place = self.place(role)
+            if place is not None:
+                args[place] = x
+        return tuple(args)
+
+    def quantizer(self, role: str) -> Quantizer | None:
+        """What quantizes the argument with `role`, as rows over which the operator sums."""
+        q = self.scheme.lhs if role == LHS else self.scheme.rhs
+        if q is None or self.roles.family is not CONVOLUTION:
+            return q
+        return schemes.for_convolution(q, self.find(role).dim())
+
+    def given(self, role: str) -> tuple[Tensor | None, Tensor | None]:
+        """The scale and zero point that take the place of its rule."""
+        return self.scales[:2] if role == LHS else self.scales[2:4]
+
+    def is_turned(self, role: str) -> bool:
+        """Whether the operator sums over the rows of the argument with `role`, so that the transposed one has them."""
+        return role == RHS and self.op in _TURNED
+
+
+def is_quantized(x: Any) -> bool:
+    """Whether x is a quantized tensor, at any level of torch.func."""
+    return isinstance(x, Tensor) and hasattr(_compile.innermost(x), "quantizer")
+
+
+def check(call: Call) -> None:
+    """Raise for a call that breaks a rule."""
+    check_op(call.op)
+    if call.dtype not in copies.APPEARANCES:
+        raise TypeError(f"quantized: dtype must be float16, bfloat16, float32 or float64, got {call.dtype}")
+    _check_operands(call)
+    _check_scales(call)
+    scheme, seed = call.scheme, call.seed
+    if seed is not None and (not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.dim()):
+        got = f"{seed.dtype} of {tuple(seed.shape)}" if isinstance(seed, Tensor) else type(seed).__name__
+        raise ValueError(f"quantized: seed must be an int64 tensor of shape (), got {got}")
+    if scheme.is_stochastic() and seed is None:
+        raise ValueError(f"quantized: {scheme!r} rounds at random; pass seed=, an int64 tensor of shape ()")
+    if call.roles.family is CONVOLUTION and scheme.backward == QUANTIZED:
+        for role in (LHS, RHS):
+            q = call.quantizer(role)
+            assert q is not None
+            if not schemes.rows_share_scales(q):
+                raise ValueError(
+                    f"quantized: with backward='quantized' {call.op} takes one scale for each "
+                    f"{'example' if role == LHS else 'output channel'} at most; the scheme's {role} is {q}"
+                )
+        assert scheme.grad is not None
+        if not schemes.rows_share_scales(schemes.for_convolution(scheme.grad, 4)):
+            raise ValueError(
+                f"quantized: with backward='quantized' {call.op} takes one scale for each row at most; the scheme's "
+                f"grad is {scheme.grad}"
+            )
+
+
+def check_op(op: Any) -> None:
+    """Raise unless it is an operator that quantized knows."""
+    if op not in OPERATORS:
+        known = ", ".join(sorted(str(o) for o in OPERATORS))
+        raise ValueError(f"quantized: op must be one of {known}; got {op}")
+
+
+def _check_operands(call: Call) -> None:
+    names = [a.name for a in call.op._schema.arguments]
+    found = []
+    for role in (LHS, RHS, BIAS):
+        place = call.place(role)
+        if place is None:
+            continue
+        x, name = call.args[place], names[place]
+        if not isinstance(x, Tensor):
+            raise TypeError(f"quantized: argument {name!r} of {call.op} must be a tensor, got {type(x).__name__}")
+        found.append((name, x))
+        if x.dtype not in copies.APPEARANCES:
+            raise TypeError(
+                f"quantized: argument {name!r} of {call.op} must be float16, bfloat16, float32 or float64, got "
+                f"{x.dtype}; hop.out_dtype runs operators on bare codes"
+            )
+        own = getattr(_compile.innermost(x), "quantizer", None)
+        wanted = call.quantizer(role) if role != BIAS else None
+        fits = [wanted, wanted.transposed(x.dim())] if wanted is not None and call.is_turned(role) else [wanted]
+        if own is not None and own not in fits:
+            raise ValueError(
+                f"quantized: argument {name!r} of {call.op} is quantized by {own}, and the scheme says {wanted}; give "
+                "it as a float tensor, or a scheme that fits"
+            )
+    (first, one), *others = found
+    for name, x in others:
+        if x.device != one.device:
+            raise RuntimeError(
+                f"quantized: all tensors must be on one device, but argument {first!r} of {call.op} is on {one.device} "
+                f"and {name!r} on {x.device}; move one of them"
+            )
+    if call.roles.family is EMBEDDING and call.scheme.rhs is None:
+        raise ValueError(f"quantized: {call.op} looks up rows of its rhs, which {call.scheme!r} leaves in floats")
+
+
+def _check_scales(call: Call) -> None:
+    """Raise unless scales are given where, and only where, the scheme has a quantizer for them, and fit."""
+    scales = call.scales
+    for role, scale, zero_point in (
+        (LHS, scales.lhs, scales.lhs_zero_point),
+        (RHS, scales.rhs, scales.rhs_zero_point),
+        (OUTPUT, scales.output, scales.output_zero_point),
+        ("grad", scales.grad, None),
+    ):
+        q = getattr(call.scheme, role)
+        if q is None:
+            if scale is not None or zero_point is not None:
+                raise ValueError(f"quantized: scales.{role} is given, and the scheme's {role} is None; leave it out")
+        elif scale is None and (missing := q.scale.missing()) is not None:
+            option = f"scales=hop.Scales({role}=...)"
+            raise ValueError(f"quantized: {role}={q} of the scheme: {missing.replace('scale=', option, 1)}")
+        elif role in (LHS, RHS) and call.place(role) is not None and not is_quantized(call.find(role)):
+            x = call.find(role)
+            fitted(call, role, x.mT if call.is_turned(role) else x)
+
+
+def taken(op: OpOverload, scheme: str, dtype: torch.dtype, rest: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """The call that stands in a graph as (op, scheme, dtype, seed, *scales, *args)."""
+    seed, *more = rest
+    count = len(Scales._fields)
+    return Call(op, Scheme.parse(scheme), dtype, seed, Scales(*more[:count]), tuple(more[count:]), kwargs)
+
+
+def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
+    """The factors among the arguments. Raises if one is missing or no tensor."""
+    names = [a.name for a in op._schema.arguments]
+    found = []
+    for place, role in enumerate(ROLES[op].roles[: len(args)]):
+        if role in (LHS, RHS):
+            if not isinstance(args[place], Tensor):
+                got = type(args[place]).__name__
+                raise TypeError(f"quantized: argument {names[place]!r} of {op} must be a tensor, got {got}")
+            found.append(args[place])
+    return found
+
+
+def default_dtype(found: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of the result of a call that names none."""
+    device = found[0].device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    dtype = found[0].dtype
+    for x in found[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
+
+
+def fitted(call: Call, role: str, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The given scale and zero point of an operand, or of the output, in the shapes of the buffers of `rows`."""
+    q = call.scheme.output if role == OUTPUT else call.quantizer(role)
+    given = call.scales[4:6] if role == OUTPUT else call.given(role)
+    assert q is not None
+    return fitting_scales("quantized", f"{role}_", q, rows.shape, rows.device, *given)

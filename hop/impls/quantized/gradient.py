@@ -1,0 +1,214 @@
+"""The gradient of quantized, in three ways.
+
+With y = op(l̂, r̂), l̂ and r̂ the numbers that the codes of the operands stand for, and G the gradient of y,
+
+    ste         dl̂ = G r̂ᵀ, dr̂ = l̂ᵀ G        the gradient of fake quantization
+    original    dl̂ = G rᵀ, dr̂ = lᵀ G        with the operands before they were quantized
+    quantized   the products of "ste", of codes: each sums over a dimension that the forward kept, and so
+
+        one scale for each row of r     it goes into G first: dl̂ = s_g · Σ q((G · s_r) / s_g) · r_codes
+        one scale for the tensor        it comes out of the sum
+        blocks along the rows           r is quantized once more, transposed, in blocks along the columns
+
+and likewise dr̂; q is the scheme's grad. From l̂ and r̂ the gradient goes to the operands and to their scales as
+hop.quantize takes it (hop.quantizer.Derivatives). The bias gets the sum of G.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hop import schemes
+from hop._compile import OpOverload
+from hop._hop import Composite
+from hop.impls.out_dtype import gradient as of_out_dtype
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.out_dtype.forms import as_convolution, as_product, convolution_arguments
+from hop.impls.quantize import straight_through
+from hop.impls.quantized import calls, operands
+from hop.impls.quantized.calls import Call, is_quantized, taken
+from hop.impls.quantized.operands import COLUMNS_STREAM, ROWS_STREAM, TURNED_LHS_STREAM, TURNED_RHS_STREAM
+from hop.impls.scaled import scaled
+from hop.impls.scaled.gradient import with_derivatives
+from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, MATRIX, RHS, aten
+from hop.schemes import ORIGINAL, QUANTIZED
+from hop.tensor import QuantizedTensor
+
+Gradients = dict[str, Tensor]
+
+
+class CodesGradient(Composite):
+    """hop_quantized_gradient: a product of codes, which has no derivatives itself.
+
+    hop_quantized_gradient(role, grad, op, scheme, dtype, seed, *scales, *args) -> tensor
+    """
+
+    plain = Composite.plain | {QuantizedTensor}
+
+    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    def reference(
+        self, role: str, grad: Tensor, op: OpOverload, scheme: str, dtype: torch.dtype, /, *rest: Any, **kwargs: Any
+    ) -> Tensor:
+        call = taken(op, scheme, dtype, rest, kwargs)
+        return (_matrix if call.roles.family is MATRIX else _convolution)(call, grad, role)
+
+    def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
+        return torch.stack(members(self, size, dims, args, kwargs)), 0
+
+
+def members(hop: Any, size: int, dims: Sequence[int | None], args: Any, kwargs: Any) -> list[Any]:
+    """What `hop` gives for each member of a batch by itself: its scales are its own."""
+    leaves, spec = tree_flatten((args, kwargs))
+    found = []
+    for i in range(size):
+        member = [x if dim is None else x.select(dim, i) for x, dim in zip(leaves, dims, strict=True)]
+        inner, options = tree_unflatten(member, spec)
+        found.append(hop(*inner, **options))
+    return found
+
+
+codes_gradient = CodesGradient("hop_quantized_gradient")
+
+
+def through_operator(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradients:
+    """The gradients of the numbers of the operands, by role, in the dtype of the call."""
+    if call.scheme.backward != QUANTIZED or call.roles.family not in (MATRIX, CONVOLUTION):
+        return _through_numbers(call, grad, wanted)
+    args = (call.op, str(call.scheme), call.dtype, call.seed, *call.scales, *call.args)
+    found = {role: codes_gradient(role, grad, *args, **call.kwargs) for role in wanted if role != BIAS}
+    again = torch.is_grad_enabled()  # it will be differentiated: straight through its roundings
+    linear = _through_numbers(call, grad, wanted if again else [role for role in wanted if role == BIAS])
+    return {role: with_derivatives(found[role], linear[role]) if again else found[role] for role in found} | {
+        role: g for role, g in linear.items() if role == BIAS
+    }
+
+
+def through_quantizer(
+    call: Call, role: str, grad: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of an operand, its scale and its zero point, of that of its numbers."""
+    x, q = call.find(role), call.quantizer(role)
+    if q is None or is_quantized(x):
+        return grad.to(x.dtype), None, None
+    rows, turned, given = operands.plain_rows(call, role), call.is_turned(role), call.given(role)
+    bits = operands.bits_of(q, rows, call.seed, operands.stream(role))
+    flags = [False, *needed, False, False]
+    fitted = calls.fitted(call, role, rows)
+    grad = grad.mT if turned else grad
+    dx, ds, dz = straight_through(grad, flags, q, rows, *fitted, bits, "clipped")[1:4]
+    assert dx is not None
+    pairs = zip((ds, dz), given, strict=True)
+    ds, dz = (None if d is None or t is None else d.sum_to_size(t.shape).to(t.dtype) for d, t in pairs)
+    return dx.mT if turned else dx, ds, dz
+
+
+def _through_numbers(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradients:
+    """ste and original: products of floats, in the dtype of the call."""
+    dtype, original = call.dtype, call.scheme.backward == ORIGINAL
+
+    def real(role: str) -> Any:
+        x = call.find(role)
+        if x is None or role == BIAS:
+            return x
+        return x.to(dtype) if original and not is_quantized(x) else operands.numbers(call, role, dtype)
+
+    bound, kwargs = describe(call.op).bind(call.replaced({r: real(r) for r in (LHS, RHS, BIAS)}), call.kwargs)
+    places = {i: role for role in wanted if (i := call.place(role)) is not None}
+    found = of_out_dtype.by_rule(grad.to(dtype), set(places), dtype, call.op, bound, kwargs)
+    return {places[i]: g for i, g in found.items() if i in places}
+
+
+# ---- products of codes
+
+
+def _matrix(call: Call, grad: Tensor, role: str) -> Tensor:
+    product = as_product(call.op, _plain(call), call.kwargs)
+    assert product is not None and call.scheme.grad is not None
+    lhs, rhs = product.lhs, product.rhs
+    g = grad.reshape(*lhs.shape[:-1], rhs.shape[-1])
+    g = g if product.alpha == 1 else g * product.alpha
+    if role == LHS:
+        turned, fold = _turned(call, RHS, rhs.mT, TURNED_RHS_STREAM)
+        codes = _gradient_codes(call, _times(g, None if fold is None else fold.mT), ROWS_STREAM)
+        return product.restore[0](_multiplied(codes, turned, call.dtype))
+    turned, fold = _turned(call, LHS, lhs, TURNED_LHS_STREAM)
+    columns, hadamard = _times(g, fold).mT, call.scheme.grad.hadamard
+    codes = _gradient_codes(call, columns if hadamard is None else hadamard.apply(columns), COLUMNS_STREAM)
+    return product.restore[1](_multiplied(codes, turned, call.dtype).mT)
+
+
+def _convolution(call: Call, grad: Tensor, role: str) -> Tensor:
+    form = as_convolution(call.op, _plain(call))
+    assert form is not None
+    conv, op = form.conv, aten.convolution.default
+    g = grad.unsqueeze(0) if form.unbatched else grad
+    if role == LHS:
+        weight, fold = _codes(call, RHS, conv.weight)
+        fold = None if fold is None else fold.transpose(0, 1)  # its rows are the channels of g
+        codes = _gradient_codes(call, _times(g, fold), ROWS_STREAM)
+        adjoint = of_out_dtype.adjoint(conv, g)._replace(x=codes, weight=weight)
+        d = scaled(op, call.dtype, *convolution_arguments(adjoint))
+        return d.squeeze(0) if form.unbatched else d
+    x, fold = _codes(call, LHS, conv.x)
+    adjoint = of_out_dtype.filter_adjoint(conv, x.codes, _times(g, fold))
+    codes = _gradient_codes(call, adjoint.weight, COLUMNS_STREAM)
+    turned = x.rebuilt(x.buffers() | {"codes": adjoint.x}, shape=adjoint.x.shape)
+    d = scaled(op, call.dtype, *convolution_arguments(adjoint._replace(x=turned, weight=codes)))
+    return of_out_dtype.filter_of(conv, d)
+
+
+def _plain(call: Call) -> tuple[Any, ...]:
+    """The arguments, with those that are quantized described alone."""
+    return tuple(torch.empty(x.shape, device="meta") if is_quantized(x) else x for x in call.args)
+
+
+def _turned(call: Call, role: str, x: Tensor, stream: int) -> tuple[QuantizedTensor, Tensor | None]:
+    """The rows x of an operand, (..., A, B), transposed and quantized, and what stays of their scales, (..., A, 1);
+    None for one that comes out of the sum."""
+    q = call.quantizer(role)
+    assert q is not None
+    if schemes.rows_share_scales(q):
+        made, fold = _codes(call, role, x)
+        return operands.swapped_codes(made), fold
+    if is_quantized(call.find(role)):
+        numbers = operands.numbers(call, role, call.dtype)
+        x = (numbers.mT if call.is_turned(role) else numbers).reshape(x.shape)
+    scale = call.given(role)[0]  # that of the whole tensor serves both copies
+    x = x.mT if q.hadamard is None else q.hadamard.apply(x.mT)
+    return operands.quantize(replace(q, hadamard=None), x, call.seed, stream, scale), None
+
+
+def _codes(call: Call, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | None]:
+    """The codes of an operand with one scale for each row, as the forward has them: of the rows x, which may be views
+    of it. Its scales apart, None where one serves the whole tensor."""
+    made, q = operands.quantized_rows(call, role), call.quantizer(role)
+    assert q is not None
+    flat: Any = made if made.shape == x.shape else made.reshape(x.shape)
+    if q.shares_scale():
+        return flat, None
+    step = flat.quantizer.scale.step(list(flat.buffers().values())[1:], flat.quantizer.format)
+    return operands.without_scale(flat), step
+
+
+def _gradient_codes(call: Call, g: Tensor, stream: int) -> QuantizedTensor:
+    q = call.scheme.grad
+    assert q is not None
+    q = schemes.for_convolution(q, g.dim()) if call.roles.family is CONVOLUTION else q
+    return operands.quantize(replace(q, hadamard=None), g, call.seed, stream, call.scales.grad)
+
+
+def _times(g: Tensor, fold: Tensor | None) -> Tensor:
+    return g if fold is None else g.to(torch.float32) * fold
+
+
+def _multiplied(lhs: Any, rhs: Any, dtype: torch.dtype) -> Tensor:
+    """lhs @ rhsᵀ of (..., M, K) and (..., N, K), both with one batch dimension or none."""
+    if lhs.dim() == 2:
+        return scaled(aten.linear.default, dtype, lhs, rhs)
+    return scaled(aten.bmm.default, dtype, lhs, operands.transposed(rhs))

@@ -1,0 +1,120 @@
+"""The operands of a call of quantized, as codes: rows over which the operator sums."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import copies
+from hop.impls.quantize import fake_quantize_operator, quantize_operator
+from hop.impls.quantized.calls import Call, is_quantized
+from hop.impls.scaled.roles import LHS
+from hop.leaves import dequantize
+from hop.noise import noise
+from hop.quantizer import Quantizer
+from hop.scaling import Given
+from hop.tensor import QuantizedTensor
+
+LHS_STREAM, RHS_STREAM, TURNED_LHS_STREAM, TURNED_RHS_STREAM, ROWS_STREAM, COLUMNS_STREAM = range(6)
+"""The streams of random bits that a call draws from its seed: of the operands, of their transposed copies, and of the
+gradient in the products for lhs and for rhs."""
+
+
+def quantize(
+    q: Quantizer,
+    x: Tensor,
+    seed: Tensor | None,
+    stream: int,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+) -> Any:
+    """hop.quantize, its random bits found from a seed."""
+    bits = bits_of(q, x, seed, stream)
+    return quantize_operator(str(q), x, scale, zero_point, bits, [copies.ROWWISE], "clipped")
+
+
+def bits_of(q: Quantizer, x: Tensor, seed: Tensor | None, stream: int) -> Tensor | None:
+    """The random bits by which q rounds x, None if it rounds to the nearest."""
+    return noise(seed, x.shape, stream=stream) if q.stochastic and seed is not None else None
+
+
+def plain_rows(call: Call, role: str) -> Tensor:
+    """The float argument with `role` as rows over which the operator sums."""
+    x = call.find(role)
+    return x.mT if call.is_turned(role) else x
+
+
+def rows(call: Call, role: str) -> Any:
+    """The same, quantized where the scheme says so."""
+    q = call.quantizer(role)
+    if q is None:
+        return plain_rows(call, role)
+    return quantize(q, plain_rows(call, role), call.seed, stream(role), *call.given(role))
+
+
+def stream(role: str) -> int:
+    """The stream of an operand."""
+    return LHS_STREAM if role == LHS else RHS_STREAM
+
+
+def quantized_rows(call: Call, role: str) -> QuantizedTensor:
+    """The same of an argument that may be quantized already."""
+    x = call.find(role)
+    if not is_quantized(x):
+        return rows(call, role)
+    if not call.is_turned(role):
+        return x
+    if copies.ROWWISE in x.usages:
+        return swapped_codes(x)
+    q, shape = x.quantizer, (x.shape[-1], x.shape[-2])
+    names = [b.name for b in copies.describe(q, shape, (copies.ROWWISE,))]
+    return x.rebuilt(dict(zip(names, x.buffers().values(), strict=True)), shape=shape)
+
+
+def argument(call: Call, role: str) -> Any:
+    """What scaled takes as the argument with `role`."""
+    x = call.find(role)
+    if x is None or is_quantized(x) or call.quantizer(role) is None:
+        return x
+    made = rows(call, role)
+    return transposed(made) if call.is_turned(role) else made
+
+
+def numbers(call: Call, role: str, dtype: torch.dtype) -> Tensor:
+    """What the argument with `role` stands for once it is quantized, with its straight-through derivatives."""
+    x = call.find(role)
+    if is_quantized(x):
+        return dequantize(x, dtype)
+    q = call.quantizer(role)
+    if q is None:
+        return x.to(dtype)
+    x = plain_rows(call, role)
+    bits = bits_of(q, x, call.seed, stream(role))
+    made = fake_quantize_operator(str(q), x, *call.given(role), bits, "clipped").to(dtype)
+    return made.mT if call.is_turned(role) else made
+
+
+def transposed(t: QuantizedTensor) -> QuantizedTensor:
+    """The transposed matrices, of the same codes and scales."""
+    buffers, shape = t.buffers(), (*t.shape[:-2], t.shape[-1], t.shape[-2])
+    if t.dim() == 2:  # the rows of the one are the columns of the other
+        q = replace(t.quantizer, hadamard=None)
+        names = [b.name for b in copies.describe(q, shape, (copies.COLUMNWISE,))]
+        return t.rebuilt(dict(zip(names, buffers.values(), strict=True)), quantizer=q, shape=shape)
+    return swapped_codes(t)
+
+
+def swapped_codes(t: QuantizedTensor) -> QuantizedTensor:
+    """The transposed matrices, as rows of their own."""
+    q, shape = t.quantizer, (*t.shape[:-2], t.shape[-1], t.shape[-2])
+    codes = t.codes.mT if q.per_byte() == 1 else q.format.pack(q.format.unpack(t.codes, t.shape[-1]).mT)
+    buffers = {name: b.mT for name, b in t.buffers().items()} | {"codes": codes}
+    return t.rebuilt(buffers, quantizer=q.transposed(t.dim()), shape=shape)
+
+
+def without_scale(t: QuantizedTensor) -> QuantizedTensor:
+    """The codes of t, less their zero point, as numbers: with a scale of 1."""
+    affine = t.quantizer.scale.has_zero_point()
+    q = replace(t.quantizer, block=(-1,) * max(t.dim(), 1), scale=Given(affine=affine), stochastic=False, hadamard=None)
+    return t.rebuilt(t.buffers() | {"scale": torch.ones([1] * t.dim(), device=t.codes.device)}, quantizer=q)

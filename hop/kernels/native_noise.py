@@ -1,0 +1,38 @@
+"""Random bits of stochastic rounding on the CPU, in C++ (native/noise.cpp)."""
+
+import ctypes
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import _compile
+from hop.kernels import Kernel, native
+
+
+@functools.cache
+def _function() -> Any:
+    library: Any = native.library().functions
+    found = library.hop_noise
+    found.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32]
+    found.restype = None
+    return found
+
+
+def _declines(call: tuple[Any, ...]) -> str | None:
+    seed, _, shape = call
+    if (reason := native.declines_here() or native.declines_tensor("seed", seed)) is not None:
+        return reason
+    return None if _compile.hints(shape) is not None else f"nothing is known of the sizes {tuple(shape)}"
+
+
+def _noise(call: tuple[Any, ...]) -> Tensor:
+    seed, stream, shape = call
+    out = torch.empty(shape, dtype=torch.uint8)
+    _function()(seed.data_ptr(), stream, math.prod(shape), out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+NOISE = Kernel("native", _declines, _noise, leaf=True)

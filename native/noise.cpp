@@ -1,0 +1,49 @@
+// Random bits of stochastic rounding: Philox4x32-10, as hop/noise.py defines it.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu.h"
+#include "hop.h"
+#include "isa.h"
+#include "parallel.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace hop {
+namespace portable {
+namespace {
+#include "noise_run.h"
+}  // namespace
+}  // namespace portable
+
+#if defined(__x86_64__)
+HOP_BEGIN_TARGET(HOP_AVX2)
+namespace avx2 {
+namespace {
+#include "noise_run.h"
+}  // namespace
+}  // namespace avx2
+HOP_END_TARGET
+
+HOP_BEGIN_TARGET(HOP_AVX512)
+namespace avx512 {
+namespace {
+#include "noise_run.h"
+}  // namespace
+}  // namespace avx512
+HOP_END_TARGET
+#endif
+}  // namespace hop
+
+void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads) {
+    const uint64_t key = static_cast<uint64_t>(*seed);
+    switch (hop::level()) {
+#if defined(__x86_64__)
+        case hop::Level::amx:
+        case hop::Level::avx512: return hop::avx512::noise(key, stream, count, out, threads);
+        case hop::Level::avx2: return hop::avx2::noise(key, stream, count, out, threads);
+#endif
+        default: return hop::portable::noise(key, stream, count, out, threads);
+    }
+}
