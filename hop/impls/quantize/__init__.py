@@ -232,7 +232,7 @@ def quantize(
     zero_point: Tensor | None = None,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
-    usages: Sequence[str] = (copies.ROWWISE,),
+    usages: str | Sequence[str] = (copies.ROWWISE,),
     gradient: str = "clipped",
 ) -> QuantizedTensor:
     """Quantize `x` as `q` says.
@@ -257,7 +257,8 @@ def quantize(
         ValueError: what is given does not fit x, or q, or each other.
     """
     text, noise = _prepared("quantize", q, x, noise, generator)
-    return _quantize_node(text, x, scale, zero_point, noise, list(usages), gradient)  # type: ignore[return-value]
+    named = [usages] if isinstance(usages, str) else list(usages)
+    return _quantize_node(text, x, scale, zero_point, noise, named, gradient)  # type: ignore[return-value]
 
 
 def fake_quantize(

@@ -166,7 +166,10 @@ def quantized(
     """
     if not isinstance(scheme, Scheme):
         raise TypeError(f"quantized: scheme must be a hop.Scheme, such as hop.schemes.INT8_DYNAMIC; got {scheme!r}")
-    return _node(op, str(scheme), dtype, scales or Scales(), seed, *args, **kwargs)
+    scales = Scales() if scales is None else scales
+    if not isinstance(scales, Scales):
+        raise TypeError(f"quantized: scales must be hop.Scales, got {type(scales).__name__}")
+    return _node(op, str(scheme), dtype, scales, seed, *args, **kwargs)
 
 
 def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args: Any, **kwargs: Any) -> Any:

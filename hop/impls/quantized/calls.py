@@ -82,6 +82,11 @@ class Call(NamedTuple):
         """The scale and zero point that take the place of its rule."""
         return self.scales[:2] if role == LHS else self.scales[2:4]
 
+    @property
+    def gradient(self) -> str:
+        """How hop.quantize takes the gradient back: products of codes know nothing of what was clipped."""
+        return "plain" if self.scheme.backward == QUANTIZED else "clipped"
+
     def is_turned(self, role: str) -> bool:
         """Whether the operator sums over the rows of the argument with `role`, so that the transposed one has them."""
         return role == RHS and self.op in _TURNED

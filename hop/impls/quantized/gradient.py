@@ -11,7 +11,8 @@ With y = op(l̂, r̂), l̂ and r̂ the numbers that the codes of the operands st
         blocks along the rows           r is quantized once more, transposed, in blocks along the columns
 
 and likewise dr̂; q is the scheme's grad. From l̂ and r̂ the gradient goes to the operands and to their scales as
-hop.quantize takes it (hop.quantizer.Derivatives). The bias gets the sum of G.
+hop.quantize takes it (hop.quantizer.Derivatives): for "ste" and "original" that of an element that was clipped is 0,
+for "quantized" it is not. The bias gets the sum of G.
 """
 
 from collections.abc import Sequence
@@ -101,7 +102,7 @@ def through_quantizer(
     flags = [False, *needed, False, False]
     fitted = calls.fitted(call, role, rows)
     grad = grad.mT if turned else grad
-    dx, ds, dz = straight_through(grad, flags, q, rows, *fitted, bits, "clipped")[1:4]
+    dx, ds, dz = straight_through(grad, flags, q, rows, *fitted, bits, call.gradient)[1:4]
     assert dx is not None
     pairs = zip((ds, dz), given, strict=True)
     ds, dz = (None if d is None or t is None else d.sum_to_size(t.shape).to(t.dtype) for d, t in pairs)

@@ -91,7 +91,7 @@ def numbers(call: Call, role: str, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
     x = plain_rows(call, role)
     bits = bits_of(q, x, call.seed, stream(role))
-    made = fake_quantize_operator(str(q), x, *call.given(role), bits, "clipped").to(dtype)
+    made = fake_quantize_operator(str(q), x, *call.given(role), bits, call.gradient).to(dtype)
     return made.mT if call.is_turned(role) else made
 
 
