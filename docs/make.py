@@ -21,6 +21,7 @@ from hop.presets import PRESETS
 from hop.quantizer import Quantizer
 from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
 from hop.scaling import AbsMean, Amax, MinMax, Rule
+from hop.schemes import SCHEMES
 from hop.tensor.table import RULES
 from tests import pages
 
@@ -90,6 +91,16 @@ def scaled_operators() -> str:
         found.setdefault((roles.family.name, ", ".join(roles.roles)), []).append(f"`{op}`")
     rows = [[family, roles, " ".join(sorted(ops))] for (family, roles), ops in found.items()]
     return pages.table([["", "roles of the tensors", "operators"], *rows])
+
+
+def schemes() -> str:
+    """The schemes with a name."""
+    header = ["scheme", "lhs", "rhs", "grad", "backward"]
+    rows = []
+    for name, s in SCHEMES.items():
+        quantizers = ["" if q is None else f"`{repr(q).removeprefix('Quantizer')}`" for q in (s.lhs, s.rhs, s.grad)]
+        rows.append([f"`{name}`", *quantizers, s.backward])
+    return pages.table([header, *rows])
 
 
 # By label, presets of two factors of a linear layer, the weight packed or not; None is a plain bfloat16 tensor.
@@ -354,6 +365,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "gallery.md": {"": gallery},
     "gpu.md": gpu_tables.TABLES,
     "numerics.md": {"": formats},
+    "quantized.md": {": schemes": schemes},
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},
     "scaled.md": {": operators": scaled_operators, ": support": scaled_support, ": conventions": scaled_conventions},

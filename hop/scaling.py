@@ -6,9 +6,9 @@ and y, the elements that the format encodes; `step` is the s of
 
     x ≈ (decode(codes) - zero_point) · s
 
-Sources: NVIDIA Transformer Engine for CurrentScaling, BlockScaling and TwoLevel; OCP Microscaling Formats Specification
-1.0 and the round-up rule of its implementations (RCEIL) for Microscaling; Ma et al. 2024, "The Era of 1-bit LLMs", for
-AbsMean.
+Sources: NVIDIA Transformer Engine for CurrentScaling, BlockScaling, Delayed and TwoLevel; OCP Microscaling Formats
+Specification 1.0 and the round-up rule of its implementations (RCEIL) for Microscaling; Ma et al. 2024, "The Era of
+1-bit LLMs", for AbsMean.
 """
 
 from collections.abc import Sequence

@@ -503,6 +503,19 @@ def grads(y: Tensor, *leaves: Tensor) -> list[Tensor]:
     return [leaf.grad.clone() for leaf in leaves]
 
 
+class Deployed(torch.nn.Module):
+    """A linear layer of codes."""
+
+    def __init__(self, scheme: Scheme, scales: hop.Scales, w: Tensor, b: Tensor) -> None:
+        super().__init__()
+        self.lhs, self.scales, self.bias = scheme.lhs, scales, b
+        self.w = torch.nn.Parameter(hop.quantize(scheme.rhs, w), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        xq = hop.quantize(self.lhs, x, scale=self.scales.lhs, zero_point=self.scales.lhs_zero_point)
+        return hop.scaled(linear, torch.float32, xq, self.w, self.bias)
+
+
 class TestDeployment(unittest.TestCase):
     @pytest.mark.compiler
     def test_what_trains_is_what_is_deployed(self):
@@ -511,17 +524,7 @@ class TestDeployment(unittest.TestCase):
             scheme, scales = schemes.SCHEMES[name], given(name)
             x, w, b = normal(6, 64), normal(8, 64, seed=1), normal(8, seed=2)
             want = hop.quantized(linear, scheme, x, w, b, scales=scales, seed=torch.tensor(0))
-
-            class Deployed(torch.nn.Module):
-                def __init__(self) -> None:
-                    super().__init__()
-                    self.w = torch.nn.Parameter(hop.quantize(scheme.rhs, w), requires_grad=False)
-
-                def forward(self, x: Tensor) -> Tensor:
-                    xq = hop.quantize(scheme.lhs, x, scale=scales.lhs, zero_point=scales.lhs_zero_point)
-                    return hop.scaled(linear, torch.float32, xq, self.w, b)
-
-            model = Deployed()
+            model = Deployed(scheme, scales, w, b)
             program = torch.export.export(model, (x,))
             low = program.run_decompositions(hop.decompositions())
             for run in (model, program.module(), low.module(), torch.compile(model, fullgraph=True)):
