@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hop import schemes
+from hop import copies, schemes
 from hop._compile import OpOverload
 from hop._hop import Composite
 from hop.impls.out_dtype import gradient as of_out_dtype
@@ -135,10 +135,10 @@ def _matrix(call: Call, grad: Tensor, role: str) -> Tensor:
     g = grad.reshape(*lhs.shape[:-1], rhs.shape[-1])
     g = g if product.alpha == 1 else g * product.alpha
     if role == LHS:
-        turned, fold = _turned(call, RHS, rhs.mT, TURNED_RHS_STREAM)
+        turned, fold = turned_rows(call, RHS, rhs.mT, TURNED_RHS_STREAM)
         codes = _gradient_codes(call, _times(g, None if fold is None else fold.mT), ROWS_STREAM)
         return product.restore[0](_multiplied(codes, turned, call.dtype))
-    turned, fold = _turned(call, LHS, lhs, TURNED_LHS_STREAM)
+    turned, fold = turned_rows(call, LHS, lhs, TURNED_LHS_STREAM)
     columns, hadamard = _times(g, fold).mT, call.scheme.grad.hadamard
     codes = _gradient_codes(call, columns if hadamard is None else hadamard.apply(columns), COLUMNS_STREAM)
     return product.restore[1](_multiplied(codes, turned, call.dtype).mT)
@@ -169,7 +169,7 @@ def _plain(call: Call) -> tuple[Any, ...]:
     return tuple(torch.empty(x.shape, device="meta") if is_quantized(x) else x for x in call.args)
 
 
-def _turned(call: Call, role: str, x: Tensor, stream: int) -> tuple[QuantizedTensor, Tensor | None]:
+def turned_rows(call: Call, role: str, x: Tensor, stream: int) -> tuple[QuantizedTensor, Tensor | None]:
     """The rows x of an operand, (..., A, B), transposed and quantized, and what stays of their scales, (..., A, 1);
     None for one that comes out of the sum."""
     q = call.quantizer(role)
@@ -178,6 +178,8 @@ def _turned(call: Call, role: str, x: Tensor, stream: int) -> tuple[QuantizedTen
         made, fold = _codes(call, role, x)
         return operands.swapped_codes(made), fold
     if is_quantized(call.find(role)):
+        if copies.COLUMNWISE in call.find(role).usages:
+            return operands.rows_of_columns(call.find(role)), None
         numbers = operands.numbers(call, role, call.dtype)
         x = (numbers.mT if call.is_turned(role) else numbers).reshape(x.shape)
     scale = call.given(role)[0]  # that of the whole tensor serves both copies

@@ -65,11 +65,16 @@ def quantized_rows(call: Call, role: str) -> QuantizedTensor:
         return rows(call, role)
     if not call.is_turned(role):
         return x
-    if copies.ROWWISE in x.usages:
-        return swapped_codes(x)
-    q, shape = x.quantizer, (x.shape[-1], x.shape[-2])
-    names = [b.name for b in copies.describe(q, shape, (copies.ROWWISE,))]
-    return x.rebuilt(dict(zip(names, x.buffers().values(), strict=True)), shape=shape)
+    return swapped_codes(x) if copies.ROWWISE in x.usages else rows_of_columns(x)
+
+
+def rows_of_columns(x: QuantizedTensor) -> QuantizedTensor:
+    """The column-wise copy of x, as rows: the transposed matrix."""
+    q, shape = replace(x.quantizer, hadamard=None), copies.columns(x.shape)
+    columns = [b.name for b in copies.describe(x.quantizer, x.shape, (copies.COLUMNWISE,))]
+    rows = [b.name for b in copies.describe(q, shape, (copies.ROWWISE,))]
+    own = x.buffers()
+    return x.rebuilt({r: own[c] for r, c in zip(rows, columns, strict=True)}, quantizer=q, shape=shape)
 
 
 def argument(call: Call, role: str) -> Any:
