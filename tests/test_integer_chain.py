@@ -1,0 +1,311 @@
+"""Chains of quantized layers: integers alone flow between them, on every route, and gradients flow back through them.
+
+A network is written once, as a function of a reader, and read three ways:
+
+    Ours      hop.scaled from layer to layer, with a quantizer as output
+    Numpy     the integers that it means, by the oracles of scaled, which call nothing of the library's arithmetic
+    Fake      plain torch in float64: quantized where the chain is, straight through every rounding
+"""
+
+import io
+import operator
+import unittest
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from parameterized import parameterized
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import hop
+from hop import presets
+from hop.formats import INT8
+from hop.impls.scaled import scaled_buffers, scaled_operator
+from hop.leaves import dequantize_operator, quantize_buffers
+from hop.quantizer import Quantizer
+from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
+from hop.scaling import Given
+from tests import oracles
+from tests import scaled_oracles as oracle
+
+aten = torch.ops.aten
+f32, f64, i64 = np.float32, np.float64, np.int64
+RULES: dict[str, Requantization] = {
+    "division": Division(),
+    "float_multiplier": FloatMultiplier(),
+    "gemmlowp": GEMMLOWP,
+    "tflite": TFLITE,
+    "away": FixedPoint(),
+    "even": FixedPoint(rounding="even"),
+}
+FIXED = [name for name, rule in RULES.items() if isinstance(rule, FixedPoint)]
+CHANNEL = Quantizer(INT8, (1, -1, -1, -1))
+CHANNEL_GIVEN = Quantizer(INT8, (1, -1), scale=Given())
+
+
+# One scale and one zero point for the tensor, which are given; for each convention without and with a relu.
+STATIC = {
+    name: {low: Quantizer(INT8, scale=Given(affine=True, requantize=replace(rule, low=low))) for low in (None, 0.0)}
+    for name, rule in RULES.items()
+}
+PLAIN = STATIC["division"][None]
+
+
+# ---- the networks. Numbers name the scale and the zero point of what a layer gives.
+
+
+def perceptron(k: Any, x: Any) -> Any:
+    """Two layers, the relu fused with the first, and a residual."""
+    x = k.quantize(x, 0)
+    h = k.linear(x, "w1", "b1", 1, low=0.0)
+    h = k.linear(h, "w2", "b2", 2)
+    return k.add(h, x, 3)
+
+
+def unfused(k: Any, x: Any) -> Any:
+    """The same, with a relu of its own."""
+    x = k.quantize(x, 0)
+    h = k.linear(x, "w1", "b1", 2)
+    h = k.relu(h, 1)
+    h = k.linear(h, "w2", "b2", 2)
+    return k.add(h, x, 3)
+
+
+def convolutional(k: Any, x: Any) -> Any:
+    """Two convolutions, a relu and a pooling between them, a residual, and a linear layer."""
+    x = k.quantize(x, 0)
+    h = k.conv2d(x, "w1", "b1", 2)
+    h = k.relu(h, 1)
+    h = k.max_pool2d(h, 2)
+    h = k.add(k.conv2d(h, "w2", "b2", 2), h, 3)
+    return k.linear(k.flatten(h, 4), "w3", "b3", 5)
+
+
+NETWORKS: dict[str, Callable[[Any, Any], Any]] = {
+    "perceptron": perceptron,
+    "unfused": unfused,
+    "convolutional": convolutional,
+}
+ALL = [(f"{network}_{rule}", network, rule) for network in NETWORKS for rule in RULES]
+EXACT = [(name, network, rule) for name, network, rule in ALL if rule != "division"]
+
+
+def inputs(network: str) -> Tensor:
+    """Some of which are beyond the codes."""
+    shape = (3, 2, 8, 8) if network == "convolutional" else (6, 24)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 1.5
+
+
+def parameters(network: str) -> dict[str, Tensor]:
+    """Floats: weights and biases, and the scale and the zero point of each activation."""
+    rng = torch.Generator().manual_seed(2)
+    if network == "convolutional":
+        shapes = {"w1": (4, 2, 3, 3), "b1": (4,), "w2": (4, 4, 3, 3), "b2": (4,), "w3": (5, 64), "b3": (5,)}
+    else:
+        shapes = {"w1": (16, 24), "b1": (16,), "w2": (24, 16), "b2": (24,)}
+    made = {name: torch.randn(shape, generator=rng) * 0.3 for name, shape in shapes.items()}
+    scales, zeros = (2**-5, 2**-5, 2**-6, 2**-5, 2**-4, 2**-3), (3, -100, 7, -2, 1, 0)  # powers of two give ties
+    made |= {f"s{i}": torch.tensor(s) for i, s in enumerate(scales)}
+    return made | {f"z{i}": torch.tensor(float(z)) for i, z in enumerate(zeros)}
+
+
+def held(network: str) -> dict[str, Tensor]:
+    """What a deployed network holds: weights as codes for each channel, the first bias in units of the sum, int32, and
+    the others as floats."""
+    p = parameters(network)
+    for name in [n for n in p if n.startswith("w")]:
+        p[name] = hop.quantize(CHANNEL if p[name].dim() == 4 else presets.INT8_ROW, p[name])
+    unit = p["s0"] * p["w1"].scale.flatten()  # type: ignore[attr-defined]
+    p["b1"] = (p["b1"] / unit).round().to(torch.int32)
+    return p | {name: t.to(torch.int8) for name, t in p.items() if name.startswith("z")}
+
+
+# ---- three readers
+
+
+class Ours:
+    """Layers of quantized tensors."""
+
+    def __init__(self, p: dict[str, Any], rule: str) -> None:
+        self.p, self.q = p, STATIC[rule]
+
+    def quantize(self, x: Tensor, i: int) -> Any:
+        return hop.quantize(PLAIN, x, scale=self.p[f"s{i}"], zero_point=self.p[f"z{i}"])
+
+    def run(self, op: Any, q: Quantizer, i: int, *args: Any) -> Any:
+        return hop.scaled(op, q, *args, output_scale=self.p[f"s{i}"], output_zero_point=self.p[f"z{i}"])
+
+    def linear(self, x: Any, w: str, b: str, i: int, low: float | None = None) -> Any:
+        return self.run(aten.linear.default, self.q[low], i, x, self.p[w], self.p[b])
+
+    def conv2d(self, x: Any, w: str, b: str, i: int) -> Any:
+        return self.run(aten.conv2d.default, self.q[None], i, x, self.p[w], self.p[b], [1, 1], [1, 1])
+
+    def relu(self, x: Any, i: int) -> Any:
+        return self.run(aten.relu.default, self.q[None], i, x)
+
+    def max_pool2d(self, x: Any, i: int) -> Any:
+        return self.run(aten.max_pool2d.default, self.q[None], i, x, [3, 3], [2, 2], [1, 1])
+
+    def flatten(self, x: Any, i: int) -> Any:
+        return self.run(aten.flatten.using_ints, self.q[None], i, x, 1)
+
+    def add(self, x: Any, y: Any, i: int) -> Any:
+        return self.run(aten.add.Tensor, PLAIN, i, x, y)  # two sums, of two units: it has no exact one
+
+
+class Codes(NamedTuple):
+    """Codes less their zero point, and their scale."""
+
+    n: np.ndarray
+    scale: f32
+
+    def real(self) -> np.ndarray:
+        return self.n.astype(f32) * self.scale
+
+
+class Numpy:
+    """The integers of the same layers; `codes` are those of the last one."""
+
+    codes: np.ndarray
+
+    def __init__(self, p: dict[str, Any], rule: str) -> None:
+        self.p, self.rule = p, RULES[rule]
+
+    def quantize(self, x: Tensor, i: int) -> Codes:
+        return self.divided(x.numpy(), i)
+
+    def divided(self, y: np.ndarray, i: int) -> Codes:
+        scale, zero = f32(self.p[f"s{i}"].item()), int(self.p[f"z{i}"].item())
+        self.codes = np.clip(np.rint(y.astype(f32) / scale).astype(i64) + zero, -128, 127)
+        return Codes(self.codes - zero, scale)
+
+    def requantized(
+        self, n: np.ndarray, lhs: Any, rhs: Any, i: int, low: float | None = None, bias: np.ndarray | None = None
+    ) -> Codes:
+        """A sum in units of lhs · rhs, with a bias of int32 or of floats."""
+        n = oracle.wrapped(n + bias) if bias is not None and bias.dtype == np.int32 else oracle.wrapped(n)
+        added = None if bias is None or bias.dtype == np.int32 else bias
+        if isinstance(self.rule, Division):
+            y = (n.astype(f32) * lhs) * rhs
+            y = y if added is None else y + added
+            return self.divided(y if low is None else np.maximum(y, f32(low)), i)
+        if added is not None:
+            steps = np.rint(added.astype(f64) / (np.asarray(lhs, f64) * np.asarray(rhs, f64)))
+            n = np.clip(n + steps.astype(i64), -(2**31), 2**31 - 1)
+        scale, zero = f32(self.p[f"s{i}"].item()), int(self.p[f"z{i}"].item())
+        lhs, rhs, *out = (np.asarray(v) for v in (lhs, rhs, scale, zero))
+        self.codes = oracle.requantized(replace(self.rule, low=low), n, lhs, rhs, *out, "int8").astype(i64)
+        return Codes(self.codes - zero, scale)
+
+    def linear(self, x: Codes, w: str, b: str, i: int, low: float | None = None) -> Codes:
+        weight = self.p[w]
+        total = x.n @ weight.codes.numpy().astype(i64).T
+        return self.requantized(total, x.scale, weight.scale.numpy()[:, 0], i, low, self.p[b].numpy())
+
+    def conv2d(self, x: Codes, w: str, b: str, i: int) -> Codes:
+        weight = self.p[w]
+        total = oracles.convolution(
+            x.n, weight.codes.numpy().astype(i64), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+        )
+        of_channels = weight.scale.numpy()[:, 0]
+        return self.requantized(total, x.scale, of_channels, i, None, self.p[b].numpy()[:, None, None])
+
+    def relu(self, x: Codes, i: int) -> Codes:
+        return self.requantized(np.maximum(x.n, 0), x.scale, f32(1), i)
+
+    def max_pool2d(self, x: Codes, i: int) -> Codes:
+        return self.requantized(oracle.max_pool(x.n, [3, 3], [2, 2], [1, 1]), x.scale, f32(1), i)
+
+    def flatten(self, x: Codes, i: int) -> Codes:
+        return self.requantized(x.n.reshape(len(x.n), -1), x.scale, f32(1), i)
+
+    def add(self, x: Codes, y: Codes, i: int) -> Codes:
+        return self.divided(x.real() + y.real(), i)
+
+
+# ---- modules
+
+
+class Network(torch.nn.Module):
+    """From floats to floats, its weights quantized parameters."""
+
+    def __init__(self, network: str, rule: str) -> None:
+        super().__init__()
+        self.network, self.rule = network, rule
+        self.names = []
+        for name, t in held(network).items():
+            self.names.append(name)
+            self.register_parameter(name, torch.nn.Parameter(t, requires_grad=False))
+
+    def chain(self, x: Tensor) -> Any:
+        reader = Ours({name: getattr(self, name) for name in self.names}, self.rule)
+        return NETWORKS[self.network](reader, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return hop.dequantize(self.chain(x))
+
+
+class ToCodes(Network):
+    """From floats to the codes of the last layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.chain(x).codes
+
+
+class TestValues(unittest.TestCase):
+    @parameterized.expand(ALL)
+    def test_are_those_of_integers(self, _name, network, rule):
+        """Bit for bit, by layers of every convention, and with codes at both ends."""
+        model, x = Network(network, rule), inputs(network)
+        got, by = model.chain(x), Numpy(held(network), rule)
+        want = NETWORKS[network](by, x)
+        oracle.assert_bits(got.codes, by.codes.astype(np.int8), "codes")
+        oracle.assert_bits(model(x), want.real(), "numbers")
+        assert len(np.unique(by.codes)) > 10
+
+    def test_conventions_differ(self):
+        """Where ties are, which scales that are powers of two give."""
+        x = inputs("convolutional")
+        found = {rule: Network("convolutional", rule).chain(x).codes.numpy().tobytes() for rule in RULES}
+        to_even, up, away = ("division", "float_multiplier", "even"), ("gemmlowp", "tflite"), ("away",)
+        assert len(set(found.values())) == 3, found
+        assert all(len({found[rule] for rule in alike}) == 1 for alike in (to_even, up, away))
+
+
+class TestRoutes(unittest.TestCase):
+    @parameterized.expand(ALL)
+    def test_equal_on_each(self, _name, network, rule):
+        """Compiled, exported, lowered by a step and to core ATen, saved and loaded: the same bits."""
+        model, x = Network(network, rule).eval(), inputs(network)
+        want = model(x)
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(x), want)
+        program = torch.export.export(model, (x,))
+        core = program.run_decompositions(hop.decompositions())
+        assert torch.equal(core.module()(x), want)
+        for each in (program, program.run_decompositions({})):
+            assert torch.equal(each.module()(x), want)
+            file = io.BytesIO()
+            torch.export.save(each, file)
+            file.seek(0)
+            assert torch.equal(torch.export.load(file).module()(x), want)
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        other = Network(network, rule)
+        for t in other.parameters():
+            t.zero_()
+        other.load_state_dict(torch.load(file, weights_only=True))
+        assert torch.equal(other(x), want)
+
+    @parameterized.expand([(name, network, rule) for name, network, rule in ALL if rule in ("division", "gemmlowp")])
+    def test_equal_by_inductor(self, _name, network, rule):
+        model, x = Network(network, rule).eval(), inputs(network)
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(model, fullgraph=True)(x), model(x))
