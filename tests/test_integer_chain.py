@@ -25,8 +25,9 @@ from torch.utils.checkpoint import checkpoint
 import hop
 from hop import presets
 from hop.formats import INT8
+from hop.impls.quantize import quantize_operator
 from hop.impls.scaled import scaled_buffers, scaled_operator
-from hop.leaves import dequantize_operator, quantize_buffers
+from hop.leaves import dequantize_buffers, dequantize_operator, quantize_buffers
 from hop.quantizer import Quantizer
 from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
 from hop.scaling import Given
@@ -229,6 +230,49 @@ class Numpy:
         return self.divided(x.real() + y.real(), i)
 
 
+class Fake:
+    """The same layers on plain floats in float64, each operator's gradient PyTorch's own."""
+
+    def __init__(self, p: dict[str, Any], rule: str) -> None:
+        self.p = {name: t.to(torch.float64) for name, t in p.items()}
+
+    def quantize(self, x: Tensor, i: int, low: float | None = None) -> Tensor:
+        """Straight through both roundings; of the clamp, 0 for what is clipped."""
+        scale, zero = self.p[f"s{i}"], rounded(self.p[f"z{i}"])
+        y = x.to(torch.float64) if low is None else x.clamp(min=low)
+        return ((rounded(y / scale) + zero).clamp(-128, 127) - zero) * scale
+
+    def weight(self, name: str) -> Tensor:
+        """By scales that are given, or by the largest of each channel, which clips nothing and counts as a constant."""
+        w = self.p[name]
+        if (given := self.p.get(f"scale_{name}")) is not None:
+            return rounded(w / given).clamp(-128, 127) * given
+        scale = w.detach().abs().amax(list(range(1, w.dim())), keepdim=True) / 127
+        return rounded(w / scale) * scale
+
+    def linear(self, x: Tensor, w: str, b: str, i: int, low: float | None = None) -> Tensor:
+        return self.quantize(F.linear(x, self.weight(w), self.p[b]), i, low)
+
+    def conv2d(self, x: Tensor, w: str, b: str, i: int) -> Tensor:
+        return self.quantize(F.conv2d(x, self.weight(w), self.p[b], padding=1), i)
+
+    def relu(self, x: Tensor, i: int) -> Tensor:
+        return self.quantize(x.relu(), i)
+
+    def max_pool2d(self, x: Tensor, i: int) -> Tensor:
+        return self.quantize(F.max_pool2d(x, 3, 2, 1), i)
+
+    def flatten(self, x: Tensor, i: int) -> Tensor:
+        return self.quantize(x.flatten(1), i)
+
+    def add(self, x: Tensor, y: Tensor, i: int) -> Tensor:
+        return self.quantize(x + y, i)
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x + (x.round() - x).detach()
+
+
 # ---- modules
 
 
@@ -309,3 +353,157 @@ class TestRoutes(unittest.TestCase):
         model, x = Network(network, rule).eval(), inputs(network)
         torch._dynamo.reset()
         assert torch.equal(torch.compile(model, fullgraph=True)(x), model(x))
+
+
+# ---- dtypes
+
+
+def descendants(graph: torch.fx.Graph, roots: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
+    """`roots` and what depends on them, but for the scales and zero points beside codes."""
+    found = dict.fromkeys(roots)
+    for node in graph.nodes:
+        beside = node.target is operator.getitem and node.args[0].target in (quantize_buffers, scaled_buffers)
+        if any(source in found for source in node.all_input_nodes) and not (beside and node.args[1] > 0):
+            found[node] = None
+    return list(found)
+
+
+def of_input(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """The nodes that depend on the one input, it and the output left out."""
+    (name,) = program.graph_signature.user_inputs
+    (x,) = (node for node in program.graph.nodes if node.name == name)
+    return [node for node in descendants(program.graph, [x]) if node.op == "call_function"]
+
+
+def exported(module: torch.nn.Module, *args: Tensor) -> torch.export.ExportedProgram:
+    program = torch.export.export(module.eval(), args)
+    assert torch.equal(program.module()(*args), module(*args))
+    return program
+
+
+def floats(program: torch.export.ExportedProgram) -> list[str]:
+    """The ATen operators whose results depend on the first codes of the input, and are floats."""
+    of_x = of_input(program)
+    codes = next(node for node in of_x if node.meta["val"].dtype == torch.int8)
+    after = [node for node in descendants(program.graph, [codes]) if node.op == "call_function"]
+    assert all(isinstance(node.target, torch._ops.OpOverload | type(operator.getitem)) for node in after)
+    return [
+        node.target.__name__
+        for node in after
+        if isinstance(node.meta["val"], Tensor) and node.meta["val"].is_floating_point()
+    ]
+
+
+class One(torch.nn.Module):
+    """One layer, from a quantized input to codes."""
+
+    def __init__(self, rule: str, layer: Callable[[Any, Any], Any], network: str) -> None:
+        super().__init__()
+        self.layer, self.network, self.whole = layer, network, Network(network, rule)
+
+    def forward(self, x: Tensor) -> Tensor:
+        reader = Ours(dict(self.whole.named_parameters()), self.whole.rule)
+        return self.layer(reader, reader.quantize(x, 0)).codes
+
+
+# The layers, and the network whose parameters they have.
+LAYERS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "linear": ("perceptron", lambda k, x: k.linear(x, "w1", "b1", 1)),
+    "linear_relu": ("perceptron", lambda k, x: k.linear(x, "w1", "b1", 1, low=0.0)),
+    "conv2d": ("convolutional", lambda k, x: k.conv2d(x, "w1", "b1", 2)),
+    "relu": ("convolutional", lambda k, x: k.relu(x, 1)),
+    "max_pool2d": ("convolutional", lambda k, x: k.max_pool2d(x, 2)),
+    "flatten": ("convolutional", lambda k, x: k.flatten(x, 4)),
+    "add": ("convolutional", lambda k, x: k.add(x, x, 3)),
+}
+# The floats of one requantization of a sum, in order, without views; and of what goes through real numbers.
+MULTIPLIED = ["_to_copy.default", "mul.Tensor", "round.default", "clamp.default", "where.self"]
+READ = ["_to_copy.default", "sub.Tensor", "mul.Tensor"]
+DIVIDED = ["div.Tensor", "round.default", "where.self", "add.Tensor", "clamp.default"]
+SUMMED = ["_to_copy.default", "mul.Tensor", "mul.Tensor"]
+BY_DIVISION = {
+    "linear": SUMMED + DIVIDED,
+    "linear_relu": [*SUMMED, "clamp.default", *DIVIDED],
+    "conv2d": SUMMED + DIVIDED,
+    "relu": [*READ, "relu.default", *DIVIDED],
+    "max_pool2d": [*READ, "getitem", *DIVIDED],
+    "flatten": READ + DIVIDED,
+    "add": [*READ, *READ, "add.Tensor", *DIVIDED],
+}
+
+
+class TestDtypes(unittest.TestCase):
+    """What depends on the input, between quantize and dequantize, node by node."""
+
+    @parameterized.expand(ALL)
+    def test_exported(self, _name, network, rule):
+        """Quantized tensors, whose codes are int8."""
+        program = exported(Network(network, rule), inputs(network))
+        first, *between, last = of_input(program)
+        assert (first.target, last.target) == (quantize_operator, dequantize_operator)
+        layers = {"perceptron": 3, "unfused": 4, "convolutional": 7}[network]
+        assert len(between) == layers and all(node.target is scaled_operator for node in between)
+        for node in (first, *between):
+            value = node.meta["val"]
+            assert isinstance(value, hop.QuantizedTensor) and value.codes.dtype == torch.int8
+        assert type(last.meta["val"]) is not hop.QuantizedTensor and last.meta["val"].dtype == torch.float32
+
+    @parameterized.expand(ALL)
+    def test_lowered_one_step(self, _name, network, rule):
+        """Codes, int8; beside them their scale and zero point, one of each."""
+        program = exported(Network(network, rule), inputs(network)).run_decompositions({})
+        first, *between, last = of_input(program)
+        assert first.target is quantize_buffers and last.target is dequantize_buffers
+        count = 0
+        for node in (first, *between):
+            codes, *stored = node.meta["val"] if isinstance(node.meta["val"], list | tuple) else [node.meta["val"]]
+            assert codes.dtype == torch.int8, node
+            assert all(t.numel() == 1 for t in stored) and len(stored) in (0, 2)
+            count += node.target is scaled_buffers
+            assert node.target in (quantize_buffers, scaled_buffers, operator.getitem)
+        assert count == {"perceptron": 3, "unfused": 4, "convolutional": 7}[network]
+
+    @parameterized.expand([(f"{layer}_{rule}", layer, rule) for layer in LAYERS for rule in RULES])
+    def test_lowered_to_aten(self, _name, layer, rule):
+        """From codes to codes: integers alone by the conventions of fixed point. By the others exactly the floats that
+        the convention names; and an addition, which has two units, goes through real numbers."""
+        network, of_layer = LAYERS[layer]
+        module, x = One(rule, of_layer, network), inputs(network)
+        core = exported(module, x).run_decompositions(hop.decompositions())
+        assert torch.equal(core.module()(x), module(x))
+        found = [name for name in floats(core) if name != "view.default"]
+        if rule == "division" or layer == "add":
+            assert found == BY_DIVISION[layer]
+        else:
+            assert found == ([] if rule in FIXED else MULTIPLIED)
+
+    @parameterized.expand([(network,) for network in NETWORKS])
+    def test_whole_networks_lowered(self, network):
+        """With fixed point, what is float is the residual's addition and nothing else."""
+        core = exported(ToCodes(network, "gemmlowp"), inputs(network)).run_decompositions(hop.decompositions())
+        found = Counter(name for name in floats(core) if name != "view.default")
+        assert found == Counter(BY_DIVISION["add"])
+
+
+# ---- gradients
+
+
+class Trained(NamedTuple):
+    """A network as a function of floats, which are quantized inside."""
+
+    network: str
+    rule: str
+    names: list[str]
+
+    def __call__(self, x: Tensor, *floats: Tensor) -> Tensor:
+        p: dict[str, Any] = dict(zip(self.names, floats, strict=True))
+        for name in [n for n in p if n.startswith("w")]:
+            given = p.get(f"scale_{name}")
+            found = CHANNEL if p[name].dim() == 4 else presets.INT8_ROW
+            q = found if given is None else replace_scale(found)
+            p[name] = hop.quantize(q, p[name], scale=given)
+        return hop.dequantize(NETWORKS[self.network](Ours(p, self.rule), x))
+
+    def fake(self, x: Tensor, *floats: Tensor) -> Tensor:
+        p = dict(zip(self.names, floats, strict=True))
+        return NETWORKS[self.network](Fake(p, self.rule), x)
