@@ -45,8 +45,9 @@ RULES: dict[str, Requantization] = {
     "even": FixedPoint(rounding="even"),
 }
 FIXED = [name for name, rule in RULES.items() if isinstance(rule, FixedPoint)]
-CHANNEL = Quantizer(INT8, (1, -1, -1, -1))
-CHANNEL_GIVEN = Quantizer(INT8, (1, -1), scale=Given())
+# Weights, one scale for each channel, by how many dimensions they have.
+FOUND = {2: presets.INT8_ROW, 4: Quantizer(INT8, (1, -1, -1, -1))}
+GIVEN = {ndim: replace(q, scale=Given()) for ndim, q in FOUND.items()}
 
 
 # One scale and one zero point for the tensor, which are given; for each convention without and with a relu.
@@ -120,7 +121,7 @@ def held(network: str) -> dict[str, Tensor]:
     the others as floats."""
     p = parameters(network)
     for name in [n for n in p if n.startswith("w")]:
-        p[name] = hop.quantize(CHANNEL if p[name].dim() == 4 else presets.INT8_ROW, p[name])
+        p[name] = hop.quantize(FOUND[p[name].dim()], p[name])
     unit = p["s0"] * p["w1"].scale.flatten()  # type: ignore[attr-defined]
     p["b1"] = (p["b1"] / unit).round().to(torch.int32)
     return p | {name: t.to(torch.int8) for name, t in p.items() if name.startswith("z")}
@@ -488,22 +489,131 @@ class TestDtypes(unittest.TestCase):
 # ---- gradients
 
 
-class Trained(NamedTuple):
-    """A network as a function of floats, which are quantized inside."""
+class Trained:
+    """A network as a function of floats, which are quantized inside; the second weight by scales that are given."""
 
-    network: str
-    rule: str
-    names: list[str]
+    def __init__(self, network: str, rule: str) -> None:
+        self.network, self.rule = network, rule
+        made = parameters(network)
+        for name in [n for n in made if n[0] in "sz"]:  # no ties; zero points are rounded
+            made[name] = made[name] + 0.3 if name[0] == "z" else made[name] * 1.0717 ** (1 + int(name[1]))
+        w = made["w2"]
+        made["scale_w2"] = w.abs().amax(list(range(1, w.dim())), keepdim=True) / 160  # what is beyond 127 is clipped
+        for name in [n for n in made if n[0] in "wb"]:
+            made[name] = made[name].to(torch.float64)
+        self.names = list(made)
+        self.tensors = [inputs(network).to(torch.float64), *made.values()]
+
+    def inputs(self) -> list[Tensor]:
+        return [t.clone().requires_grad_() for t in self.tensors]
 
     def __call__(self, x: Tensor, *floats: Tensor) -> Tensor:
         p: dict[str, Any] = dict(zip(self.names, floats, strict=True))
         for name in [n for n in p if n.startswith("w")]:
             given = p.get(f"scale_{name}")
-            found = CHANNEL if p[name].dim() == 4 else presets.INT8_ROW
-            q = found if given is None else replace_scale(found)
+            q = (FOUND if given is None else GIVEN)[p[name].dim()]
             p[name] = hop.quantize(q, p[name], scale=given)
         return hop.dequantize(NETWORKS[self.network](Ours(p, self.rule), x))
 
     def fake(self, x: Tensor, *floats: Tensor) -> Tensor:
-        p = dict(zip(self.names, floats, strict=True))
-        return NETWORKS[self.network](Fake(p, self.rule), x)
+        return NETWORKS[self.network](Fake(dict(zip(self.names, floats, strict=True)), self.rule), x)
+
+
+def vjp(function: Callable[..., Tensor], given: list[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
+    """The result, and the gradients of a direction in which no two elements are alike; None where it does not reach."""
+    out = function(*given)
+    direction = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
+    return out, list(torch.autograd.grad(out, given, direction, allow_unused=True))
+
+
+class TestGradients(unittest.TestCase):
+    @parameterized.expand(ALL)
+    def test_straight_through(self, _name, network, rule):
+        """Of the input, weights, biases, scales and zero points, which are computed in float32: sums of some hundred
+        terms, to 1e-5 of the largest. The gradient of a scale sums differences of numbers up to 128, round(y) - y,
+        each off by 2^-17. A code that differs would show as 1e-2."""
+        net = Trained(network, rule)
+        given = net.inputs()
+        (out, got), (want_out, want) = vjp(net, given), vjp(net.fake, given)
+        torch.testing.assert_close(out, want_out, rtol=1e-6, atol=1e-6)  # a code is 1e-2
+        reached = [w is not None for w in want]
+        assert [g is not None for g in got] == reached and sum(reached) >= 14
+        for name, t, g, w in zip(["x", *net.names], given, got, want, strict=True):
+            if g is None or w is None:
+                continue
+            assert (g.dtype, g.shape) == (t.dtype, t.shape), name
+            slack = 2**-17 * given[0].numel() if name.startswith("s") else 0.0
+            bounds = {"rtol": 1e-5, "atol": 1e-5 * float(w.abs().max()) + slack}
+            torch.testing.assert_close(g, w, **bounds, msg=lambda m, n=name: f"{n}: {m}")
+            assert w.any() or name.startswith("z"), name  # those move only what is clipped
+        assert any(w.any() for name, w in zip(["x", *net.names], want, strict=True) if name[0] == "z" and w is not None)
+
+    @parameterized.expand([(network,) for network in NETWORKS])
+    def test_nothing_where_clipped(self, network):
+        net = Trained(network, "gemmlowp")
+        p = dict(zip(["x", *net.names], given := net.inputs(), strict=True))
+        _, got = vjp(net, given)
+        grads = dict(zip(p, got, strict=True))
+        for name, steps in (("x", p["x"] / p["s0"] + p["z0"].round()), ("w2", p["w2"] / p["scale_w2"])):
+            clipped, grad = (steps.round() > 127) | (steps.round() < -128), grads[name]
+            assert clipped.any() and not grad[clipped].any() and grad[~clipped].any(), name  # type: ignore[index]
+
+    @parameterized.expand(ALL)
+    def test_equal_compiled_and_checkpointed(self, _name, network, rule):
+        """The gradients of eager, bit for bit: from a compiled program, and computed again in the backward pass."""
+        net = Trained(network, rule)
+        given = net.inputs()
+        out, want = vjp(net, given)
+        torch._dynamo.reset()
+        program = torch.compile(lambda *tensors: net(*tensors), backend="aot_eager", fullgraph=True)
+        again: Callable[..., Any] = lambda *tensors: checkpoint(net, *tensors, use_reentrant=False)  # noqa: E731
+        for function in (program, again):
+            same, got = vjp(function, given)
+            assert torch.equal(same, out)
+            for name, g, w in zip(["x", *net.names], got, want, strict=True):
+                assert (g is None) == (w is None), name
+                assert g is None or w is None or torch.equal(g, w), name
+
+    def test_of_a_leaf(self):
+        """A quantized tensor that requires a gradient collects a plain one, of its shape and dtype, and sums those of
+        two uses."""
+        p = held("perceptron")
+        for dtype in (torch.float32, torch.bfloat16):
+            x = inputs("perceptron").to(dtype)
+            leaf = Ours(p, "gemmlowp").quantize(x, 0).detach().requires_grad_()
+            assert leaf.is_leaf and leaf.codes.dtype == torch.int8
+
+            def used(h: Any, times: int) -> Any:
+                k = Ours(p, "gemmlowp")
+                once = k.linear(k.linear(h, "w1", "b1", 1, low=0.0), "w2", "b2", 2)
+                return k.add(once, h, 3) if times == 2 else once
+
+            grads = []
+            for times in (1, 2):
+                leaf.grad = None
+                hop.dequantize(used(leaf, times)).sum().backward()
+                grad = leaf.grad
+                assert type(grad) is Tensor and (grad.shape, grad.dtype) == (leaf.shape, dtype)
+                grads.append(grad)
+            assert grads[0].any() and not torch.equal(*grads)
+            # The residual's gradient is 1 where the sum was not clipped, and passes to both operands of the sum.
+            numbers = hop.dequantize(leaf.detach()).to(torch.float32).requires_grad_()
+            once = hop.dequantize(used(leaf.detach(), 1)).to(torch.float32)
+            y = (once + numbers.detach()) / p["s3"] + p["z3"]
+            inside = ((y.round() <= 127) & (y.round() >= -128)).to(dtype)
+            through = leaf.detach().requires_grad_()
+            hop.dequantize(used(through, 1)).backward(inside)
+            assert through.grad is not None
+            torch.testing.assert_close(grads[1], through.grad + inside)
+
+    def test_none_is_recorded_without_need(self):
+        net = Trained("perceptron", "gemmlowp")
+        with torch.no_grad():
+            out = net(*net.inputs())
+        assert out.grad_fn is None and not out.requires_grad
+        assert net(*net.tensors).grad_fn is None
+        k = Ours(held("perceptron"), "gemmlowp")
+        x = k.quantize(inputs("perceptron").requires_grad_(), 0)
+        assert x.requires_grad and k.linear(x, "w1", "b1", 1).requires_grad
+        with torch.no_grad():
+            assert not k.linear(x, "w1", "b1", 1).requires_grad
