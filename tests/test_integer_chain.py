@@ -341,6 +341,16 @@ class TestValues(unittest.TestCase):
         oracle.assert_bits(model(x), want.real(), "numbers")
         assert len(np.unique(by.codes)) > 10
 
+    @parameterized.expand([(rule,) for rule in RULES])
+    def test_codes_pass_unchanged_without_a_change_of_scale(self, rule):
+        p = held("perceptron") | {"s0": torch.tensor(0.0237)}
+        k = Ours(p, rule)
+        x = k.quantize(torch.linspace(-4, 4, 512).reshape(2, 1, 16, 16), 0)
+        assert len(x.codes.unique()) == 256
+        assert torch.equal(k.flatten(x, 0).codes, x.codes.flatten(1))
+        pooled = F.max_pool2d(x.codes.to(torch.float32), 3, 2, 1).to(torch.int8)
+        assert torch.equal(k.max_pool2d(x, 0).codes, pooled)
+
     def test_conventions_differ(self):
         """Where ties are, which scales that are powers of two give."""
         x = inputs("convolutional")
