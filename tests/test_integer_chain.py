@@ -515,6 +515,22 @@ class TestDtypes(unittest.TestCase):
         else:
             assert found == ([] if rule in FIXED else MULTIPLIED)
 
+    @parameterized.expand(
+        [
+            ("max_pool1d", aten.max_pool1d.default, (2, 3, 9), ([3], [2], [1])),
+            ("max_pool3d", aten.max_pool3d.default, (2, 3, 4, 6, 5), ([2, 3, 2], [2, 2, 1], [1, 1, 1])),
+            ("ceil_mode", aten.max_pool2d.default, (3, 9, 8), ([3, 3], [2, 2], [1, 1], [1, 1], True)),
+            ("permute", aten.permute.default, (2, 3, 4), ([2, 0, 1],)),
+            ("select", aten.select.int, (2, 3, 4), (1, 2)),
+            ("expand", aten.expand.default, (2, 1, 4), ([2, 3, 4],)),
+        ]
+    )
+    def test_what_only_chooses_lowered(self, _name, op, shape, rest):
+        module = One("even", lambda k, x: k.run(op, k.q[None], 2, x, *rest), "perceptron")
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+        core = exported(module, x).run_decompositions(hop.decompositions())
+        assert torch.equal(core.module()(x), module(x)) and floats(core) == []
+
     @parameterized.expand([(network,) for network in NETWORKS])
     def test_whole_networks_lowered(self, network):
         """With fixed point, what is float is the residual's addition and nothing else."""

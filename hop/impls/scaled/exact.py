@@ -52,8 +52,8 @@ def exact(call: Call) -> Sum:
         return Sum(total, *(spread(g.step, g.block, g.codes.shape) for g in (a, b)))
     if family is VALUE:
         own = grid(call.args[0], call.args[0].usages[0])
-        # On GPUs, and in one dimension, PyTorch pools no integers. What is lowered has kernels of its own, of integers.
-        pools = call.op in _POOLS and not _compile.is_lowering()
+        # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension.
+        pools = call.op in _POOLS and not (_compile.is_lowering() and call.device.type == "cpu")
         chosen = own.centered().to(torch.float32 if pools else torch.int32)
         total = call.op(chosen, *call.args[1:], **call.kwargs).to(torch.int32)
         step = own.step.reshape(())
