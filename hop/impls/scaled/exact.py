@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hop import blocks, memory_format
+from hop import _compile, blocks, memory_format
 from hop.formats import Integer
 from hop.impls.scaled.calls import Call, fitted, is_integer, tensors, usage
 from hop.impls.scaled.operands import Operand, block_of, grid, spread
@@ -40,6 +40,7 @@ def exact_declines(call: Call) -> str | None:
 
 
 _BOUNDED = frozenset({aten.clamp.default, aten.hardtanh.default, aten.cat.default})
+_POOLS = frozenset({aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default})
 
 
 def exact(call: Call) -> Sum:
@@ -51,7 +52,10 @@ def exact(call: Call) -> Sum:
         return Sum(total, *(spread(g.step, g.block, g.codes.shape) for g in (a, b)))
     if family is VALUE:
         own = grid(call.args[0], call.args[0].usages[0])
-        total = call.op(own.centered().to(torch.float32), *call.args[1:], **call.kwargs).to(torch.int32)
+        # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension.
+        pools = call.op in _POOLS and not (_compile.is_lowering() and call.device.type == "cpu")
+        chosen = own.centered().to(torch.float32 if pools else torch.int32)
+        total = call.op(chosen, *call.args[1:], **call.kwargs).to(torch.int32)
         step = own.step.reshape(())
         return Sum(total, step, torch.ones_like(step))
     (found,) = sums(call)
