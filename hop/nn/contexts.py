@@ -113,5 +113,5 @@ def _chosen(choice: Any) -> Scheme | None:
             raise TypeError(f"scheme: choice({role!r}) must be a Quantizer or None, got {q!r}")
     if all(q is None for q in found.values()):
         return None
-    lhs, rhs, output, grad = found.values()
-    return Scheme(lhs, rhs, output, grad, STE if grad is None else QUANTIZED)
+    quantizers: list[Any] = list(found.values())
+    return Scheme(*quantizers, backward=STE if found[GRADIENT] is None else QUANTIZED)

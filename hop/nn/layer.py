@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from hop import calibration
 from hop._compile import OpOverload
 from hop.impls.quantized import Scales, quantized
-from hop.impls.quantized.calls import Call, check
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active
 from hop.nn.delayed import AmaxHistory
 from hop.nn.static import StaticScale
@@ -161,7 +160,8 @@ class Layer(nn.Module):
     def _sharing(self, role: str, x: Tensor) -> float:
         """How many elements share a learned scale: of a weight, or the features of one example."""
         if role == WEIGHT:
-            return self.weight.numel() / self.scales[WEIGHT].scale.numel()
+            state: Any = self.scales[WEIGHT]
+            return self.weight.numel() / state.scale.numel()
         one = x.shape if x.dim() <= self.example_dims else x.shape[1:]
         return math.prod(one if role == INPUT else self._result(one))
 
@@ -205,16 +205,20 @@ class Layer(nn.Module):
         return StaticScale(q, (1,), self.learn_scales, device)
 
     def _check(self, scheme: Scheme) -> None:
-        """Raise unless the operator runs in `scheme`."""
+        """Raise unless the operator runs in `scheme`: on tensors without data."""
+
+        def described(t: Any) -> Any:
+            return torch.empty_like(t, device="meta") if isinstance(t, Tensor) else t
+
         op, args = self._call(self._sample())
-        one = torch.ones(1, device=self.weight.device)
-        given = {}
+        given: dict[str, Tensor] = {}
         for role, text in Plan.of(scheme).needs:
-            given[FIELDS[role]] = one
+            given[FIELDS[role]] = torch.ones(1, device="meta")
             if role != GRADIENT and Quantizer.parse(text).scale.has_zero_point():
-                given[f"{FIELDS[role]}_zero_point"] = one
-        seed = torch.zeros((), dtype=torch.int64, device=one.device) if scheme.is_stochastic() else None
-        check(Call(op, scheme, self.weight.dtype, seed, Scales(**given), args, {}))
+                given[f"{FIELDS[role]}_zero_point"] = torch.ones(1, device="meta")
+        seed = torch.zeros((), dtype=torch.int64, device="meta") if scheme.is_stochastic() else None
+        with torch.no_grad():
+            quantized(op, scheme, *map(described, args), scales=Scales(**given), seed=seed)
 
     def weight_quantizer(self, q: Quantizer) -> Quantizer:
         """The quantizer of the weight, for the one of a scheme."""

@@ -215,7 +215,7 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
 def default_dtype(found: Sequence[Tensor]) -> torch.dtype:
     """The dtype of the result of a call that names none."""
     device = found[0].device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     dtype = found[0].dtype
     for x in found[1:]:
