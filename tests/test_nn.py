@@ -359,10 +359,15 @@ class TestDelayed(unittest.TestCase):
         return [t.clone() for t in model.state_dict().values()]
 
     def test_compiled_training_has_the_same_state(self):
-        for reentrant in (None, False, True):
-            with self.subTest(reentrant=reentrant):
-                want, got = self._trained(None, None), self._trained("aot_eager", reentrant)
+        want = self._trained(None, None)
+        for backend, reentrant in ((None, False), (None, True), ("aot_eager", None)):
+            with self.subTest(backend=backend, reentrant=reentrant):
+                got = self._trained(backend, reentrant)
                 assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+        for reentrant in (False, True):  # the graph has products of 8-bit floats in ATen, which add in another order
+            with self.subTest(reentrant=reentrant):
+                for a, b in zip(want, self._trained("aot_eager", reentrant), strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.compiler
     def test_compiled_by_inductor(self):
