@@ -5,6 +5,7 @@ import io
 import threading
 import unittest
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -32,11 +33,15 @@ SHORT = Scheme(
 aten = torch.ops.aten
 
 
+def converted(model: nn.Module, scheme: Scheme) -> Any:
+    return hop.nn.convert(model, scheme).model
+
+
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def linear(scheme: Scheme = schemes.INT8_DYNAMIC, **kwargs) -> hop.nn.Linear:
+def linear(scheme: Scheme = schemes.INT8_DYNAMIC, **kwargs) -> Any:
     made = hop.nn.Linear(24, 8, scheme=scheme, **kwargs)
     with torch.no_grad():
         made.weight.copy_(randn(8, 24, seed=1))
@@ -70,12 +75,12 @@ class TestLayers(unittest.TestCase):
                             with torch.no_grad():
                                 plain.weight.copy_(torch.randint(-8, 9, plain.weight.shape, generator=generator))
                                 plain.bias.zero_()
-                            made = hop.nn.convert(plain, exact).model
+                            made = converted(plain, exact)
                             assert torch.equal(made(x), plain(x)) and torch.equal(made(x[0]), plain(x[0]))
 
     def test_convolution_with_strides_and_dilation(self):
         plain = nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2))
-        layer, x = hop.nn.convert(plain, schemes.INT8_DYNAMIC).model, randn(2, 4, 9, 8)
+        layer, x = converted(plain, schemes.INT8_DYNAMIC), randn(2, 4, 9, 8)
         args = (x, plain.weight, plain.bias, [2, 1], [1, 2], [1, 2], 1)
         assert torch.equal(layer(x), hop.quantized(aten.conv2d.default, schemes.INT8_DYNAMIC, *args))
 
@@ -90,8 +95,9 @@ class TestLayers(unittest.TestCase):
 
     def test_embedding_renormalizes(self):
         plain = nn.Embedding(9, 32, max_norm=1.0)
-        layer, index = hop.nn.convert(copy.deepcopy(plain), schemes.INT8_DYNAMIC).model, torch.tensor([1, 3])
-        layer(index), plain(index)
+        layer, index = converted(copy.deepcopy(plain), schemes.INT8_DYNAMIC), torch.tensor([1, 3])
+        layer(index)
+        plain(index)
         assert torch.equal(layer.weight, plain.weight)
         hop.nn.freeze(layer)
         with pytest.raises(RuntimeError, match="max_norm"):
@@ -223,7 +229,7 @@ class TestLayers(unittest.TestCase):
 class TestState(unittest.TestCase):
     def test_goes_to_and_from_the_float_layer(self):
         plain = nn.Sequential(nn.Linear(24, 8), nn.Linear(8, 4))
-        made = hop.nn.convert(copy.deepcopy(plain), SHORT).model
+        made = converted(copy.deepcopy(plain), SHORT)
         made[0].scales.input.amax.fill_(3.0)
         made.load_state_dict(nn.Sequential(nn.Linear(24, 8), nn.Linear(8, 4)).state_dict())
         assert made[0].scales.input.amax == 3 and not torch.equal(made[0].weight, plain[0].weight)
@@ -341,7 +347,7 @@ class TestDelayed(unittest.TestCase):
 
     def _trained(self, backend: str | None, reentrant: bool | None) -> list[Tensor]:
         torch._dynamo.reset()
-        model = nn.Sequential(linear(SHORT), nn.ReLU(), hop.nn.convert(nn.Linear(8, 8), SHORT).model)
+        model = nn.Sequential(linear(SHORT), nn.ReLU(), converted(nn.Linear(8, 8), SHORT))
         with torch.no_grad():
             model[2].weight.copy_(randn(8, 8, seed=5))
             model[2].bias.zero_()
@@ -490,7 +496,7 @@ class TestSchemes(unittest.TestCase):
     def test_compiled_training_is_eager_training(self):
         conv = Scheme(presets.INT8_ROW, presets.INT8_ROW)
         model = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 25, 6))
-        eager = hop.nn.convert(model, conv).model
+        eager = converted(model, conv)
         other = copy.deepcopy(eager)
         compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
         for step in range(2):
@@ -502,7 +508,39 @@ class TestSchemes(unittest.TestCase):
             for a, b in zip(eager.parameters(), other.parameters(), strict=True):
                 assert torch.equal(a.grad, b.grad)
                 with torch.no_grad():
-                    a.sub_(a.grad), b.sub_(b.grad)
+                    a.sub_(a.grad)
+                    b.sub_(b.grad)
+
+    def test_compiled_programs_take_other_sizes(self):
+        for scheme, learn in ((SHORT, False), (schemes.INT8_TRAINING, False), (LEARNED, True)):
+            layer = linear(scheme, learn_scales=learn)
+            hop.nn.calibrate(layer, [randn(4, 24)])
+            compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+            for n in (3, 5, 9):
+                y = compiled(randn(n, 7, 24))
+                y.sum().backward()
+                torch.testing.assert_close(y, layer(randn(n, 7, 24)), rtol=1e-5, atol=1e-5)
+            assert layer.weight.grad.isfinite().all()
+
+    def test_inputs_that_lie_channels_last(self):
+        layer, x = linear(schemes.FP8_HYBRID), randn(2, 3, 4, 24)
+        found = []
+        for y in (x, x.to(memory_format=torch.channels_last)):
+            layer.weight.grad = None
+            layer(y).square().sum().backward()
+            found.append(layer.weight.grad)
+        torch.testing.assert_close(*found)
+
+    def test_a_quantized_result_whose_gradient_is_delayed(self):
+        layer, x = linear(replace(SHORT, output=presets.INT8_TENSOR_STATIC_AFFINE)), randn(5, 24)
+        hop.nn.calibrate(layer, [x])
+        y = layer(x)
+        assert isinstance(y, hop.QuantizedTensor)
+        (hop.dequantize(y) * 3).sum().backward()
+        assert layer.scales.gradient.history[0] == 3
+
+    def test_says_its_scheme(self):
+        assert "Linear(\n  in_features=24, out_features=8, bias=True, scheme=INT8_DYNAMIC" in repr(linear())
 
     def test_hadamard_trains(self):
         q = replace(presets.MXFP8, hadamard=Hadamard())

@@ -8,6 +8,7 @@ import tempfile
 import unittest
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -27,6 +28,10 @@ ALL_STATIC = Scheme(
     presets.INT8_TENSOR_STATIC_AFFINE, Quantizer(INT8, (1, -1), Given()), presets.INT8_TENSOR_STATIC_AFFINE
 )
 EXACT = {"INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_TRAINING", "TERNARY_WEIGHT"}  # integer arithmetic
+
+
+def converted(model: nn.Module, scheme: Scheme) -> Any:
+    return hop.nn.convert(model, scheme).model
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -49,7 +54,7 @@ class Decoder(nn.Module):
         return self.head(self.norm(self.again(self.first(self.embed(index)))))
 
 
-def made(kind: str) -> tuple[nn.Module, Tensor]:
+def made(kind: str) -> tuple[Any, Tensor]:
     """A float layer and an input of it."""
     torch.manual_seed(3)
     if kind == "linear":
@@ -141,6 +146,15 @@ class TestConvert(unittest.TestCase):
             after = layer.norm1(x + layer.self_attn(x, x, x, need_weights=False)[0])
             torch.testing.assert_close(got, layer.norm2(after + 1))
 
+    def test_transformers_mask(self):
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True), 2).eval()
+        converted(model, schemes.INT8_DYNAMIC)
+        x, mask = randn(2, 4, 32), torch.tensor([[False] * 4, [False, False, True, True]])
+        want = model(x, src_key_padding_mask=mask)
+        with torch.no_grad():
+            got = model(x, src_key_padding_mask=mask)
+        torch.testing.assert_close(got[~mask], want[~mask], rtol=0.0, atol=0.05)
+
     def test_errors(self):
         for rules, match in (
             ("int8", "rules must be a hop"),
@@ -162,7 +176,7 @@ class TestConvert(unittest.TestCase):
 
 class TestCalibrate(unittest.TestCase):
     def test_finds_what_amax_finds(self):
-        model = hop.nn.convert(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), ALL_STATIC).model.train()
+        model = converted(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), ALL_STATIC).train()
         model[1].eval()
         plain = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
         plain.load_state_dict(hop.nn.float_state_dict(model))
@@ -266,9 +280,9 @@ class TestCalibrate(unittest.TestCase):
 
 
 class TestFreeze(unittest.TestCase):
-    def _ready(self, kind: str, scheme: Scheme) -> tuple[nn.Module, Tensor]:
+    def _ready(self, kind: str, scheme: Scheme) -> tuple[Any, Tensor]:
         plain, x = made(kind)
-        model = hop.nn.convert(plain, scheme).model.eval()
+        model = converted(plain, scheme).eval()
         hop.nn.calibrate(model, [x])
         return model, x
 
@@ -294,7 +308,8 @@ class TestFreeze(unittest.TestCase):
                 other, _ = self._ready(kind, scheme)
                 hop.nn.freeze(other)
                 with torch.no_grad():
-                    other.bias.zero_() if kind != "embedding" else None
+                    for parameter in other.parameters():
+                        parameter.zero_()
                 other.load_state_dict(torch.load(file, weights_only=True))
                 assert torch.equal(other(x), want)
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hop.leaves import dequantize
-from hop.nn.layer import Layer
+from hop.nn.layer import Layer, spelled
 from hop.nn.layers import LAYERS
-from hop.schemes import SCHEMES, Scheme
+from hop.schemes import Scheme
 from hop.tensor import QuantizedTensor
 
 Selector = type[nn.Module] | str | Callable[[str, nn.Module], bool]
@@ -87,6 +87,7 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
             rows.append(row)
         if new is not module:
             model = _put(model, name, new)
+    _unfuse(model)
     unused = tuple(repr(selector) for i, (selector, _) in enumerate(pairs) if i not in matched)
     return Report(model, tuple(rows), unused)
 
@@ -154,15 +155,21 @@ def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
     if not name:
         return new
     path, _, own = name.rpartition(".")
-    parent = model.get_submodule(path)
-    setattr(parent, own, new)
-    if isinstance(parent, nn.TransformerEncoderLayer):
-        parent.activation_relu_or_gelu = 0  # or its fused form reads the weights and never calls the layers
+    setattr(model.get_submodule(path), own, new)
     return model
+
+
+def _unfuse(model: nn.Module) -> None:
+    """Make torch's encoders call their layers: their fused form reads the weights itself."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and any(isinstance(m, Layer) for m in module.children()):
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, Layer) for m in module.modules()):
+            module.use_nested_tensor = False
 
 
 def _said(row: Row) -> str:
     if row.scheme is None:
         return f"- {row.reason}"
-    named = next((name for name, value in SCHEMES.items() if value == row.scheme), str(row.scheme))
+    named = spelled(row.scheme)
     return f"{named} ({row.reason})" if row.reason else named

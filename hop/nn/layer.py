@@ -21,7 +21,7 @@ from hop.nn.delayed import AmaxHistory
 from hop.nn.static import StaticScale
 from hop.quantizer import Quantizer
 from hop.scaling import Delayed
-from hop.schemes import Scheme
+from hop.schemes import SCHEMES, Scheme
 from hop.tensor import QuantizedTensor
 
 
@@ -96,6 +96,9 @@ class Layer(nn.Module):
         if isinstance(state, StaticScale) and not state.ready:
             q = self.weight_quantizer(Quantizer.parse(state.spelling))
             state.set(**calibration.amax(q, self.weight.detach()))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, scheme={spelled(self.scheme)}"
 
     # ---- computing
 
@@ -230,3 +233,8 @@ class Layer(nn.Module):
         ):  # a float layer's: scales keep their values
             state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in self.scales.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def spelled(scheme: Scheme) -> str:
+    """The name of `scheme` in hop.schemes, if it has one."""
+    return next((name for name, value in SCHEMES.items() if value == scheme), str(scheme))
