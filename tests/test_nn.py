@@ -155,7 +155,7 @@ class TestLayers(unittest.TestCase):
     def test_used_twice_in_one_forward(self):
         for scheme in (schemes.INT8_DYNAMIC, SHORT):
             with self.subTest(scheme=str(scheme)):
-                layer, x = hop.nn.Linear(24, 24, scheme=scheme), randn(5, 24)
+                layer, x = converted(nn.Linear(24, 24), scheme), randn(5, 24)
                 y = layer(x)
                 z = layer(y)
                 z.backward(torch.full_like(z, 3.0))

@@ -362,6 +362,17 @@ class TestFreeze(unittest.TestCase):
             hop.nn.freeze(layer)
         assert torch.equal(layer(x), want) and layer.scheme == schemes.INT4_W
 
+    def test_only_the_input_may_change_then(self):
+        for kind in ("linear", "conv2d", "embedding"):
+            model, x = self._ready(kind, schemes.INT8_DYNAMIC)
+            hop.nn.freeze(model)
+            other = Scheme(presets.INT8_TENSOR, presets.INT8_ROW)
+            assert hop.nn.convert(model, other).rows[0].scheme == other and model(x) is not None
+            (row,) = hop.nn.convert(model, schemes.INT4_W).rows
+            assert row.scheme is None and "argument 'weight'" in row.reason and model.scheme == other
+            with hop.nn.scheme(schemes.INT4_W), pytest.raises(ValueError, match="argument 'weight'"):
+                model(x)
+
     def test_learned_scales(self):
         layer, x = hop.nn.Linear(32, 4, scheme=ALL_STATIC, learn_scales=True), randn(3, 32)
         hop.nn.calibrate(layer, [x])

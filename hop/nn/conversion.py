@@ -49,8 +49,9 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
     """Put quantized layers in the place of the Linear, Conv1d, Conv2d and Embedding of `model`, in place.
 
     They keep the Parameters, so that optimizers stay valid and tied weights tied; a module that stands in several
-    places is converted once. A quantized layer gets the new scheme. Subclasses are left alone, for they may compute
-    something else; so are the projections of torch.nn.MultiheadAttention, which never calls them.
+    places is converted once. A quantized layer gets the new scheme, and keeps its learn_scales. Subclasses are left
+    alone, for they may compute something else; so are the projections of torch.nn.MultiheadAttention, which never calls
+    them.
 
     Args:
         model: its root may be such a layer itself: the report has what takes its place.

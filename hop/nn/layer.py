@@ -110,6 +110,10 @@ class Layer(nn.Module):
         """A small input."""
         raise NotImplementedError
 
+    def _empty(self, *shape: int) -> Tensor:
+        """A plain tensor, where a weight may be quantized."""
+        return torch.empty(shape, dtype=self.weight.dtype, device=self.weight.device)
+
     def _result(self, one: Sequence[int]) -> Sequence[int]:
         """The shape of what becomes of one example, of shape `one`."""
         raise NotImplementedError

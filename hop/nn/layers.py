@@ -42,7 +42,7 @@ class Linear(Layer, nn.Linear):
         return aten.linear.default, (x, self.weight, self.bias)
 
     def _sample(self) -> Tensor:
-        return self.weight.new_empty((1, self.in_features))
+        return self._empty(1, self.in_features)
 
     def _result(self, one: Sequence[int]) -> Sequence[int]:
         return (*one[:-1], self.out_features)
@@ -74,7 +74,7 @@ class _Convolution(Layer, nn.modules.conv._ConvNd):
 
     def _sample(self) -> Tensor:
         sizes = zip(self.dilation, self.kernel_size, self._reversed_padding_repeated_twice[::-2], strict=True)
-        return self.weight.new_empty((1, self.in_channels, *(max(d * (k - 1), p) + 1 for d, k, p in sizes)))
+        return self._empty(1, self.in_channels, *(max(d * (k - 1), p) + 1 for d, k, p in sizes))
 
     def _result(self, one: Sequence[int]) -> Sequence[int]:
         ends = self._reversed_padding_repeated_twice
