@@ -40,6 +40,10 @@ LAYERS = {
     "hop.schemes": {"hop.presets", *VALUES},
     "hop.calibration": {*VALUES},
     "hop.storage": {"hop.proto", "hop.tensor", "hop.copies", "hop.spelling", "hop.quantizer"},
+    "hop.nn": {
+        *("hop._compile", "hop.impls", "hop.leaves", "hop.tensor", "hop.calibration", "hop.schemes", "hop.presets"),
+        *VALUES,
+    },
     "cutlass_kernels": set(),
 }
 

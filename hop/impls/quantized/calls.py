@@ -182,12 +182,19 @@ def _check_scales(call: Call) -> None:
         if q is None:
             if scale is not None or zero_point is not None:
                 raise ValueError(f"quantized: scales.{role} is given, and the scheme's {role} is None; leave it out")
-        elif scale is None and (missing := q.scale.missing()) is not None:
+        elif scale is None and _uses(call, role) and (missing := q.scale.missing()) is not None:
             option = f"scales=hop.Scales({role}=...)"
             raise ValueError(f"quantized: {role}={q} of the scheme: {missing.replace('scale=', option, 1)}")
         elif role in (LHS, RHS) and call.place(role) is not None and not is_quantized(call.find(role)):
             x = call.find(role)
             fitted(call, role, x.mT if call.is_turned(role) else x)
+
+
+def _uses(call: Call, role: str) -> bool:
+    """Whether the quantizer of `role` quantizes anything in this call, and needs a scale."""
+    if role == "grad":
+        return call.roles.family is not EMBEDDING
+    return role == OUTPUT or (call.place(role) is not None and not is_quantized(call.find(role)))
 
 
 def taken(op: OpOverload, scheme: str, dtype: torch.dtype, rest: Sequence[Any], kwargs: dict[str, Any]) -> Call:
@@ -213,7 +220,7 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
 def default_dtype(found: Sequence[Tensor]) -> torch.dtype:
     """The dtype of the result of a call that names none."""
     device = found[0].device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     dtype = found[0].dtype
     for x in found[1:]:

@@ -192,7 +192,8 @@ def _codes(call: Call, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | 
     of it. Its scales apart, None where one serves the whole tensor."""
     made, q = operands.quantized_rows(call, role), call.quantizer(role)
     assert q is not None
-    flat: Any = made if made.shape == x.shape else made.reshape(x.shape)
+    # of symbolic sizes reshape would be no view
+    flat: Any = made if made.shape == x.shape else made.contiguous().view(x.shape)
     if q.shares_scale():
         return flat, None
     step = flat.quantizer.scale.step(list(flat.buffers().values())[1:], flat.quantizer.format)

@@ -1,0 +1,38 @@
+"""Layers that compute in low precision, and train through it.
+
+contexts.py     which scheme a layer computes in
+static.py       scales that are calibrated or learned
+delayed.py      scales from the amaxes of earlier steps
+layer.py        what all layers share
+layers.py       Linear, Conv1d, Conv2d, Embedding
+conversion.py   from a float model to a quantized one, and back
+collection.py   calibration
+freezing.py     weights as codes
+"""
+
+from torch import nn as _nn
+
+from hop.nn.collection import calibrate as calibrate
+from hop.nn.contexts import same_scheme as same_scheme
+from hop.nn.contexts import scheme as scheme
+from hop.nn.conversion import Report as Report
+from hop.nn.conversion import convert as convert
+from hop.nn.conversion import float_state_dict as float_state_dict
+from hop.nn.delayed import AmaxHistory as AmaxHistory
+from hop.nn.delayed import advance as advance
+from hop.nn.delayed import advance_after as advance_after
+from hop.nn.freezing import freeze as freeze
+from hop.nn.layer import Layer as Layer
+from hop.nn.layers import Conv1d as Conv1d
+from hop.nn.layers import Conv2d as Conv2d
+from hop.nn.layers import Embedding as Embedding
+from hop.nn.layers import Linear as Linear
+from hop.nn.static import StaticScale as StaticScale
+
+
+def prepare(model: _nn.Module) -> None:
+    """Build the state of scales that the active scheme needs, in all layers of `model`: what a compiled program cannot
+    do itself. Layers in eager mode do it in their forward."""
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.prepare()

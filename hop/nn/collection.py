@@ -1,0 +1,156 @@
+"""calibrate: static scales of activations, from what passes through the layers of a model."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hop import calibration
+from hop.nn.contexts import INPUT, OUTPUT
+from hop.nn.layer import Layer
+from hop.nn.static import StaticScale
+from hop.quantizer import Quantizer
+from hop.scaling import LARGEST
+
+KEPT = 2**20
+"""The most elements of an activation that are kept for a method other than amax."""
+
+Method = Callable[..., dict[str, Tensor]]
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    method: Method = calibration.amax,
+    steps: int | None = None,
+    progress: bool = True,
+) -> None:
+    """Run `model` over `batches`, in eval mode and without gradients, and set the static scales of the inputs and
+    outputs of its layers from what they see, in the scheme that is active.
+
+    While it runs, layers that have such scales compute in floats, and the others as always. Static scales of weights
+    are found from the weights, where they are not set. A layer that no batch reaches stays as it is.
+
+    Args:
+        batches: inputs: a tensor is model(x), a tuple or list model(*x), a mapping model(**x).
+        method: of hop.calibration, or your own with the same arguments. amax needs the range alone; for any other, at
+            most KEPT = 2^20 elements of each activation are kept, evenly spread over all that was seen.
+        steps: how many batches to take, None for all.
+        progress: whether to show a bar, on a terminal, if tqdm is installed: pip install 'torch-hop[progress]'.
+
+    Raises:
+        ValueError: there is no batch.
+    """
+    if steps is not None and steps < 1:
+        raise ValueError(f"calibrate: steps must be 1 or more, or None for all batches; got {steps}")
+    layers = [m for m in model.modules() if isinstance(m, Layer)]
+    for layer in layers:
+        layer.prepare()
+    watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
+    collected = [_Range() if method is calibration.amax else _Sample() for _ in watched]
+    training = {module: module.training for module in model.modules()}
+    handles = [_observe(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]
+    count = 0
+    try:
+        for layer, _, _ in watched:
+            layer.calibrating = True
+        model.eval()
+        with torch.no_grad():
+            for batch in _shown(islice(batches, steps), batches, steps, progress):
+                _run(model, batch)
+                count += 1
+    finally:
+        for handle in handles:
+            handle.remove()
+        for layer, _, _ in watched:
+            layer.calibrating = False
+        for module, flag in training.items():
+            module.training = flag
+    if not count:
+        raise ValueError("calibrate: batches is empty; give one input of the model or more")
+    for (_, _, state), seen in zip(watched, collected, strict=True):
+        values = seen.values()
+        if values is not None:
+            state.set(**method(Quantizer.parse(state.spelling), values))
+
+
+def _static(layer: Layer) -> Iterator[tuple[str, StaticScale]]:
+    """The static scales of activations that the active scheme uses."""
+    for role, _ in layer.plan().needs:
+        state = layer.scales[role] if role in (INPUT, OUTPUT) and role in layer.roles else None
+        if isinstance(state, StaticScale):
+            yield role, state
+
+
+def _observe(layer: Layer, role: str, seen: Any) -> Any:
+    """A handle of the hook that shows `seen` the activation."""
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.add(args[0] if args else kwargs["input"])
+
+    if role == INPUT:
+        return layer.register_forward_pre_hook(before, with_kwargs=True)
+    return layer.register_forward_hook(lambda module, args, y: seen.add(y))
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, tuple | list):
+        model(*batch)
+    else:
+        model(batch)
+
+
+def _shown(taken: Iterable[Any], batches: Iterable[Any], steps: int | None, progress: bool) -> Iterable[Any]:
+    """`taken`, with a bar where one can be seen."""
+    if not progress or not sys.stderr.isatty():
+        return taken
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return taken
+    sizes = [n for n in (steps, len(batches) if hasattr(batches, "__len__") else None) if n is not None]  # type: ignore[arg-type]
+    return tqdm(taken, total=min(sizes, default=None), desc="calibrate")
+
+
+class _Range:
+    """The least and the largest number."""
+
+    def __init__(self) -> None:
+        self._ends: Tensor | None = None
+
+    def add(self, x: Tensor) -> None:
+        if x.numel():
+            known = x.detach().to(torch.float32).nan_to_num(0.0, LARGEST, -LARGEST)
+            ends = torch.stack([known.amin(), known.amax()])
+            both = ends if self._ends is None else torch.cat([self._ends, ends])
+            self._ends = torch.stack([both.amin(), both.amax()])
+
+    def values(self) -> Tensor | None:
+        """Numbers with that range; None if nothing was seen."""
+        return self._ends
+
+
+class _Sample:
+    """Every n-th element of all that was seen, at most KEPT. n is a power of 3, which shares no factor with sizes that
+    are powers of 2, or else the sample would hold some channels alone."""
+
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = []
+        self._step, self._seen = 1, 0
+
+    def add(self, x: Tensor) -> None:
+        flat = x.detach().flatten()
+        self._parts.append(flat[-self._seen % self._step :: self._step].to(torch.float32, copy=True))
+        self._seen += flat.numel()
+        while sum(part.numel() for part in self._parts) > KEPT:
+            self._parts = [torch.cat(self._parts)[::3].clone()]
+            self._step *= 3
+
+    def values(self) -> Tensor | None:
+        """The sample; None if nothing was seen."""
+        return torch.cat(self._parts) if self._seen else None

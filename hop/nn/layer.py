@@ -1,0 +1,244 @@
+"""Layer: what quantized layers share: a scheme, the state of its scales, and the one call of hop.quantized.
+
+    scales.input.scale, scales.input.zero_point        of a quantizer with the rule Given: StaticScale
+    scales.weight.history, scales.weight.amax          of one with the rule Delayed: AmaxHistory
+
+are the entries of a state_dict beside those of the float layer, for roles whose quantizers find no scale themselves.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hop import calibration
+from hop._compile import OpOverload
+from hop.impls.quantized import Scales, quantized
+from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active
+from hop.nn.delayed import AmaxHistory
+from hop.nn.static import StaticScale
+from hop.quantizer import Quantizer
+from hop.scaling import Delayed
+from hop.schemes import SCHEMES, Scheme
+from hop.tensor import QuantizedTensor
+
+
+class Layer(nn.Module):
+    """A float layer that computes in low precision. Subclasses name their operator and call `_compute`."""
+
+    float_type: type[nn.Module]  # what it is made from
+    roles: tuple[str, ...] = ROLES  # those that its operator has
+    example_dims: int  # the dimensions of one example of its input
+    weight: Any
+    scales: nn.ModuleDict
+
+    @classmethod
+    def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
+        """A layer with the very Parameters, hooks and settings of `module`.
+
+        Raises:
+            TypeError: module is not exactly of the float type: a subclass may compute something else.
+            ValueError: the operator cannot run in this scheme.
+        """
+        if type(module) is not cls.float_type:
+            raise TypeError(
+                f"{cls.__name__}.from_float: module must be a torch.nn.{cls.float_type.__name__} itself, whose forward "
+                f"is known; got {type(module).__name__}"
+            )
+        made = cls.__new__(cls)
+        for name, value in module.__dict__.items():
+            made.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        made._begin(scheme, learn_scales)
+        return made
+
+    def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
+        """What follows the constructor of the float layer."""
+        self.learn_scales, self.frozen, self.calibrating = learn_scales, False, False
+        self.scales = nn.ModuleDict()
+        self.scheme = scheme
+
+    @property
+    def scheme(self) -> Scheme:
+        """How it computes outside of `with hop.nn.scheme(...)`. Setting it builds the state of scales that differ."""
+        found = self._own.scheme
+        assert found is not None
+        return found
+
+    @scheme.setter
+    def scheme(self, scheme: Scheme) -> None:
+        if not isinstance(scheme, Scheme):
+            raise TypeError(f"{type(self).__name__}: scheme must be a hop.Scheme, got {scheme!r}")
+        self._check(scheme)
+        self._own = Plan.of(scheme)
+        self._build(self._own)
+
+    def plan(self) -> Plan:
+        """What it computes in now."""
+        return active(self._own)
+
+    def prepare(self) -> None:
+        """Build the state that the scheme needs which is active now."""
+        self._build(self.plan())
+
+    def take_frozen(self, weight: nn.Parameter) -> None:
+        """Compute with `weight`, quantized, from now on, in the scheme that is active, outside of its context too."""
+        self._own, self.weight, self.frozen = self.plan(), weight, True
+        if WEIGHT in self.scales:
+            del self.scales[WEIGHT]
+
+    def set_weight_scale(self) -> None:
+        """Find the static scale of the weight, if it has one that is not set."""
+        if WEIGHT not in self.scales or self.weight.is_meta:
+            return
+        state = self.scales[WEIGHT]
+        if isinstance(state, StaticScale) and not state.ready:
+            q = self.weight_quantizer(Quantizer.parse(state.spelling))
+            state.set(**calibration.amax(q, self.weight.detach()))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, scheme={spelled(self.scheme)}"
+
+    # ---- computing
+
+    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
+        """The operator and its arguments, for an input."""
+        raise NotImplementedError
+
+    def _sample(self) -> Tensor:
+        """A small input."""
+        raise NotImplementedError
+
+    def _empty(self, *shape: int) -> Tensor:
+        """A plain tensor, where a weight may be quantized."""
+        return torch.empty(shape, dtype=self.weight.dtype, device=self.weight.device)
+
+    def _result(self, one: Sequence[int]) -> Sequence[int]:
+        """The shape of what becomes of one example, of shape `one`."""
+        raise NotImplementedError
+
+    def _compute(self, x: Tensor) -> Any:
+        """The result for x, in the scheme that is active."""
+        op, args = self._call(x)
+        plan = self.plan()
+        if self._computes_floats(plan):
+            return op(*args)
+        if self._unbuilt(plan):
+            if torch.compiler.is_compiling():
+                raise RuntimeError(
+                    "hop.nn: this scheme needs scales that the layer does not have, and a compiled program cannot make "
+                    "them; call hop.nn.prepare(model) before, where the same scheme is active"
+                )
+            self._build(plan)
+        given = self._given(plan, x)
+        assert plan.scheme is not None
+        y = quantized(op, plan.scheme, *args, scales=given)
+        if given.grad is None:
+            return y
+        gradient = self.scales[GRADIENT]
+        return gradient.watch(y) if isinstance(gradient, AmaxHistory) else y
+
+    def _computes_floats(self, plan: Plan) -> bool:
+        return plan.scheme is None or self.calibrating
+
+    def _given(self, plan: Plan, x: Tensor) -> Scales:
+        """What the quantizers take that find no scale themselves."""
+        given: dict[str, Tensor | None] = {}
+        for role, _ in plan.needs:
+            if not self._keeps(role):
+                continue
+            state, field = self.scales[role], FIELDS[role]
+            if isinstance(state, AmaxHistory):
+                seen = {INPUT: x, WEIGHT: self.weight}.get(role)
+                given[field] = state(None if isinstance(seen, QuantizedTensor) else seen)
+                continue
+            assert isinstance(state, StaticScale)
+            if not state.ready:
+                raise RuntimeError(
+                    f"hop.nn: the static scale of the role {role!r} is not set; call hop.nn.calibrate(model, batches), "
+                    "load a state_dict that has it, or call its set(scale, zero_point)"
+                )
+            given[field], zero_point = state(self._sharing(role, x) if self.learn_scales else 1)
+            if zero_point is not None:
+                given[f"{field}_zero_point"] = zero_point
+        return Scales(**given)
+
+    def _sharing(self, role: str, x: Tensor) -> float:
+        """How many elements share a learned scale: of a weight, or the features of one example."""
+        if role == WEIGHT:
+            state: Any = self.scales[WEIGHT]
+            return self.weight.numel() / state.scale.numel()
+        one = x.shape if x.dim() <= self.example_dims else x.shape[1:]
+        return math.prod(one if role == INPUT else self._result(one))
+
+    # ---- the state of scales
+
+    def _keeps(self, role: str) -> bool:
+        """Whether `role` has state where its quantizer needs it."""
+        return role in self.roles and not (role == WEIGHT and self.frozen)
+
+    def _unbuilt(self, plan: Plan) -> list[tuple[str, str]]:
+        """The roles, and their quantizers, for which there is no state, or that of another quantizer."""
+        return [
+            (role, text)
+            for role, text in plan.needs
+            if self._keeps(role) and (role not in self.scales or self.scales[role].spelling != text)
+        ]
+
+    def _build(self, plan: Plan) -> None:
+        """Make what is missing. State that the plan does not use stays for the schemes that do."""
+        for role, text in self._unbuilt(plan):
+            self.scales[role] = self._made(role, Quantizer.parse(text)).train(self.training)
+        self.set_weight_scale()
+
+    def _made(self, role: str, q: Quantizer) -> nn.Module:
+        device = self.weight.device
+        if role == WEIGHT and not isinstance(q.scale, Delayed):
+            shape = self.weight_quantizer(q).buffers(self.weight.shape)["scale"][0]
+            return StaticScale(q, shape, self.learn_scales, device)
+        if isinstance(q.scale, Delayed):
+            if role == OUTPUT:
+                raise ValueError(
+                    f"hop.nn: output={q} needs the amax of results before they are quantized, which nothing returns; "
+                    "take a quantizer with the rule Given, or one that finds its scale"
+                )
+            return AmaxHistory(q, device)
+        if any(size != -1 for size in q.block):
+            raise ValueError(
+                f"hop.nn: the static scale of the role {role!r} is one for the whole tensor, and {q} has blocks of "
+                f"{q.block}; take block=(-1, -1), or a rule that finds the scales"
+            )
+        return StaticScale(q, (1,), self.learn_scales, device)
+
+    def _check(self, scheme: Scheme) -> None:
+        """Raise unless the operator runs in `scheme`: on tensors without data."""
+
+        def described(t: Any) -> Any:
+            return torch.empty_like(t, device="meta") if isinstance(t, Tensor) else t
+
+        op, args = self._call(self._sample())
+        given: dict[str, Tensor] = {}
+        for role, text in Plan.of(scheme).needs:
+            given[FIELDS[role]] = torch.ones(1, device="meta")
+            if role != GRADIENT and Quantizer.parse(text).scale.has_zero_point():
+                given[f"{FIELDS[role]}_zero_point"] = torch.ones(1, device="meta")
+        seed = torch.zeros((), dtype=torch.int64, device="meta") if scheme.is_stochastic() else None
+        with torch.no_grad():
+            quantized(op, scheme, *map(described, args), scales=Scales(**given), seed=seed)
+
+    def weight_quantizer(self, q: Quantizer) -> Quantizer:
+        """The quantizer of the weight, for the one of a scheme."""
+        return q
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if not any(
+            key.startswith(f"{prefix}scales.") for key in state_dict
+        ):  # a float layer's: scales keep their values
+            state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in self.scales.state_dict().items()})
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def spelled(scheme: Scheme) -> str:
+    """The name of `scheme` in hop.schemes, if it has one."""
+    return next((name for name, value in SCHEMES.items() if value == scheme), str(scheme))

@@ -1,0 +1,150 @@
+"""Linear, Conv1d, Conv2d and Embedding, with a scheme."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hop._compile import OpOverload
+from hop.nn.contexts import OUTPUT, WEIGHT, Plan
+from hop.nn.layer import Layer
+from hop.quantizer import Quantizer
+from hop.schemes import Scheme, for_convolution
+
+aten = torch.ops.aten
+
+
+class Linear(Layer, nn.Linear):
+    """torch.nn.Linear in low precision.
+
+    Args:
+        args, kwargs: those of torch.nn.Linear.
+        scheme: how it computes.
+        learn_scales: whether static scales, those of quantizers with the rule Given, are Parameters.
+
+    Raises:
+        ValueError: the operator cannot run in this scheme.
+    """
+
+    float_type = nn.Linear
+    example_dims = 1
+
+    def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(scheme, learn_scales)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._compute(input)
+
+    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
+        return aten.linear.default, (x, self.weight, self.bias)
+
+    def _sample(self) -> Tensor:
+        return self._empty(1, self.in_features)
+
+    def _result(self, one: Sequence[int]) -> Sequence[int]:
+        return (*one[:-1], self.out_features)
+
+
+class _Convolution(Layer, nn.modules.conv._ConvNd):
+    """What Conv1d and Conv2d share."""
+
+    op: OpOverload
+
+    def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(scheme, learn_scales)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._compute(input)
+
+    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
+        ends = self._reversed_padding_repeated_twice  # the padding at both ends of each dimension, the last one first
+        padding = ends[::-2]
+        if self.padding_mode != "zeros":
+            x = functional.pad(x, ends, mode=self.padding_mode)
+            padding = [0] * len(padding)
+        elif ends[::2] != ends[1::2]:  # "same" may pad one more at the end
+            x = functional.pad(x, ends)
+            padding = [0] * len(padding)
+        options = (list(self.stride), list(padding), list(self.dilation), self.groups)
+        return self.op, (x, self.weight, self.bias, *options)
+
+    def _sample(self) -> Tensor:
+        sizes = zip(self.dilation, self.kernel_size, self._reversed_padding_repeated_twice[::-2], strict=True)
+        return self._empty(1, self.in_channels, *(max(d * (k - 1), p) + 1 for d, k, p in sizes))
+
+    def _result(self, one: Sequence[int]) -> Sequence[int]:
+        ends = self._reversed_padding_repeated_twice
+        found = []
+        for i, n in enumerate(one[1:]):
+            at = 2 * (len(one) - 2 - i)
+            span = self.dilation[i] * (self.kernel_size[i] - 1)
+            found.append((n + ends[at] + ends[at + 1] - span - 1) // self.stride[i] + 1)
+        return (self.out_channels, *found)
+
+    def weight_quantizer(self, q: Quantizer) -> Quantizer:
+        return for_convolution(q, self.weight.dim())
+
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """torch.nn.Conv1d in low precision. Arguments and errors as for Linear."""
+
+    float_type = nn.Conv1d
+    example_dims = 2
+    op = aten.conv1d.default
+
+
+class Conv2d(_Convolution, nn.Conv2d):
+    """torch.nn.Conv2d in low precision. Arguments and errors as for Linear."""
+
+    float_type = nn.Conv2d
+    example_dims = 3
+    op = aten.conv2d.default
+
+
+class Embedding(Layer, nn.Embedding):
+    """torch.nn.Embedding of low-precision rows. Arguments and errors as for Linear; where the scheme leaves weights in
+    floats, so is the layer. Its gradient is dense: sparse=True is refused."""
+
+    float_type = nn.Embedding
+    example_dims = 0
+    roles = (WEIGHT, OUTPUT)
+
+    def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(scheme, learn_scales)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.max_norm is not None:
+            if self.frozen:
+                raise RuntimeError(
+                    "hop.nn.Embedding: max_norm changes rows of the weight, which is frozen; set it to None"
+                )
+            with torch.no_grad():
+                torch.embedding_renorm_(self.weight, input.contiguous(), self.max_norm, self.norm_type)
+        return self._compute(input)
+
+    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        return aten.embedding.default, (self.weight, x, padding, self.scale_grad_by_freq)
+
+    def _sample(self) -> Tensor:
+        return torch.zeros(1, dtype=torch.int64, device=self.weight.device)
+
+    def _result(self, one: Sequence[int]) -> Sequence[int]:
+        return (*one, self.embedding_dim)
+
+    def _computes_floats(self, plan: Plan) -> bool:
+        return super()._computes_floats(plan) or not plan.quantizes_weight
+
+    def _check(self, scheme: Scheme) -> None:
+        if self.sparse:
+            raise ValueError("hop.nn.Embedding: sparse=True would need a sparse gradient; take sparse=False")
+        super()._check(scheme)
+
+
+LAYERS: dict[type[nn.Module], type[Layer]] = {layer.float_type: layer for layer in (Linear, Conv1d, Conv2d, Embedding)}
+"""From a float layer to the quantized one."""

@@ -1,0 +1,95 @@
+"""StaticScale: a scale and zero point that are found from data and then stay, or are learned.
+
+Gradients of learned ones are scaled by g = 1 / sqrt(N · qmax), with N elements that share the scale: Esser et al. 2020,
+"Learned Step Size Quantization"; for zero points Bhalgat et al. 2020, "LSQ+".
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hop.quantizer import Quantizer
+
+
+class Float32State(nn.Module):
+    """A module whose tensors stay float32 where a model is cast to another dtype."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def moved(t: Tensor) -> Tensor:
+            new = fn(t)
+            return new if new.dtype == t.dtype else t.to(new.device)
+
+        return super()._apply(moved, recurse)
+
+
+class StaticScale(Float32State):
+    """The scale, and for an affine quantizer the zero point, of one role of a layer.
+
+    Args:
+        quantizer: whose rule is hop.scaling.Given.
+        shape: of both: that of the quantizer's buffers, or one that broadcasts to it.
+        learn: whether they are Parameters, which must be positive and stay so, and not buffers.
+        device: where they lie.
+
+    They are NaN, and `ready` is False, until `set` or load_state_dict gives them.
+    """
+
+    scale: Tensor
+    zero_point: Tensor | None
+
+    def __init__(self, quantizer: Quantizer, shape: Sequence[int], learn: bool, device: torch.device) -> None:
+        super().__init__()
+        self.spelling, self.qmax, self.learn, self.ready = str(quantizer), quantizer.format.max, learn, False
+        for name in ("scale", "zero_point"):
+            held = name == "scale" or quantizer.scale.has_zero_point()
+            value = torch.full(tuple(shape), math.nan, device=device) if held else None
+            if learn:
+                self.register_parameter(name, None if value is None else nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    def set(self, scale: Tensor, zero_point: Tensor | None = None) -> None:
+        """Take other values. Raises ValueError if there is a zero point too many or too few, or a shape that does not
+        broadcast."""
+        if (zero_point is None) != (self.zero_point is None):
+            raise ValueError(
+                f"StaticScale.set: {self.spelling} "
+                + ("has no zero point; leave zero_point out" if self.zero_point is None else "needs zero_point= too")
+            )
+        for name, own, given in (("scale", self.scale, scale), ("zero_point", self.zero_point, zero_point)):
+            if own is None or given is None:
+                continue
+            try:
+                given = given.expand(own.shape)
+            except RuntimeError as error:
+                raise ValueError(
+                    f"StaticScale.set: {name} must broadcast to {tuple(own.shape)}, got {tuple(given.shape)}"
+                ) from error
+            with torch.no_grad():
+                own.copy_(given)
+        self._look()
+
+    def forward(self, sharing: float) -> tuple[Tensor, Tensor | None]:
+        """The scale and zero point; their gradients are scaled for `sharing` elements that share one."""
+        if not self.learn:
+            return self.scale, self.zero_point
+        g = 1 / math.sqrt(max(sharing, 1) * self.qmax)
+        return _scaled(self.scale, g), None if self.zero_point is None else _scaled(self.zero_point, g)
+
+    def extra_repr(self) -> str:
+        return f"{self.spelling}, shape={tuple(self.scale.shape)}, learn={self.learn}, ready={self.ready}"
+
+    def _look(self) -> None:
+        self.ready = not self.scale.is_meta and not bool(self.scale.isnan().any())
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._look()
+
+
+def _scaled(t: Tensor, g: float) -> Tensor:
+    """t, to the bit, with g times its gradient."""
+    return t.detach() + (t - t.detach()) * g

@@ -1,0 +1,393 @@
+"""Whole models of quantized layers: converting, calibrating and freezing them."""
+
+import builtins
+import copy
+import io
+import sys
+import tempfile
+import unittest
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hop
+from hop import presets, schemes
+from hop.formats import INT8
+from hop.nn import collection
+from hop.quantizer import Quantizer
+from hop.scaling import Given
+from hop.schemes import Scheme
+
+STATIC = Quantizer(INT8, scale=Given())
+ALL_STATIC = Scheme(
+    presets.INT8_TENSOR_STATIC_AFFINE, Quantizer(INT8, (1, -1), Given()), presets.INT8_TENSOR_STATIC_AFFINE
+)
+EXACT = {"INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_TRAINING", "TERNARY_WEIGHT"}  # integer arithmetic
+
+
+def converted(model: nn.Module, scheme: Scheme) -> Any:
+    return hop.nn.convert(model, scheme).model
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Decoder(nn.Module):
+    """Tied weights, a module in two places, and one that no rule of ours knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 32)
+        self.first = nn.Linear(32, 32)
+        self.again = self.first
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 12, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.head(self.norm(self.again(self.first(self.embed(index)))))
+
+
+def made(kind: str) -> tuple[Any, Tensor]:
+    """A float layer and an input of it."""
+    torch.manual_seed(3)
+    if kind == "linear":
+        return nn.Linear(64, 32), randn(32, 64)
+    if kind == "conv1d":
+        return nn.Conv1d(4, 8, 3, padding=1), randn(2, 4, 9)
+    if kind == "conv2d":
+        return nn.Conv2d(4, 8, 3, padding="same", padding_mode="reflect"), randn(2, 4, 8, 8)
+    return nn.Embedding(32, 64), torch.arange(32).reshape(4, 8)
+
+
+def applicable() -> list[tuple[str, Scheme, str]]:
+    """Each scheme with each layer that it runs."""
+    found = []
+    for name, scheme in schemes.SCHEMES.items():
+        for kind in ("linear", "conv1d", "conv2d", "embedding"):
+            if hop.nn.convert(made(kind)[0], scheme).rows[0].scheme is not None:
+                found.append((name, scheme, kind))
+    return found
+
+
+class TestConvert(unittest.TestCase):
+    def test_keeps_what_is_shared_and_tied(self):
+        model, index = Decoder(), torch.arange(12).reshape(3, 4)
+        weight, optimizer = model.head.weight, torch.optim.SGD(model.parameters(), 0.1)
+        report = hop.nn.convert(model, schemes.INT8_DYNAMIC)
+        assert report.model is model and model.first is model.again and isinstance(model.first, hop.nn.Linear)
+        assert model.head.weight is weight is model.embed.weight and isinstance(model.embed, hop.nn.Embedding)
+        assert [(r.name, r.type, r.reason) for r in report.rows] == [
+            ("embed", "Embedding", ""),
+            ("first", "Linear", ""),
+            ("again", "Linear", "the same module as 'first'"),
+            ("head", "Linear", ""),
+        ]
+        model(index).sum().backward()
+        optimizer.step()
+        assert torch.equal(optimizer.param_groups[0]["params"][0], weight)
+
+    def test_rules(self):
+        model = nn.ModuleDict(
+            {"a": nn.Linear(32, 8), "b": nn.Linear(32, 8), "c": nn.Conv2d(2, 2, 3), "d": nn.Linear(8, 8)}
+        )
+        report = hop.nn.convert(
+            model,
+            [
+                ("a", None),
+                (nn.Conv2d, schemes.MXFP8),
+                (lambda name, module: module.in_features == 32, schemes.INT4_W),
+                ("z*", schemes.INT8_DYNAMIC),
+            ],
+        )
+        a, b, c, d = report.rows
+        assert (a.scheme, a.reason) == (None, "the rule for 'a' leaves it alone")
+        assert b.scheme == schemes.INT4_W == model["b"].scheme
+        assert c.scheme is None and "one scale for each example" in c.reason and type(model["c"]) is nn.Conv2d
+        assert (d.scheme, d.reason) == (None, "no rule matches") and type(model["d"]) is nn.Linear
+        assert str(report).splitlines() == [
+            "layer  type    scheme",
+            "a      Linear  - the rule for 'a' leaves it alone",
+            "b      Linear  INT4_W",
+            f"c      Conv2d  - {c.reason}",
+            "d      Linear  - no rule matches",
+            "1 of 4 layers converted",
+            "no layer matches 'z*'",
+        ]
+
+    def test_a_root(self):
+        plain = nn.Linear(32, 8)
+        report = hop.nn.convert(plain, schemes.INT8_DYNAMIC)
+        assert isinstance(report.model, hop.nn.Linear) and type(plain) is nn.Linear
+        assert "(model)  Linear  INT8_DYNAMIC" in str(report)
+        again = hop.nn.convert(report.model, schemes.INT4_W)
+        assert again.model is report.model and again.model.scheme == schemes.INT4_W
+
+    def test_subclasses_are_left(self):
+        model = nn.MultiheadAttention(8, 2)
+        (row,) = hop.nn.convert(model, schemes.INT8_DYNAMIC).rows
+        assert row.scheme is None and "is a subclass" in row.reason
+        assert not isinstance(model.out_proj, hop.nn.Linear)
+
+    def test_transformer_layers_call_theirs(self):
+        """In eval mode without gradients too, where torch has a fused form that reads the weights."""
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True).eval()
+        hop.nn.convert(layer, schemes.TERNARY_WEIGHT)
+        with mock.patch.object(hop.nn.Linear, "forward", side_effect=lambda x: x.new_ones(2, 4, 32)), torch.no_grad():
+            got = layer(randn(2, 4, 32))
+        with torch.no_grad():
+            x = randn(2, 4, 32)
+            after = layer.norm1(x + layer.self_attn(x, x, x, need_weights=False)[0])
+            torch.testing.assert_close(got, layer.norm2(after + 1))
+
+    def test_transformers_mask(self):
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True), 2).eval()
+        converted(model, schemes.INT8_DYNAMIC)
+        x, mask = randn(2, 4, 32), torch.tensor([[False] * 4, [False, False, True, True]])
+        want = model(x, src_key_padding_mask=mask)
+        with torch.no_grad():
+            got = model(x, src_key_padding_mask=mask)
+        torch.testing.assert_close(got[~mask], want[~mask], rtol=0.0, atol=0.05)
+
+    def test_errors(self):
+        for rules, match in (
+            ("int8", "rules must be a hop"),
+            ([schemes.INT4_W], "a rule must be a pair"),
+            ([(3, schemes.INT4_W)], "a selector must be"),
+            ([("*", "int8")], r"scheme for '\*' must be a hop"),
+        ):
+            with pytest.raises(TypeError, match=match):
+                hop.nn.convert(nn.Linear(2, 2), rules)
+
+    def test_float_state_dict_of_a_frozen_model(self):
+        model = Decoder()
+        hop.nn.convert(model, schemes.INT8_DYNAMIC)
+        hop.nn.freeze(model)
+        plain = Decoder()
+        plain.load_state_dict(hop.nn.float_state_dict(model))
+        assert torch.equal(plain.head.weight, hop.dequantize(model.head.weight))
+
+
+class TestCalibrate(unittest.TestCase):
+    def test_finds_what_amax_finds(self):
+        model = converted(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), ALL_STATIC).train()
+        model[1].eval()
+        plain = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+        plain.load_state_dict(hop.nn.float_state_dict(model))
+        batches = [randn(5, 16, seed=s) * (s + 1) for s in range(3)]
+        hop.nn.calibrate(model, batches)
+        assert [m.training for m in (model, model[0], model[1], model[0].scales)] == [True, True, False, True]
+        seen = {"input": batches, "output": [plain[0](x) for x in batches]}
+        for role, tensors in seen.items():
+            want = hop.calibration.amax(presets.INT8_TENSOR_STATIC_AFFINE, *tensors)
+            state = model[0].scales[role]
+            assert torch.equal(state.scale, want["scale"].flatten())
+            assert torch.equal(state.zero_point, want["zero_point"].flatten().float())
+        last = hop.calibration.amax(ALL_STATIC.lhs, *(plain[:2](x) for x in batches))
+        assert torch.equal(model[2].scales.input.scale, last["scale"].flatten())
+        assert isinstance(model[0](batches[0]), hop.QuantizedTensor)
+
+    def test_other_methods_see_all_of_little_data(self):
+        q = Quantizer(INT8, scale=Given())
+        batches = [randn(50, 16, seed=s) for s in range(3)]
+        for method in (hop.calibration.mse, partial(hop.calibration.percentile, percent=90)):
+            layer = hop.nn.Linear(16, 4, scheme=Scheme(q, presets.INT8_ROW))
+            hop.nn.calibrate(layer, batches, method)
+            want = method(q, torch.cat(batches))["scale"].flatten()
+            assert torch.equal(layer.scales.input.scale, want)
+
+    def test_a_sample_is_even_and_bounded(self):
+        with mock.patch.object(collection, "KEPT", 1000):
+            sample = collection._Sample()
+            start = 0
+            for n in (700, 1, 4096, 13, 9000):
+                sample.add(torch.arange(start, start + n, dtype=torch.float32))
+                start += n
+            kept = sample.values()
+        assert kept.numel() <= 1000 and torch.equal(kept, torch.arange(0, start, 27, dtype=torch.float32))
+
+    def test_kinds_of_batches_and_steps(self):
+        class Two(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = hop.nn.Linear(4, 4, scheme=Scheme(STATIC, None))
+
+            def forward(self, x: Tensor, by: float = 1.0) -> Tensor:
+                return self.inner(input=x * by)
+
+        x = torch.full((1, 4), 127.0)
+        for batch, want in ((x, 1.0), ((x, 2.0), 2.0), ([x, 3.0], 3.0), ({"x": x, "by": 4.0}, 4.0)):
+            model = Two()
+            hop.nn.calibrate(model, iter([batch, (x, 9.0)]), steps=1)
+            assert model.inner.scales.input.scale == want
+            hop.nn.calibrate(model, [(x, 9.0)])
+            assert model.inner.scales.input.scale == 9
+
+    def test_in_the_scheme_that_is_active(self):
+        layer, x = hop.nn.Linear(4, 4, scheme=schemes.INT8_DYNAMIC), randn(3, 4)
+        with hop.nn.scheme(ALL_STATIC):
+            hop.nn.calibrate(layer, [x])
+            assert isinstance(layer(x), hop.QuantizedTensor)
+
+    def test_weights_that_come_later(self):
+        layer = hop.nn.Linear(4, 4, scheme=ALL_STATIC, device="meta").to_empty(device="cpu")
+        nn.init.normal_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        hop.nn.calibrate(layer, [randn(3, 4)])
+        want = hop.calibration.amax(ALL_STATIC.rhs, layer.weight)["scale"]
+        assert torch.equal(layer.scales.weight.scale, want)
+
+    def test_errors_leave_the_model_as_it_was(self):
+        layer = hop.nn.Linear(4, 4, scheme=ALL_STATIC)
+        with pytest.raises(ValueError, match="batches is empty"):
+            hop.nn.calibrate(layer, [])
+        with pytest.raises(ValueError, match="steps must be 1 or more"):
+            hop.nn.calibrate(layer, [], steps=0)
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            hop.nn.calibrate(layer, [randn(2, 4), randn(2, 5)])
+        assert layer.training and not layer.calibrating and not layer._forward_hooks and not layer._forward_pre_hooks
+        assert not layer.scales.input.ready
+
+    def test_shows_a_bar_on_a_terminal_if_it_can(self):
+        layer, x = hop.nn.Linear(4, 4, scheme=ALL_STATIC), randn(2, 4)
+
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        def shown(progress: bool = True) -> str:
+            with mock.patch.object(sys, "stderr", Terminal()) as stderr:
+                hop.nn.calibrate(layer, [x, x], progress=progress)
+            return stderr.getvalue()
+
+        pytest.importorskip("tqdm")
+        assert "2/2" in shown() and shown(progress=False) == ""
+        real = builtins.__import__
+
+        def without(name: str, *args, **kwargs):
+            if name == "tqdm":
+                raise ImportError(name)
+            return real(name, *args, **kwargs)
+
+        with mock.patch.object(builtins, "__import__", without):
+            assert shown() == ""
+
+
+class TestFreeze(unittest.TestCase):
+    def _ready(self, kind: str, scheme: Scheme) -> tuple[Any, Tensor]:
+        plain, x = made(kind)
+        model = converted(plain, scheme).eval()
+        hop.nn.calibrate(model, [x])
+        return model, x
+
+    def test_schemes_that_apply(self):
+        found = {(name, kind) for name, _, kind in applicable()}
+        assert {name for name, kind in found if kind == "linear"} == set(schemes.SCHEMES)
+        assert {name for name, kind in found if kind == "embedding"} == set(schemes.SCHEMES)
+        blocks = {"INT8_DA_INT4_W", "FP8_BLOCKWISE", "MXFP8", "NVFP4"}
+        assert {name for name, kind in found if kind == "conv2d"} == set(schemes.SCHEMES) - blocks
+
+    def test_keeps_the_bits_in_less_memory(self):
+        for name, scheme, kind in applicable():
+            with self.subTest(scheme=name, kind=kind):
+                model, x = self._ready(kind, scheme)
+                want, before = model.train()(x).detach(), model.weight.nbytes
+                hop.nn.freeze(model)
+                assert isinstance(model.weight, hop.QuantizedTensor) and isinstance(model.weight, nn.Parameter)
+                assert not model.weight.requires_grad and "weight" not in model.scales
+                assert torch.equal(model(x), want) and model.weight.nbytes < before / 1.9
+                file = io.BytesIO()
+                torch.save(model.state_dict(), file)
+                file.seek(0)
+                other, _ = self._ready(kind, scheme)
+                hop.nn.freeze(other)
+                with torch.no_grad():
+                    for parameter in other.parameters():
+                        parameter.zero_()
+                other.load_state_dict(torch.load(file, weights_only=True))
+                assert torch.equal(other(x), want)
+
+    def test_goes_through_a_file(self):
+        pytest.importorskip("safetensors")
+        for name, scheme, kind in applicable():
+            with self.subTest(scheme=name, kind=kind), tempfile.TemporaryDirectory() as folder:
+                model, x = self._ready(kind, scheme)
+                hop.nn.freeze(model)
+                hop.storage.save_file(model.state_dict(), Path(folder) / "model")
+                other = copy.deepcopy(model)
+                for buffer in (b for t in other.state_dict().values() for b in self._parts(t)):
+                    buffer.view(torch.uint8).zero_() if buffer.dim() else buffer.zero_()
+                other.load_state_dict(hop.storage.load_file(Path(folder) / "model"))
+                assert torch.equal(other(x), model(x))
+
+    def _parts(self, t: Tensor) -> list[Tensor]:
+        return list(t.buffers().values()) if isinstance(t, hop.QuantizedTensor) else [t]
+
+    def test_exports(self):
+        for name, scheme, kind in applicable():
+            with self.subTest(scheme=name, kind=kind):
+                model, x = self._ready(kind, scheme)
+                want = model.train()(x).detach()
+                hop.nn.freeze(model.eval())
+                program = torch.export.export(model, (x,))
+                assert torch.equal(program.module()(x), want)
+                lowered = program.run_decompositions(hop.decompositions())
+                targets = [n.target for n in lowered.graph.nodes if n.op == "call_function"]
+                assert all(isinstance(t, torch._ops.OpOverload) and t.namespace == "aten" for t in targets), targets
+                got = lowered.module()(x)
+                if name in EXACT or kind == "embedding":
+                    assert torch.equal(got, want)
+                else:  # sums of products of floats, which kernels add in an order of their own
+                    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+    def test_ties_stay(self):
+        model, index = Decoder(), torch.arange(12).reshape(3, 4)
+        hop.nn.convert(model, schemes.INT8_DYNAMIC)
+        want = model(index)
+        hop.nn.freeze(model)
+        assert torch.equal(model(index), want) and model.head.weight is model.embed.weight
+        hop.nn.freeze(model)
+        assert torch.equal(model(index), want)
+
+    def test_in_the_scheme_that_is_active(self):
+        layer, x = hop.nn.Linear(32, 4, scheme=schemes.INT8_DYNAMIC), randn(3, 32)
+        with hop.nn.scheme(schemes.INT4_W):
+            want = layer(x)
+            hop.nn.freeze(layer)
+        assert torch.equal(layer(x), want) and layer.scheme == schemes.INT4_W
+
+    def test_only_the_input_may_change_then(self):
+        for kind in ("linear", "conv2d", "embedding"):
+            model, x = self._ready(kind, schemes.INT8_DYNAMIC)
+            hop.nn.freeze(model)
+            other = Scheme(presets.INT8_TENSOR, presets.INT8_ROW)
+            assert hop.nn.convert(model, other).rows[0].scheme == other and model(x) is not None
+            (row,) = hop.nn.convert(model, schemes.INT4_W).rows
+            assert row.scheme is None and "argument 'weight'" in row.reason and model.scheme == other
+            with hop.nn.scheme(schemes.INT4_W), pytest.raises(ValueError, match="argument 'weight'"):
+                model(x)
+
+    def test_learned_scales(self):
+        layer, x = hop.nn.Linear(32, 4, scheme=ALL_STATIC, learn_scales=True), randn(3, 32)
+        hop.nn.calibrate(layer, [x])
+        with torch.no_grad():
+            layer.scales.weight.scale.mul_(0.7)
+        want = hop.dequantize(layer(x))
+        hop.nn.freeze(layer)
+        assert torch.equal(hop.dequantize(layer(x)), want)
+
+    def test_leaves_floats_and_refuses_chance(self):
+        only_input = hop.nn.Linear(8, 4, scheme=Scheme(presets.INT8_ROW, None))
+        hop.nn.freeze(only_input)
+        assert not isinstance(only_input.weight, hop.QuantizedTensor)
+        random = hop.nn.Linear(8, 4, scheme=Scheme(None, Quantizer(INT8, (1, -1), stochastic=True)))
+        both = nn.Sequential(hop.nn.Linear(8, 8, scheme=schemes.INT8_DYNAMIC), random)
+        with pytest.raises(ValueError, match="rounds at random"):
+            hop.nn.freeze(both)
+        assert not both[0].frozen
