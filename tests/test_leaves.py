@@ -283,7 +283,7 @@ class TestEveryPresetOnEveryRoute(unittest.TestCase):
         [
             (f"{r.name}_{i}", r, i)
             for r, i in itertools.product(routes.BATCHED, range(8))
-            if r.compiler and (r.name == "inductor" or i < 2)  # a quarter of them where compiling takes longest
+            if r.compiler and (r.name == "inductor" or i == 0)  # an eighth of them where compiling takes longest
         ]
     )
     @pytest.mark.compiler
