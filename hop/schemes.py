@@ -62,8 +62,7 @@ class Scheme(Value):
             )
         if self.backward == QUANTIZED:
             self._check_quantized()
-        spelling_of = str(self)  # raises TypeError for a field that no text can stand for
-        assert spelling_of
+        str(self)  # raises TypeError for a field that no text can stand for
 
     def _check_quantized(self) -> None:
         for name in ("lhs", "rhs"):

@@ -32,7 +32,9 @@ from hop.schemes import Scheme
 from hop.tensor import QuantizedTensor
 
 _Optional = Tensor | None
-_FIXED = 4 + len(Scales._fields)  # arguments before those of the operator
+_SCALES = 4  # where the scales begin among the arguments
+_FIXED = _SCALES + len(Scales._fields)  # and those of the operator
+_PLACES = {name: _SCALES + i for i, name in enumerate(Scales._fields)}
 
 
 class Quantized(Composite):
@@ -66,7 +68,8 @@ class Quantized(Composite):
         call = taken(op, scheme, dtype, rest, kwargs)
         found: list[_Optional] = [None] * len(needed)
         if call.scheme.output is not None:
-            grad, *found[8:10] = _through_output(call, grad, needed[8:10])
+            pair = slice(_PLACES["output"], _PLACES["output"] + 2)
+            grad, *found[pair] = _through_output(call, grad, needed[pair])
         starts = [_FIXED]
         for x in call.args:
             starts.append(starts[-1] + len(tree_leaves(x)))
@@ -74,7 +77,7 @@ class Quantized(Composite):
         for role in (LHS, RHS, BIAS):
             place = call.place(role)
             if place is not None:
-                first = {LHS: 4, RHS: 6}.get(role)
+                first = _PLACES.get(role)
                 flags = [needed[starts[place]], *(needed[first : first + 2] if first else [False, False])]
                 places[role] = (starts[place], first, flags)
                 wanted += [role] * any(flags)
