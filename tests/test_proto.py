@@ -133,10 +133,11 @@ class TestProduct(unittest.TestCase):
     def test_across_a_compile_boundary(self, _name, q):
         self._across_a_compile_boundary(q, list(product(q))[::9])
 
-    @parameterized.expand(QUANTIZERS)
+    @parameterized.expand([(name, q, i) for i, (name, q) in enumerate(QUANTIZERS)])
     @pytest.mark.full
-    def test_all_across_a_compile_boundary(self, _name, q):
-        self._across_a_compile_boundary(q, list(product(q)))
+    def test_each_across_a_compile_boundary(self, _name, q, i):
+        """Another ninth for each quantizer: graphs of whole products take minutes to compile."""
+        self._across_a_compile_boundary(q, list(product(q))[i % 9 :: 9])
 
 
 class TestTraced(unittest.TestCase):
