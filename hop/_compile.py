@@ -14,7 +14,7 @@ import importlib.abc
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +71,7 @@ __all__ = [
     "Sharding",
     "TransformType",
     "add_batch_dim",
+    "all_gather",
     "allow_in_graph",
     "apply_at_level",
     "as_decomposition",
@@ -93,6 +94,7 @@ __all__ = [
     "is_forward_ad_active",
     "is_functional",
     "is_lowering",
+    "is_ordinary",
     "is_plain_eager",
     "is_tracing_script",
     "is_tracked",
@@ -113,6 +115,7 @@ __all__ = [
     "sharded",
     "show_script",
     "sizes",
+    "sum_over_processes",
     "trace_as",
     "trace_node",
     "trace_parts",
@@ -181,6 +184,17 @@ def is_plain_eager() -> bool:
         or _len_torch_function_stack()
         or peek_interpreter_stack() is not None
         or _get_tracing_state() is not None
+    )
+
+
+def is_ordinary(tensors: Iterable[torch.Tensor]) -> bool:
+    """True if a torch.autograd.Function of ours can run on `tensors`, eagerly or in a program that torch.compile makes:
+    no transform of torch.func, no forward-mode differentiation, no export, and no subclass but those of tracing."""
+    if peek_interpreter_stack() is not None or is_tracing_script() or torch.compiler.is_exporting():
+        return False
+    ordinary = (FakeTensor, FunctionalTensor)
+    return not is_forward_ad_active() and all(
+        type(x) in (torch.Tensor, torch.nn.Parameter) or isinstance(x, ordinary) for x in tensors
     )
 
 
@@ -597,6 +611,24 @@ def apply_at_level(rule: type, interpreter: Any, call: Callable[..., Any], conte
     function: Any = type(rule.__name__, (rule, _SingleLevelFunction), {"forward": staticmethod(forward)})
     with enable_single_level_autograd_function():
         return function.apply(context, *tensors)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Collectives, as they stand in graphs
+
+
+def all_gather(x: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    """The rows of all processes of a group, in the order of their ranks."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), size, group))
+
+
+def sum_over_processes(x: torch.Tensor, size: int, group: str, *, scatter: bool) -> torch.Tensor:
+    """The sum over the processes of a group; with `scatter` this one's part of its rows."""
+    ops, x = torch.ops._c10d_functional, x.contiguous()
+    return ops.wait_tensor(
+        ops.reduce_scatter_tensor(x, "sum", size, group) if scatter else ops.all_reduce(x, "sum", group)
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Hop(HigherOrderOperator):
         self.py_impl(TransformType.Vmap)(self._vmap_level)
         self.py_impl(_compile.ProxyTorchDispatchMode)(self._trace)
         self.py_functionalize_impl(self._functionalize)
-        _compile.register_fake(self, self.reference)
+        _compile.register_fake(self, self.fake)
         _compile.register_inductor_decomposition(self, self._lower)
         _compile.when_imported("torch.distributed.tensor", self._register_dtensor)
         _compile.when_imported("torch.utils.flop_counter", self._register_flop_counter)
@@ -67,6 +67,10 @@ class Hop(HigherOrderOperator):
     @abc.abstractmethod
     def reference(self, /, *args: Any, **kwargs: Any) -> Any:
         """The meaning, in plain ATen."""
+
+    def fake(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The result for fake tensors: of the same shapes, dtypes and strides."""
+        return self.reference(*args, **kwargs)
 
     def forward_mode(self, /, *args: Any, **kwargs: Any) -> Tensor:
         """The meaning, in operators whose derivative is that of this one."""

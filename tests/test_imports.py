@@ -32,6 +32,7 @@ LAYERS = {
         "hop.copies",
         "hop.sharding",
         "hop.tensor",
+        "hop.proto",
         "hop.noise",
         "hop.schemes",
         *VALUES,

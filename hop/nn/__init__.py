@@ -8,10 +8,12 @@ layers.py       Linear, Conv1d, Conv2d, Embedding
 conversion.py   from a float model to a quantized one, and back
 collection.py   calibration
 freezing.py     weights as codes
+holding.py      codes of weights, kept over microbatches
 """
 
 from torch import nn as _nn
 
+from hop.impls.quantized.parallel import Parallel as Parallel
 from hop.nn.collection import calibrate as calibrate
 from hop.nn.contexts import same_scheme as same_scheme
 from hop.nn.contexts import scheme as scheme
@@ -22,6 +24,7 @@ from hop.nn.delayed import AmaxHistory as AmaxHistory
 from hop.nn.delayed import advance as advance
 from hop.nn.delayed import advance_after as advance_after
 from hop.nn.freezing import freeze as freeze
+from hop.nn.holding import hold_weights as hold_weights
 from hop.nn.layer import Layer as Layer
 from hop.nn.layers import Conv1d as Conv1d
 from hop.nn.layers import Conv2d as Conv2d

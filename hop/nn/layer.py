@@ -1,4 +1,4 @@
-"""Layer: what quantized layers share: a scheme, the state of its scales, and the one call of hop.quantized.
+"""Layer: what quantized layers share: a scheme, the state of its scales, and the one call of their operator.
 
     scales.input.scale, scales.input.zero_point        of a quantizer with the rule Given: StaticScale
     scales.weight.history, scales.weight.amax          of one with the rule Delayed: AmaxHistory
@@ -133,11 +133,15 @@ class Layer(nn.Module):
             self._build(plan)
         given = self._given(plan, x)
         assert plan.scheme is not None
-        y = quantized(op, plan.scheme, *args, scales=given)
+        y = self._run(op, plan.scheme, args, given)
         if given.grad is None:
             return y
         gradient = self.scales[GRADIENT]
         return gradient.watch(y) if isinstance(gradient, AmaxHistory) else y
+
+    def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
+        """The result of the operator in a scheme that is not None."""
+        return quantized(op, scheme, *args, scales=scales)
 
     def _computes_floats(self, plan: Plan) -> bool:
         return plan.scheme is None or self.calibrating

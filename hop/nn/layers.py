@@ -8,35 +8,81 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hop._compile import OpOverload
+from hop.impls.quantized import Scales
+from hop.impls.quantized.contract import Options
+from hop.impls.quantized.linear import linear
+from hop.impls.quantized.parallel import Parallel
 from hop.nn.contexts import OUTPUT, WEIGHT, Plan
 from hop.nn.layer import Layer
 from hop.quantizer import Quantizer
 from hop.schemes import Scheme, for_convolution
 
 aten = torch.ops.aten
+_ONE_PROCESS = Parallel()
 
 
 class Linear(Layer, nn.Linear):
     """torch.nn.Linear in low precision.
 
+    Its backward reads codes that the forward left, and nothing is saved that no gradient needs; see docs/training.md.
+    Where the weight has an attribute `main_grad`, a floating-point tensor of its shape, the gradient of the weight is
+    added to that instead of `weight.grad`.
+
     Args:
         args, kwargs: those of torch.nn.Linear.
         scheme: how it computes.
         learn_scales: whether static scales, those of quantizers with the rule Given, are Parameters.
+        save_original: whether the input and the weight are saved as they are, and quantized again in the backward:
+            memory for the input where it is not alive anyway, and a gradient that can be differentiated.
+        parallel: how the layer is spread over processes; in_features and out_features are then those of this process.
 
     Raises:
-        ValueError: the operator cannot run in this scheme.
+        ValueError: the operator cannot run in this scheme, or the fields of `parallel` do not go together.
     """
 
     float_type = nn.Linear
     example_dims = 1
 
-    def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        scheme: Scheme,
+        learn_scales: bool = False,
+        save_original: bool = False,
+        parallel: Parallel = _ONE_PROCESS,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        parallel.check()
         self._begin(scheme, learn_scales)
+        self.save_original, self.parallel = save_original, parallel
+
+    def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
+        self.save_original, self.parallel, self.holds = False, _ONE_PROCESS, False
+        self._held: tuple[Scheme | None, list[Tensor]] = (None, [])
+        super()._begin(scheme, learn_scales)
 
     def forward(self, input: Tensor) -> Tensor:
         return self._compute(input)
+
+    def hold_weight(self, holds: bool) -> None:
+        """Keep the codes of the weight from the next call on, or forget them."""
+        self.holds, self._held = holds, (None, [])
+
+    def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
+        options = Options(self.save_original, self.holds, self.parallel)
+        of, held = self._held
+        y, kept = linear(
+            scheme,
+            *args,
+            scales=scales,
+            options=options,
+            main_grad=getattr(self.weight, "main_grad", None),
+            held=held if of == scheme else (),
+        )
+        if kept:
+            self._held = (scheme, kept)
+        return y
 
     def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
         return aten.linear.default, (x, self.weight, self.bias)

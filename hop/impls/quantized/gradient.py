@@ -112,11 +112,14 @@ def through_quantizer(
 def _through_numbers(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradients:
     """ste and original: products of floats, in the dtype of the call."""
     dtype, original = call.dtype, call.scheme.backward == ORIGINAL
+    other = {LHS: RHS, RHS: LHS}
 
     def real(role: str) -> Any:
         x = call.find(role)
         if x is None or role == BIAS:
             return x
+        if call.roles.family in (MATRIX, CONVOLUTION) and other[role] not in wanted:
+            return torch.empty(x.shape, dtype=dtype, device="meta")  # read for its shape alone
         return x.to(dtype) if original and not is_quantized(x) else operands.numbers(call, role, dtype)
 
     bound, kwargs = describe(call.op).bind(call.replaced({r: real(r) for r in (LHS, RHS, BIAS)}), call.kwargs)

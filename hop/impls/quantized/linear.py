@@ -1,0 +1,344 @@
+"""A linear layer that trains: quantized, with the least saved that its backward needs (contract.py).
+
+    hop_linear_forward(scheme, dtype, needs, options, seed, *scales, x, weight, bias, held) -> [y, *copies]
+    hop_linear_backward(scheme, dtype, needs, options, shapes, dtypes, seed, *scales, grad, x, weight, of_x, of_weight)
+        -> gradients
+
+`needs` and `options` are the fields of Needs and Options, `scales` those of Scales; `held` are the codes of the weight
+that the caller keeps, x and weight in the backward the operands that were saved themselves, of_x and of_weight the
+buffers of copies. Results and gradients are those of hop_quantized, bit for bit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import _compile, copies
+from hop._hop import Hop
+from hop.copies import COLUMNWISE, ROWWISE
+from hop.impls.quantized import calls, gradient, operands, quantized_operator
+from hop.impls.quantized.calls import Call, Scales
+from hop.impls.quantized.contract import Contract, Needs, Options
+from hop.impls.quantized.operands import TURNED_LHS_STREAM, TURNED_RHS_STREAM
+from hop.impls.scaled import scaled
+from hop.impls.scaled.roles import BIAS, LHS, RHS, aten
+from hop.proto import TensorProto
+from hop.schemes import Scheme
+from hop.tensor import QuantizedTensor
+
+_Optional = Tensor | None
+_LINEAR = aten.linear.default
+_SCALES = len(Scales._fields)
+
+
+def _contract(scheme: str, needs: Sequence[bool], options: Sequence[Any], scales: Sequence[Any]) -> Contract:
+    of = Scales(*scales)
+    given = (of.lhs is not None, of.rhs is not None)
+    return Contract(Scheme.parse(scheme), Needs(*needs), Options.read(options), given)
+
+
+class LinearForward(Hop):
+    """hop_linear_forward."""
+
+    def returns_list(self, /, *args: Any) -> bool:
+        return True
+
+    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs  # Layer.check
+
+    def reference(
+        self, scheme: str, dtype: torch.dtype, needs: Sequence[bool], options: Sequence[Any], seed: Any, /, *rest: Any
+    ) -> list[Tensor]:
+        *scales, x, weight, bias, held = rest
+        contract = _contract(scheme, needs, options, scales)
+        parallel = contract.options.parallel
+        rows = parallel.input(x)
+        call = Call(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (rows, weight), {})
+        kept = contract.kept_of_weight(TensorProto.of(weight))
+        of_x = operands.rows(call, LHS)
+        of_weight = kept.create_tensor(held) if kept is not None and held else operands.rows(call, RHS)
+        if parallel.mode == "row":  # a part of the sum, to whose whole one bias is added
+            y = parallel.output(scaled(_LINEAR, dtype, of_x, of_weight))
+            y = y if bias is None else y + bias.to(dtype)
+        else:
+            y = scaled(_LINEAR, dtype, of_x, of_weight, bias)
+        found = [y]
+        copy = contract.copy_of_x(TensorProto.of(rows))
+        if copy is not None:
+            found += _buffers(call, LHS, copy.usages, of_x)
+        if not held:
+            copy = kept or contract.copy_of_weight(TensorProto.of(weight))
+            found += [] if copy is None else _buffers(call, RHS, copy.usages, of_weight)
+        return [t.contiguous() for t in found]
+
+    def fake(
+        self, scheme: str, dtype: torch.dtype, needs: Sequence[bool], options: Sequence[Any], seed: Any, /, *rest: Any
+    ) -> list[Tensor]:
+        *scales, x, weight, _, held = rest
+        contract = _contract(scheme, needs, options, scales)
+        lead = [*x.shape[:-1]]
+        if lead:
+            lead[0] = contract.options.parallel.output_rows(lead[0])
+        y = TensorProto((*lead, weight.shape[0]), dtype, x.device)
+        return _made([y, *contract.forward(TensorProto.of(x), TensorProto.of(weight), bool(held))])
+
+
+class LinearBackward(Hop):
+    """hop_linear_backward."""
+
+    def returns_list(self, /, *args: Any) -> bool:
+        return True
+
+    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    def reference(
+        self,
+        scheme: str,
+        dtype: torch.dtype,
+        needs: Sequence[bool],
+        options: Sequence[Any],
+        shapes: Sequence[Any],
+        dtypes: Sequence[torch.dtype],
+        seed: Any,
+        /,
+        *rest: Any,
+    ) -> list[Tensor]:
+        *scales, grad, x, weight, of_x, of_weight = rest
+        contract = _contract(scheme, needs, options, scales)
+        need, parallel = contract.needs, contract.options.parallel
+        protos = _described(shapes, dtypes, grad.device)
+        grad = parallel.grad_output(grad)
+        rows = replace(protos[0], shape=parallel.input_shape(protos[0].shape))
+        factors = (
+            _factor(x if x is None else parallel.input(x), of_x, contract.copy_of_x(rows), rows),
+            _factor(weight, of_weight, contract.copy_of_weight(protos[1]), protos[1]),
+        )
+        bias = (torch.empty(protos[2].shape, dtype=dtypes[2], device="meta"),) if need.bias else ()
+        call = Call(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (*factors, *bias), {})
+        wanted = [LHS] * need.of_x() + [RHS] * need.of_weight() + [BIAS] * need.bias
+        through = gradient.through_operator(call, grad, wanted)
+        found: list[Any] = [None] * len(need)
+        ways = ((LHS, 0, slice(3, 5), contract.of_x()), (RHS, 1, slice(5, 7), contract.of_weight()))
+        for role, own, of_scales, saved in ways:
+            if role not in through:
+                continue
+            if saved.original:
+                flags = [need[own], *need[of_scales]]
+                found[own], *found[of_scales] = gradient.through_quantizer(call, role, through[role], flags)
+            else:  # nothing was clipped, and no scale learns
+                found[own] = through[role].to(dtypes[own])
+        if need.x:
+            found[0] = parallel.grad_input(found[0])
+        if need.bias:
+            found[2] = through[BIAS].to(dtypes[2])
+        return [g.contiguous() for g, n in zip(found, need, strict=True) if n]
+
+    def fake(
+        self,
+        scheme: str,
+        dtype: torch.dtype,
+        needs: Sequence[bool],
+        options: Sequence[Any],
+        shapes: Sequence[Any],
+        dtypes: Sequence[torch.dtype],
+        seed: Any,
+        /,
+        *rest: Any,
+    ) -> list[Tensor]:
+        *scales, grad, _, _, _, _ = rest
+        of: list[TensorProto | None] = [*_described(shapes, dtypes, grad.device)]
+        of += [None] * (3 - len(of)) + [None if s is None else TensorProto.of(s) for s in scales[:4]]
+        return _made([p for p, need in zip(of, needs, strict=True) if need and p is not None])
+
+
+def _described(shapes: Sequence[Any], dtypes: Sequence[torch.dtype], device: torch.device) -> list[TensorProto]:
+    return [TensorProto(tuple(shape), dtype, device) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+def _made(protos: Sequence[TensorProto]) -> list[Tensor]:
+    return [torch.empty(b.shape, dtype=b.dtype, device=p.device) for p in protos for b in p.buffers()]
+
+
+def _factor(original: _Optional, buffers: Sequence[Tensor], copy: TensorProto | None, described: TensorProto) -> Any:
+    """What was saved of an operand; of one that no product reads, a tensor without data."""
+    if original is not None:
+        return original
+    if copy is not None:
+        return copy.create_tensor(list(buffers))
+    return torch.empty(described.shape, dtype=described.dtype, device="meta")
+
+
+def _buffers(call: Call, role: str, usages: tuple[str, ...], rows: QuantizedTensor) -> list[Tensor]:
+    """The copies of an operand, `rows` its row-wise one."""
+    q, x = call.quantizer(role), call.find(role)
+    assert q is not None
+    found = rows.buffers() if ROWWISE in usages else {}
+    if COLUMNWISE in usages:
+        stream = TURNED_LHS_STREAM if role == LHS else TURNED_RHS_STREAM
+        turned, _ = gradient.turned_rows(call, role, x.reshape(-1, x.shape[-1]), stream)
+        names = [b.name for b in copies.describe(q, x.shape, (COLUMNWISE,))]
+        found = found | dict(zip(names, turned.buffers().values(), strict=True))
+    return [found[b.name] for b in copies.describe(q, x.shape, usages)]
+
+
+linear_forward = LinearForward("hop_linear_forward")
+linear_backward = LinearBackward("hop_linear_backward")
+
+
+class _Linear(torch.autograd.Function):
+    """(y, *kept) of a layer that something needs the gradient of."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, scheme: str, dtype: torch.dtype, options: Options, main_grad: _Optional, held: Any, *tensors: Any
+    ) -> tuple[Tensor, ...]:
+        _, *scales, x, weight, bias = tensors
+        flags = ctx.needs_input_grad[-len(tensors) + 1 :]
+        needs = Needs(*flags[_SCALES:], *flags[:4])
+        with _compile.below_autograd():
+            y, *made = linear_forward(scheme, dtype, list(needs), options.listed(), *tensors, held)
+        contract = _contract(scheme, needs, options.listed(), scales)
+        of_x, of_weight = (TensorProto.of(t) for t in (x, weight))
+        count = _count(contract.copy_of_x(of_x))
+        saved, kept = contract.copy_of_weight(of_weight), contract.kept_of_weight(of_weight)
+        new = made[count:]
+        copy = new
+        if kept is not None:
+            named = dict(zip([b.name for b in kept.buffers()], held or new, strict=True))
+            copy = [] if saved is None else [named[b.name] for b in saved.buffers()]
+        originals = [t if s.original else None for t, s in ((x, contract.of_x()), (weight, contract.of_weight()))]
+        ctx.save_for_backward(*tensors[: 1 + _SCALES], *originals, *made[:count], *copy)
+        ctx.node = (scheme, dtype, list(needs), options.listed())
+        ctx.described = ([list(t.shape) for t in (x, weight)], [x.dtype, weight.dtype])
+        if bias is not None:
+            ctx.described[0].append(list(bias.shape))
+            ctx.described[1].append(bias.dtype)
+        ctx.count, ctx.main_grad = count, main_grad
+        if kept is None:
+            return (y,)
+        ctx.mark_non_differentiable(*new)
+        return (y, *new)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        seed, *rest = ctx.saved_tensors
+        scales, (x, weight), buffers = rest[:_SCALES], rest[_SCALES : _SCALES + 2], rest[_SCALES + 2 :]
+        of_x, of_weight = buffers[: ctx.count], buffers[ctx.count :]
+        needs = Needs(*ctx.node[2])
+        if torch.is_grad_enabled():
+            found = _differentiable(ctx, needs, grad, seed, scales, x, weight)
+        else:
+            made = iter(linear_backward(*ctx.node, *ctx.described, seed, *scales, grad, x, weight, of_x, of_weight))
+            found = [next(made) if need else None for need in needs]
+        if needs.weight and ctx.main_grad is not None:
+            of_weight, found[1] = found[1], None
+            assert of_weight is not None
+            ctx.main_grad.add_(of_weight.detach())
+        return (None,) * 6 + (*found[3:], *(None,) * (_SCALES - 4), *found[:3])
+
+
+def _count(copy: TensorProto | None) -> int:
+    return 0 if copy is None else len(copy.buffers())
+
+
+def _differentiable(
+    ctx: Any, needs: Needs, grad: Tensor, seed: _Optional, scales: list[Any], x: _Optional, weight: _Optional
+) -> list[_Optional]:
+    """The gradients, in operators that have derivatives."""
+    scheme, dtype, _, options = ctx.node
+    if x is None or weight is None or Options.read(options).parallel.mode != "none":
+        raise RuntimeError(
+            "hop.nn.Linear: create_graph=True differentiates the gradient, for which the layer must save its operands "
+            "as they are, in one process; set its save_original=True"
+        )
+    bias = grad.new_empty(ctx.described[0][2]) if needs.bias else None
+    needed = [False] * 4 + [*needs[3:], *[False] * (_SCALES - 4), *needs[: 2 + needs.bias]]
+    found = quantized_operator.gradient(
+        grad, needed, _LINEAR, scheme, dtype, seed, *scales, x, weight, *(() if bias is None else (bias,))
+    )
+    of_scales, own = found[4:8], found[4 + _SCALES :]
+    return [*own, *[None] * (3 - len(own)), *of_scales]
+
+
+def linear(
+    scheme: Scheme,
+    x: Tensor,
+    weight: Tensor,
+    bias: _Optional = None,
+    *,
+    scales: Scales,
+    options: Options,
+    main_grad: _Optional = None,
+    held: Sequence[Tensor] = (),
+) -> tuple[Any, list[Tensor]]:
+    """The result of a linear layer, and the codes of its weight to be given again as `held`, where options.keep says
+    so and they are new."""
+    y, *kept = _node(str(scheme), scales, options.listed(), main_grad, list(held), x, weight, bias)
+    return y, kept
+
+
+def _node(
+    text: str,
+    scales: Scales,
+    listed: list[Any],
+    main_grad: _Optional,
+    held: list[Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: _Optional,
+) -> tuple[Any, ...]:
+    options, args = Options.read(listed), (x, weight, bias)
+    dtype = calls.default_dtype(calls.operands_of(_LINEAR, args))
+    scheme, seed = Scheme.parse(text), None
+    if scheme.is_stochastic():
+        seed = torch.randint(2**62, (), device=x.device)
+    quantized_operator.check(_LINEAR, text, dtype, seed, *scales, *args)
+    _check(options, main_grad, *args)
+    given = [t for t in (*scales, *args) if t is not None]
+    trains = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    if _compile.is_ordinary(given) and scheme.output is None:
+        if trains:
+            return _Linear.apply(text, dtype, options, main_grad, held, seed, *scales, *args)  # type: ignore[return-value]
+        if options != Options():
+            return tuple(linear_forward(text, dtype, list(Needs()), listed, seed, *scales, *args, held))
+    if trains and main_grad is not None:
+        raise NotImplementedError(f"{_UNSUPPORTED} its weight has a main_grad; remove it, or call the layer plainly")
+    if options.parallel.mode != "none":
+        raise NotImplementedError(f"{_UNSUPPORTED} it is spread over processes; call it plainly")
+    return (quantized_operator(_LINEAR, text, dtype, seed, *scales, *args),)
+
+
+_UNSUPPORTED = (
+    "hop.nn.Linear: under torch.func, in exports, in forward mode, on tensor subclasses (frozen weights and DTensors "
+    "are such) and with a scheme that has an output it computes as hop.quantized does, which cannot serve this layer:"
+)
+
+
+def _check(options: Options, main_grad: _Optional, x: Tensor, weight: Tensor, bias: _Optional) -> None:
+    """Raise unless the operands fit together."""
+    if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
+        raise RuntimeError(
+            f"hop.nn.Linear: input must be (..., K) for a weight of (N, K); got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise RuntimeError(f"hop.nn.Linear: bias must be of ({weight.shape[0]},), got {tuple(bias.shape)}")
+    options.parallel.check()
+    options.parallel.check_rows(x.shape[0])
+    if main_grad is None:
+        return
+    if not isinstance(main_grad, Tensor):
+        raise TypeError(f"hop.nn.Linear: weight.main_grad must be a tensor, got {type(main_grad).__name__}")
+    if main_grad.shape != weight.shape or not main_grad.is_floating_point() or main_grad.requires_grad:
+        raise ValueError(
+            "hop.nn.Linear: weight.main_grad must be a floating-point tensor of the weight's shape "
+            f"{tuple(weight.shape)} that needs no gradient itself; got {main_grad.dtype} of {tuple(main_grad.shape)}, "
+            f"requires_grad={main_grad.requires_grad}"
+        )
+
+
+_compile.allow_in_graph(_node)

@@ -1,0 +1,53 @@
+"""Codes of weights that are kept over microbatches."""
+
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from hop.nn.layers import Linear
+
+
+class hold_weights:
+    """A context in which each Linear of a model quantizes its weight once, for all microbatches of a step.
+
+        with hop.nn.hold_weights(model):
+            for batch in microbatches:
+                loss(model(batch)).backward()
+        optimizer.step()
+
+    Args:
+        model: whose layers of type hop.nn.Linear keep the codes of their weights.
+
+    Raises:
+        RuntimeError: on leaving, if a weight was changed inside, as by optimizer.step(): the codes that were used after
+            it were those before; also where such contexts for one layer are nested.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
+        self._before: dict[str, tuple[Tensor, int]] = {}
+
+    def __enter__(self) -> None:
+        for name, layer in self._layers.items():
+            if layer.holds:
+                raise RuntimeError(
+                    f"hold_weights: the layer {name!r} holds its weight already; do not nest the contexts"
+                )
+        for name, layer in self._layers.items():
+            self._before[name] = (layer.weight, layer.weight._version)
+            layer.hold_weight(True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        changed = []
+        for name, layer in self._layers.items():
+            layer.hold_weight(False)
+            weight, version = self._before[name]
+            if layer.weight is not weight or weight._version != version:
+                changed.append(name)
+        if changed and kind is None:
+            raise RuntimeError(
+                f"hold_weights: the weights of {', '.join(map(repr, changed))} changed inside, while their old codes "
+                "were in use; update weights after the context"
+            )
