@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench docs lint gpu sanitize clean
+.PHONY: help demo test test-all test-kernels bench docs lint gpu sanitize clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -35,10 +35,13 @@ demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text,
 	@$(PY) examples/minilm.py
 
 test: $(VENV)/dev ## every operator on every route once
-	@$(PYTEST) -m "not full"
+	@$(PYTEST) -m "not full and not exhaustive"
 
 test-all: $(VENV)/dev $(VENV)/cuda ## operators, routes, formats, dtypes and GPU kernels crossed
-	@$(PYTEST)
+	@$(PYTEST) -m "not exhaustive"
+
+test-kernels: $(VENV)/dev $(VENV)/cuda ## every form of the GPU kernels with every tile, in the emulator
+	@$(PYTEST) -m exhaustive
 
 bench: $(VENV)/dev $(VENV)/demo ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
 	@$(PY) -m benchmarks

@@ -188,10 +188,18 @@ class TestEmulated(unittest.TestCase):
         tile = next(t for t in tiles[i % 3 :] + tiles if fitting(form, t))
         check(product(form, 70, 80, 272), tile)
 
-    @parameterized.expand([(str(t), t) for t in TILES])
+    @parameterized.expand([(str(t), t, FORMS[i % 5 :: 5]) for i, t in enumerate(TILES)])
     @pytest.mark.full
+    def test_each_tile_with_some_forms(self, _, tile, forms):
+        self._check_all(forms, tile)
+
+    @parameterized.expand([(str(t), t) for t in TILES])
+    @pytest.mark.exhaustive
     def test_each_form_with_each_tile(self, _, tile):
-        for form in FORMS:
+        self._check_all(FORMS, tile)
+
+    def _check_all(self, forms, tile):
+        for form in forms:
             if variant := fitting(form, tile):
                 with self.subTest(variant.name):
                     check_code(variant)

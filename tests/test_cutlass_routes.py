@@ -641,12 +641,12 @@ class TestRegistryKernels(unittest.TestCase):
     def test_compiles(self, index, size):
         self.compiles("100a", REGISTRY_CASES[index][1], size)
 
-    @parameterized.expand(itertools.product(range(len(REGISTRY_CASES)), TILES))
+    @parameterized.expand([(i, TILES[i % len(TILES)]) for i in range(len(REGISTRY_CASES))])
     @pytest.mark.full
     def test_each_case_compiles(self, index, size):
         self.compiles("100a", REGISTRY_CASES[index][1], size)
 
-    @parameterized.expand(itertools.product(range(len(REGISTRY_CASES)), ("103a", "110a")))
+    @parameterized.expand([(i, ("103a", "110a")[i % 2]) for i in range(len(REGISTRY_CASES))])
     @pytest.mark.full
     def test_each_target_compiles(self, index, target):
         case = REGISTRY_CASES[index][1]
