@@ -9,7 +9,7 @@ PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .PHONY: help demo test test-all test-kernels bench docs lint gpu sanitize clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 $(VENV)/base: pyproject.toml constraints.txt setup.py $(wildcard native/*)
 	@echo "setting up $(VENV)"
