@@ -15,15 +15,14 @@ import copy
 import json
 import platform
 import statistics
-import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from common import ignore_warnings_of_export, require
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
@@ -192,11 +191,6 @@ def accuracy(logits: Tensor, digits: Tensor) -> float:
     return 100 * (logits.argmax(1) == digits).double().mean().item()
 
 
-def require(condition: bool, text: str) -> None:
-    if not condition:
-        sys.exit(f"FAILED: {text}")
-
-
 HEADER = (
     f"{'':6}{'float':>8}{'fake-quantized':>18}{'':30}{'int8':>10}\n"
     f"{'seed':6}{'':8}{'trained':>10}{'deployed':>10}{'logits, predictions changed':>30}"
@@ -246,8 +240,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20, help="in floats, and as many again in each arithmetic (20)")
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
-    # torch.export raises it about itself, in every copy of an exported program.
-    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
+    ignore_warnings_of_export()
     # With several threads, work of others on one core makes every small operator wait for milliseconds.
     torch.set_num_threads(1)
 
