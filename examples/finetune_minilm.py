@@ -209,7 +209,8 @@ def line(name: str, row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=300, help="of training in each scheme (300)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="that PyTorch computes with")
+    # With several, work of others on one core makes every small operator wait for milliseconds.
+    parser.add_argument("--threads", type=int, default=1, help="that PyTorch computes with (1)")
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
