@@ -37,7 +37,7 @@ demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text,
 test: $(VENV)/dev ## every operator on every route once
 	@$(PYTEST) -m "not full"
 
-test-all: $(VENV)/dev $(VENV)/cuda ## the full product of operators, routes, formats, dtypes and GPU kernels
+test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo ## the full product of operators, routes, formats, dtypes and GPU kernels
 	@$(PYTEST)
 
 bench: $(VENV)/dev $(VENV)/demo ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
