@@ -36,7 +36,7 @@ WARMUP = 0.1  # of the steps; then the rate falls to 0 in a line
 HELD_OUT = 512  # sentences
 LAST = 50  # steps whose mean loss counts as the final one
 ALLOWED = 0.05  # by which that may differ from float32's
-COMPILED = 10  # rounds of compiled steps that are timed
+ROUNDS = 15  # of steps that are timed
 
 
 class Classifier(nn.Module):
@@ -91,7 +91,6 @@ class Run:
             self.optimizer, lambda step: min((step + 1) / warmup, max(0.0, (steps - step) / (steps - warmup + 1)))
         )
         self.losses: list[float] = []
-        self.seconds: list[float] = []
 
     def step(self, number: int, batch: Batch, labels: Tensor) -> float:
         """One step of training; returns its loss."""
@@ -130,38 +129,38 @@ class Run:
         return total
 
 
-def take_turns(runs: dict[str, Run], number: int, batch: Batch, labels: Tensor) -> dict[str, tuple[float, float]]:
-    """A step of each, another one first each time: loss and seconds."""
-    names = list(runs)
-    first = number % len(names)
-    found = {}
-    for name in names[first:] + names[:first]:
-        start = time.perf_counter()
-        loss = runs[name].step(number, batch, labels)
-        found[name] = loss, time.perf_counter() - start
-    return found
-
-
 def train(runs: dict[str, Run], steps: int, training: Sentences) -> None:
     batches = training.endless(BATCH)
     for number in range(steps):
-        for name, (loss, seconds) in take_turns(runs, number, *next(batches)).items():
-            runs[name].losses.append(loss)
-            runs[name].seconds.append(seconds)
-            runs[name].schedule.step()
+        batch, labels = next(batches)
+        for run in runs.values():
+            run.losses.append(run.step(number, batch, labels))
+            run.schedule.step()
         if number % 20 == 0 or number == steps - 1:
             recent = {name: statistics.mean(run.losses[-20:]) for name, run in runs.items()}
             print(f"{number + 1:5} " + "  ".join(f"{name} {loss:.4f}" for name, loss in recent.items()), flush=True)
 
 
-def compiled_times(runs: dict[str, Run], training: Sentences) -> dict[str, float]:
-    """Median seconds of a step whose encoder layers are compiled, one by one, for they are alike."""
-    for run in runs.values():
-        for layer in run.model.embed.bert.encoder.layer:  # type: ignore[union-attr]
-            layer.compile()
-    batches = training.endless(BATCH)
-    rounds = [take_turns(runs, number, *next(batches)) for number in range(2 + COMPILED)]
-    return {name: statistics.median(found[name][1] for found in rounds[2:]) for name in runs}
+def compiled(model: Classifier, scheme: hop.Scheme | None, steps: int) -> Run:
+    """A training whose encoder layers are compiled, one by one, for they are alike."""
+    run = Run(model, scheme, steps)
+    for layer in run.model.embed.bert.encoder.layer:  # type: ignore[union-attr]
+        layer.compile()
+    return run
+
+
+def step_times(runs: dict[str, Run], training: Sentences) -> dict[str, float]:
+    """Median seconds of a step of each, in rounds through all, another one first each time; two rounds warm up."""
+    names, batches = list(runs), training.endless(BATCH)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(2 + ROUNDS):
+        batch, labels = next(batches)
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            runs[name].step(number, batch, labels)
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(taken[2:]) for name, taken in seconds.items()}
 
 
 def final(losses: Sequence[float]) -> float:
@@ -179,7 +178,6 @@ def report(runs: dict[str, Run], training: Sentences, held_out: Sentences) -> di
             "held_out_loss": loss,
             "held_out_accuracy": right,
             "saved_bytes": run.saved(batch, labels),
-            "eager_seconds": statistics.median(run.seconds),
             "losses": [round(x, 4) for x in run.losses],
         }
     return found
@@ -232,12 +230,15 @@ def main() -> None:
     print(f"before training: loss {begin:.4f}, {right:.1f} % right; mean losses of the last 20 steps:")
     train(runs, args.steps, training)
     found = report(runs, training, held_out)
+    timed = {f"{name}/eager_seconds": run for name, run in runs.items()}
     if not args.eager and find_compiler() is None:
         print("SKIPPED compiled steps: they need a C++ compiler, and there is no $CXX, c++, g++ or clang++")
     elif not args.eager:
-        print("compiling the layers of the encoders")
-        for name, taken in compiled_times(runs, training).items():
-            found[name]["compiled_seconds"] = taken
+        timed |= {f"{name}/compiled_seconds": compiled(model, scheme, args.steps) for name, scheme in SCHEMES.items()}
+    print(f"timing {ROUNDS} rounds of steps")
+    for name, taken in step_times(timed, training).items():
+        run, _, field = name.partition("/")
+        found[run][field] = taken
     seconds = time.perf_counter() - start
     print(f"\n{'':14}{'final loss':>12}{'held out':>20}{'ms per step':>20}{'MB saved':>10}")
     print(f"{'':24}{'loss':>12}{'% right':>10}{'eager':>10}{'compiled':>10}")
