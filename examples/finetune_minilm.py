@@ -36,7 +36,7 @@ WARMUP = 0.1  # of the steps; then the rate falls to 0 in a line
 HELD_OUT = 512  # sentences
 LAST = 50  # steps whose mean loss counts as the final one
 ALLOWED = 0.05  # by which that may differ from float32's
-ROUNDS = 15  # of steps that are timed
+ROUNDS = 15  # of steps that are timed, at most as many as those of training
 
 
 class Classifier(nn.Module):
@@ -149,11 +149,11 @@ def compiled(model: Classifier, scheme: hop.Scheme | None, steps: int) -> Run:
     return run
 
 
-def step_times(runs: dict[str, Run], training: Sentences) -> dict[str, float]:
-    """Median seconds of a step of each, in rounds through all, another one first each time; two rounds warm up."""
+def step_times(runs: dict[str, Run], training: Sentences, rounds: int) -> dict[str, float]:
+    """Median seconds of a step of each, in rounds through all, another one first each time; two more warm up."""
     names, batches = list(runs), training.endless(BATCH)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(2 + ROUNDS):
+    for number in range(2 + rounds):
         batch, labels = next(batches)
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -235,8 +235,9 @@ def main() -> None:
         print("SKIPPED compiled steps: they need a C++ compiler, and there is no $CXX, c++, g++ or clang++")
     elif not args.eager:
         timed |= {f"{name}/compiled_seconds": compiled(model, scheme, args.steps) for name, scheme in SCHEMES.items()}
-    print(f"timing {ROUNDS} rounds of steps")
-    for name, taken in step_times(timed, training).items():
+    rounds = min(ROUNDS, args.steps)
+    print(f"timing {rounds} rounds of steps")
+    for name, taken in step_times(timed, training, rounds).items():
         run, _, field = name.partition("/")
         found[run][field] = taken
     seconds = time.perf_counter() - start

