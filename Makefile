@@ -37,7 +37,7 @@ demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text,
 test: $(VENV)/dev ## every operator on every route once
 	@$(PYTEST) -m "not full and not exhaustive"
 
-test-all: $(VENV)/dev $(VENV)/cuda ## operators, routes, formats, dtypes and GPU kernels crossed
+test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo ## operators, routes, formats, dtypes and GPU kernels crossed
 	@$(PYTEST) -m "not exhaustive"
 
 test-kernels: $(VENV)/dev $(VENV)/cuda ## every form of the GPU kernels with every tile, in the emulator

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.timing import Row
-from docs.make import DATA, GROUPED, INK, RULER, STYLE, WHOLE
+from docs.drawing import DATA, GROUPED, INK, RULER, STYLE, WHOLE
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"

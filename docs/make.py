@@ -1,9 +1,9 @@
-"""Write what pages show of the code: their tables, between two comments, and the pictures of the gallery.
+"""Write what pages show of the code and of the results on disk: their tables, between two comments, the pictures of
+the gallery and that of the training runs.
 
 python -m docs.make
 """
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 import hop
-from docs import gpu_tables
+from docs import gpu_tables, training_tables
+from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
 from hop.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
 from hop.impls.scaled.roles import ROLES
 from hop.presets import PRESETS
@@ -29,17 +30,6 @@ DOCS = Path(__file__).parent
 COMMAND = "python -m docs.make"
 SHAPE = (256, 1024)  # of the tensors that the gallery quantizes
 GROUP = 32  # elements with a scale of their own, beside one scale for the whole tensor
-INK, RULER, WHOLE, GROUPED, DATA = "#1f2933", "#9aa5b1", "#c2410c", "#1d4ed8", "#e4e7eb"
-
-
-# Of pictures that matplotlib draws.
-STYLE: Any = {
-    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
-    "font.size": 9,
-    "axes.edgecolor": RULER,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 
 
 # ---- tables
@@ -281,24 +271,19 @@ def gallery() -> str:
 
 def draw(subject: Subject) -> bytes:
     """The picture, a PNG file that is the same each time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    with pyplot.rc_context(STYLE):
+    plot = pyplot()
+    with plot.rc_context(STYLE):
         rulers = 0.25 + 0.22 * len(subject.numbers)
-        figure = pyplot.figure(figsize=(8, 3.9 + 2 * rulers), dpi=120, layout="constrained")
+        figure = plot.figure(figsize=(8, 3.9 + 2 * rulers), dpi=120, layout="constrained")
         grid = figure.add_gridspec(3, 2, height_ratios=(rulers, rulers, 2.6))
         figure.suptitle(subject.title, fontsize=11, fontweight="bold")
         draw_numbers(figure.add_subplot(grid[0, :]), subject, logarithmic=False)
         draw_numbers(figure.add_subplot(grid[1, :]), subject, logarithmic=True)
         left = figure.add_subplot(grid[2, 0])
         draw_errors([left, figure.add_subplot(grid[2, 1], sharey=left)], subject)
-        file = io.BytesIO()
-        figure.savefig(file, format="png")
-        pyplot.close(figure)
-    return _small(file)
+        picture = png(figure)
+        plot.close(figure)
+    return picture
 
 
 def draw_numbers(axes: Any, subject: Subject, *, logarithmic: bool) -> None:
@@ -349,15 +334,6 @@ def draw_errors(panels: list[Any], subject: Subject) -> None:
     panels[0].set_ylabel("RMS error / magnitude")
 
 
-def _small(file: io.BytesIO) -> bytes:
-    """The same picture in 64 colours, without what is not the picture."""
-    from PIL import Image
-
-    small = io.BytesIO()
-    Image.open(file).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, "png", optimize=True)
-    return small.getvalue()
-
-
 # ---- writing
 
 # By page, what is written after the command in the comments around it.
@@ -369,6 +345,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},
     "scaled.md": {": operators": scaled_operators, ": support": scaled_support, ": conventions": scaled_conventions},
+    "training_runs.md": training_tables.TABLES,
 }
 
 
@@ -389,9 +366,10 @@ def main() -> None:
             old.unlink()
     for name, subject in wanted.items():
         (folder / f"{name}.png").write_bytes(draw(subject))
+    (DOCS / "finetune.png").write_bytes(training_tables.draw())
     for name in TABLES:
         (DOCS / name).write_text(page(name))
-    print(f"wrote {len(wanted)} pictures to {folder} and the tables of {', '.join(TABLES)}")
+    print(f"wrote {len(wanted)} pictures to {folder}, finetune.png, and the tables of {', '.join(TABLES)}")
 
 
 if __name__ == "__main__":

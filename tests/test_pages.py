@@ -1,13 +1,15 @@
 """The pages that a program writes are those of today's code, and what they promise of new formats holds."""
 
+import io
 import unittest
 
+import numpy as np
 import torch
 from parameterized import parameterized
 from PIL import Image
 
 import hop
-from docs import make
+from docs import make, training_tables
 from hop import formats, scaling
 from hop.quantizer import Quantizer
 
@@ -51,6 +53,21 @@ class TestGallery(unittest.TestCase):
         subject = make.of_format(E3M2)
         picture = make.draw(subject)
         assert picture == make.draw(subject) and picture.startswith(b"\x89PNG") and len(picture) < 40_000
+
+
+class TestTrainingRuns(unittest.TestCase):
+    def test_smoothed(self):
+        losses = [float(i) for i in range(training_tables.WINDOW + 2)]
+        middle = (training_tables.WINDOW - 1) / 2
+        np.testing.assert_allclose(training_tables.smoothed(losses), [middle, middle + 1, middle + 2])
+
+    def test_picture(self):
+        """The same each time, small, and on the page."""
+        picture, path = training_tables.draw(), make.DOCS / "finetune.png"
+        assert picture == training_tables.draw() and max(len(picture), path.stat().st_size) < 60_000
+        assert "(finetune.png)" in (make.DOCS / "training_runs.md").read_text()
+        with Image.open(path) as shown, Image.open(io.BytesIO(picture)) as drawn:
+            assert shown.size == drawn.size
 
 
 class TestANewFormat(unittest.TestCase):

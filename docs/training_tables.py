@@ -1,0 +1,89 @@
+"""The tables and the picture of docs/training_runs.md, from the results of the two examples."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from docs.drawing import DATA, GROUPED, INK, RULER, STYLE, WHOLE, png, pyplot
+from tests import pages
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+WINDOW = 20  # steps whose mean is drawn
+
+
+def results(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def digits() -> str:
+    """Percent of the test images that are right, and what deployment changes, for each seed and over all."""
+    header = "seed|float|fake-quantized|deployed|changed|by at most|int8|deployed|changed".split("|")
+    found = results("digits")["results"]
+    mean, total = ({key: of(r[key] for r in found) for key in found[0]} for of in (statistics.mean, sum))
+    rows = [_seed(str(r["seed"]), r, r, 1) for r in found]
+    total["fake_largest_change"] = max(r["fake_largest_change"] for r in found)
+    return pages.table([header, *rows, _seed("all", mean, total, 2)])
+
+
+def _seed(label: str, accuracies: dict[str, Any], counts: dict[str, Any], places: int) -> list[str]:
+    row = [label, f"{accuracies['float_accuracy']:.{places}f}"]
+    for name in ("fake", "int8"):
+        row += [f"{accuracies[key]:.{places}f}" for key in (f"{name}_accuracy", f"{name}_deployed_accuracy")]
+        row.append(f"{counts[f'{name}_logits_changed']}, {counts[f'{name}_predictions_changed']}")
+    return [*row[:5], f"{counts['fake_largest_change']:.2g}", *row[5:]]
+
+
+def finetune() -> str:
+    """What came of each fine-tuning, and what its steps cost."""
+    header = ["", "final loss", "held-out loss", "held-out right", "ms per step, eager", "compiled", "saved, MB"]
+    rows = [
+        [
+            f"`{name}`" if name.isupper() else name,
+            f"{r['final_loss']:.4f}",
+            f"{r['held_out_loss']:.4f}",
+            f"{r['held_out_accuracy']:.1f} %",
+            f"{r['eager_seconds'] * 1e3:.0f}",
+            f"{r['compiled_seconds'] * 1e3:.0f}",
+            f"{r['saved_bytes'] / 1e6:.1f}",
+        ]
+        for name, r in results("finetune")["runs"].items()
+    ]
+    return pages.table([header, *rows])
+
+
+def draw() -> bytes:
+    """The loss of each fine-tuning, and how far it is from that of float32, as a PNG file."""
+    plot = pyplot()
+    curves = {name: smoothed(run["losses"]) for name, run in results("finetune")["runs"].items()}
+    plain = curves["float32"]
+    steps = np.arange(len(plain)) + WINDOW
+    with plot.rc_context(STYLE):
+        figure = plot.figure(figsize=(8, 5), dpi=120, layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        figure.suptitle("Fine-tuning all-MiniLM-L6-v2 on the same batches", fontsize=11, fontweight="bold")
+        # The lines above lie on each other: a wide one, a narrow one, dashes.
+        looks = zip(curves.items(), ((RULER, 6.0, "-"), (WHOLE, 2.0, "-"), (GROUPED, 1.4, (0, (4, 4)))), strict=True)
+        for (name, curve), (color, width, dashes) in looks:
+            above.plot(steps, curve, color=color, linewidth=width, linestyle=dashes, label=name)
+            if name != "float32":
+                below.plot(steps, 100 * (curve / plain - 1), color=color, linewidth=1.2, label=name)
+        below.axhline(0, color=INK, linewidth=0.9)
+        above.set(ylabel=f"loss, mean of {WINDOW} steps", ylim=(0, None))
+        below.set(ylabel="against float32, %", xlabel="step")
+        for axes in (above, below):
+            axes.grid(color=DATA, linewidth=0.6)
+            axes.legend(frameon=False, handlelength=1.6)
+        picture = png(figure)
+        plot.close(figure)
+    return picture
+
+
+def smoothed(losses: list[float]) -> np.ndarray[Any, Any]:
+    """The mean of WINDOW steps, ending at each from the WINDOW-th on."""
+    return np.convolve(losses, np.full(WINDOW, 1 / WINDOW), "valid")
+
+
+TABLES = {": digits": digits, ": finetune": finetune}
