@@ -1,11 +1,12 @@
 """The operators on buffers that stand in graphs, and those that take a quantized tensor apart.
 
-    hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages) -> buffers
-    hop_dequantize_buffers(quantizer, buffers, usages, shape, dtype)     -> tensor
-    hop_buffers(tensor)                                                  -> buffers
-    hop_dequantize(tensor, [dtype])                                      -> tensor
+    hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages, [factor]) -> buffers
+    hop_dequantize_buffers(quantizer, buffers, usages, shape, dtype)               -> tensor
+    hop_buffers(tensor)                                                            -> buffers
+    hop_dequantize(tensor, [dtype])                                                -> tensor
 
-A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe.
+A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe. With a factor, in float32, what
+is quantized is x.to(float32) * factor, of x's shape.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,13 +42,18 @@ class QuantizeBuffers(Hop):
         zero_point: Tensor | None,
         noise: Tensor | None,
         usages: Sequence[str],
+        factor: Tensor | None = None,
         /,
     ) -> list[Tensor]:
-        made = copies.quantize(Quantizer.parse(quantizer), x, tuple(usages), scale, zero_point, noise)
+        made = copies.quantize(Quantizer.parse(quantizer), _product(x, factor), tuple(usages), scale, zero_point, noise)
         return list(made.values())
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        return ((native.QUANTIZE, args), (kernels.QUANTIZE_IN_PLACE, args), (kernels.QUANTIZE, args))
+        yield native.QUANTIZE, args
+        quantizer, x, scale, zero_point, noise, usages, *factor = args
+        args = (quantizer, _product(x, *factor), scale, zero_point, noise, usages)
+        yield kernels.QUANTIZE_IN_PLACE, args
+        yield kernels.QUANTIZE, args
 
     def shard(
         self,
@@ -57,15 +63,20 @@ class QuantizeBuffers(Hop):
         zero_point: Tensor | None,
         noise: Tensor | None,
         usages: Sequence[str],
+        factor: Tensor | None = None,
         /,
     ) -> list[Tensor]:
-        parsed = Quantizer.parse(quantizer)
+        parsed, x = Quantizer.parse(quantizer), _product(x, factor)
         shapes = [b.shape for b in copies.describe(parsed, x.shape, tuple(usages))]
 
         def of_parts(*parts: Tensor | None) -> list[Tensor]:
             return self(quantizer, *parts, usages)
 
         return sharding.run(parsed, x.shape, usages, (x, scale, zero_point, noise), of_parts, shapes)
+
+
+def _product(x: Tensor, factor: Tensor | None = None) -> Tensor:
+    return x if factor is None else x.to(torch.float32) * factor
 
 
 class DequantizeBuffers(Hop):

@@ -174,14 +174,21 @@ enum { HOP_INDEX_SIZE = 65536 };
 HOP_API int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index);
 
 // x -> codes, several to a byte below 8 bits; scale and second (zero points, or global_amax) as the rule stores them.
-// given_scale takes the place of the rule: float32, or codes if given_codes. noise makes rounding stochastic.
+// given_scale takes the place of the rule: float32, or codes if given_codes. noise makes rounding stochastic. With a
+// factor it is x times that, in float32: column j times factor[j % factors], for blocks within rows and any rule but
+// HOP_TWO_LEVEL, else HOP_UNSUPPORTED.
 HOP_API int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
                          const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point,
-                         const uint8_t* noise, uint8_t* codes, void* scale, void* second, int32_t threads);
+                         const uint8_t* noise, const float* factor, int64_t factors, uint8_t* codes, void* scale,
+                         void* second, int32_t threads);
 
 // The numbers, computed in float32 and cast to dtype once; out is contiguous.
 HOP_API int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const uint8_t* codes,
                            const void* scale, const void* second, void* out, int32_t threads);
+
+// (batch, rows, cols) -> (batch, cols, rows), of elements of 1, 2 or 4 bytes; HOP_UNSUPPORTED for others.
+HOP_API int hop_transpose(int64_t batch, int64_t rows, int64_t cols, int32_t bytes, const void* in, void* out,
+                          int32_t threads);
 
 // count random bytes: stream number `stream` of the seed, which is read from memory.
 HOP_API void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads);

@@ -95,9 +95,10 @@ int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index) {
 
 int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
                  const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point, const uint8_t* noise,
-                 uint8_t* codes, void* scale, void* second, int32_t threads) {
-    const hop::QuantizeCall call{*q,    *blocks, x,     given_scale, given_codes != 0, given_zero_point,
-                                 noise, codes,   scale, second,      threads};
+                 const float* factor, int64_t factors, uint8_t* codes, void* scale, void* second, int32_t threads) {
+    if (factor && (blocks->tile_rows != 1 || q->rule == HOP_TWO_LEVEL)) return HOP_UNSUPPORTED;
+    const hop::QuantizeCall call{*q,    *blocks, x,     given_scale, given_codes != 0, given_zero_point, noise,
+                                 codes, scale,   second, factor,     factors,          threads};
     switch (hop::level()) {
 #if defined(__x86_64__)
         case hop::Level::amx:

@@ -23,6 +23,8 @@ struct QuantizeCall {
     uint8_t* codes;
     void* scale;
     void* second;  // zero points, or global_amax
+    const float* factor;  // of each of `factors` columns, by which x is multiplied first; nullptr: none
+    int64_t factors;
     int threads;
 };
 

@@ -20,7 +20,8 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
             uint8_t* out = c.codes + row * row_bytes + col / per_byte;
             uint8_t* codes = per_byte > 1 ? held : out;
             if (size > 1 && !noise && encode_quickly<T>(q, encoder.f, words, n, size, f, known, out)) continue;
-            if (size == 1) {
+            if (size > 1 && noise && encode_with_noise<T>(q, words, n, size, f, known, noise, codes)) {
+            } else if (size == 1) {
                 encoder.columns<T>(words, n, f, &columns, noise, codes);
             } else if (noise && q.format == HOP_FLOAT) {
                 encoder.with<T>(words, n, size, f, noise, codes);
@@ -117,6 +118,24 @@ static int quantize_together(const QuantizeCall& c, const Strip& s, const TwoLev
     return HOP_OK;
 }
 
+// Some blocks of a row, by one thread: of x times a factor, which lies in `product` meanwhile.
+template <class T>
+static void quantize_product(const QuantizeCall& c, const Strip& s, Room& room, float* product) {
+    const hop_blocks& g = c.blocks;
+    const auto* x = static_cast<const typename T::Word*>(c.x) + s.row * g.row_stride + s.col;
+    for (int64_t done = 0, at = s.col % c.factors; done < s.cols; at = 0) {
+        const int64_t n = least(c.factors - at, s.cols - done);
+        for (int64_t i = 0; i < n; ++i) product[done + i] = T::widen(x[done + i]) * c.factor[at + i];
+        done += n;
+    }
+    const int64_t per_byte = codes_per_byte(c.q);
+    const hop_blocks row{1, 1, s.cols, 1, g.tile_cols, s.cols};
+    QuantizeCall own{c.q, row, product, c.given_scale, c.given_codes, c.given_zero_point,
+                     c.noise ? c.noise + s.row * g.cols + s.col : nullptr,
+                     c.codes + s.row * divide_up(g.cols, per_byte) + s.col / per_byte, c.scale, c.second, nullptr, 0, 1};
+    quantize_strip<F32>(own, Strip{0, 1, 0, s.cols, s.first, s.count}, nullptr, room);
+}
+
 // ---- HOP_TWO_LEVEL
 
 template <class T>
@@ -159,7 +178,8 @@ static int quantize_strips(const QuantizeCall& c, const Strips& strips, const Tw
     const int64_t items = by_rows ? g.batch * g.rows : strips.size();
     Queue queue(items, grain_of(items, size, threads));
     parallel(threads, [&](int, int) {
-        char* memory = scratch(Room::bytes(strips.width));
+        const size_t of_room = Room::bytes(strips.width);
+        char* memory = scratch(of_room + (c.factor ? size_t(cols) * sizeof(float) : 0));
         if (!memory) {
             result = HOP_NO_MEMORY;
             return;
@@ -167,6 +187,10 @@ static int quantize_strips(const QuantizeCall& c, const Strips& strips, const Tw
         Room room(memory, strips.width, c.q.affine);
         for (int64_t i, end; queue.take(i, end);) {
             for (; i < end; ++i) {
+                if (c.factor) {
+                    quantize_product<T>(c, strips[i], room, reinterpret_cast<float*>(memory + of_room));
+                    continue;
+                }
                 if (!by_rows) {
                     quantize_strip<T>(c, strips[i], outer, room);
                     continue;
@@ -192,7 +216,7 @@ static int quantize_tensor(const QuantizeCall& c) {
         float& amax = *static_cast<float*>(c.second);
         amax = c.given_scale ? *static_cast<const float*>(c.given_scale) : amax_of_tensor<T>(c, threads);
         outer = two_level(c.q, amax);
-    } else if (threads > 1 && strips.size() < 4 * threads && Units(strips[0]).size() > 1) {
+    } else if (!c.factor && threads > 1 && strips.size() < 4 * threads && Units(strips[0]).size() > 1) {
         for (int64_t i = 0; i < strips.size(); ++i) {
             const int result = quantize_together<T>(c, strips[i], &outer, threads);
             if (result != HOP_OK) return result;

@@ -5,6 +5,7 @@
 
 import ctypes
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -23,13 +24,14 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 @functools.cache
-def _functions() -> tuple[Any, Any]:
+def _functions() -> tuple[Any, Any, Any]:
     library: Any = native.library().functions
-    quantize, dequantize = library.hop_quantize, library.hop_dequantize
-    pointer, number = ctypes.c_void_p, ctypes.c_int32
-    quantize.argtypes = [pointer, pointer, number, pointer, pointer, number, *[pointer] * 5, number]
+    quantize, dequantize, transpose = library.hop_quantize, library.hop_dequantize, library.hop_transpose
+    pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    quantize.argtypes = [pointer, pointer, number, pointer, pointer, number, *[pointer] * 3, size, *[pointer] * 3, number]
     dequantize.argtypes = [pointer, pointer, number, *[pointer] * 4, number]
-    return quantize, dequantize
+    transpose.argtypes = [size, size, size, number, pointer, pointer, number]
+    return quantize, dequantize, transpose
 
 
 def _check(result: int) -> None:
@@ -56,16 +58,29 @@ def _row_stride(x: Tensor) -> int | None:
     return found
 
 
+def _contiguous(x: Tensor) -> Tensor:
+    """x in contiguous memory: matrices that lie transposed are turned in lines of the cache, which takes a quarter of
+    the time of PyTorch's copy."""
+    if not memory_format.is_turned(x):
+        return x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    rows, cols = x.shape[:-3:-1]  # as they lie
+    sizes = math.prod(x.shape[:-2]), rows, cols, x.element_size()
+    _check(_functions()[2](*sizes, x.data_ptr(), out.data_ptr(), torch.get_num_threads()))
+    return out
+
+
 def quantize_native(
     quantizer: str,
     x: Tensor,
     scale: Tensor | None = None,
     zero_point: Tensor | None = None,
     noise: Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> list[Tensor]:
-    """The buffers of the row-wise copy of x, which `declines` has let through."""
+    """The buffers of the row-wise copy of x, or of x times a factor, which `declines` has let through."""
     if not memory_format.is_channels_last(x):
-        return _quantize_rows(quantizer, x, scale, zero_point, noise)
+        return _quantize_rows(quantizer, x, scale, zero_point, noise, factor)
     last = _channels_last(quantizer, x.shape)
     if last is None:
         codes, *rest = _quantize_rows(quantizer, x, scale, zero_point, noise)
@@ -94,23 +109,30 @@ def _channels_last(quantizer: str, shape: tuple[int, ...]) -> str | None:
 
 
 def _quantize_rows(
-    quantizer: str, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
+    quantizer: str,
+    x: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    noise: Tensor | None,
+    factor: Tensor | None = None,
 ) -> list[Tensor]:
     made = plan(quantizer)
     stride = None
     if not x.is_contiguous():
         stride = None if made.quantizer.flat else _row_stride(x)  # type: ignore[union-attr]
         if stride is None:
-            x = x.contiguous()
+            x = _contiguous(x)
     found = cut(quantizer, x.shape, stride)
     assert not isinstance(made, str) and not isinstance(found, str)
-    given, codes, zero, bits = None, 0, None, None
+    given, codes, zero, bits, by = None, 0, None, None, None
     if scale is not None:
         given, codes = scale.contiguous(), scale.dtype == torch.uint8
     if zero_point is not None:
         zero = _zero_codes(zero_point, made.quantizer.format).contiguous()
     if noise is not None:
         bits = noise.contiguous()
+    if factor is not None:
+        by = factor.contiguous()
     out = [x.new_empty(shape, dtype=dtype) for shape, dtype in found.buffers]
     _check(
         _functions()[0](
@@ -122,6 +144,8 @@ def _quantize_rows(
             codes,
             None if zero is None else zero.data_ptr(),
             None if bits is None else bits.data_ptr(),
+            None if by is None else by.data_ptr(),
+            0 if by is None else by.numel(),
             out[0].data_ptr(),
             out[1].data_ptr(),
             out[2].data_ptr() if len(out) > 2 else None,
@@ -199,7 +223,7 @@ def _native(quantizer: str) -> Quantizer:
 
 
 def _declines_quantize(call: tuple[Any, ...]) -> str | None:
-    quantizer, x, scale, zero_point, noise, usages = call
+    quantizer, x, scale, zero_point, noise, usages, *factor = call
     if (reason := native.declines_here()) is not None:
         return reason
     shape = _compile.hints(x.shape)
@@ -218,7 +242,22 @@ def _declines_quantize(call: tuple[Any, ...]) -> str | None:
             return found
         if usage == copies.ROWWISE and (reason := _declines_given(quantizer, found, x, scale, zero_point, noise)):
             return reason
+        if factor and (reason := _declines_factor(quantizer, found, x, shape, usages, *factor)):
+            return reason
     return None
+
+
+def _declines_factor(
+    quantizer: str, found: Cut, x: Tensor, shape: tuple[int, ...], usages: Sequence[str], factor: Tensor
+) -> str | None:
+    if tuple(usages) != (copies.ROWWISE,) or x.dim() not in (2, 3):
+        return f"for the row-wise copy of matrices times a factor, not {tuple(usages)} of {x.dim()} dimensions"
+    if found.structure.tile_rows != 1 or isinstance(Quantizer.parse(quantizer).scale, TwoLevel):
+        return f"for blocks within rows, and one scale for each, of x times a factor; not {quantizer}"
+    own = _compile.hints(factor.shape)
+    if factor.dtype != torch.float32 or own is None or own[-1:] != shape[-1:] or any(n != 1 for n in own[:-1]):
+        return f"for a factor in float32 of each column of {shape}, not {factor.dtype} of {tuple(factor.shape)}"
+    return native.declines_tensor("factor", factor)
 
 
 def _declines_given(quantizer: str, found: Cut, x: Tensor, scale: Any, zero_point: Any, noise: Any) -> str | None:
@@ -239,9 +278,9 @@ def _declines_given(quantizer: str, found: Cut, x: Tensor, scale: Any, zero_poin
 
 
 def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
-    quantizer, x, scale, zero_point, noise, usages = call
+    quantizer, x, scale, zero_point, noise, usages, *factor = call
     if tuple(usages) == (copies.ROWWISE,):
-        return quantize_native(quantizer, x, scale, zero_point, noise)
+        return quantize_native(quantizer, x, scale, zero_point, noise, *factor)
     return list(copies.quantize(_native(quantizer), x, tuple(usages), scale, zero_point, noise).values())
 
 
