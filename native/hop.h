@@ -174,13 +174,17 @@ enum { HOP_INDEX_SIZE = 65536 };
 HOP_API int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index);
 
 // x -> codes, several to a byte below 8 bits; scale and second (zero points, or global_amax) as the rule stores them.
-// given_scale takes the place of the rule: float32, or codes if given_codes. noise makes rounding stochastic. With a
-// factor it is x times that, in float32: column j times factor[j % factors], for blocks within rows and any rule but
-// HOP_TWO_LEVEL, else HOP_UNSUPPORTED.
+// given_scale takes the place of the rule: float32, or codes if given_codes. noise makes rounding stochastic.
 HOP_API int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
                          const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point,
-                         const uint8_t* noise, const float* factor, int64_t factors, uint8_t* codes, void* scale,
-                         void* second, int32_t threads);
+                         const uint8_t* noise, uint8_t* codes, void* scale, void* second, int32_t threads);
+
+// The same of x times a factor for each column, in float32, with scales by the rule; for blocks within rows, and any rule
+// but HOP_TWO_LEVEL, else HOP_UNSUPPORTED. With `turned` x lies as (batch, cols, rows). With a seed, noise is found as
+// hop_noise finds it, for the elements counted row by row.
+HOP_API int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
+                                 int32_t turned, const float* factor, const int64_t* seed, uint32_t stream,
+                                 const uint8_t* noise, uint8_t* codes, void* scale, void* second, int32_t threads);
 
 // The numbers, computed in float32 and cast to dtype once; out is contiguous.
 HOP_API int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const uint8_t* codes,

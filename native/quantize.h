@@ -23,9 +23,15 @@ struct QuantizeCall {
     uint8_t* codes;
     void* scale;
     void* second;  // zero points, or global_amax
-    const float* factor;  // of each of `factors` columns, by which x is multiplied first; nullptr: none
-    int64_t factors;
     int threads;
+};
+
+// What x is multiplied by first, and whence noise comes.
+struct Product {
+    const float* factor;  // of each column
+    bool turned;          // x lies as (batch, cols, rows)
+    const int64_t* seed;  // nullptr: noise is given, or there is none
+    uint32_t stream;
 };
 
 struct DequantizeCall {

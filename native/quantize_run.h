@@ -118,24 +118,6 @@ static int quantize_together(const QuantizeCall& c, const Strip& s, const TwoLev
     return HOP_OK;
 }
 
-// Some blocks of a row, by one thread: of x times a factor, which lies in `product` meanwhile.
-template <class T>
-static void quantize_product(const QuantizeCall& c, const Strip& s, Room& room, float* product) {
-    const hop_blocks& g = c.blocks;
-    const auto* x = static_cast<const typename T::Word*>(c.x) + s.row * g.row_stride + s.col;
-    for (int64_t done = 0, at = s.col % c.factors; done < s.cols; at = 0) {
-        const int64_t n = least(c.factors - at, s.cols - done);
-        for (int64_t i = 0; i < n; ++i) product[done + i] = T::widen(x[done + i]) * c.factor[at + i];
-        done += n;
-    }
-    const int64_t per_byte = codes_per_byte(c.q);
-    const hop_blocks row{1, 1, s.cols, 1, g.tile_cols, s.cols};
-    QuantizeCall own{c.q, row, product, c.given_scale, c.given_codes, c.given_zero_point,
-                     c.noise ? c.noise + s.row * g.cols + s.col : nullptr,
-                     c.codes + s.row * divide_up(g.cols, per_byte) + s.col / per_byte, c.scale, c.second, nullptr, 0, 1};
-    quantize_strip<F32>(own, Strip{0, 1, 0, s.cols, s.first, s.count}, nullptr, room);
-}
-
 // ---- HOP_TWO_LEVEL
 
 template <class T>
@@ -178,8 +160,7 @@ static int quantize_strips(const QuantizeCall& c, const Strips& strips, const Tw
     const int64_t items = by_rows ? g.batch * g.rows : strips.size();
     Queue queue(items, grain_of(items, size, threads));
     parallel(threads, [&](int, int) {
-        const size_t of_room = Room::bytes(strips.width);
-        char* memory = scratch(of_room + (c.factor ? size_t(cols) * sizeof(float) : 0));
+        char* memory = scratch(Room::bytes(strips.width));
         if (!memory) {
             result = HOP_NO_MEMORY;
             return;
@@ -187,10 +168,6 @@ static int quantize_strips(const QuantizeCall& c, const Strips& strips, const Tw
         Room room(memory, strips.width, c.q.affine);
         for (int64_t i, end; queue.take(i, end);) {
             for (; i < end; ++i) {
-                if (c.factor) {
-                    quantize_product<T>(c, strips[i], room, reinterpret_cast<float*>(memory + of_room));
-                    continue;
-                }
                 if (!by_rows) {
                     quantize_strip<T>(c, strips[i], outer, room);
                     continue;
@@ -216,7 +193,7 @@ static int quantize_tensor(const QuantizeCall& c) {
         float& amax = *static_cast<float*>(c.second);
         amax = c.given_scale ? *static_cast<const float*>(c.given_scale) : amax_of_tensor<T>(c, threads);
         outer = two_level(c.q, amax);
-    } else if (!c.factor && threads > 1 && strips.size() < 4 * threads && Units(strips[0]).size() > 1) {
+    } else if (threads > 1 && strips.size() < 4 * threads && Units(strips[0]).size() > 1) {
         for (int64_t i = 0; i < strips.size(); ++i) {
             const int result = quantize_together<T>(c, strips[i], &outer, threads);
             if (result != HOP_OK) return result;

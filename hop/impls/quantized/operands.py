@@ -37,8 +37,8 @@ def quantize(
 def quantize_product(q: Quantizer, x: Tensor, factor: Tensor, seed: Tensor | None, stream: int) -> QuantizedTensor:
     """The same of x times a factor, in float32; below autograd."""
     names = [b.name for b in copies.describe(q, x.shape, (copies.ROWWISE,))]
-    bits = bits_of(q, x, seed, stream)
-    buffers = quantize_buffers(str(q), x, None, None, bits, [copies.ROWWISE], factor)
+    random = (seed, stream) if q.stochastic else (None, None)
+    buffers = quantize_buffers(str(q), x, None, None, random[0], [copies.ROWWISE], factor, random[1])
     return QuantizedTensor(dict(zip(names, buffers, strict=True)), q, x.shape, torch.float32)
 
 
