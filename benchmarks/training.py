@@ -1,7 +1,8 @@
-"""Forward and backward of a linear layer that trains in int8, compiled, against bfloat16 and torchao's fake quantization.
+"""Forward and backward of a linear layer that trains in int8, compiled, against bfloat16 and torchao's fake
+quantization.
 
-All weights are floats and quantized in every call. What is before the clock: compilation, the operands, and the gradient
-of the result.
+All weights are floats and quantized in every call. What is before the clock: compilation, the operands, and the
+gradient of the result.
 """
 
 from collections.abc import Callable, Iterator

@@ -5,8 +5,9 @@
     hop_buffers(tensor)                                                                      -> buffers
     hop_dequantize(tensor, [dtype])                                                          -> tensor
 
-A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe. With a factor, in float32, what
-is quantized is x.to(float32) * factor, of x's shape; with a stream, the noise is hop.noise(noise, x.shape, stream=stream).
+A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe. With a factor, in float32,
+what is quantized is x.to(float32) * factor, of x's shape; with a stream, noise is a seed, and the random bits are
+hop.noise(noise, x.shape, stream=stream).
 """
 
 from collections.abc import Iterable, Sequence

@@ -47,6 +47,8 @@ public:
             per_slice_ = job.group < kSlice ? static_cast<int>(kSlice / job.group) : 1;
             chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
         }
+        // Twice as long a chunk costs less than the sums' way to memory and back, if there are no others then.
+        if (kInteger && !job.grouped() && job.slices <= 2 * chunk_) chunk_ = job.slices;
         if (chunk_ > job.slices) chunk_ = job.slices;
         block_bytes_ = job.slices * 2 * kLhsUnit;
         slab_ = kSlabBytes / block_bytes_;

@@ -274,7 +274,8 @@ def _declines_quantize(call: tuple[Any, ...]) -> str | None:
 
 
 def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | None:
-    quantizer, x, scale, _, noise, usages, factor, *stream = call
+    quantizer, x, scale, _, noise, usages, factor, *rest = call
+    seeded = bool(rest) and rest[0] is not None
     if scale is not None or tuple(usages) != (copies.ROWWISE,) or x.dim() not in (2, 3):
         return f"for the row-wise copy of matrices times a factor, with scales that are found; not {tuple(usages)}"
     q, found = Quantizer.parse(quantizer), cut(quantizer, shape, shape[-1])
@@ -285,7 +286,7 @@ def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | No
     own = _compile.hints(factor.shape)
     if factor.dtype != torch.float32 or own is None or own[-1:] != shape[-1:] or any(n != 1 for n in own[:-1]):
         return f"for a factor in float32 of each column of {shape}, not {factor.dtype} of {tuple(factor.shape)}"
-    if noise is not None and not stream and (noise.dtype != torch.uint8 or noise.shape != x.shape):
+    if noise is not None and not seeded and (noise.dtype != torch.uint8 or noise.shape != x.shape):
         return f"for noise in uint8 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"
     return native.declines_tensor("factor", factor)
 
