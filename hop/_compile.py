@@ -13,6 +13,7 @@ import functools
 import importlib.abc
 import importlib.util
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -102,6 +103,7 @@ __all__ = [
     "local_part",
     "make_dtensor",
     "make_wrapper",
+    "multiplies_bfloat16",
     "no_autocast",
     "no_torch_function",
     "parts",
@@ -115,6 +117,7 @@ __all__ = [
     "sharded",
     "show_script",
     "sizes",
+    "stores_results",
     "sum_over_processes",
     "trace_as",
     "trace_node",
@@ -403,7 +406,7 @@ def written(x: torch.Tensor) -> torch.Tensor:
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """x, which Inductor rounds to its dtype if that is bfloat16 or float16, because its bits are read. What lies in
-    memory is rounded: an input of the graph, or the result of a product."""
+    memory is rounded: an input of the graph, or the result of a product or of hop::run."""
     if x.dtype not in (torch.bfloat16, torch.float16) or is_plain_eager() or _lies_in_memory(x):
         return x
     return (x.view(torch.int16) & -1).view(x.dtype)
@@ -429,9 +432,21 @@ _VIEWS = frozenset(
             _aten.permute.default,
         ),
         *(_aten.transpose.int, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.expand.default, _aten.slice.Tensor),
+        operator.getitem,
     }
 )
-_STORED = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default})
+_STORED: set[Any] = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default}
+
+
+def stores_results(op: Any) -> None:
+    """Say that the results of an operator lie in memory."""
+    _STORED.add(op)
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether ATen's products of bfloat16 on this CPU multiply exactly and sum in float32, by oneDNN."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _keep_loops_that_do_not_divide() -> None:

@@ -1,11 +1,13 @@
 """The operators on buffers that stand in graphs, and those that take a quantized tensor apart.
 
-    hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages) -> buffers
-    hop_dequantize_buffers(quantizer, buffers, usages, shape, dtype)     -> tensor
-    hop_buffers(tensor)                                                  -> buffers
-    hop_dequantize(tensor, [dtype])                                      -> tensor
+    hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages, [factor, [stream]]) -> buffers
+    hop_dequantize_buffers(quantizer, buffers, usages, shape, dtype)                         -> tensor
+    hop_buffers(tensor)                                                                      -> buffers
+    hop_dequantize(tensor, [dtype])                                                          -> tensor
 
-A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe.
+A quantizer is its spelling there; buffers are a list in the order of hop.copies.describe. With a factor, in float32,
+what is quantized is x.to(float32) * factor, of x's shape; with a stream, noise is a seed, and the random bits are
+hop.noise(noise, x.shape, stream=stream).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,6 +21,7 @@ from hop._hop import Composite, Hop
 from hop.kernels import Kernel
 from hop.kernels import native_quantize as native
 from hop.kernels import quantize as kernels
+from hop.noise import noise as random_bits
 from hop.quantizer import Quantizer
 
 
@@ -41,13 +44,19 @@ class QuantizeBuffers(Hop):
         zero_point: Tensor | None,
         noise: Tensor | None,
         usages: Sequence[str],
-        /,
+        *product: Any,
     ) -> list[Tensor]:
+        x, noise = _product(x, noise, *product)
         made = copies.quantize(Quantizer.parse(quantizer), x, tuple(usages), scale, zero_point, noise)
         return list(made.values())
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        return ((native.QUANTIZE, args), (kernels.QUANTIZE_IN_PLACE, args), (kernels.QUANTIZE, args))
+        yield native.QUANTIZE, args
+        quantizer, x, scale, zero_point, noise, usages, *product = args
+        x, noise = _product(x, noise, *product)
+        args = (quantizer, x, scale, zero_point, noise, usages)
+        yield kernels.QUANTIZE_IN_PLACE, args
+        yield kernels.QUANTIZE, args
 
     def shard(
         self,
@@ -57,15 +66,24 @@ class QuantizeBuffers(Hop):
         zero_point: Tensor | None,
         noise: Tensor | None,
         usages: Sequence[str],
-        /,
+        *product: Any,
     ) -> list[Tensor]:
-        parsed = Quantizer.parse(quantizer)
+        parsed, (x, noise) = Quantizer.parse(quantizer), _product(x, noise, *product)
         shapes = [b.shape for b in copies.describe(parsed, x.shape, tuple(usages))]
 
         def of_parts(*parts: Tensor | None) -> list[Tensor]:
             return self(quantizer, *parts, usages)
 
         return sharding.run(parsed, x.shape, usages, (x, scale, zero_point, noise), of_parts, shapes)
+
+
+def _product(
+    x: Tensor, noise: Tensor | None, factor: Tensor | None = None, stream: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """What is quantized, and its noise."""
+    if noise is not None and stream is not None:
+        noise = random_bits(noise, x.shape, stream=stream)
+    return x if factor is None else x.to(torch.float32) * factor, noise
 
 
 class DequantizeBuffers(Hop):

@@ -1,4 +1,4 @@
-"""Memory formats: channels last, or contiguous.
+"""Memory formats: channels last, or contiguous; and matrices that lie transposed.
 
     (N, C, *S) lies channels last if (N, *S, C) is contiguous, and it is not so itself.
 
@@ -18,6 +18,11 @@ _DIMENSIONS = (4, 5)  # of the tensors that PyTorch has a name for: torch.channe
 def is_channels_last(x: Tensor) -> bool:
     """Whether x, of four or five dimensions, lies channels last."""
     return x.dim() in _DIMENSIONS and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
+def is_turned(x: Tensor) -> bool:
+    """Whether matrices lie as their transposes."""
+    return x.dim() > 1 and not x.is_contiguous() and x.mT.is_contiguous()
 
 
 def dense(x: Tensor) -> Tensor:

@@ -47,6 +47,8 @@ public:
             per_slice_ = job.group < kSlice ? static_cast<int>(kSlice / job.group) : 1;
             chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
         }
+        // Twice as long a chunk costs less than the sums' way to memory and back, if there are no others then.
+        if (kInteger && !job.grouped() && job.slices <= 2 * chunk_) chunk_ = job.slices;
         if (chunk_ > job.slices) chunk_ = job.slices;
         block_bytes_ = job.slices * 2 * kLhsUnit;
         slab_ = kSlabBytes / block_bytes_;
@@ -133,10 +135,25 @@ private:
         const bool together = job_.p.rhs.layout == HOP_STRIDED;  // slice by slice: panels share what is read of each
         const int64_t panels = together ? last - first : 1;
         for (int64_t from = first; from < last; from += panels)
-            for (int64_t slice = 0; slice < job_.slices; ++slice)
-                for (int64_t n = from; n < from + panels; ++n)
+            for (int64_t slice = 0; slice < job_.slices; ++slice) {
+                int64_t n = from;
+                while (n + 2 <= from + panels && make_two(n, slice)) n += 2;
+                for (; n < from + panels; ++n)
                     for (int half = 0; half < 2; ++half)
                         make_tile(words, folds, n * kBlock + half * kRows, slice, made_of(n, slice) + half * kUnit);
+            }
+    }
+
+    // Makes the tiles of two panels of whole columns of bytes; false if these are none.
+    bool make_two(int64_t n, int64_t slice) {
+        const hop_operand& o = job_.p.rhs;
+        if (!kInteger || o.layout != HOP_STRIDED || is_narrow(o.format) || o.row_stride != 1) return false;
+        if ((slice + 1) * kSlice > job_.p.k || (n + 2) * kBlock > job_.p.n) return false;
+        uint8_t* const tiles[4] = {made_of(n, slice), made_of(n, slice) + kUnit, made_of(n + 1, slice), made_of(n + 1, slice) + kUnit};
+        tiles_from_columns(static_cast<const uint8_t*>(job_.rhs.codes) + n * kBlock + slice * kSlice * o.k_stride, o.k_stride, tiles);
+        for (int i = 0; o.format == HOP_UINT8 && i < 4 * kQuads; ++i)
+            to_int8(o.format, tiles[i / kQuads] + i % kQuads * 64, tiles[i / kQuads] + i % kQuads * 64);
+        return true;
     }
 
     void pack(int64_t block, int64_t at) {

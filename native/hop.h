@@ -179,9 +179,20 @@ HOP_API int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32
                          const void* given_scale, int32_t given_codes, const uint8_t* given_zero_point,
                          const uint8_t* noise, uint8_t* codes, void* scale, void* second, int32_t threads);
 
+// The same of x times a factor for each column, in float32, with scales by the rule; for blocks within rows, and any rule
+// but HOP_TWO_LEVEL, else HOP_UNSUPPORTED. With `turned` x lies as (batch, cols, rows). With a seed, noise is found as
+// hop_noise finds it, for the elements counted row by row.
+HOP_API int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,
+                                 int32_t turned, const float* factor, const int64_t* seed, uint32_t stream,
+                                 const uint8_t* noise, uint8_t* codes, void* scale, void* second, int32_t threads);
+
 // The numbers, computed in float32 and cast to dtype once; out is contiguous.
 HOP_API int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const uint8_t* codes,
                            const void* scale, const void* second, void* out, int32_t threads);
+
+// (batch, rows, cols) -> (batch, cols, rows), of elements of 1, 2 or 4 bytes; HOP_UNSUPPORTED for others.
+HOP_API int hop_transpose(int64_t batch, int64_t rows, int64_t cols, int32_t bytes, const void* in, void* out,
+                          int32_t threads);
 
 // count random bytes: stream number `stream` of the seed, which is read from memory.
 HOP_API void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads);

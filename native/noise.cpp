@@ -13,6 +13,7 @@
 namespace hop {
 namespace portable {
 namespace {
+#include "noise_plain.h"
 #include "noise_run.h"
 }  // namespace
 }  // namespace portable
@@ -21,6 +22,7 @@ namespace {
 HOP_BEGIN_TARGET(HOP_AVX2)
 namespace avx2 {
 namespace {
+#include "noise_plain.h"
 #include "noise_run.h"
 }  // namespace
 }  // namespace avx2
@@ -29,6 +31,7 @@ HOP_END_TARGET
 HOP_BEGIN_TARGET(HOP_AVX512)
 namespace avx512 {
 namespace {
+#include "noise_avx512.h"
 #include "noise_run.h"
 }  // namespace
 }  // namespace avx512

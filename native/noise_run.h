@@ -1,32 +1,4 @@
-// Philox4x32-10 on GROUP counters side by side, so that the loops become vector instructions. Included once for each set
-// of instructions, in its namespace.
-constexpr int64_t GROUP = 32, BLOCK = 16;
-
-// The blocks first..first + GROUP - 1, 16 bytes each.
-inline void philox(uint64_t key, uint32_t stream, uint64_t first, uint8_t* out) {
-    uint32_t w0[GROUP], w1[GROUP], w2[GROUP], w3[GROUP];
-    for (int64_t i = 0; i < GROUP; ++i) {
-        const uint64_t block = first + static_cast<uint64_t>(i);
-        w0[i] = static_cast<uint32_t>(block), w1[i] = static_cast<uint32_t>(block >> 32), w2[i] = stream, w3[i] = 0;
-    }
-    uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-    for (int round = 0; round < 10; ++round) {
-        for (int64_t i = 0; i < GROUP; ++i) {
-            const uint64_t a = uint64_t{0xD2511F53} * w0[i], b = uint64_t{0xCD9E8D57} * w2[i];
-            const uint32_t x0 = static_cast<uint32_t>(b >> 32) ^ w1[i] ^ k0;
-            const uint32_t x2 = static_cast<uint32_t>(a >> 32) ^ w3[i] ^ k1;
-            w0[i] = x0, w1[i] = static_cast<uint32_t>(b), w2[i] = x2, w3[i] = static_cast<uint32_t>(a);
-        }
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-    }
-    for (int64_t i = 0; i < GROUP; ++i)
-        for (int j = 0; j < 4; ++j) {
-            out[i * BLOCK + j] = static_cast<uint8_t>(w0[i] >> (8 * j));
-            out[i * BLOCK + 4 + j] = static_cast<uint8_t>(w1[i] >> (8 * j));
-            out[i * BLOCK + 8 + j] = static_cast<uint8_t>(w2[i] >> (8 * j));
-            out[i * BLOCK + 12 + j] = static_cast<uint8_t>(w3[i] >> (8 * j));
-        }
-}
+// Random bytes, some groups of blocks at a time. Included in a namespace (isa.h), after philox.
 
 inline void noise(uint64_t key, uint32_t stream, int64_t count, uint8_t* out, int threads) {
     constexpr int64_t BYTES = GROUP * BLOCK;

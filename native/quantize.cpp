@@ -34,7 +34,11 @@ namespace {
 #include "quantize_encode.h"
 #include "quantize_plain.h"
 #include "quantize_measure.h"
+#include "noise_plain.h"
+#include "transpose.h"
+#include "transpose_lines.h"
 #include "quantize_run.h"
+#include "quantize_product.h"
 }  // namespace
 }  // namespace portable
 
@@ -48,7 +52,11 @@ namespace {
 #include "quantize_encode.h"
 #include "quantize_plain.h"
 #include "quantize_measure.h"
+#include "noise_plain.h"
+#include "transpose.h"
+#include "transpose_lines.h"
 #include "quantize_run.h"
+#include "quantize_product.h"
 }  // namespace
 }  // namespace avx2
 HOP_END_TARGET
@@ -64,7 +72,11 @@ namespace {
 #include "quantize_codes_avx512.h"
 #include "quantize_stats_avx512.h"
 #include "quantize_measure.h"
+#include "noise_avx512.h"
+#include "transpose.h"
+#include "transpose_lines.h"
 #include "quantize_run.h"
+#include "quantize_product.h"
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET
@@ -105,5 +117,21 @@ int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype
         case hop::Level::avx2: return hop::avx2::quantize(call, dtype);
 #endif
         default: return hop::portable::quantize(call, dtype);
+    }
+}
+
+int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x, int32_t turned,
+                         const float* factor, const int64_t* seed, uint32_t stream, const uint8_t* noise, uint8_t* codes,
+                         void* scale, void* second, int32_t threads) {
+    if (blocks->tile_rows != 1 || q->rule == HOP_TWO_LEVEL || q->rule == HOP_GIVEN) return HOP_UNSUPPORTED;
+    const hop::QuantizeCall call{*q, *blocks, x, nullptr, false, nullptr, noise, codes, scale, second, threads};
+    const hop::Product product{factor, turned != 0, seed, stream};
+    switch (hop::level()) {
+#if defined(__x86_64__)
+        case hop::Level::amx:
+        case hop::Level::avx512: return hop::avx512::quantize_product(call, product, dtype);
+        case hop::Level::avx2: return hop::avx2::quantize_product(call, product, dtype);
+#endif
+        default: return hop::portable::quantize_product(call, product, dtype);
     }
 }

@@ -26,6 +26,14 @@ struct QuantizeCall {
     int threads;
 };
 
+// What x is multiplied by first, and whence noise comes.
+struct Product {
+    const float* factor;  // of each column
+    bool turned;          // x lies as (batch, cols, rows)
+    const int64_t* seed;  // nullptr: noise is given, or there is none
+    uint32_t stream;
+};
+
 struct DequantizeCall {
     const hop_quantizer& q;
     const hop_blocks& blocks;

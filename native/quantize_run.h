@@ -20,7 +20,8 @@ static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u
             uint8_t* out = c.codes + row * row_bytes + col / per_byte;
             uint8_t* codes = per_byte > 1 ? held : out;
             if (size > 1 && !noise && encode_quickly<T>(q, encoder.f, words, n, size, f, known, out)) continue;
-            if (size == 1) {
+            if (size > 1 && noise && encode_with_noise<T>(q, words, n, size, f, known, noise, codes)) {
+            } else if (size == 1) {
                 encoder.columns<T>(words, n, f, &columns, noise, codes);
             } else if (noise && q.format == HOP_FLOAT) {
                 encoder.with<T>(words, n, size, f, noise, codes);

@@ -72,6 +72,25 @@ inline void tile_from_columns(const uint8_t* src, int64_t stride, uint8_t* tile)
     }
 }
 
+// Reads each line of the cache once; the 128 bits of 16 columns stay by themselves until quads are whole.
+inline void tiles_from_columns(const uint8_t* src, int64_t stride, uint8_t* const tiles[4]) {
+    for (int quad = 0; quad < kQuads; ++quad, src += 4 * stride) {
+        const __m512i x0 = load512(src), x1 = load512(src + stride), x2 = load512(src + 2 * stride), x3 = load512(src + 3 * stride);
+        const __m512i low01 = _mm512_unpacklo_epi8(x0, x1), high01 = _mm512_unpackhi_epi8(x0, x1);
+        const __m512i low23 = _mm512_unpacklo_epi8(x2, x3), high23 = _mm512_unpackhi_epi8(x2, x3);
+        const __m512i a = _mm512_unpacklo_epi16(low01, low23), b = _mm512_unpackhi_epi16(low01, low23);
+        const __m512i c = _mm512_unpacklo_epi16(high01, high23), d = _mm512_unpackhi_epi16(high01, high23);
+        const __m512i ab02 = _mm512_shuffle_i32x4(a, b, 0x88), ab13 = _mm512_shuffle_i32x4(a, b, 0xdd);
+        const __m512i cd02 = _mm512_shuffle_i32x4(c, d, 0x88), cd13 = _mm512_shuffle_i32x4(c, d, 0xdd);
+        // of 16 columns each: a, b, c and d in turn
+        const __m512i order = _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13), next = _mm512_setr_epi64(2, 3, 6, 7, 10, 11, 14, 15);
+        store512(tiles[0] + quad * 64, _mm512_permutex2var_epi64(ab02, order, cd02));
+        store512(tiles[1] + quad * 64, _mm512_permutex2var_epi64(ab13, order, cd13));
+        store512(tiles[2] + quad * 64, _mm512_permutex2var_epi64(ab02, next, cd02));
+        store512(tiles[3] + quad * 64, _mm512_permutex2var_epi64(ab13, next, cd13));
+    }
+}
+
 inline void to_int8(int format, const uint8_t* codes, uint8_t* out) {
     __m512i x = load512(codes);
     if (format == HOP_UINT8) x = _mm512_xor_si512(x, _mm512_set1_epi8(static_cast<char>(0x80)));

@@ -30,6 +30,11 @@ inline void tile_from_columns(const uint8_t* src, int64_t stride, uint8_t* tile)
         for (int row = 0; row < kRows; ++row) tile[(k / 4 * kRows + row) * 4 + k % 4] = src[k * stride + row];
 }
 
+// Four tiles of 64 columns.
+inline void tiles_from_columns(const uint8_t* src, int64_t stride, uint8_t* const tiles[4]) {
+    for (int i = 0; i < 4; ++i) tile_from_columns(src + i * kRows, stride, tiles[i]);
+}
+
 // 64 codes as int8: the sign of uint8 turned, INT4 extended.
 inline void to_int8(int format, const uint8_t* codes, uint8_t* out) {
     if (format == HOP_UINT8)

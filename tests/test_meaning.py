@@ -1,6 +1,7 @@
 """What out_dtype computes: against numpy, against stock, and over shapes, strides and values that are nasty."""
 
 import itertools
+import math
 import unittest
 from typing import Any
 
@@ -13,6 +14,7 @@ from parameterized import parameterized
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hop
+from hop import _compile
 from hop.impls.out_dtype import operator
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.promotion import DTYPES, FLOAT8, common_dtype
@@ -243,6 +245,36 @@ class TestFloat8(unittest.TestCase):
             got = hop.out_dtype(aten.mm.default, output, a, b)
             rounding = exact.abs() * torch.finfo(output).eps / 2 + 1e-7
             assert ((got.double() - exact).abs() <= bound + rounding).all()
+
+
+class TestBfloat16(unittest.TestCase):
+    def test_within_the_bound_of_sums_in_float32(self):
+        """Exact products, summed in float32 in any order, rounded once; NaN and infinities as theirs."""
+        if not _compile.multiplies_bfloat16():
+            self.skipTest("the CPU has no instructions for bfloat16")
+        generator = torch.Generator().manual_seed(0)
+        bfloat16 = torch.bfloat16
+        for batch, m, k, n in (((), 1, 1, 1), ((), 33, 700, 17), ((), 64, 2048, 48), ((3,), 5, 130, 9), ((), 4, 0, 3)):
+            a = torch.randn(*batch, m, k, generator=generator).to(bfloat16)
+            b = torch.randn(*batch, n, k, generator=generator).to(bfloat16).mT
+            op = aten.bmm.default if batch else aten.mm.default
+            assert hop.explain(op, bfloat16, a, b).endswith("bfloat16 product: chosen")
+            exact = a.double() @ b.double()
+            bound = (k + 8) * 2**-24 * (a.double().abs() @ b.double().abs()) + exact.abs() * 2**-8 + 2.0**-126
+            assert ((hop.out_dtype(op, bfloat16, a, b).double() - exact).abs() <= bound).all()
+        a = torch.ones(3, 4, dtype=bfloat16)
+        a[0, 0], a[1, 1], a[2, 2] = math.nan, math.inf, -math.inf
+        got = hop.out_dtype(aten.mm.default, bfloat16, a, torch.ones(4, 2, dtype=bfloat16))
+        assert got[0].isnan().all() and (got[1] == math.inf).all() and (got[2] == -math.inf).all()
+
+    def test_declines(self):
+        a, b, bias = (torch.ones(s, dtype=torch.bfloat16) for s in ((3, 4), (4, 2), (2,)))
+        for op, output, args, reason in (
+            (aten.mm.default, torch.float32, (a, b), "the output torch.float32; takes bfloat16 alone"),
+            (aten.mm.default, torch.bfloat16, (a, b.float()), "operands are torch.bfloat16 and torch.float32"),
+            (aten.addmm.default, torch.bfloat16, (bias, a, b), "bfloat16 product: adds to the sum before"),
+        ):
+            assert reason in hop.explain(op, output, *args)
 
 
 SIZES = st.sampled_from([0, 1, 2, 3, 7, 8, 16, 17, 33, 65])

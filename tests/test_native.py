@@ -253,6 +253,38 @@ def _in_child(results) -> None:
 
 
 @BUILT
+class TestTransposed(unittest.TestCase):
+    """Codes of the right factor that lie as those of the transposed matrix are read as they lie."""
+
+    @parameterized.expand(
+        [(level, q) for level in LEVELS for q in ("INT8_ROW", "UINT8_TENSOR_AFFINE", "FP8_ROW", "MXFP8")]
+    )
+    def test_linear_and_mm(self, level, name):
+        torch.manual_seed(6)
+        q = presets.PRESETS[name]
+        left = q if name != "UINT8_TENSOR_AFFINE" else presets.INT8_ROW
+        for m, k, n in [(1, 64, 64), (3, 96, 40), (40, 128, 64), (33, 192, 130), (70, 320, 200)]:
+            x, w = hop.quantize(left, torch.randn(m, k)), hop.quantize(q, torch.randn(n, k))
+            turned = w.rebuilt(w.buffers() | {"codes": w.codes.t().contiguous().t()})
+            assert n == 1 or not turned.codes.is_contiguous()
+            with native.use(level):
+                want = linear(x, w)
+                for _ in range(2):  # by the kernel, then by its plan
+                    assert_bits(linear(x, turned), array(want), f"{m}x{k}x{n}")
+                made = [hop.scaled(aten.mm.default, torch.bfloat16, x, t.t()) for t in (w, turned, turned)]
+                assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
+
+    def test_bmm(self):
+        torch.manual_seed(7)
+        x, w = (hop.quantize(presets.INT8_ROW, torch.randn(3, 40, 64)) for _ in range(2))
+        q = w.quantizer.transposed(3)
+        plain = w.rebuilt({name: b.mT.contiguous() for name, b in w.buffers().items()}, quantizer=q, shape=(3, 64, 40))
+        turned = plain.rebuilt(plain.buffers() | {"codes": w.codes.mT})
+        want = hop.scaled(aten.bmm.default, torch.float32, x, plain)
+        assert torch.equal(hop.scaled(aten.bmm.default, torch.float32, x, turned), want)
+
+
+@BUILT
 class TestSafety(unittest.TestCase):
     def test_threads_do_not_change_results(self):
         torch.manual_seed(4)

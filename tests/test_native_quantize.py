@@ -37,6 +37,9 @@ OTHERS = {
     "e2m1_amax": Quantizer(formats.E2M1, (1, 16), Amax(floor=1e-3)),
     "e4m3_stochastic": Quantizer(formats.E4M3, (1, 32), CurrentScaling(eps=0.5), stochastic=True),
     "int8_stochastic_affine": Quantizer(formats.INT8, (8, 8), MinMax(), stochastic=True),
+    "int8_row_stochastic": Quantizer(formats.INT8, (1, -1), stochastic=True),
+    "uint8_row_stochastic_affine": Quantizer(formats.UINT8, (1, -1), MinMax(), stochastic=True),
+    "int4_groups_stochastic": Quantizer(formats.INT4, (1, 64), stochastic=True),
     "ternary_columns": Quantizer(formats.TERNARY, (-1, 4), AbsMean()),
     "odd_tiles": Quantizer(formats.E5M2, (3, 5), Microscaling()),
     "nvfp4_row_tiles": Quantizer(formats.E2M1, (1, 32), TwoLevel(outer=(1, -1))),
@@ -284,6 +287,70 @@ def test_copies(name):
         same_bits(
             native_quantize.DEQUANTIZE.run(back).contiguous(), dequantize_buffers.reference(*back).contiguous(), name
         )
+
+
+PRODUCTS = {
+    "int8_row": presets.INT8_ROW,
+    "int8_row_stochastic": OTHERS["int8_row_stochastic"],
+    "int4_groups_stochastic": OTHERS["int4_groups_stochastic"],
+    "affine": OTHERS["uint8_row_stochastic_affine"],
+    "e4m3_stochastic": OTHERS["e4m3_stochastic"],
+    "mxfp8": presets.MXFP8,
+    "fp8_row": presets.FP8_ROW,
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_product(name):
+    """x times a factor of each column, lying as it is and turned, with noise that is given or found from a seed."""
+    q, g = PRODUCTS[name], generator(0)
+    shapes = ((1, 1), (7, 33), (33, 130), (64, 128), (130, 96), (3, 5000), (2, 40, 64), (3, 17000))
+    for i, (shape, kind, turned) in enumerate(itertools.product(shapes, KINDS, (False, True))):
+        if shape[-1] > 1000 and i % 5:
+            continue
+        x = KINDS[kind](shape, g).to(DTYPES[i % 3])
+        x = x.mT.contiguous().mT if turned else x
+        factor = torch.randn(1, shape[-1], generator=g).exp() * (0.0 if i % 11 == 0 else 1.0)
+        noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=g)
+        random = [(noise,), (torch.tensor(i),)] if q.stochastic else [(None,)]
+        for bits in random:
+            call = (str(q), x, None, None, *bits, list(ROWWISE), factor, 5 if bits[0] is not noise else None)
+            want = quantize_buffers.reference(*call)
+            for level in levels():
+                with native.use(level):
+                    assert native_quantize.QUANTIZE.declines(call) is None
+                    for own, other in zip(native_quantize.QUANTIZE.run(call), want, strict=True):
+                        same_bits(own, other, f"{name}, {kind} {shape}, turned={turned} at {level}")
+
+
+def test_product_without_the_kernel():
+    """What it declines, and what is given instead."""
+    x, factor = torch.randn(4, 64), torch.rand(1, 64)
+    for q, own, options, reason in (
+        (presets.NVFP4, factor, (None, list(ROWWISE)), "one scale for each"),
+        (presets.FP8_TENSOR, factor, (None, list(ROWWISE)), "blocks within rows"),
+        (presets.INT8_TENSOR_STATIC, factor, (torch.ones(1, 1), list(ROWWISE)), "with scales that are found"),
+        (presets.INT8_ROW, torch.rand(4, 1), (None, list(ROWWISE)), "for a factor in float32 of each column"),
+        (presets.INT8_ROW, factor.double().float()[:, :1], (None, list(ROWWISE)), "for a factor in float32"),
+    ):
+        scale, usages = options
+        call = (str(q), x, scale, None, None, usages, own)
+        declined = native_quantize.QUANTIZE.declines(call)
+        assert declined is not None and reason in declined
+        want = quantize_buffers(str(q), x * own, scale, None, None, usages)
+        for got, other in zip(quantize_buffers(*call), want, strict=True):
+            same_bits(got, other, reason)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matrices_that_lie_transposed(dtype):
+    for shape in ((1, 5), (33, 64), (64, 96), (130, 257), (2, 3, 64, 70)):
+        x = torch.randn(shape).to(dtype).mT
+        for q in (presets.INT8_ROW, presets.MXFP8, presets.STATE8):
+            call = (str(q), x, None, None, None, ROWWISE)
+            assert native_quantize.QUANTIZE.declines(call) is None
+            for own, want in zip(native_quantize.QUANTIZE.run(call), quantize_buffers.reference(*call), strict=True):
+                same_bits(own, want, f"{q} of {shape}")
 
 
 @pytest.mark.parametrize("name", ["int8_row", "nvfp4_stochastic", "uint4_32_affine", "state8"])

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import hop
-from hop import presets, schemes
+from hop import _compile, presets, schemes
 from hop.formats import INT4, INT8
+from hop.kernels import native
 from hop.quantizer import Quantizer
 from hop.scaling import Given
 from hop.schemes import Scheme
@@ -541,13 +542,35 @@ class TestDeployment(unittest.TestCase):
         for backend, dynamic in (("aot_eager", None), ("inductor", None), ("inductor", True)):
             torch._dynamo.reset()
             run = torch.compile(loss, backend=backend, dynamic=dynamic, fullgraph=True)
-            for m in (24, 40):
-                x, w = normal(m, 64).requires_grad_(), normal(16, 64, seed=1).requires_grad_()
-                g = normal(m, 16, seed=3)
-                for a, b in zip(
-                    torch.autograd.grad(run(x, w), (x, w), g), torch.autograd.grad(loss(x, w), (x, w), g), strict=True
-                ):
-                    assert torch.equal(a, b), (backend, dynamic, m)
+            for m, dtype in ((24, torch.float32), (40, torch.float32), (40, torch.bfloat16)):
+                x, w = (normal(*s, seed=i, dtype=dtype).requires_grad_() for i, s in enumerate(((m, 64), (16, 64))))
+                g = normal(m, 16, seed=3, dtype=dtype)
+                found = [torch.autograd.grad(f(x, w), (x, w), g) for f in (run, loss)]
+                with native.use("off"):
+                    found.append(torch.autograd.grad(loss(x, w), (x, w), g))
+                for a, b, c in zip(*found, strict=True):
+                    assert torch.equal(a, b) and torch.equal(a, c), (backend, dynamic, m, dtype)
+
+    @pytest.mark.compiler
+    def test_gradients_of_fake_quantization_compile_in_bfloat16(self):
+        """Products of bfloat16, compiled as in eager mode, without a copy of what lies in memory."""
+        from torch._inductor.utils import run_and_get_code
+
+        x, w = (normal(*s, seed=i, dtype=torch.bfloat16).requires_grad_() for i, s in enumerate(((40, 64), (16, 64))))
+        g = normal(40, 16, seed=3, dtype=torch.bfloat16)
+
+        def gradients(f: Any) -> Any:
+            return torch.autograd.grad(f(x, w), (x, w), g)
+
+        def loss(x: Tensor, w: Tensor) -> Tensor:
+            return hop.quantized(linear, schemes.INT8_DYNAMIC, x, w)
+
+        torch._dynamo.reset()
+        got, code = run_and_get_code(lambda: gradients(torch.compile(loss, fullgraph=True)))
+        for a, b in zip(got, gradients(loss), strict=True):
+            torch.testing.assert_close(a, b, rtol=2**-7, atol=2**-7 * float(b.abs().max()) * 2**-7)
+        if _compile.multiplies_bfloat16() and native.library().declines() is None:
+            assert "torch.float32" not in code[-1].split("def call")[1].split("return")[0]
 
 
 class TestSchemes(unittest.TestCase):

@@ -38,9 +38,9 @@ class Described(NamedTuple):
     steps: tuple[int, ...] = (0, 0, 0, 0)  # bytes between the members of a batch
 
 
-def describe(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | str:
+def describe(q: Quantizer, shape: Sequence[int], columns: bool, turned: bool = False) -> Described | str:
     """A factor with row-wise buffers, contiguous, of `shape`; `columns` if it is summed along its last dimension but
-    one. A string if there is none, which says why."""
+    one, `turned` if its codes lie as those of the transposed matrix. A string if there is none, which says why."""
     format = _format(q.format)
     if format is None or q.flat:
         return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
@@ -52,10 +52,12 @@ def describe(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | s
         layout = c.TILED
     elif q.layout is not None:
         return f"for codes, and layout={q.layout} holds numbers"
-    elif narrow and (columns or shape[-1] % 2):
+    elif narrow and (columns or turned or shape[-1] % 2):
         return "codes of 4 bits share their bytes along the dimension that is summed, an even number of them"
     factor = c.Factor(format, layout, shape[-1], 1, 0, c.NONE, c.no_scale(), c.no_scale())
-    if columns:
+    if turned:
+        factor.row_stride, factor.k_stride = (shape[-2], 1) if columns else (1, shape[-2])
+    elif columns:
         factor.row_stride, factor.k_stride = 1, shape[-1]
     zero = None
     if q.scale.has_zero_point():
@@ -87,7 +89,7 @@ def describe(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | s
     return Described(factor, ("codes", scale, zero, fold))
 
 
-def describe_batch(q: Quantizer, shape: Sequence[int], columns: bool) -> Described | str:
+def describe_batch(q: Quantizer, shape: Sequence[int], columns: bool, turned: bool = False) -> Described | str:
     """The factors of a batch, (batch, ...)."""
     held = q.stored()
     for name, (_, block) in held.items():
@@ -98,7 +100,7 @@ def describe_batch(q: Quantizer, shape: Sequence[int], columns: bool) -> Describ
         return blocks.per_dimension(block, len(shape))[1:]
 
     rule = replace(q.scale, outer=of_member(q.scale.outer)) if isinstance(q.scale, TwoLevel) else q.scale
-    one = describe(replace(q, block=of_member(q.block), scale=rule), shape[1:], columns)
+    one = describe(replace(q, block=of_member(q.block), scale=rule), shape[1:], columns, turned)
     if isinstance(one, str):
         return one
     bits = {"codes": math.prod(shape[1:]) * q.format.bits}

@@ -5,6 +5,7 @@
 
 import ctypes
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -23,13 +24,15 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 @functools.cache
-def _functions() -> tuple[Any, Any]:
+def _functions() -> Any:
     library: Any = native.library().functions
-    quantize, dequantize = library.hop_quantize, library.hop_dequantize
-    pointer, number = ctypes.c_void_p, ctypes.c_int32
-    quantize.argtypes = [pointer, pointer, number, pointer, pointer, number, *[pointer] * 5, number]
-    dequantize.argtypes = [pointer, pointer, number, *[pointer] * 4, number]
-    return quantize, dequantize
+    pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    of_quantize = [pointer, pointer, number, pointer, pointer, number, *[pointer] * 5, number]
+    of_product = [pointer, pointer, number, pointer, number, pointer, pointer, ctypes.c_uint32, *[pointer] * 4, number]
+    library.hop_quantize.argtypes, library.hop_quantize_product.argtypes = of_quantize, of_product
+    library.hop_dequantize.argtypes = [pointer, pointer, number, *[pointer] * 4, number]
+    library.hop_transpose.argtypes = [size, size, size, number, pointer, pointer, number]
+    return library
 
 
 def _check(result: int) -> None:
@@ -54,6 +57,18 @@ def _row_stride(x: Tensor) -> int | None:
             return None
         extent *= n
     return found
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    """x in contiguous memory: matrices that lie transposed are turned in lines of the cache, which takes a quarter of
+    the time of PyTorch's copy."""
+    if not memory_format.is_turned(x):
+        return x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    rows, cols = x.shape[:-3:-1]  # as they lie
+    sizes = math.prod(x.shape[:-2]), rows, cols, x.element_size()
+    _check(_functions().hop_transpose(*sizes, x.data_ptr(), out.data_ptr(), torch.get_num_threads()))
+    return out
 
 
 def quantize_native(
@@ -101,7 +116,7 @@ def _quantize_rows(
     if not x.is_contiguous():
         stride = None if made.quantizer.flat else _row_stride(x)  # type: ignore[union-attr]
         if stride is None:
-            x = x.contiguous()
+            x = _contiguous(x)
     found = cut(quantizer, x.shape, stride)
     assert not isinstance(made, str) and not isinstance(found, str)
     given, codes, zero, bits = None, 0, None, None
@@ -113,7 +128,7 @@ def _quantize_rows(
         bits = noise.contiguous()
     out = [x.new_empty(shape, dtype=dtype) for shape, dtype in found.buffers]
     _check(
-        _functions()[0](
+        _functions().hop_quantize(
             made.address,
             found.address,
             _DTYPES[x.dtype],
@@ -122,6 +137,41 @@ def _quantize_rows(
             codes,
             None if zero is None else zero.data_ptr(),
             None if bits is None else bits.data_ptr(),
+            out[0].data_ptr(),
+            out[1].data_ptr(),
+            out[2].data_ptr() if len(out) > 2 else None,
+            torch.get_num_threads(),
+        )
+    )
+    return out
+
+
+_GATHERED = 2**14  # columns: of longer rows that lie as columns a thread's cache holds too few
+
+
+def _quantize_product(
+    quantizer: str, x: Tensor, noise: Tensor | None, factor: Tensor, stream: int | None = None
+) -> list[Tensor]:
+    """The buffers of the row-wise copy of x times a factor, with noise that is given, or found from its seed."""
+    cols = x.shape[-1]
+    turned = x.dim() == 2 and cols <= _GATHERED and memory_format.is_turned(x)
+    x = x if turned else _contiguous(x)
+    made, found = plan(quantizer), cut(quantizer, x.shape, cols)
+    assert not isinstance(made, str) and not isinstance(found, str)
+    factor, noise = factor.contiguous(), None if noise is None else noise.contiguous()
+    given = None if noise is None else noise.data_ptr()
+    out = [torch.empty(shape, dtype=dtype) for shape, dtype in found.buffers]
+    _check(
+        _functions().hop_quantize_product(
+            made.address,
+            found.address,
+            _DTYPES[x.dtype],
+            x.data_ptr(),
+            turned,
+            factor.data_ptr(),
+            None if stream is None else given,
+            stream or 0,
+            given if stream is None else None,
             out[0].data_ptr(),
             out[1].data_ptr(),
             out[2].data_ptr() if len(out) > 2 else None,
@@ -156,7 +206,7 @@ def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: tuple[int
     own = [b if b.is_contiguous() else b.contiguous() for b in buffers]
     out = own[0].new_empty(shape, dtype=dtype)
     _check(
-        _functions()[1](
+        _functions().hop_dequantize(
             made.address,
             found.address,
             _DTYPES[dtype],
@@ -199,7 +249,7 @@ def _native(quantizer: str) -> Quantizer:
 
 
 def _declines_quantize(call: tuple[Any, ...]) -> str | None:
-    quantizer, x, scale, zero_point, noise, usages = call
+    quantizer, x, scale, zero_point, noise, usages, *product = call
     if (reason := native.declines_here()) is not None:
         return reason
     shape = _compile.hints(x.shape)
@@ -212,6 +262,8 @@ def _declines_quantize(call: tuple[Any, ...]) -> str | None:
     for name, t in (("scale", scale), ("zero_point", zero_point), ("noise", noise)):
         if t is not None and (reason := native.declines_tensor(name, t)) is not None:
             return reason
+    if product:
+        return _declines_product(call, shape)
     for usage in usages:
         found = cut(quantizer, shape if usage == copies.ROWWISE else tuple(copies.columns(shape)))
         if isinstance(found, str):
@@ -219,6 +271,24 @@ def _declines_quantize(call: tuple[Any, ...]) -> str | None:
         if usage == copies.ROWWISE and (reason := _declines_given(quantizer, found, x, scale, zero_point, noise)):
             return reason
     return None
+
+
+def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | None:
+    quantizer, x, scale, _, noise, usages, factor, *rest = call
+    seeded = bool(rest) and rest[0] is not None
+    if scale is not None or tuple(usages) != (copies.ROWWISE,) or x.dim() not in (2, 3):
+        return f"for the row-wise copy of matrices times a factor, with scales that are found; not {tuple(usages)}"
+    q, found = Quantizer.parse(quantizer), cut(quantizer, shape, shape[-1])
+    if isinstance(found, str):
+        return found
+    if found.structure.tile_rows != 1 or isinstance(q.scale, TwoLevel) or q.scale.missing() is not None or q.flat:
+        return f"for blocks within rows, and a rule that finds one scale for each, of x times a factor; not {quantizer}"
+    own = _compile.hints(factor.shape)
+    if factor.dtype != torch.float32 or own is None or own[-1:] != shape[-1:] or any(n != 1 for n in own[:-1]):
+        return f"for a factor in float32 of each column of {shape}, not {factor.dtype} of {tuple(factor.shape)}"
+    if noise is not None and not seeded and (noise.dtype != torch.uint8 or noise.shape != x.shape):
+        return f"for noise in uint8 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"
+    return native.declines_tensor("factor", factor)
 
 
 def _declines_given(quantizer: str, found: Cut, x: Tensor, scale: Any, zero_point: Any, noise: Any) -> str | None:
@@ -239,7 +309,9 @@ def _declines_given(quantizer: str, found: Cut, x: Tensor, scale: Any, zero_poin
 
 
 def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
-    quantizer, x, scale, zero_point, noise, usages = call
+    quantizer, x, scale, zero_point, noise, usages, *product = call
+    if product:
+        return _quantize_product(quantizer, x, noise, *product)
     if tuple(usages) == (copies.ROWWISE,):
         return quantize_native(quantizer, x, scale, zero_point, noise)
     return list(copies.quantize(_native(quantizer), x, tuple(usages), scale, zero_point, noise).values())

@@ -2,7 +2,7 @@
 // in buffers of exactly the size that they need: for sanitizers. All levels and numbers of threads must agree.
 //
 //     g++ -std=c++17 -g -O1 -fsanitize=address,undefined -ffp-contract=off native/tests/quantize_random.cpp
-//         native/quantize.cpp native/dequantize.cpp native/cpu.cpp native/parallel.cpp -ldl && ./a.out [seed] [count]
+//         native/quantize.cpp native/dequantize.cpp native/transpose.cpp native/noise.cpp native/cpu.cpp native/parallel.cpp -ldl && ./a.out [seed] [count]
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -202,13 +202,109 @@ bool run(uint64_t seed) {
     return true;
 }
 
+// x times a factor, with noise that is given or found from a seed, lying as it is or turned: all levels agree, and, for
+// dtypes that widen in a line, with what is multiplied first.
+bool run_product(uint64_t seed) {
+    generator.seed(seed);
+    Case c;
+    do choose_format(c), choose_rule(c);
+    while (c.q.rule == HOP_TWO_LEVEL || c.q.rule == HOP_GIVEN);
+    choose_shape(c);
+    c.dtype = static_cast<int32_t>(below(3));
+    hop_blocks& g = c.g;
+    g.batch = 1, g.tile_rows = 1;
+    const bool turned = below(2);
+    if (turned) g.row_stride = g.cols;
+    const int64_t across = (g.cols + g.tile_cols - 1) / g.tile_cols, count = g.rows * g.cols;
+    const int32_t per_byte = c.q.bits == 1 || c.q.bits == 2 || c.q.bits == 4 ? 8 / c.q.bits : 1;
+    const size_t codes = static_cast<size_t>(g.rows * ((g.cols + per_byte - 1) / per_byte));
+    const size_t scales = static_cast<size_t>(g.rows * across);
+    const Bytes x = elements(c, (g.rows - 1) * g.row_stride + g.cols);
+    const size_t size = c.dtype == HOP_F32 ? 4 : 2;
+    Bytes columns(static_cast<size_t>(count) * size), products(static_cast<size_t>(count) * 4);
+    std::vector<float> factor(static_cast<size_t>(g.cols));
+    for (float& f : factor) f = std::ldexp(1.0f + static_cast<float>(below(100)) / 100, static_cast<int>(below(40)) - 20);
+    for (int64_t i = 0; i < g.rows; ++i)
+        for (int64_t j = 0; j < g.cols; ++j) {
+            const uint8_t* at = x.get() + static_cast<size_t>(i * g.row_stride + j) * size;
+            std::memcpy(columns.get() + static_cast<size_t>(j * g.rows + i) * size, at, size);
+            uint32_t word = 0;
+            std::memcpy(reinterpret_cast<uint8_t*>(&word) + (4 - size), at, size);
+            float number;
+            std::memcpy(&number, &word, 4);
+            number *= factor[static_cast<size_t>(j)];
+            std::memcpy(products.get() + static_cast<size_t>(i * g.cols + j) * 4, &number, 4);
+        }
+    const int64_t key = static_cast<int64_t>(generator());
+    const uint32_t stream = static_cast<uint32_t>(generator());
+    const bool seeded = c.noise && below(2);
+    Bytes noise(static_cast<size_t>(count));
+    hop_noise(&key, stream, count, noise.get(), 1);
+    std::vector<std::vector<Bytes>> results;
+    const auto made = [&](auto quantize) {
+        std::vector<Bytes> found;
+        for (const size_t bytes : {codes, scales * c.scale_size, c.q.affine ? scales : 0}) found.emplace_back(bytes);
+        if (quantize(found) != HOP_OK) return false;
+        forget_signs_of_nan(c, found[0]);
+        results.push_back(std::move(found));
+        return true;
+    };
+    if (c.dtype != HOP_F16) {
+        hop_blocks plain = g;
+        plain.row_stride = g.cols;
+        const bool fine = made([&](std::vector<Bytes>& to) {
+            return hop_quantize(&c.q, &plain, HOP_F32, products.get(), nullptr, 0, nullptr,
+                                c.noise ? noise.get() : nullptr, to[0].get(), to[1].get(), to[2].get(), 1);
+        });
+        if (!fine) return false;
+    }
+    for (int level = 0; level <= hop_best_level(); ++level)
+        for (int threads = 1; threads <= 2; ++threads) {
+            hop_use_level(level);
+            const bool fine = made([&](std::vector<Bytes>& to) {
+                return hop_quantize_product(&c.q, &g, c.dtype, turned ? columns.get() : x.get(), turned, factor.data(),
+                                            seeded ? &key : nullptr, stream,
+                                            c.noise && !seeded ? noise.get() : nullptr, to[0].get(), to[1].get(),
+                                            to[2].get(), threads);
+            });
+            if (!fine) return false;
+        }
+    for (const auto& found : results)
+        for (size_t k = 0; k < 3; ++k)
+            if (!(found[k] == results[0][k])) {
+                std::printf("seed %llu: buffer %zu of a product: format %d of %d bits, rule %d, dtype %d differs\n",
+                            static_cast<unsigned long long>(seed), k, c.q.format, c.q.bits, c.q.rule, c.dtype);
+                return false;
+            }
+    return true;
+}
+
+bool run_transpose(uint64_t seed) {
+    generator.seed(seed);
+    const int64_t batch = 1 + below(3), rows = 1 + below(200), cols = 1 + below(200);
+    const int64_t bytes = int64_t{1} << below(3);
+    Bytes in(static_cast<size_t>(batch * rows * cols * bytes)), out(in.size);
+    for (size_t i = 0; i < in.size; ++i) in.get()[i] = static_cast<uint8_t>(generator());
+    if (hop_transpose(batch, rows, cols, static_cast<int32_t>(bytes), in.get(), out.get(), 2) != HOP_OK) return false;
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < cols; ++j) {
+                const int64_t from = (b * rows + i) * cols + j, to = (b * cols + j) * rows + i;
+                if (std::memcmp(in.get() + from * bytes, out.get() + to * bytes, static_cast<size_t>(bytes))) return false;
+            }
+    return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     const uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 0;
     const int count = argc > 2 ? std::atoi(argv[2]) : 2000;
     int wrong = 0;
-    for (int i = 0; i < count; ++i) wrong += !run(seed + static_cast<uint64_t>(i));
+    for (int i = 0; i < count; ++i) {
+        const uint64_t own = seed + static_cast<uint64_t>(i);
+        wrong += !(run(own) && run_product(own) && run_transpose(own));
+    }
     std::printf("%d of %d cases wrong\n", wrong, count);
     return wrong != 0;
 }

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hop import _compile
 from hop._compile import OpOverload
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import BiasedConvolution, Product, as_convolution, as_product
@@ -167,9 +168,31 @@ def _run_gpu(call: Call) -> Tensor:
     return product.complete(gpu.mm(product.lhs, product.rhs, torch.float32)).to(call.output_dtype)
 
 
+# ---- bfloat16
+
+
+def _declines_bfloat16(call: Call) -> str | None:
+    product: Product = call.form
+    dtypes = (product.lhs.dtype, product.rhs.dtype, call.output_dtype)
+    if any(d is not torch.bfloat16 for d in dtypes):
+        return f"operands are {dtypes[0]} and {dtypes[1]}, the output {dtypes[2]}; takes bfloat16 alone"
+    if product.added is not None:
+        return "adds to the sum before it is rounded"
+    if not product.lhs.is_cpu:
+        return f"no kernel for device {product.lhs.device.type}"
+    return None if _compile.multiplies_bfloat16() else "the CPU has no instructions for bfloat16"
+
+
+def _run_bfloat16(call: Call) -> Tensor:
+    product: Product = call.form
+    multiply = torch.mm if product.lhs.dim() == 2 else torch.bmm
+    return product.finish(multiply(product.lhs, product.rhs))
+
+
 _PRODUCT_KERNELS = (
     Kernel("integer product", _declines_product, _run_product),
     Kernel("GPU product", _declines_gpu, _run_gpu),
     Kernel("float8 by table", _declines_float8, _run_float8),
+    Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16),
 )
 _CONVOLUTION_KERNELS = (Kernel("integer convolution", _declines_convolution, _run_convolution),)

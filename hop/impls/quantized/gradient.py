@@ -139,11 +139,13 @@ def _matrix(call: Call, grad: Tensor, role: str) -> Tensor:
     g = g if product.alpha == 1 else g * product.alpha
     if role == LHS:
         turned, fold = turned_rows(call, RHS, rhs.mT, TURNED_RHS_STREAM)
-        codes = _gradient_codes(call, _times(g, None if fold is None else fold.mT), ROWS_STREAM)
+        codes = _gradient_codes(call, g, ROWS_STREAM, None if fold is None else fold.mT)
         return product.restore[0](_multiplied(codes, turned, call.dtype))
     turned, fold = turned_rows(call, LHS, lhs, TURNED_LHS_STREAM)
-    columns, hadamard = _times(g, fold).mT, call.scheme.grad.hadamard
-    codes = _gradient_codes(call, columns if hadamard is None else hadamard.apply(columns), COLUMNS_STREAM)
+    columns, factor, hadamard = g.mT, None if fold is None else fold.mT, call.scheme.grad.hadamard
+    if hadamard is not None:
+        columns, factor = hadamard.apply(_times(columns, factor)), None
+    codes = _gradient_codes(call, columns, COLUMNS_STREAM, factor)
     return product.restore[1](_multiplied(codes, turned, call.dtype).mT)
 
 
@@ -203,11 +205,15 @@ def _codes(call: Call, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | 
     return operands.without_scale(flat), step
 
 
-def _gradient_codes(call: Call, g: Tensor, stream: int) -> QuantizedTensor:
+def _gradient_codes(call: Call, g: Tensor, stream: int, factor: Tensor | None = None) -> QuantizedTensor:
+    """The codes of g, or of g times a factor."""
     q = call.scheme.grad
     assert q is not None
     q = schemes.for_convolution(q, g.dim()) if call.roles.family is CONVOLUTION else q
-    return operands.quantize(replace(q, hadamard=None), g, call.seed, stream, call.scales.grad)
+    q = replace(q, hadamard=None)
+    if factor is not None and call.scales.grad is None:
+        return operands.quantize_product(q, g, factor, call.seed, stream)
+    return operands.quantize(q, _times(g, factor), call.seed, stream, call.scales.grad)
 
 
 def _times(g: Tensor, fold: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from hop import copies
 from hop.impls.quantize import fake_quantize_operator, quantize_operator
 from hop.impls.quantized.calls import Call, is_quantized
 from hop.impls.scaled.roles import LHS
-from hop.leaves import dequantize
+from hop.leaves import dequantize, quantize_buffers
 from hop.noise import noise
 from hop.quantizer import Quantizer
 from hop.scaling import Given
@@ -32,6 +32,14 @@ def quantize(
     """hop.quantize, its random bits found from a seed."""
     bits = bits_of(q, x, seed, stream)
     return quantize_operator(str(q), x, scale, zero_point, bits, [copies.ROWWISE], "clipped")
+
+
+def quantize_product(q: Quantizer, x: Tensor, factor: Tensor, seed: Tensor | None, stream: int) -> QuantizedTensor:
+    """The same of x times a factor, in float32; below autograd."""
+    names = [b.name for b in copies.describe(q, x.shape, (copies.ROWWISE,))]
+    random = (seed, stream) if q.stochastic else (None, None)
+    buffers = quantize_buffers(str(q), x, None, None, random[0], [copies.ROWWISE], factor, random[1])
+    return QuantizedTensor(dict(zip(names, buffers, strict=True)), q, x.shape, torch.float32)
 
 
 def bits_of(q: Quantizer, x: Tensor, seed: Tensor | None, stream: int) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import _compile, copies, memory_format
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import given_buffers
@@ -38,8 +38,9 @@ def _declines(call: Call) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def product(call: Call) -> "native_product.Call | str":
-    """What the kernels are told of the call, or why they do not take it."""
+def product(call: Call, turned: bool = False) -> "native_product.Call | str":
+    """What the kernels are told of the call, or why they do not take it; `turned` if the codes of the right factor
+    lie as those of the transposed matrix."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     along = call.roles.rhs_sums
     if not isinstance(rhs, Operand):
@@ -60,7 +61,7 @@ def product(call: Call) -> "native_product.Call | str":
         return f"for a bias of ({n},), not of {tuple(bias.shape)}"
     of_bias = None if bias is None else bias.dtype
     kind = lhs.quantizer if isinstance(lhs, Operand) else lhs.dtype
-    return _product(call.output, kind, left, rhs.quantizer, right, usage(call, RHS), along, of_bias)
+    return _product(call.output, kind, left, rhs.quantizer, right, usage(call, RHS), along, of_bias, turned)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -73,6 +74,7 @@ def _product(
     usage: str,
     along: int,
     bias: torch.dtype | None,
+    turned: bool,
 ) -> "native_product.Call | str":
     batched = len(right) == 3
     describe = native_product.describe_batch if batched else native_product.describe
@@ -83,8 +85,8 @@ def _product(
         a = Described(native_product.plain(lhs, left[-1], 1), ("codes", None, None, None), (2 * m * left[-1], 0, 0, 0))
     else:
         return f"for bfloat16 beside quantized numbers, not {lhs}"
-    turned = usage == copies.COLUMNWISE
-    b = describe(rhs, copies.columns(right) if turned else right, along == -2 and not turned)
+    by_columns = usage == copies.COLUMNWISE
+    b = describe(rhs, copies.columns(right) if by_columns else right, along == -2 and not by_columns, turned)
     n = right[-2 if along == -1 else -1]
     found = _output(output, m, n, batched)
     for reason in (a, b, found):
@@ -106,12 +108,13 @@ def _output(output: Any, m: int, n: int, batched: bool) -> "native_structures.Ou
 
 def _run(call: Call) -> Any:
     lhs, rhs = call.find(LHS), call.find(RHS)
-    made = product(call)
+    turned = can_turn(rhs.quantizer) and memory_format.is_turned(rhs.of(usage(call, RHS)).tensors[0])
+    made = product(call, turned)
     assert not isinstance(made, str)
     shape = [*lhs.shape[:-1], rhs.shape[-2 if call.roles.rhs_sums == -1 else -1]]
     is_plain = isinstance(lhs, Tensor)
     left = [lhs.contiguous(), None, None, None] if is_plain else _buffers(lhs, made.lhs, usage(call, LHS))
-    right = _buffers(rhs, made.rhs, usage(call, RHS))
+    right = _buffers(rhs, made.rhs, usage(call, RHS), turned)
     bias = call.find(BIAS)
     bias = None if bias is None else bias.contiguous()
     if native_product.gives_codes(made):
@@ -123,9 +126,16 @@ def _run(call: Call) -> Any:
     return meaning.finish(call, native_product.run(made, left, right, bias, y))
 
 
-def _buffers(x: Operand, names: Sequence[str | None], usage: str) -> list[Tensor | None]:
+def can_turn(q: Quantizer) -> bool:
+    """Whether the codes of a factor may lie as those of the transposed matrix: where each has a byte of its own."""
+    return q.layout is None and q.per_byte() == 1
+
+
+def _buffers(x: Operand, names: Sequence[str | None], usage: str, turned: bool = False) -> list[Tensor | None]:
     own = dict(zip(("codes", *x.quantizer.stored()), x.of(usage).tensors, strict=True))
-    return [None if name is None else own[name].contiguous() for name in names]
+    return [
+        None if name is None else own[name] if turned and name == "codes" else own[name].contiguous() for name in names
+    ]
 
 
 NATIVE = Kernel("native product", _declines, _run, leaf=True)

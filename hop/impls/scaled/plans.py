@@ -21,7 +21,7 @@ from hop.formats import Float, Integer
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.scaled import exact, gpu, kernels
 from hop.impls.scaled.calls import Call
-from hop.impls.scaled.native import product
+from hop.impls.scaled.native import can_turn, product
 from hop.impls.scaled.native_convolution import convolution
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, OTHER, RHS, ROLES, aten
@@ -167,7 +167,8 @@ def operand(x: Any) -> Any:
 
 
 def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
-    """NATIVE for factors whose buffers are contiguous, described once."""
+    """NATIVE for factors whose buffers are contiguous, but for codes of the right one that lie transposed; described
+    once."""
     if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3):
         return None
     if any(isinstance(x, _QUANTIZED) and x.usages != (copies.ROWWISE,) for x in args):
@@ -177,6 +178,9 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
     assert not isinstance(made, str)
     multiply, described = native_product.multiply(made)
     lhs, rhs = args[:2]
+    turned = product(call(op, output, args), turned=True) if can_turn(rhs.quantizer) else made
+    assert not isinstance(turned, str)
+    of_turned = None if turned is made else native_product.multiply(turned)[1]
     shape = (*lhs.shape[:-1], rhs.shape[0 if op is aten.linear.default else 1])
     of_lhs = [(i, name) for i, name in enumerate(made.lhs) if name] if isinstance(lhs, _QUANTIZED) else None
     of_rhs = [(4 + i, name) for i, name in enumerate(made.rhs) if name]
@@ -193,9 +197,14 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
                 t = getattr(lhs, name)
                 plain = plain and t.is_contiguous()
                 at[i] = t.data_ptr()
+        this = described
         for i, name in of_rhs:
             t = getattr(rhs, name)
-            plain = plain and t.is_contiguous()
+            if not t.is_contiguous():
+                if i == 4 and of_turned is not None and t.mT.is_contiguous():
+                    this = of_turned
+                else:
+                    plain = False
             at[i] = t.data_ptr()
         if not plain:
             return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
@@ -203,11 +212,11 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
             at[8] = bias.data_ptr()
         y = empty(shape, dtype=output)
         at[11] = y.data_ptr()
-        if multiply(described, threads(), *at):
+        if multiply(this, threads(), *at):
             raise MemoryError(native_product.NO_MEMORY)
         return y
 
-    run.made = made  # type: ignore[attr-defined]  # which `described` is the address of
+    run.made = made, turned  # type: ignore[attr-defined]  # of which `described` and `of_turned` are the addresses
     return run
 
 

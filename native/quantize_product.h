@@ -1,0 +1,105 @@
+// x times a factor, row by row: products and their noise go through the first cache alone. Rows that lie as columns are
+// gathered first, as many as a line of the cache holds. Included in a namespace (isa.h), after quantize_run.h.
+
+// A thread's memory.
+template <class T>
+struct ProductRoom {
+    using Word = typename T::Word;
+    static constexpr int64_t kSide = kLine / int64_t(sizeof(Word));  // rows at a time
+    float* product;
+    uint8_t* noise;
+    Word* rows;
+    char* rest;
+
+    // Of `cols` of `all` columns at a time.
+    static int64_t noise_bytes(int64_t cols) { return divide_up(cols + BLOCK, GROUP * BLOCK) * GROUP * BLOCK; }
+    static size_t bytes(int64_t cols, int64_t all, const Product& p) {
+        return size_t(divide_up(cols, 16) * 64 + (p.seed ? noise_bytes(cols) : 0) +
+                      (p.turned ? kSide * all * int64_t(sizeof(Word)) : 0) + kLine);
+    }
+    ProductRoom(char* memory, int64_t cols, int64_t all, const Product& p) {
+        product = reinterpret_cast<float*>(memory);
+        noise = reinterpret_cast<uint8_t*>(memory) + divide_up(cols, 16) * 64;
+        rows = reinterpret_cast<Word*>(noise + (p.seed ? noise_bytes(cols) : 0));
+        rest = reinterpret_cast<char*>(rows + (p.turned ? kSide * all : 0));
+        rest += kLine - reinterpret_cast<uintptr_t>(rest) % kLine;
+    }
+};
+
+// rows[j * cols + i] = x[i * stride + j] for `count` j and all `cols` i.
+template <class T>
+static void gather_rows(const typename T::Word* x, int64_t stride, int64_t cols, int64_t count,
+                        typename T::Word* rows) {
+    constexpr int64_t side = ProductRoom<T>::kSide;
+    int64_t i = 0;
+    for (; count == side && i + side <= cols; i += side) {
+        for (int64_t k = 0; i + 2 * side <= cols && k < side; ++k) __builtin_prefetch(x + (i + side + k) * stride);
+        transpose_lines(x + i * stride, stride, rows + i, cols);
+    }
+    for (; i < cols; ++i)
+        for (int64_t j = 0; j < count; ++j) rows[j * cols + i] = x[i * stride + j];
+}
+
+// A strip, of which `x` are the elements.
+template <class T>
+static void quantize_strip_product(const QuantizeCall& c, const Product& p, const Strip& s, const typename T::Word* x,
+                                   ProductRoom<T>& own, Room& room) {
+    const hop_blocks& g = c.blocks;
+    const int64_t first = s.row * g.cols + s.col, per_byte = codes_per_byte(c.q);
+    for (int64_t i = 0; i < s.cols; ++i) own.product[i] = T::widen(x[i]) * p.factor[s.col + i];
+    const uint8_t* noise = c.noise ? c.noise + first : nullptr;
+    if (p.seed) {
+        const int64_t block = first / BLOCK, skipped = first % BLOCK;
+        for (int64_t done = 0; done < skipped + s.cols; done += GROUP * BLOCK)
+            philox(uint64_t(*p.seed), p.stream, uint64_t(block + done / BLOCK), own.noise + done);
+        noise = own.noise + skipped;
+    }
+    const hop_blocks row{1, 1, s.cols, 1, g.tile_cols, s.cols};
+    uint8_t* codes = c.codes + s.row * divide_up(g.cols, per_byte) + s.col / per_byte;
+    const QuantizeCall one{c.q, row, own.product, nullptr, false, nullptr, noise, codes, c.scale, c.second, 1};
+    quantize_strip<F32>(one, Strip{0, 1, 0, s.cols, s.first, s.count}, nullptr, room);
+}
+
+template <class T>
+static int quantize_rows_product(const QuantizeCall& c, const Product& p) {
+    using Own = ProductRoom<T>;
+    const hop_blocks& g = c.blocks;
+    const Strips strips(g);
+    const int64_t groups = divide_up(g.rows, Own::kSide), width = least(g.cols, strips.width * g.tile_cols);
+    const auto* all = static_cast<const typename T::Word*>(c.x);
+    std::atomic<int> result{HOP_OK};
+    Queue queue(g.batch * groups);
+    parallel(worth(c.threads, g.batch * g.rows * g.cols, kLarge / 2), [&](int, int) {
+        char* memory = scratch(Own::bytes(width, g.cols, p) + Room::bytes(strips.width));
+        if (!memory) {
+            result = HOP_NO_MEMORY;
+            return;
+        }
+        Own own(memory, width, g.cols, p);
+        Room room(own.rest, strips.width, c.q.affine);
+        for (int64_t i, end; queue.take(i, end);) {
+            const int64_t member = i / groups, first = i % groups * Own::kSide, count = least(Own::kSide, g.rows - first);
+            const auto* x = all + (member * g.rows + first) * g.row_stride;
+            int64_t stride = g.row_stride;
+            if (p.turned) {
+                gather_rows<T>(all + member * g.rows * g.cols + first, g.rows, g.cols, count, own.rows);
+                x = own.rows, stride = g.cols;
+            }
+            for (int64_t row = 0; row < count; ++row)
+                for (int64_t j = 0; j < strips.per_row; ++j) {
+                    const Strip s = strips[(member * g.rows + first + row) * strips.per_row + j];
+                    quantize_strip_product<T>(c, p, s, x + row * stride + s.col, own, room);
+                }
+        }
+    });
+    return result;
+}
+
+static int quantize_product(const QuantizeCall& c, const Product& p, int32_t dtype) {
+    switch (dtype) {
+        case HOP_F32: return quantize_rows_product<F32>(c, p);
+        case HOP_BF16: return quantize_rows_product<BF16>(c, p);
+        case HOP_F16: return quantize_rows_product<F16>(c, p);
+        default: return HOP_UNSUPPORTED;
+    }
+}
