@@ -1,7 +1,7 @@
 """Run the benchmarks and print a table; without names, also write it to benchmarks/results and docs/performance.md,
-and draw docs/roofline.svg.
+and draw docs/roofline.svg; with --update, put the rows of the named groups in the place of those that are there.
 
-python -m benchmarks [GROUP ...]
+python -m benchmarks [--update] [GROUP ...]
 """
 
 import argparse
@@ -9,6 +9,7 @@ import json
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -60,11 +61,42 @@ def _time(ms: float) -> str:
     return f"{ms * 1e3:.2f} µs" if ms < 0.1 else f"{ms:.3f} ms" if ms < 100 else f"{ms:.0f} ms"
 
 
+def _here() -> dict[str, Any]:
+    """What results of one table have in common."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def updated(results: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Results, with rows in the place of those of the same case and peer, or at their end. Raises ValueError for
+    results that were measured under other conditions."""
+    for name, value in _here().items():
+        if results[name] != value:
+            raise ValueError(f"--update: the results on disk are those of {name} {results[name]}, and here is {value}")
+    new = {(r.group, r.case, r.peer): asdict(r) for r in rows}
+    found = [new.pop((r["group"], r["case"], r["peer"]), r) for r in results["rows"]]
+    return results | {"rows": [*found, *new.values()]}
+
+
+def write(results: dict[str, Any]) -> None:
+    """Results, and the page and the picture of them."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(page(PAGE.read_text()))
+    print(f"wrote {RESULTS.relative_to(ROOT)} and the table of {PAGE.relative_to(ROOT)}")
+    roofline.main()
+
+
 def main() -> None:
     names = [g.__name__ for g in GROUPS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", choices=[*names, []], help="which to run; all without names")
-    chosen = parser.parse_args().groups or names
+    parser.add_argument("--update", action="store_true", help="write the rows of the named groups over those on disk")
+    arguments = parser.parse_args()
+    chosen = arguments.groups or names
     keep_freed_memory()
     print(f"hop {hop.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
     print(HEADER)
@@ -76,18 +108,9 @@ def main() -> None:
             rows.append(row)
             print(line(row), flush=True)
     if chosen == names:
-        content = {
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "capability": torch.backends.cpu.get_cpu_capability(),
-            **native.limits(),
-            "rows": [asdict(r) for r in rows],
-        }
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        PAGE.write_text(page(PAGE.read_text()))
-        print(f"wrote {RESULTS.relative_to(ROOT)} and the table of {PAGE.relative_to(ROOT)}")
-        roofline.main()
+        write({**_here(), **native.limits(), "rows": [asdict(r) for r in rows]})
+    elif arguments.update:
+        write(updated(json.loads(RESULTS.read_text()), rows))
     missed = [r for r in rows if r.met is False]
     print(f"{sum(r.met is True for r in rows)} targets met, {len(missed)} missed")
 

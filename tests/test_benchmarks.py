@@ -1,11 +1,14 @@
 """What the benchmark says of its own numbers."""
 
+import json
 import unittest
+from dataclasses import asdict, replace
 
 from parameterized import parameterized
 
 from benchmarks import roofline
-from benchmarks.__main__ import PAGE, page, ratio
+from benchmarks.__main__ import PAGE, _here, page, ratio, updated
+from benchmarks.roofline import RESULTS
 from benchmarks.timing import Row, interleaved
 
 
@@ -38,6 +41,14 @@ class TestTiming(unittest.TestCase):
 class TestPage(unittest.TestCase):
     def test_shows_the_results_on_disk(self):
         assert PAGE.read_text() == page(PAGE.read_text()), "run make bench"
+
+    def test_update(self):
+        here = json.loads(RESULTS.read_text()) | _here()
+        first, new = Row(**here["rows"][0]), Row("g", "c", 1.0, "p", 2.0)
+        got = updated(here, [replace(first, ours_ms=0.5), new])
+        assert got["rows"] == [here["rows"][0] | {"ours_ms": 0.5}, *here["rows"][1:], asdict(new)]
+        with self.assertRaisesRegex(ValueError, "threads 99"):
+            updated(here | {"threads": 99}, [new])
 
 
 class TestRoofline(unittest.TestCase):
