@@ -320,6 +320,8 @@ template <class T>
 static bool encode_with_noise(const hop_quantizer& q, const typename T::Word* x, int64_t n, int64_t size,
                               const Factors& by, bool known, const uint8_t* noise, uint8_t* out) {
     if (q.format != HOP_INTEGER || size < 64) return false;
-    if (known && q.rule == HOP_AMAX) return encode_integers_with_noise<T, false>(q, x, n, size, by, noise, out);
+    const bool symmetric = float(q.high - q.zero) >= q.range && float(q.zero - q.low) >= q.range;
+    if (known && q.rule == HOP_AMAX && symmetric)
+        return encode_integers_with_noise<T, false>(q, x, n, size, by, noise, out);
     return encode_integers_with_noise<T, true>(q, x, n, size, by, noise, out);
 }
