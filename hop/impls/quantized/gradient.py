@@ -120,7 +120,11 @@ def _through_numbers(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradien
             return x
         if call.roles.family in (MATRIX, CONVOLUTION) and other[role] not in wanted:
             return torch.empty(x.shape, dtype=dtype, device="meta")  # read for its shape alone
-        return x.to(dtype) if original and not is_quantized(x) else operands.numbers(call, role, dtype)
+        if original and not is_quantized(x):
+            return x.to(dtype)
+        # rows has the gradient of what is clipped
+        found = operands.numbers_of_codes if call.gradient == "clipped" else operands.numbers
+        return found(call, role, dtype)
 
     bound, kwargs = describe(call.op).bind(call.replaced({r: real(r) for r in (LHS, RHS, BIAS)}), call.kwargs)
     places = {i: role for role in wanted if (i := call.place(role)) is not None}
