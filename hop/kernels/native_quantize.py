@@ -60,7 +60,7 @@ def _row_stride(x: Tensor) -> int | None:
 
 
 def _contiguous(x: Tensor) -> Tensor:
-    """x in contiguous memory: matrices that lie transposed are turned in lines of the cache, which takes a quarter of
+    """x in contiguous memory: matrices that lie transposed are turned in lines of the cache, which takes about half of
     the time of PyTorch's copy."""
     if not memory_format.is_turned(x):
         return x.contiguous()
