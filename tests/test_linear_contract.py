@@ -260,6 +260,27 @@ class TestGradients(unittest.TestCase):
                 results.append([y, *gradients(y, args)])
             assert all(map(same, *results)), scheme
 
+    @parameterized.expand(
+        [
+            (f"{name}_{autocast}", SCHEMES[name], autocast)
+            for name in ("INT8_DYNAMIC", "MXFP8")
+            for autocast in (False, True)
+        ]
+    )
+    def test_mixed_dtypes(self, _name, scheme, autocast):
+        results = []
+        for own in (True, False):
+            x, weight, bias = operands(dtype=torch.float32)
+            x = x.detach().to(torch.bfloat16).requires_grad_()
+            torch.manual_seed(1)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                if own:
+                    y, _ = linear(scheme, x, weight, bias, scales=hop.Scales(), options=Options())
+                else:
+                    y = hop.quantized(aten.linear.default, scheme, x, weight, bias)
+            results.append([y, *gradients(y, (x, weight, bias))])
+        assert all(map(same, *results))
+
     def test_learned_scales(self):
         q = hop.Quantizer(hop.formats.INT8, (-1, -1), Given(affine=True))
         scheme, results = Scheme(q, q), []

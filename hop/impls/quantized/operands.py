@@ -98,7 +98,7 @@ def numbers(call: Call, role: str, dtype: torch.dtype) -> Tensor:
     """What the argument with `role` stands for once it is quantized, with its straight-through derivatives."""
     x = call.find(role)
     if is_quantized(x):
-        return dequantize(x, dtype)
+        return dequantize(x).to(dtype)
     q = call.quantizer(role)
     if q is None:
         return x.to(dtype)
