@@ -138,18 +138,9 @@ class LinearBackward(Hop):
         return [g.contiguous() for g, n in zip(found, need, strict=True) if n]
 
     def fake(
-        self,
-        scheme: str,
-        dtype: torch.dtype,
-        needs: Sequence[bool],
-        options: Sequence[Any],
-        shapes: Sequence[Any],
-        dtypes: Sequence[torch.dtype],
-        seed: Any,
-        /,
-        *rest: Any,
-    ) -> list[Tensor]:
-        *scales, grad, _, _, _, _ = rest
+        self, _scheme: str, _dtype: Any, needs: Any, _options: Any, shapes: Any, dtypes: Any, /, *rest: Any
+    ) -> Any:
+        _, *scales, grad, _, _, _, _ = rest
         of: list[TensorProto | None] = [*_described(shapes, dtypes, grad.device)]
         of += [None] * (3 - len(of)) + [None if s is None else TensorProto.of(s) for s in scales[:4]]
         return _made([p for p, need in zip(of, needs, strict=True) if need and p is not None])
