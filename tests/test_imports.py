@@ -45,6 +45,7 @@ LAYERS = {
         *("hop._compile", "hop.impls", "hop.leaves", "hop.tensor", "hop.calibration", "hop.schemes", "hop.presets"),
         *VALUES,
     },
+    "hop.distributed": {"hop.nn"},
     "cutlass_kernels": set(),
 }
 

@@ -21,6 +21,7 @@ from hop.impls.scaled.operands import Operand, encode
 from hop.impls.scaled.roles import ADD, BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, MULTIPLY, RHS, aten
 from hop.leaves import quantize_buffers
 from hop.quantizer import Quantizer
+from hop.sharding import keeps_blocks
 
 
 def shard(operator: Any, call: Call) -> Any:
@@ -111,7 +112,7 @@ def _choose(call: Call, maps: dict[int, _Map], axis: int, shape: Sequence[int], 
             continue
         for of_result, of_argument in own.items():
             fits = of_argument == placed.dim and x.shape[of_argument] == shape[of_result]
-            if fits and all(_follows(call.args[j], m.get(of_result)) for j, m in maps.items()):
+            if fits and all(_follows(call.args[j], m.get(of_result), mesh.size(axis)) for j, m in maps.items()):
                 return of_result
     return None
 
@@ -121,14 +122,11 @@ def _summed(call: Call, chosen: Sequence[int | None], mesh: Any) -> int | None:
     return next((a for a, own in enumerate(chosen) if own is None and summing.is_spread(call, a, mesh)), None)
 
 
-def _follows(x: Any, dim: int | None) -> bool:
-    """Whether an argument can be sharded along `dim`."""
-    if dim is None or isinstance(x, Tensor):
+def _follows(x: Any, dim: int | None, size: int) -> bool:
+    """Whether an argument can be sharded along `dim` over so many processes."""
+    if dim is None or isinstance(x, Tensor) or x.shape[dim] == 1:
         return True
-    q = x.quantizer
-    if q.flat or q.is_tiled() or x.usages != (copies.ROWWISE,) or (q.per_byte() > 1 and dim == x.dim() - 1):
-        return False
-    return all(blocks.per_dimension(block, x.dim())[dim] in (1, -1) for _, block in q.stored().values())
+    return x.usages == (copies.ROWWISE,) and keeps_blocks(x.quantizer, x.shape, dim, size)
 
 
 def _local(
