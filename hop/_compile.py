@@ -747,6 +747,20 @@ def is_dtensor(x: Any) -> bool:
     return module is not None and isinstance(x, module.DTensor)
 
 
+def alike(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """x as a DTensor placed as `other`, if that is one, otherwise as a plain tensor."""
+    if not is_dtensor(x) and not is_dtensor(other):
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    if not is_dtensor(other):
+        return x.full_tensor()  # type: ignore[attr-defined]
+    own: Any = other
+    if is_dtensor(x):
+        return x.redistribute(own.device_mesh, own.placements)  # type: ignore[attr-defined]
+    return distribute_tensor(x, own.device_mesh, own.placements, src_data_rank=None)
+
+
 def wait(x: Any) -> torch.Tensor:
     """The tensor that a collective gives, once it is there."""
     return x.wait() if hasattr(x, "wait") else x

@@ -103,7 +103,7 @@ def _record(history: Tensor, x: Tensor) -> None:
     magnitude = x.abs()
     largest = torch.where(magnitude == magnitude, magnitude, 0.0).amax().to(torch.float32)
     first = history[0]
-    first.copy_(torch.maximum(first, largest))
+    first.copy_(torch.maximum(first, _compile.alike(largest, first)))
 
 
 class _Watch(torch.autograd.Function):

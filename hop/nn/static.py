@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hop import _compile
 from hop.quantizer import Quantizer
 
 
@@ -69,7 +70,7 @@ class StaticScale(Float32State):
                     f"StaticScale.set: {name} must broadcast to {tuple(own.shape)}, got {tuple(given.shape)}"
                 ) from error
             with torch.no_grad():
-                own.copy_(given)
+                own.copy_(_compile.alike(given, own))
         self._look()
 
     def forward(self, sharing: float) -> tuple[Tensor, Tensor | None]:

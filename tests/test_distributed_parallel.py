@@ -1,0 +1,238 @@
+"""Layers of hop.nn under tensor parallelism, against the same layers in one process."""
+
+import copy
+import unittest
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, parallel
+from torch.profiler import profile
+
+import hop
+from hop.distributed import ColwiseParallel, RowwiseParallel
+from hop.schemes import SCHEMES
+from tests.processes import run
+
+ROWS, IN, HIDDEN = 64, 256, 512
+# Sums of float32 in another order, of terms below the largest by magnitude: see docs/distributed.md.
+CLOSE = 2.0**-20
+# Rows and columns that one process multiplies as another would: integers with one scale for each sum, and products that
+# float32 holds exactly.
+BITS = ("INT8_DYNAMIC", "INT8_STATIC", "INT8_TRAINING", "TERNARY_WEIGHT", "FP8_DELAYED")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(IN, HIDDEN), nn.Linear(HIDDEN, IN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def made(scheme: hop.Scheme) -> tuple[nn.Module, Tensor]:
+    """A calibrated model, and an input, the same in each process."""
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(ROWS, IN)
+    hop.nn.convert(model, scheme)
+    hop.nn.calibrate(model, [x])
+    return model, x
+
+
+def train(model: Any, x: Tensor, call: Any = None) -> tuple[Tensor, Tensor]:
+    """The result, and the gradient of x; those of parameters are in the model."""
+    torch.manual_seed(1)  # of stochastic rounding
+    x = x.clone().requires_grad_()
+    y = (model if call is None else call)(x)
+    y.square().sum().backward()
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+def assert_close(got: Any, want: Tensor, exact: bool, words: str) -> None:
+    got = got.full_tensor() if isinstance(got, DTensor) else got
+    close = 0.0 if exact else CLOSE * float(want.abs().max())
+    assert float((got - want).abs().max()) <= close, (words, float((got - want).abs().max()), close)
+
+
+def assert_trains_alike(one: nn.Module, many: nn.Module, x: Tensor, exact: bool, words: str) -> None:
+    want, want_grad = train(one, x)
+    got, got_grad = train(many, x)
+    assert_close(got, want, exact, words)
+    assert_close(got_grad, want_grad, False, words)
+    for (name, p), q in zip(many.named_parameters(), one.parameters(), strict=True):
+        assert_close(p.grad, q.grad, False, f"{words}, {name}")
+
+
+# ---- what runs in each process
+
+
+def every_scheme(mesh: Any, rank: int) -> None:
+    for name in SCHEMES if mesh.size() == 2 else ("INT8_STATIC", "INT8_DA_INT4_W", "FP8_BLOCKWISE", "NVFP4"):
+        one, x = made(SCHEMES[name])
+        many = copy.deepcopy(one)
+        parallel.parallelize_module(many, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        assert_trains_alike(one, many, x, name in BITS, name)
+
+
+def styles_of_pytorch(mesh: Any, rank: int) -> None:
+    """PyTorch's own, for layers that keep no scales; before the layers are converted, for all."""
+    plan = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+    one, x = made(hop.schemes.INT8_DYNAMIC)
+    many = parallel.parallelize_module(copy.deepcopy(one), mesh, plan)
+    assert_trains_alike(one, many, x, True, "converted first")
+    for name in ("INT8_DYNAMIC", "INT8_STATIC", "FP8_DELAYED"):
+        one, x = made(SCHEMES[name])
+        torch.manual_seed(0)
+        many = parallel.parallelize_module(Net(), mesh, plan)
+        hop.nn.convert(many, SCHEMES[name])
+        hop.nn.calibrate(many, [x])
+        assert_trains_alike(one, many, x, True, f"parallelized first, {name}")
+
+
+def learned_scales(mesh: Any, rank: int) -> None:
+    torch.manual_seed(0)
+    one, x = Net(), torch.randn(ROWS, IN)
+    hop.nn.convert(one, hop.schemes.INT8_STATIC, learn_scales=True)
+    hop.nn.calibrate(one, [x])
+    many = copy.deepcopy(one)
+    parallel.parallelize_module(many, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    assert_trains_alike(one, many, x, True, "learned")
+    for model in (one, many):
+        torch.optim.AdamW(model.parameters(), lr=1e-3).step()
+    for (name, p), q in zip(many.named_parameters(), one.named_parameters(), strict=True):
+        assert p.placements == p.grad.placements, name
+        assert_close(p.detach(), q[1].detach(), False, name)
+
+
+def sequence_parallel(mesh: Any, rank: int) -> None:
+    """Rows lie on the processes between the layers: in, gathered by the first, and out, kept by the second."""
+    for name in ("INT8_STATIC", "INT8_DYNAMIC", "FP8_BLOCKWISE", "MXFP8"):
+        one, x = made(SCHEMES[name])
+        want, want_grad = train(one, x)
+        many = copy.deepcopy(one)
+        plan = {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel(output_layouts=Shard(0))}
+        parallel.parallelize_module(many, mesh, plan)
+        rows = slice(*(ROWS // mesh.size() * (rank + i) for i in (0, 1)))
+        got, got_grad = train(many, x[rows])
+        assert_close(got, want[rows], name in BITS, name)
+        assert_close(got_grad, want_grad[rows], False, name)
+        for p, q in zip(many.parameters(), one.parameters(), strict=True):
+            assert_close(p.grad, q.grad, False, name)
+
+
+def moves_little(mesh: Any, rank: int) -> None:
+    """The forward adds up one result, and amaxes; weights and activations stay where they are."""
+    for name in SCHEMES:
+        model, x = made(SCHEMES[name])
+        parallel.parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        with profile(record_shapes=True) as seen, torch.no_grad():
+            model(x)
+        moved = [e for e in seen.events() or () if e.name.startswith("_c10d_functional::") and "wait" not in e.name]
+        sizes = sorted(torch.Size(e.input_shapes[0]).numel() for e in moved)
+        assert all("all_reduce" in e.name for e in moved), (name, moved)
+        assert sizes[-1] == ROWS * IN and sum(sizes[:-1]) <= 2 * (ROWS + IN), (name, sizes)
+
+
+def compiled(mesh: Any, rank: int) -> None:
+    """Static and dynamic, several schemes in turn."""
+    for name, dynamic in (("INT8_STATIC", False), ("INT8_DYNAMIC", True), ("FP8_HYBRID", False)):
+        one, x = made(SCHEMES[name])
+        many = copy.deepcopy(one)
+        parallel.parallelize_module(many, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        torch._dynamo.reset()
+        call = torch.compile(many, backend="aot_eager", dynamic=dynamic)
+        for rows in (ROWS, 24) if dynamic else (ROWS,):
+            want, want_grad = train(one, x[:rows])
+            got, got_grad = train(many, x[:rows], call)
+            assert_close(got, want, name in BITS, name)
+            assert_close(got_grad, want_grad, False, name)
+
+
+def embedding(mesh: Any, rank: int) -> None:
+    torch.manual_seed(0)
+    one = hop.nn.Embedding(40, 32, scheme=hop.schemes.INT8_DYNAMIC)
+    index = torch.randint(0, 40, (6, 5))
+    want = one(index)
+    want.square().sum().backward()
+    many = copy.deepcopy(one)
+    parallel.parallelize_module(many, mesh, ColwiseParallel(output_layouts=Replicate()))
+    got = many(index)
+    got.square().sum().backward()
+    assert torch.equal(got, want)
+    assert_close(many.weight.grad, one.weight.grad, False, "embedding")
+
+
+def two_dimensions(_: Any, rank: int) -> None:
+    """Batches over one axis of a mesh, features over the other, as DTensors."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    for name in ("INT8_STATIC", "NVFP4"):
+        one, x = made(SCHEMES[name])
+        many = copy.deepcopy(one)
+        for layer, rows, columns in ((many.up, Shard(0), Shard(0)), (many.down, Shard(1), Replicate())):
+            for key, placed in (("weight", rows), ("bias", columns)):
+                spread = distribute_tensor(getattr(layer, key).detach(), mesh, [Replicate(), placed])
+                setattr(layer, key, nn.Parameter(spread))
+        batch = distribute_tensor(x, mesh, [Shard(0), Replicate()]).requires_grad_()
+        torch.manual_seed(1)
+        got = many(batch)
+        assert got.placements[0] == Shard(0)
+        want, _ = train(one, x)
+        assert_close(got.detach(), want, name in BITS, name)
+        got.square().sum().backward()
+        for p, q in zip(many.parameters(), one.parameters(), strict=True):
+            assert_close(p.grad, q.grad, False, name)
+
+
+def amax_of_a_group(mesh: Any, rank: int) -> None:
+    """Processes that train on parts of a batch use one amax, that of all of it."""
+    one, x = made(hop.schemes.FP8_DELAYED)
+    many = copy.deepcopy(one)
+    parts = x.tensor_split(mesh.size())
+    for _ in range(3):
+        for model, batch in ((one, x), (many, parts[rank])):
+            model(batch).square().sum().backward()
+        hop.nn.advance(one)
+        hop.nn.advance(many, mesh)
+    for role in ("input", "gradient"):
+        for layer in ("up", "down"):
+            mine, all_of_it = (getattr(m, layer).scales[role].amax for m in (many, one))
+            torch.testing.assert_close(mine, all_of_it, rtol=1e-5, atol=0)
+
+
+class TestQuick(unittest.TestCase):
+    def test_styles_of_pytorch(self):
+        run(styles_of_pytorch, 2)
+
+
+@pytest.mark.full
+class TestTensorParallel(unittest.TestCase):
+    def test_every_scheme(self):
+        run(every_scheme, 2)
+
+    def test_four_processes(self):
+        run(every_scheme, 4)
+
+    def test_learned_scales(self):
+        run(learned_scales, 2)
+
+    def test_sequence_parallel(self):
+        run(sequence_parallel, 2)
+
+    def test_moves_little(self):
+        run(moves_little, 2)
+
+    def test_compiled(self):
+        run(compiled, 2)
+
+    def test_embedding(self):
+        run(embedding, 2)
+
+    def test_two_dimensions(self):
+        run(two_dimensions, 4)
+
+    def test_amax_of_a_group(self):
+        run(amax_of_a_group, 2)
