@@ -13,9 +13,13 @@ from torch.profiler import profile
 
 import hop
 from hop.distributed import ColwiseParallel, RowwiseParallel
+from hop.presets import PRESETS
+from hop.requantization import GEMMLOWP
+from hop.scaling import Given
 from hop.schemes import SCHEMES
 from tests.processes import run
 
+aten = torch.ops.aten
 ROWS, IN, HIDDEN = 64, 256, 512
 # Sums of float32 in another order, of terms below the largest by magnitude: see docs/distributed.md.
 CLOSE = 2.0**-20
@@ -52,9 +56,9 @@ def train(model: Any, x: Tensor, call: Any = None) -> tuple[Tensor, Tensor]:
     return y.detach(), x.grad
 
 
-def assert_close(got: Any, want: Tensor, exact: bool, words: str) -> None:
+def assert_close(got: Any, want: Tensor, exact: bool, words: str, slack: float = CLOSE) -> None:
     got = got.full_tensor() if isinstance(got, DTensor) else got
-    close = 0.0 if exact else CLOSE * float(want.abs().max())
+    close = 0.0 if exact else slack * float(want.abs().max())
     assert float((got - want).abs().max()) <= close, (words, float((got - want).abs().max()), close)
 
 
@@ -166,6 +170,49 @@ def embedding(mesh: Any, rank: int) -> None:
     assert_close(many.weight.grad, one.weight.grad, False, "embedding")
 
 
+def sums_where_they_lie(mesh: Any, rank: int) -> None:
+    """Products whose factors both lie along the summed dimension: what is one exact sum stays so, to every output."""
+    torch.manual_seed(0)
+    x, w, bias = torch.randn(24, 256), torch.randn(40, 256), torch.randn(40)
+    static = hop.Quantizer(hop.formats.INT8, (-1, -1), Given(requantize=GEMMLOWP))
+    pairs = {
+        ("INT8_ROW", "INT8_ROW"): True,
+        ("INT8_TENSOR_AFFINE", "INT8_ROW_AFFINE"): True,
+        ("UINT8_TENSOR_AFFINE", "INT8_ROW"): True,
+        ("INT8_ROW_AFFINE", "INT4_32"): False,
+        ("FP8_1X128", "FP8_128X128"): False,
+        ("FP8_ROW", "FP8_TENSOR"): False,
+        ("MXFP8", "MXFP8"): False,
+        ("NVFP4", "NVFP4"): False,
+        (None, "INT4_32"): False,
+        (None, "INT8_ROW"): False,
+    }
+    for (of_x, of_w), exact in pairs.items():
+        q = [None if name is None else PRESETS[name] for name in (of_x, of_w)]
+        one = [t if p is None else hop.quantize(p, t) for p, t in zip(q, (x, w), strict=True)]
+        spread = [distribute_tensor(t, mesh, [Shard(1)]) for t in (x, w)]
+        many = [t if p is None else hop.quantize(p, t) for p, t in zip(q, spread, strict=True)]
+        whole = distribute_tensor(bias, mesh, [Replicate()])
+        for output in (torch.float32, torch.bfloat16, PRESETS["INT8_ROW"]):
+            want = hop.scaled(aten.linear.default, output, *one, bias)
+            got = hop.scaled(aten.linear.default, output, *many, whole)
+            if isinstance(output, torch.dtype):
+                assert got.dtype == output
+                slack = CLOSE if output == torch.float32 else 2.0**-8
+                assert_close(got, want, exact, f"{of_x}, {of_w}, {output}", slack)
+            elif exact:
+                assert torch.equal(got.codes.full_tensor(), want.codes), (of_x, of_w)
+        if exact:
+            got = hop.scaled(aten.addmm.default, torch.float32, whole, many[0], many[1].t(), alpha=2, beta=3)
+            want = hop.scaled(aten.addmm.default, torch.float32, bias, one[0], one[1].t(), alpha=2, beta=3)
+            assert_close(got, want, exact, f"{of_x}, {of_w}, addmm")
+            scale, shift = torch.tensor([0.05]), torch.randint(-1000, 1000, (40,), dtype=torch.int32)
+            want = hop.scaled(aten.linear.default, static, *one, shift, output_scale=scale)
+            shift = distribute_tensor(shift, mesh, [Replicate()])
+            got = hop.scaled(aten.linear.default, static, *many, shift, output_scale=scale)
+            assert torch.equal(got.codes.full_tensor(), want.codes), (of_x, of_w, "by the sum")
+
+
 def two_dimensions(_: Any, rank: int) -> None:
     """Batches over one axis of a mesh, features over the other, as DTensors."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -230,6 +277,9 @@ class TestTensorParallel(unittest.TestCase):
 
     def test_embedding(self):
         run(embedding, 2)
+
+    def test_sums_where_they_lie(self):
+        run(sums_where_they_lie, 2)
 
     def test_two_dimensions(self):
         run(two_dimensions, 4)

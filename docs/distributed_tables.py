@@ -1,0 +1,69 @@
+"""Tables of docs/distributed.md: the bytes that several processes exchange in a step."""
+
+import math
+
+import hop
+from hop.presets import PRESETS
+from tests import pages
+
+# The shapes of a decoder of 70 billion parameters: 80 blocks of width 8192, 8 of 64 heads for keys and values, a gated
+# network of width 28672, and 128256 words in and out.
+BLOCKS, WIDTH, HEADS, INNER, WORDS = 80, 8192, 1024, 28672, 128256
+LINEAR = (*[(WIDTH, WIDTH)] * 2, *[(HEADS, WIDTH)] * 2, *[(INNER, WIDTH)] * 2, (WIDTH, INNER))
+FORMATS = ("INT8_ROW", "FP8_ROW", "FP8_128X128", "MXFP8", "INT4_32", "MXFP4", "NVFP4")
+GPUS = (8, 64, 512)
+MACHINE = 8  # GPUs of one machine, for tensor parallelism
+GRADIENT = 2  # bytes: gradients are summed in bfloat16
+
+
+def weight_bytes(preset: str | None) -> int:
+    """The bytes of all weights: those of linear layers quantized, the rest in bfloat16."""
+    rest = 2 * WORDS * WIDTH * 2
+    if preset is None:
+        return rest + BLOCKS * sum(math.prod(shape) for shape in LINEAR) * 2
+    return rest + BLOCKS * sum(_bytes(preset, shape) for shape in LINEAR)
+
+
+def parameters() -> int:
+    return weight_bytes(None) // 2
+
+
+def _bytes(preset: str, shape: tuple[int, int]) -> int:
+    proto = hop.TensorProto(shape, quantizer=PRESETS[preset])
+    return sum(math.prod(b.shape) * b.dtype.itemsize for b in proto.buffers())
+
+
+def sharded_volume(preset: str | None, processes: int, parts: int = 1) -> float:
+    """Bytes that each process receives in a step: weights gathered in the forward and again in the backward, gradients
+    summed. Where tensor parallelism has cut each weight into `parts`, of one of them."""
+    share = (processes - 1) / processes / parts
+    return share * (2 * weight_bytes(preset) + GRADIENT * parameters())
+
+
+def fully_sharded() -> str:
+    """FSDP2 over all GPUs, without and with tensor parallelism inside of a machine."""
+    header = ["weights travel as", "bits per weight", *(f"{n} GPUs" for n in GPUS)]
+    header += [f"{n} GPUs, tensor parallel in each {MACHINE}" for n in GPUS if n > MACHINE]
+    base = (
+        [sharded_volume(None, n) for n in GPUS],
+        [sharded_volume(None, n // MACHINE, MACHINE) for n in GPUS if n > MACHINE],
+    )
+    rows = []
+    for name in (None, *FORMATS):
+        found = [sharded_volume(name, n) for n in GPUS] + [
+            sharded_volume(name, n // MACHINE, MACHINE) for n in GPUS if n > MACHINE
+        ]
+        cells = [f"{v / 1e9:.4g} GB ({v / b:.2f})" for v, b in zip(found, [*base[0], *base[1]], strict=True)]
+        linear = BLOCKS * sum(map(math.prod, LINEAR))
+        bits = 16.0 if name is None else 8 * BLOCKS * sum(_bytes(name, s) for s in LINEAR) / linear
+        rows.append(["bfloat16" if name is None else f"`{name}`", f"{bits:.4g}", *cells])
+    return pages.table([header, *rows])
+
+
+def tensor_parallel() -> str:
+    """The sums of row-parallel layers, for each token, in the forward of all blocks."""
+    share = 2 * (MACHINE - 1) / MACHINE  # a ring passes each part on, to sum it and to spread the sum
+    rows = [["sums of", "bytes per element", f"KB per token, {MACHINE} GPUs"]]
+    for what, size in (("bfloat16 results", 2), ("int32 or float32 products", 4)):
+        rows.append([what, str(size), f"{share * 2 * BLOCKS * WIDTH * size / 1e3:.4g}"])
+    return pages.table(rows)
