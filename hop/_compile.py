@@ -75,6 +75,7 @@ __all__ = [
     "all_gather",
     "allow_in_graph",
     "apply_at_level",
+    "around_placements",
     "as_decomposition",
     "as_dtensor",
     "below_autograd",
@@ -82,7 +83,9 @@ __all__ = [
     "correct_aliasing",
     "current_mode",
     "describe_dtensor",
+    "finished_work",
     "flop_counter_mode",
+    "group_size",
     "has_tangent",
     "hints",
     "inferred_size",
@@ -107,7 +110,9 @@ __all__ = [
     "no_autocast",
     "no_torch_function",
     "parts",
+    "process_group",
     "propagate_sharding",
+    "reduction_name",
     "refuse_in_exports",
     "register_fake",
     "register_inductor_decomposition",
@@ -646,8 +651,101 @@ def sum_over_processes(x: torch.Tensor, size: int, group: str, *, scatter: bool)
     )
 
 
+def process_group(boxed: Any) -> Any:
+    """The group that a c10d operator is given."""
+    group: Any = torch.distributed.ProcessGroup
+    return boxed if isinstance(boxed, group) else group.unbox(boxed)
+
+
+def group_size(group: Any) -> int:
+    """The processes of a group that a functional collective is given, by name or itself."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return (_resolve_process_group(group) if isinstance(group, str) else process_group(group)).size()
+
+
+def reduction_name(boxed: Any) -> str:
+    """The name of the reduction that a c10d operator is given, as functional collectives have it."""
+    reduce: Any = torch.distributed.ReduceOp
+    found = boxed if isinstance(boxed, reduce) else reduce.unbox(boxed)
+    return next((name.lower() for name in ("SUM", "AVG", "MAX", "MIN") if found == getattr(reduce, name)), str(found))
+
+
+def finished_work(works: Sequence[Any], finish: Callable[[], None], asynchronous: bool) -> Any:
+    """What a c10d operator returns: a Work that is done once `works` are and `finish`, called once after them."""
+    from torch._C._distributed_c10d import PythonCallbackWork, Work
+
+    pending = [work if isinstance(work, Work) else Work.unbox(work) for work in works]
+    left = [finish]
+
+    def wait(timeout: Any) -> bool:
+        while left:
+            for work in pending:
+                work.wait(timeout)
+            left.pop()()
+        return True
+
+    if not asynchronous:
+        for work in pending:
+            work.wait()
+        left.pop()()
+    return PythonCallbackWork(wait).boxed()
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # DTensor
+
+
+def around_placements(context: Callable[[], Any]) -> None:
+    """Run what DTensor does to move its parts, from one placement to another, inside `context()`."""
+
+    def register() -> None:
+        module = sys.modules["torch.distributed.tensor.placement_types"]
+        for cls in (module.Shard, getattr(module, "_StridedShard", module.Shard)):  # type: ignore[attr-defined]
+            for name in _MOVES & set(vars(cls)):
+                setattr(cls, name, _inside(context, vars(cls)[name]))
+
+    when_imported("torch.distributed.tensor.placement_types", register)
+
+
+_MOVES = frozenset(
+    {
+        *("_shard_tensor", "_to_replicate_tensor", "_to_new_shard_dim", "_replicate_to_shard"),
+        *("_replicate_to_strided_shard", "_reduce_shard_tensor"),
+    }
+)
+
+
+def _inside(context: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _hash_local_tensors() -> None:
+    """Let AOTAutograd's cache on disk tell DTensors apart by their local tensors: DTensor's own hash knows only how they
+    are placed, so that a program for one subclass, or one format, is taken for another's (torch 2.13)."""
+    cls = sys.modules["torch.distributed.tensor"].DTensor  # type: ignore[attr-defined]
+    own = getattr(cls, "_stable_hash_for_caching", None)
+    if own is not None:
+        cls._stable_hash_for_caching = lambda self: f"{own(self)} {_described(self._local_tensor)}"
+
+
+def _described(x: Any) -> str:
+    """All that a program may depend on of a tensor, and of those that it holds."""
+    if not isinstance(x, torch.Tensor):
+        return type(x).__qualname__
+    plain = f"{type(x).__qualname__}{tuple(x.shape)}{tuple(x.stride())}{x.dtype}{x.device}{x.requires_grad}"
+    if not is_traceable_wrapper_subclass(x):
+        return plain
+    names, context = x.__tensor_flatten__()
+    return f"{plain}{context!r}{[(name, _described(getattr(x, name))) for name in names]}"
+
+
+when_imported("torch.distributed.tensor", _hash_local_tensors)
 
 
 class Sharding(NamedTuple):
