@@ -85,6 +85,7 @@ __all__ = [
     "describe_dtensor",
     "finished_work",
     "flop_counter_mode",
+    "group_rank",
     "group_size",
     "has_tangent",
     "hints",
@@ -659,9 +660,18 @@ def process_group(boxed: Any) -> Any:
 
 def group_size(group: Any) -> int:
     """The processes of a group that a functional collective is given, by name or itself."""
+    return _resolved(group).size()
+
+
+def group_rank(group: Any) -> int:
+    """This process's place in such a group."""
+    return _resolved(group).rank()
+
+
+def _resolved(group: Any) -> Any:
     from torch.distributed.distributed_c10d import _resolve_process_group
 
-    return (_resolve_process_group(group) if isinstance(group, str) else process_group(group)).size()
+    return _resolve_process_group(group) if isinstance(group, str) else process_group(group)  # type: ignore[arg-type]
 
 
 def reduction_name(boxed: Any) -> str:

@@ -3,8 +3,18 @@
 quantized.py   what it is: buffers, a quantizer, and the float dtype that it appears in
 table.py       the table of ATen operators, and what happens to those that are not in it
 rules.py       the rules in the table
+padding.py     zeros behind a tensor
+collectives.py functional collectives
+c10d.py        collectives that write into tensors that they are given
 views.py       how a change of shape carries over to the buffers
 """
 
+import torch
+
+from hop.tensor import padding as padding
 from hop.tensor import rules as rules
 from hop.tensor.quantized import QuantizedTensor as QuantizedTensor
+
+if torch.distributed.is_available():
+    from hop.tensor import c10d as c10d
+    from hop.tensor import collectives as collectives

@@ -44,7 +44,7 @@ def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
     for name in q.stored():
         buffers[name] = _cornered(buffers[name], getattr(t, name))
     codes = _unpacked(q, buffers["codes"], new)
-    if q.scale.has_zero_point():
+    if q.scale.has_zero_point() and q.layout is None:
         codes = q.spread(buffers["zero_point"], shape).to(codes.dtype)
     codes = _cornered(codes, _unpacked(q, t.codes, old))
     buffers["codes"] = q.format.pack(codes) if q.per_byte() > 1 else codes.reshape(list(shape))

@@ -276,6 +276,9 @@ def cat(tensors: Sequence[Any], dim: int) -> Any:
     if any([*t.shape[:dim], *t.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]] for t in tensors):
         raise Cut("the tensors differ in other sizes")
     tensors = [t for t in tensors if t.shape[dim] != 0] or [first]
+    if len(tensors) > 1:
+        tensors = [separable(t, dim) for t in tensors]
+        first = tensors[0]
     quantizer = joined(first, [t.shape[dim] for t in tensors], dim, shape)
     grids = {}
     for name, grid in first.buffers().items():
@@ -303,6 +306,24 @@ def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quan
     if q.flat:
         return _with_units(q, new, rows)
     return _remembering(fitting, t, shape)(q, tuple(new.items()), tuple(shape))
+
+
+def separable(t: Any, dim: int) -> Any:
+    """t as a part along `dim` of a larger tensor: a second scale, which must serve whole dimensions or single blocks
+    (hop.scaling.TwoLevel), then serves single blocks along it."""
+    q = t.quantizer
+    if q.flat or not isinstance(q.scale, TwoLevel):
+        return t
+    own = units(q, t.usages, t.dim())
+    inner, outer = own["scale"], own["global_amax"]
+    if inner[dim] == -1 or outer[dim] != -1:
+        return t
+    sizes = list(t.global_amax.shape)
+    sizes[dim] = -(-t.shape[dim] // inner[dim])
+    new = {**own, "global_amax": (*outer[:dim], inner[dim], *outer[dim + 1 :])}
+    buffers = t.buffers() | {"global_amax": t.global_amax.expand(sizes).contiguous()}
+    rule = replace(q.scale, outer=_block(new["global_amax"]))
+    return t.rebuilt(buffers, quantizer=replace(q, block=_block(inner), scale=rule))
 
 
 def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
