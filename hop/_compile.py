@@ -105,6 +105,7 @@ __all__ = [
     "is_tracked",
     "known_equal",
     "local_part",
+    "local_tensor",
     "make_dtensor",
     "make_wrapper",
     "multiplies_bfloat16",
@@ -816,8 +817,13 @@ def local_part(x: Any, placements: Any) -> torch.Tensor:
     target = tuple(Replicate() if s else p for p, s in zip(placements, spread, strict=True))
     local = x.to_local()
     if target != tuple(x.placements):
-        spec = DTensorSpec(mesh, target, tensor_meta=x._spec.tensor_meta)
-        local = redistribute_local_tensor(local, x._spec, spec)
+        meta, dtype = x._spec.tensor_meta, local.dtype
+        # Gloo moves no 8-bit floats, but their bytes
+        as_bytes = dtype.is_floating_point and dtype.itemsize == 1 and not any(p.is_partial() for p in x.placements)
+        if as_bytes:
+            local, meta = local.view(torch.uint8), meta._replace(dtype=torch.uint8)
+        source, spec = (DTensorSpec(mesh, places, tensor_meta=meta) for places in (x.placements, target))
+        local = redistribute_local_tensor(local, source, spec).view(dtype)
     elsewhere = any(s and place for s, place in zip(spread, mesh.get_coordinate(), strict=True))
     return torch.zeros_like(local) if elsewhere else local
 
@@ -829,6 +835,11 @@ def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     return DTensor.from_local(
         local, sharding.mesh, sharding.output, run_check=False, shape=sharding.shape, stride=sharding.stride
     )
+
+
+def local_tensor(x: Any) -> Any:
+    """The part of DTensor `x` that this process has, below autograd."""
+    return x._local_tensor
 
 
 def is_dtensor(x: Any) -> bool:

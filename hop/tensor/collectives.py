@@ -20,7 +20,7 @@ from hop._compile import OpOverload
 from hop.leaves import dequantize_buffers
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
-from hop.tensor.table import Cut, implements
+from hop.tensor.table import Cut, implements, is_moving
 
 ops = torch.ops._c10d_functional
 
@@ -163,7 +163,11 @@ def moved(t: QuantizedTensor, move: Callable[[Tensor], Tensor], **changes: Any) 
 def rows(t: QuantizedTensor, size: int) -> Any:
     """t with a first dimension, along which parts of `size` processes can lie."""
     t = t if t.dim() else views.unsqueeze(t, 0)
-    return t if size == 1 else views.separable(t, 0)
+    if size == 1:
+        return t
+    if is_moving() and not t.quantizer.flat:  # DTensor gathers along dimensions other than the first by way of it
+        t = views.refined(t, 0)
+    return views.separable(t, 0)
 
 
 def cut(t: Any, sizes: Sequence[int]) -> list[Any]:

@@ -55,10 +55,10 @@ def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: t
         codes and codes[-1] != per_byte and shape[-1] != 1
     ):
         raise Cut(f"{per_byte} codes share a byte along its last dimension")
-    return _with_units(quantizer, new, shape)
+    return with_units(quantizer, new, shape)
 
 
-def _with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]) -> Quantizer:
+def with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]) -> Quantizer:
     """The quantizer of a tensor of `shape` whose scales have these units."""
     if all(_same(block, new[name], shape) for name, (_, block) in quantizer.stored().items()):
         return quantizer
@@ -130,7 +130,7 @@ def _tiles_transposed(t: Any) -> Any:
     grids = {name: grid if name == "codes" else grid.t() for name, grid in t.buffers().items()}
     turned = {name: blocks.per_dimension(block, 2)[::-1] for name, (_, block) in q.stored().items()}
     layout = replace(q.layout, columns=not q.layout.columns)
-    return t.rebuilt(grids, quantizer=replace(_with_units(q, turned, shape), layout=layout), shape=shape)
+    return t.rebuilt(grids, quantizer=replace(with_units(q, turned, shape), layout=layout), shape=shape)
 
 
 def transpose(t: Any, a: int, b: int) -> Any:
@@ -189,7 +189,8 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
 
     def change(grid: Tensor, own: Units) -> tuple[Tensor, Units]:
         u = own[dim]
-        if u == -1:
+        shared = table.is_moving() and _whole(u, size) and grid is not t.codes  # by all processes that get a part
+        if u == -1 or shared:
             return grid, own
         ends = start == 0 and step == 1 and table.is_moving()  # a copy follows, whose last block may be cut off
         if (_cuts(start, end, u, size) and not ends) or (u != 1 and step != 1):
@@ -304,7 +305,7 @@ def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quan
         return q
     new = {name: (*u[:dim], _joint(name, u[dim], sizes, dim), *u[dim + 1 :]) for name, u in own.items()}
     if q.flat:
-        return _with_units(q, new, rows)
+        return with_units(q, new, rows)
     return _remembering(fitting, t, shape)(q, tuple(new.items()), tuple(shape))
 
 
@@ -324,6 +325,20 @@ def separable(t: Any, dim: int) -> Any:
     buffers = t.buffers() | {"global_amax": t.global_amax.expand(sizes).contiguous()}
     rule = replace(q.scale, outer=_block(new["global_amax"]))
     return t.rebuilt(buffers, quantizer=replace(q, block=_block(inner), scale=rule))
+
+
+def refined(t: Any, dim: int) -> Any:
+    """t with blocks that divide its size along `dim`, where they are cut off at its end: with more scales, the same."""
+    own, n = units(t.quantizer, t.usages, t.dim()), t.shape[dim]
+    ragged = {name: u for name, u in own.items() if name != "codes" and not _whole(u[dim], n) and n % u[dim]}
+    if not ragged:
+        return t
+    buffers = t.buffers()
+    for name, u in ragged.items():
+        unit = math.gcd(n, u[dim])
+        own[name] = (*u[:dim], unit, *u[dim + 1 :])
+        buffers[name] = buffers[name].repeat_interleave(u[dim] // unit, dim).narrow(dim, 0, n // unit).contiguous()
+    return t.rebuilt(buffers, quantizer=with_units(t.quantizer, own, t.shape))
 
 
 def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
