@@ -678,8 +678,9 @@ def _resolved(group: Any) -> Any:
 def reduction_name(boxed: Any) -> str:
     """The name of the reduction that a c10d operator is given, as functional collectives have it."""
     reduce: Any = torch.distributed.ReduceOp
-    found = boxed if isinstance(boxed, reduce) else reduce.unbox(boxed)
-    return next((name.lower() for name in ("SUM", "AVG", "MAX", "MIN") if found == getattr(reduce, name)), str(found))
+    found = boxed if isinstance(boxed, reduce) else boxed.op()
+    names = [n for n in dir(reduce) if n.isupper()]
+    return next((name.lower() for name in names if found == getattr(reduce, name)), str(found))
 
 
 def finished_work(works: Sequence[Any], finish: Callable[[], None], asynchronous: bool) -> Any:
