@@ -22,7 +22,7 @@ class Wire(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(_compile.is_foreign_subclass, types)):
             return NotImplemented  # its rule comes first, and calls operators on plain tensors
-        if op.namespace in ("c10d", "_c10d_functional") and "wait" not in op.name():
+        if op.namespace in ("c10d", "_c10d_functional") and op.name().split("::")[1] not in _LOCAL:
             for x in tree_leaves(args[_SENT.get(op.name().split("::")[1], 0)]):
                 assert isinstance(x, Tensor)
                 self.nbytes += x.numel() * x.element_size()
@@ -30,5 +30,6 @@ class Wire(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
+_LOCAL = ("wait_tensor", "_wrap_tensor_autograd")
 _SENT = {name: 1 for name in ("allgather_", "_allgather_base_", "scatter_", "gather_", "alltoall_", "alltoall_base_")}
 """Which argument is sent, of operators that are given what they write into first."""
