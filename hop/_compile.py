@@ -76,6 +76,7 @@ __all__ = [
     "all_gather",
     "allow_in_graph",
     "apply_at_level",
+    "around_placements",
     "as_decomposition",
     "as_dtensor",
     "below_autograd",
@@ -84,7 +85,10 @@ __all__ = [
     "correct_aliasing",
     "current_mode",
     "describe_dtensor",
+    "finished_work",
     "flop_counter_mode",
+    "group_rank",
+    "group_size",
     "has_tangent",
     "hints",
     "inferred_size",
@@ -103,13 +107,16 @@ __all__ = [
     "is_tracked",
     "known_equal",
     "local_part",
+    "local_tensor",
     "make_dtensor",
     "make_wrapper",
     "multiplies_bfloat16",
     "no_autocast",
     "no_torch_function",
     "parts",
+    "process_group",
     "propagate_sharding",
+    "reduction_name",
     "refuse_in_exports",
     "register_fake",
     "register_inductor_decomposition",
@@ -660,8 +667,111 @@ def largest_of(x: torch.Tensor, group: Any) -> torch.Tensor:
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), "max", group.group_name))
 
 
+def process_group(boxed: Any) -> Any:
+    """The group that a c10d operator is given."""
+    group: Any = torch.distributed.ProcessGroup
+    return boxed if isinstance(boxed, group) else group.unbox(boxed)
+
+
+def group_size(group: Any) -> int:
+    """The processes of a group that a functional collective is given, by name or itself."""
+    return _resolved(group).size()
+
+
+def group_rank(group: Any) -> int:
+    """This process's place in such a group."""
+    return _resolved(group).rank()
+
+
+def _resolved(group: Any) -> Any:
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(group) if isinstance(group, str) else process_group(group)  # type: ignore[arg-type]
+
+
+def reduction_name(boxed: Any) -> str:
+    """The name of the reduction that a c10d operator is given, as functional collectives have it."""
+    reduce: Any = torch.distributed.ReduceOp
+    found = boxed if isinstance(boxed, reduce) else boxed.op()
+    names = [n for n in dir(reduce) if n.isupper()]
+    return next((name.lower() for name in names if found == getattr(reduce, name)), str(found))
+
+
+def finished_work(works: Sequence[Any], finish: Callable[[], None], asynchronous: bool) -> Any:
+    """What a c10d operator returns: a Work that is done once `works` are and `finish`, called once after them."""
+    from torch._C._distributed_c10d import PythonCallbackWork, Work
+
+    pending = [work if isinstance(work, Work) else Work.unbox(work) for work in works]
+    left = [finish]
+
+    def wait(timeout: Any) -> bool:
+        while left:
+            for work in pending:
+                work.wait(timeout)
+            left.pop()()
+        return True
+
+    if not asynchronous:
+        for work in pending:
+            work.wait()
+        left.pop()()
+    return PythonCallbackWork(wait).boxed()
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # DTensor
+
+
+def around_placements(context: Callable[[], Any]) -> None:
+    """Run what DTensor does to move its parts, from one placement to another, inside `context()`."""
+
+    def register() -> None:
+        module = sys.modules["torch.distributed.tensor.placement_types"]
+        for cls in (module.Shard, getattr(module, "_StridedShard", module.Shard)):  # type: ignore[attr-defined]
+            for name in _MOVES & set(vars(cls)):
+                setattr(cls, name, _inside(context, vars(cls)[name]))
+
+    when_imported("torch.distributed.tensor.placement_types", register)
+
+
+_MOVES = frozenset(
+    {
+        *("_shard_tensor", "_to_replicate_tensor", "_to_new_shard_dim", "_replicate_to_shard"),
+        *("_replicate_to_strided_shard", "_reduce_shard_tensor"),
+    }
+)
+
+
+def _inside(context: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _hash_local_tensors() -> None:
+    """Let AOTAutograd's cache on disk tell DTensors apart by their local tensors: DTensor's own hash knows only how they
+    are placed, so that a program for one subclass, or one format, is taken for another's (torch 2.13)."""
+    cls = sys.modules["torch.distributed.tensor"].DTensor  # type: ignore[attr-defined]
+    own = getattr(cls, "_stable_hash_for_caching", None)
+    if own is not None:
+        cls._stable_hash_for_caching = lambda self: f"{own(self)} {_described(self._local_tensor)}"
+
+
+def _described(x: Any) -> str:
+    """All that a program may depend on of a tensor, and of those that it holds."""
+    if not isinstance(x, torch.Tensor):
+        return type(x).__qualname__
+    plain = f"{type(x).__qualname__}{tuple(x.shape)}{tuple(x.stride())}{x.dtype}{x.device}{x.requires_grad}"
+    if not is_traceable_wrapper_subclass(x):
+        return plain
+    names, context = x.__tensor_flatten__()
+    return f"{plain}{context!r}{[(name, _described(getattr(x, name))) for name in names]}"
+
+
+when_imported("torch.distributed.tensor", _hash_local_tensors)
 
 
 class Sharding(NamedTuple):
@@ -722,12 +832,13 @@ def local_part(x: Any, placements: Any) -> torch.Tensor:
     target = tuple(Replicate() if s else p for p, s in zip(placements, spread, strict=True))
     local = x.to_local()
     if target != tuple(x.placements):
-        own, dtype = x._spec, local.dtype
-        if dtype.is_floating_point and dtype.itemsize == 1:  # which collectives move as bytes
-            local = local.view(torch.uint8)
-            own = replace(own, tensor_meta=own.tensor_meta._replace(dtype=torch.uint8))
-        spec = DTensorSpec(mesh, target, tensor_meta=own.tensor_meta)
-        local = wait(redistribute_local_tensor(local, own, spec)).view(dtype)
+        meta, dtype = x._spec.tensor_meta, local.dtype
+        # Gloo moves no 8-bit floats, but their bytes
+        as_bytes = dtype.is_floating_point and dtype.itemsize == 1 and not any(p.is_partial() for p in x.placements)
+        if as_bytes:
+            local, meta = local.view(torch.uint8), meta._replace(dtype=torch.uint8)
+        source, spec = (DTensorSpec(mesh, places, tensor_meta=meta) for places in (x.placements, target))
+        local = wait(redistribute_local_tensor(local, source, spec)).view(dtype)
     elsewhere = any(s and place for s, place in zip(spread, mesh.get_coordinate(), strict=True))
     return torch.zeros_like(local) if elsewhere else local
 
@@ -739,6 +850,11 @@ def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     return DTensor.from_local(
         local, sharding.mesh, sharding.output, run_check=False, shape=sharding.shape, stride=sharding.stride
     )
+
+
+def local_tensor(x: Any) -> Any:
+    """The part of DTensor `x` that this process has, below autograd."""
+    return x._local_tensor
 
 
 def is_dtensor(x: Any) -> bool:

@@ -249,10 +249,21 @@ class Composite(Hop):
 
     reads_sizes = True
     parts: "Composite | None" = None  # the operator that takes a result apart
+    of_dtensors: dict[type, Callable[[Tensor], Tensor]] = {}  # what makes one of DTensors of a DTensor of such tensors
+
+    def _of_parts(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The reference, for which a DTensor of such tensors is such a tensor of DTensors."""
+        if any(map(_compile.is_dtensor, _tensors(args, kwargs))):
+            args, kwargs = tree_map_only(Tensor, self._turned, (args, kwargs))
+        return self.reference(*args, **kwargs)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        turn = self.of_dtensors.get(type(_compile.local_tensor(x))) if _compile.is_dtensor(x) else None
+        return x if turn is None else turn(x)
 
     def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
         if dispatch_key == DispatchKey.Python:
-            return self.reference(*args, **kwargs)
+            return self._of_parts(*args, **kwargs)
         return super().dispatch(dispatch_key, *args, **kwargs)
 
     def _made_of(self, is_such: Callable[[Tensor], bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -261,14 +272,14 @@ class Composite(Hop):
 
     def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self._made_of(_compile.is_functional, args, kwargs):
-            return self.reference(*args, **kwargs)
+            return self._of_parts(*args, **kwargs)
         return super()._functionalize(ctx, *args, **kwargs)
 
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         wrappers = [x for x in _tensors(args, kwargs) if _compile.parts(x)]
         if not all(_compile.is_tracked(mode, x) for x in wrappers):
             with mode:  # one was made of parts, which the graph knows
-                return self.reference(*args, **kwargs)
+                return self._of_parts(*args, **kwargs)
         out = super()._trace(mode, *args, **kwargs)
         if self.parts is not None:
             _compile.trace_parts(mode, self.parts, out)
@@ -276,7 +287,7 @@ class Composite(Hop):
 
     def _vmap_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self._made_of(_compile.is_batched, args, kwargs):
-            return self.reference(*args, **kwargs)
+            return self._of_parts(*args, **kwargs)
         return super()._vmap_level(interpreter, *args, **kwargs)
 
 

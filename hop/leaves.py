@@ -179,6 +179,14 @@ class Dequantize(Composite):
     def batch(self, size: int, dims: Sequence[int | None], x: Tensor, /, *dtype: Any) -> tuple[Tensor, int] | None:
         return None if dims[0] is None else (self(x, *dtype), dims[0])
 
+    def _of_parts(self, x: Tensor, /, *dtype: Any) -> Any:
+        """Each process dequantizes its part of a DTensor."""
+        local = _compile.local_tensor(x) if _compile.is_dtensor(x) else x
+        if local is x or not hasattr(local, "quantizer"):
+            return self.reference(x, *dtype)
+        placed = _compile.Sharding([], x.device_mesh, x.placements, x.shape, x.stride())  # type: ignore[attr-defined]
+        return _compile.make_dtensor(self.reference(local, *dtype), placed)
+
 
 dequantize_operator = Dequantize("hop_dequantize")
 

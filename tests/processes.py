@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 
 
-def run(check: Callable[[Any, int], None], world: int) -> None:
+def run(check: Callable[[Any, int], None], world: int = 2) -> None:
     """check(mesh, rank), a function of a module, in `world` processes of a mesh of one dimension."""
     mp.start_processes(_worker, args=(_free_port(), check, world), nprocs=world, join=True, start_method="spawn")
 

@@ -22,7 +22,7 @@ LAYERS = {
     "hop._hop": {"hop._compile", "hop._leaf", "hop.kernels"},
     "hop.noise": {"hop._compile", "hop._hop", "hop.kernels"},
     "hop.leaves": {"hop._compile", "hop._hop", "hop.kernels", "hop.noise", "hop.copies", "hop.sharding", *VALUES},
-    "hop.tensor": {"hop._compile", "hop.leaves", "hop.copies", *VALUES},
+    "hop.tensor": {"hop._compile", "hop._hop", "hop.leaves", "hop.copies", *VALUES},
     "hop.proto": {"hop.tensor", "hop.copies", "hop.quantizer"},
     "hop.impls": {
         "hop._compile",

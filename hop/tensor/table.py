@@ -4,12 +4,14 @@ An operator without a rule runs on dequantized numbers; one that writes to its f
 Where a view would cut a block, the result is a plain tensor instead. Both warn, once for each operator.
 """
 
+import contextlib
+import contextvars
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hop import _compile
 from hop._compile import OpOverload
@@ -18,8 +20,30 @@ RULES: dict[OpOverload, Callable[..., Any]] = {}
 _warned: set[OpOverload] = set()
 
 
+_moving = contextvars.ContextVar("moving", default=False)
+
+
 class Cut(Exception):
     """A view that would cut a block, or a byte of codes, or leave a copy behind; its text says which."""
+
+
+@contextlib.contextmanager
+def moving() -> Iterator[None]:
+    """While DTensor moves a tensor between processes: no process may go on with a plain tensor where another has codes,
+    so what would cut a block is an error, but for the end of the tensor, where DTensor takes padding off."""
+    token = _moving.set(True)
+    try:
+        yield
+    finally:
+        _moving.reset(token)
+
+
+def is_moving() -> bool:
+    """Whether DTensor moves a tensor."""
+    return _moving.get()
+
+
+_compile.around_placements(moving)
 
 
 def implements(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -43,6 +67,8 @@ def apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         out = rule(op, *args, **kwargs)
     except Cut as cut:
+        if is_moving():
+            raise RuntimeError(_uncut(op, args, cut)) from cut
         plain_args, plain_kwargs = _plain((args, kwargs))
         out = op(*plain_args, **plain_kwargs)  # raises for arguments that are wrong for any tensor
         _warn(op, f"{op} of a QuantizedTensor gives a plain, dequantized tensor and no view of it: {cut}")
@@ -50,7 +76,21 @@ def apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _compile.correct_aliasing(op, args, kwargs, out)
 
 
+def _uncut(op: OpOverload, args: tuple[Any, ...], cut: Cut) -> str:
+    t = next(x for x in tree_leaves(args) if hasattr(x, "quantizer"))
+    return (
+        f"DTensor cannot place a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} so: {op} would cut what "
+        f"belongs together, {cut}. Shard a dimension into parts that are multiples of the block, or one without blocks, "
+        "or distribute the float tensor and quantize it then, or hop.dequantize it first"
+    )
+
+
 def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if op.namespace in ("c10d", "_c10d_functional", "_dtensor"):
+        raise NotImplementedError(
+            f"{op} has no rule for a QuantizedTensor, of which only codes and scales travel; use another collective, or "
+            "hop.dequantize it first"
+        )
     arguments = op._schema.arguments
     written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
     if written and (written != [arguments[0]] or not isinstance(args[0], Tensor) or op.is_view):

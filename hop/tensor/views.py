@@ -22,6 +22,7 @@ from hop.blocks import Block
 from hop.layouts import Tiled
 from hop.quantizer import Quantizer
 from hop.scaling import TwoLevel
+from hop.tensor import table
 from hop.tensor.table import Cut
 
 Units = Block
@@ -54,10 +55,10 @@ def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: t
         codes and codes[-1] != per_byte and shape[-1] != 1
     ):
         raise Cut(f"{per_byte} codes share a byte along its last dimension")
-    return _with_units(quantizer, new, shape)
+    return with_units(quantizer, new, shape)
 
 
-def _with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]) -> Quantizer:
+def with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]) -> Quantizer:
     """The quantizer of a tensor of `shape` whose scales have these units."""
     if all(_same(block, new[name], shape) for name, (_, block) in quantizer.stored().items()):
         return quantizer
@@ -129,7 +130,7 @@ def _tiles_transposed(t: Any) -> Any:
     grids = {name: grid if name == "codes" else grid.t() for name, grid in t.buffers().items()}
     turned = {name: blocks.per_dimension(block, 2)[::-1] for name, (_, block) in q.stored().items()}
     layout = replace(q.layout, columns=not q.layout.columns)
-    return t.rebuilt(grids, quantizer=replace(_with_units(q, turned, shape), layout=layout), shape=shape)
+    return t.rebuilt(grids, quantizer=replace(with_units(q, turned, shape), layout=layout), shape=shape)
 
 
 def transpose(t: Any, a: int, b: int) -> Any:
@@ -188,9 +189,11 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
 
     def change(grid: Tensor, own: Units) -> tuple[Tensor, Units]:
         u = own[dim]
-        if u == -1:
+        shared = table.is_moving() and _whole(u, size) and grid is not t.codes  # by all processes that get a part
+        if u == -1 or shared:
             return grid, own
-        if _cuts(start, end, u, size) or (u != 1 and step != 1):
+        ends = start == 0 and step == 1 and table.is_moving()  # a copy follows, whose last block may be cut off
+        if (_cuts(start, end, u, size) and not ends) or (u != 1 and step != 1):
             raise Cut(f"{u} elements along dimension {dim} share a byte or a scale, and {start}:{end}:{step} cuts them")
         return grid[(slice(None),) * dim + (slice(start // u, -(-end // u), step),)], own
 
@@ -204,7 +207,8 @@ def _narrow_flat(t: Any, dim: int, start: int, end: int, step: int, shape: list[
     buffers = {}
     for name, grid in t.buffers().items():
         unit = block if name != "codes" else t.quantizer.per_byte()
-        if any(n != 1 for n in t.shape[:dim]) or step != 1 or (unit != -1 and _cuts(first, last, unit, t.numel())):
+        cuts = unit != -1 and _cuts(first, last, unit, t.numel()) and not (first == 0 and table.is_moving())
+        if any(n != 1 for n in t.shape[:dim]) or step != 1 or cuts:
             raise Cut(
                 f"{'a block' if unit == -1 else unit} of its elements in a row share a byte or a scale, and "
                 f"{start}:{end}:{step} of dimension {dim} cuts them"
@@ -267,21 +271,88 @@ def cat(tensors: Sequence[Any], dim: int) -> Any:
     first = tensors[0]
     if any(getattr(t, "quantizer", None) != first.quantizer or t.usages != first.usages for t in tensors):
         raise Cut("not all of the tensors have its quantizer and its copies")
-    if first.quantizer.flat:
-        raise Cut("its blocks run over the flattened tensor")
     dim = dimension(dim, first.dim())
     shape = list(first.shape)
     shape[dim] = sum(t.shape[dim] for t in tensors)
     if any([*t.shape[:dim], *t.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]] for t in tensors):
         raise Cut("the tensors differ in other sizes")
-    sizes = [t.shape[dim] for t in tensors]
+    tensors = [t for t in tensors if t.shape[dim] != 0] or [first]
+    if len(tensors) > 1:
+        tensors = [separable(t, dim) for t in tensors]
+        first = tensors[0]
+    quantizer = joined(first, [t.shape[dim] for t in tensors], dim, shape)
     grids = {}
-    for name, u in units(first.quantizer, first.usages, first.dim()).items():
-        if len(tensors) > 1 and (u[dim] == -1 or any(n % u[dim] for n in sizes[:-1])):
-            raise Cut(f"a scale or a byte is shared along dimension {dim}, and {sizes} do not end where a block does")
-        grids[name] = torch.cat([t.buffers()[name] for t in tensors], dim)
+    for name, grid in first.buffers().items():
+        grids[name] = torch.cat([t.buffers()[name] for t in tensors], min(dim, grid.dim() - 1))
     dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])
-    return first.rebuilt(grids, shape=shape, dtype=dtype)
+    return first.rebuilt(grids, quantizer=quantizer, shape=shape, dtype=dtype)
+
+
+def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quantizer:
+    """The quantizer of a tensor of `shape`, parts like t side by side, which have `sizes` along `dim`.
+
+    Where one scale serves a whole dimension of each part, the parts keep theirs: a block of the result is a part."""
+    q, rows = t.quantizer, shape
+    if q.flat:
+        if any(n != 1 for n in shape[:dim]):
+            raise Cut("its blocks run over the flattened tensor")
+        rest = math.prod(shape[dim + 1 :])
+        sizes, dim, rows = [n * rest for n in sizes], 0, [math.prod(shape)]
+        own = {"codes": (q.per_byte(),)} | {name: block for name, (_, block) in q.stored().items()}
+    else:
+        own = units(q, t.usages, t.dim())
+    if len(sizes) == 1:
+        return q
+    new = {name: (*u[:dim], _joint(name, u[dim], sizes, dim), *u[dim + 1 :]) for name, u in own.items()}
+    if q.flat:
+        return with_units(q, new, rows)
+    return _remembering(fitting, t, shape)(q, tuple(new.items()), tuple(shape))
+
+
+def separable(t: Any, dim: int) -> Any:
+    """t as a part along `dim` of a larger tensor: a second scale, which must serve whole dimensions or single blocks
+    (hop.scaling.TwoLevel), then serves single blocks along it."""
+    q = t.quantizer
+    if q.flat or not isinstance(q.scale, TwoLevel):
+        return t
+    own = units(q, t.usages, t.dim())
+    inner, outer = own["scale"], own["global_amax"]
+    if inner[dim] == -1 or outer[dim] != -1:
+        return t
+    sizes = list(t.global_amax.shape)
+    sizes[dim] = -(-t.shape[dim] // inner[dim])
+    new = {**own, "global_amax": (*outer[:dim], inner[dim], *outer[dim + 1 :])}
+    buffers = t.buffers() | {"global_amax": t.global_amax.expand(sizes).contiguous()}
+    rule = replace(q.scale, outer=_block(new["global_amax"]))
+    return t.rebuilt(buffers, quantizer=replace(q, block=_block(inner), scale=rule))
+
+
+def refined(t: Any, dim: int) -> Any:
+    """t with blocks that divide its size along `dim`, where they are cut off at its end: with more scales, the same."""
+    own, n = units(t.quantizer, t.usages, t.dim()), t.shape[dim]
+    ragged = {name: u for name, u in own.items() if name != "codes" and not _whole(u[dim], n) and n % u[dim]}
+    if not ragged:
+        return t
+    buffers = t.buffers()
+    for name, u in ragged.items():
+        unit = math.gcd(n, u[dim])
+        own[name] = (*u[:dim], unit, *u[dim + 1 :])
+        buffers[name] = buffers[name].repeat_interleave(u[dim] // unit, dim).narrow(dim, 0, n // unit).contiguous()
+    return t.rebuilt(buffers, quantizer=with_units(t.quantizer, own, t.shape))
+
+
+def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
+    """The size of a unit along a dimension of parts of `sizes`."""
+    first, *_, last = sizes
+    if unit != -1 and all(n % unit == 0 for n in sizes[:-1]):
+        return unit
+    if name != "codes" and _whole(unit, first) and all(n == first for n in sizes[:-1]) and last <= first:
+        return first
+    shared = "a byte" if name == "codes" else "a scale"
+    raise Cut(
+        f"{'all' if unit == -1 else unit} elements along dimension {dim} share {shared}, and parts of {list(sizes)} side "
+        "by side do not end where they do"
+    )
 
 
 def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) -> Any:
