@@ -155,6 +155,18 @@ class QuantizedTensor(Tensor):
         quantizer, dtype = context
         return QuantizedTensor(buffers, quantizer, shape, dtype)
 
+    def fsdp_pre_all_gather(self, mesh: Any) -> Any:
+        """What FSDP2 gathers of this part of a parameter: its buffers, as bytes. See hop.tensor.fsdp."""
+        from hop.tensor import fsdp
+
+        return fsdp.pre_all_gather(self, mesh)
+
+    def fsdp_post_all_gather(self, gathered: Any, sent: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
+        """The whole parameter, appearing in `dtype`; or `out` filled again."""
+        from hop.tensor import fsdp
+
+        return fsdp.post_all_gather(gathered, sent, dtype, out)
+
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return table.apply(op, args, kwargs or {})
