@@ -78,6 +78,7 @@ __all__ = [
     "as_decomposition",
     "as_dtensor",
     "below_autograd",
+    "combined_over",
     "core_decompositions",
     "correct_aliasing",
     "current_mode",
@@ -644,6 +645,12 @@ def sum_over_processes(x: torch.Tensor, size: int, group: str, *, scatter: bool)
     return ops.wait_tensor(
         ops.reduce_scatter_tensor(x, "sum", size, group) if scatter else ops.all_reduce(x, "sum", group)
     )
+
+
+def combined_over(x: torch.Tensor, op: str, mesh: Any, axis: int) -> torch.Tensor:
+    """The "max", "min" or "sum" over the processes along an axis of a mesh."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, mesh.get_group(axis).group_name))
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -71,7 +71,9 @@ class QuantizeBuffers(Hop):
         parsed, (x, noise) = Quantizer.parse(quantizer), _product(x, noise, *product)
         shapes = [b.shape for b in copies.describe(parsed, x.shape, tuple(usages))]
 
-        def of_parts(*parts: Tensor | None) -> list[Tensor]:
+        def of_parts(own: Quantizer, *parts: Any) -> list[Tensor]:
+            if sharding.is_shared(own):
+                return list(copies.quantize(own, parts[0], tuple(usages), *parts[1:]).values())
             return self(quantizer, *parts, usages)
 
         return sharding.run(parsed, x.shape, usages, (x, scale, zero_point, noise), of_parts, shapes)
@@ -121,8 +123,11 @@ class DequantizeBuffers(Hop):
     ) -> Tensor:
         parsed = Quantizer.parse(quantizer)
 
-        def of_parts(*parts: Tensor) -> list[Tensor]:
-            own = list(shape) if parsed.flat else [*parts[0].shape[:-1], *shape[-1:]]
+        def of_parts(_: Quantizer, *parts: Tensor) -> list[Tensor]:
+            own = list(shape)
+            if own and not parsed.flat and not parsed.is_tiled() and tuple(usages) == (copies.ROWWISE,):
+                whole = _compile.known_equal(own[-1] % parsed.per_byte(), 0)
+                own = [*parts[0].shape[:-1], parts[0].shape[-1] * parsed.per_byte() if whole else own[-1]]
             return [self(quantizer, list(parts), usages, own, dtype)]
 
         return sharding.run(parsed, shape, usages, buffers, of_parts, [shape])[0]

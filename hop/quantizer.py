@@ -234,7 +234,7 @@ class Quantizer(Value):
 
     def scale_slope(self, x: Tensor, scale: Tensor) -> Tensor | float:
         """The derivative of each block's s by the given `scale`."""
-        amax = self.per_block(x.to(torch.float32), lambda cut, dims: Blocks(cut, dims, x.dtype).amax())
+        amax = self.per_block(x.to(torch.float32), lambda cut, dims: self._blocks(cut, dims, x.dtype).amax())
         return self.scale.slope(amax, scale.to(torch.float32), self.format)
 
     def spread(self, scale: Tensor, shape: Sequence[int]) -> Tensor:
@@ -249,6 +249,10 @@ class Quantizer(Value):
         cut, dims = blocks.split(x.reshape(shape), self.block)
         found = reduce(cut, dims)
         return blocks.gather(found.reshape([1 if i in dims else n for i, n in enumerate(cut.shape)]), len(shape))
+
+    def combined(self, found: Tensor, op: str, block: Block) -> Tensor:
+        """As Blocks.combined, for a tensor with one element for each block."""
+        return found
 
     def _blocks(self, x: Tensor, dims: list[int], dtype: torch.dtype) -> Blocks:
         return Blocks(x, dims, dtype)

@@ -42,7 +42,16 @@ class Blocks:
 
     def amax(self) -> Tensor:
         """The largest magnitude of each block."""
+        return self.combined(self.own_amax(), "max")
+
+    def own_amax(self) -> Tensor:
+        """The same, of what is at hand."""
         return self.magnitude().amax(self.dims, keepdim=True)
+
+    def combined(self, found: Tensor, op: str, block: Block | None = None) -> Tensor:
+        """What was found of each block, its "max", "min" or "sum" with what other processes found where they have
+        elements of the same block (hop.sharding). `block` says which blocks, if not those that x is cut into."""
+        return found
 
     def floor_power_of_two(self, x: Tensor) -> Tensor:
         """The largest power of two, from 2^-128, that is at most x > 0."""
@@ -185,8 +194,8 @@ class MinMax(Rule):
 
     def find(self, parts: Blocks, format: Format) -> Found:
         known = torch.where(parts.x == parts.x, parts.x, 0.0).clamp(-LARGEST, LARGEST)
-        above = known.amax(parts.dims, keepdim=True).clamp(min=0.0)
-        below = known.amin(parts.dims, keepdim=True).clamp(max=0.0)
+        above = parts.combined(known.amax(parts.dims, keepdim=True).clamp(min=0.0), "max")
+        below = parts.combined(known.amin(parts.dims, keepdim=True).clamp(max=0.0), "min")
         scale = parts.once(_no_zero(_quotient((above - below).clamp(max=LARGEST), format.max - format.min)))
         zero_point = (format.min - (below / scale).round()).clamp(format.min, format.max)
         return Found((scale, zero_point.to(format.dtype)), parts.x / scale)
@@ -204,6 +213,7 @@ class AbsMean(Rule):
     def find(self, parts: Blocks, format: Format) -> Found:
         total = parts.magnitude().clamp(max=LARGEST).to(torch.float64).sum(parts.dims, keepdim=True)
         count = (parts.x == parts.x).to(torch.float64).sum(parts.dims, keepdim=True)
+        total, count = (parts.combined(t, "sum") for t in (total, count))
         scale = parts.once(_no_zero((total / count.clamp(min=1.0)).to(torch.float32)))
         return Found((scale,), parts.x / scale)
 
@@ -374,6 +384,7 @@ class TwoLevel(Rule):
             outer = amax.sum(whole, keepdim=True)  # of nothing: 0
         else:
             outer = amax.amax(whole, keepdim=True) if whole else amax
+        outer = parts.combined(outer, "max", self.outer)
         return self._scaled(parts, amax, outer, format)
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:

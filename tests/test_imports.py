@@ -17,7 +17,7 @@ LAYERS = {
     "hop.kernels": {"hop._compile", "hop.copies", "cutlass_kernels", *VALUES},
     **{name: {"hop._compile", *VALUES[:i]} for i, name in enumerate(VALUES)},
     "hop.copies": {"hop._compile", *VALUES},
-    "hop.sharding": {"hop._compile", "hop.copies", *VALUES},
+    "hop.sharding": {"hop._compile", "hop.copies", "hop.kernels", *VALUES},
     "hop._leaf": {"hop._compile", "hop.spelling", "hop.memory_format"},
     "hop._hop": {"hop._compile", "hop._leaf", "hop.kernels"},
     "hop.noise": {"hop._compile", "hop._hop", "hop.kernels"},

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies, sharding
+from hop import _compile, blocks, copies, sharding
 from hop._hop import PLAIN, Composite, Hop
 from hop.formats import NOISE_BITS
 from hop.impls.quantize import batching
@@ -67,7 +67,9 @@ class FakeQuantize(Hop):
     def shard(
         self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
     ) -> Tensor:
-        def of_parts(*parts: _Optional) -> list[Tensor]:
+        def of_parts(own: Quantizer, *parts: Any) -> list[Tensor]:
+            if sharding.is_shared(own):
+                return [own.fake_quantize(*parts).to(x.dtype)]
             return [self(q, *parts, gradient)]
 
         tensors = (x, scale, zero_point, noise)
@@ -198,8 +200,10 @@ def straight_through(
     tensors = (x, grad, scale, zero_point, noise)
     if sharding.is_sharded(tensors):
 
-        def of_parts(x: Tensor, grad: Tensor, scale: Any, zero_point: Any, noise: Any) -> list[_Optional]:
-            return straight_through(grad, needed, q, x, scale, zero_point, noise, gradient)
+        def of_parts(
+            own: Quantizer, x: Tensor, grad: Tensor, scale: Any, zero_point: Any, noise: Any
+        ) -> list[_Optional]:
+            return straight_through(grad, needed, own, x, scale, zero_point, noise, gradient)
 
         shapes = [() if t is None else t.shape for t in (None, x, scale, zero_point, None, None)]
         return sharding.run(q, x.shape, (copies.ROWWISE,), tensors, of_parts, shapes)
@@ -209,9 +213,11 @@ def straight_through(
     ds = dz = None
     if scale is not None and needed[2]:
         per_block = q.per_block(wide * by.step) * q.scale_slope(x, scale)
-        ds = per_block.sum_to_size(scale.shape).to(scale.dtype)
+        served = blocks.per_dimension(list(q.stored().values())[-1][1], scale.dim())
+        ds = q.combined(per_block.sum_to_size(scale.shape), "sum", served).to(scale.dtype)
     if zero_point is not None and needed[3]:
-        dz = q.per_block(wide * by.zero_point).to(zero_point.dtype)
+        dz = q.combined(q.per_block(wide * by.zero_point), "sum", blocks.per_dimension(q.block, zero_point.dim()))
+        dz = dz.to(zero_point.dtype)
     return [None, dx, ds, dz, None, None]
 
 
