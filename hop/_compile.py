@@ -84,6 +84,7 @@ __all__ = [
     "current_mode",
     "describe_dtensor",
     "flop_counter_mode",
+    "gather_numbers",
     "has_tangent",
     "hints",
     "inferred_size",
@@ -107,7 +108,9 @@ __all__ = [
     "multiplies_bfloat16",
     "no_autocast",
     "no_torch_function",
+    "part_of_dtensor",
     "parts",
+    "preserve_version",
     "propagate_sharding",
     "refuse_in_exports",
     "register_fake",
@@ -653,6 +656,16 @@ def combined_over(x: torch.Tensor, op: str, mesh: Any, axis: int) -> torch.Tenso
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, mesh.get_group(axis).group_name))
 
 
+def gather_numbers(n: int, mesh: Any) -> list[int]:
+    """The numbers that the processes of a mesh of one dimension give, in the order of their ranks."""
+    own = torch.tensor([n], device=mesh.device_type)
+    return all_gather(own, mesh.size(), mesh.get_group().group_name).tolist()
+
+
+preserve_version = torch.autograd._unsafe_preserve_version_counter
+"""A context in which writing to a tensor does not count as a change for autograd."""
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # DTensor
 
@@ -719,6 +732,11 @@ def local_part(x: Any, placements: Any) -> torch.Tensor:
         local = redistribute_local_tensor(local, x._spec, spec)
     elsewhere = any(s and place for s, place in zip(spread, mesh.get_coordinate(), strict=True))
     return torch.zeros_like(local) if elsewhere else local
+
+
+def part_of_dtensor(x: Any) -> torch.Tensor:
+    """What this process has of a DTensor, the tensor itself."""
+    return x._local_tensor
 
 
 def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
