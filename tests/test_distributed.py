@@ -1,22 +1,17 @@
 """out_dtype on DTensors, over two processes: integers equal one process's bit for bit."""
 
 import itertools
-import os
-import socket
 import unittest
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import hop
+from tests import processes
 from tests.cases import BY_NAME, FLOAT, INTEGER, OPERATORS, arguments, assert_right, draw
 from tests.leaves import DEQUANTIZE, LEAVES, SETTINGS
 from tests.quantized import QUANTIZED
@@ -29,28 +24,8 @@ COVERED_QUANTIZED = {(o.name, "dtensor") for o in QUANTIZED}
 COVERED_SCALED = {(o.name, "dtensor") for o in SCALED}
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def _worker(rank: int, port: int, name: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
-    try:
-        CHECKS[name](init_device_mesh("cpu", (WORLD,)), rank)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-    # Gloo's threads may still hold tensors, and abort the process if they let go of one while the interpreter shuts
-    # down (pytorch #179291): leave without shutting down.
-    os._exit(0)
-
-
 def run(name: str) -> None:
-    mp.start_processes(_worker, args=(_free_port(), name), nprocs=WORLD, join=True, start_method="spawn")
+    processes.run(CHECKS[name], WORLD)
 
 
 # ---- what runs in each process
