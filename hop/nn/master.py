@@ -293,7 +293,7 @@ class _Part:
             amax = torch.where(magnitude == magnitude, magnitude, 0.0).amax().reshape([1] * x.dim())
             amax = self._combined(amax.to(torch.float32), "max", (-1,) * x.dim())
             with torch.enable_grad():  # FSDP2 gathers without gradients, for layers that train
-                return state(amax), None
+                return state(amax).expand(amax.shape), None
         if not state.ready:
             raise RuntimeError(
                 "hop.nn: the static scale of a weight is not set; call its set(scale, zero_point), or load a state_dict "
@@ -303,7 +303,9 @@ class _Part:
 
     def _own_rows(self, given: Tensor | None, frame: Tensor) -> Tensor | None:
         """The part of a given scale, for the whole weight, that serves the frame."""
-        if given is None or given.dim() < frame.dim() or given.shape[0] == 1:
-            return None if given is None else given.detach()
-        (unit,) = {u for name, u in fsdp.row_units(self.quantizer, frame.dim()).items() if name == "scale"}
-        return given.detach()[self._first // unit :][: -(-frame.shape[0] // unit)]
+        if given is None:
+            return None
+        q, unit = self.quantizer, fsdp.row_units(self.quantizer, frame.dim())["scale"]
+        whole = given.detach().expand(q.buffers(self.gathering.shape)["scale"][0])
+        rows = slice(None) if unit == -1 else slice(self._first // unit, -(-(self._first + frame.shape[0]) // unit))
+        return whole[rows]
