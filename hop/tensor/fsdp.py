@@ -108,26 +108,32 @@ def _joined(data: Tensor, parts: Parts, unit: int, rows: int) -> Tensor:
 # ---- a parameter that is a QuantizedTensor
 
 
-def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], Sent]:
-    """fsdp_pre_all_gather of a part of a QuantizedTensor."""
-    if t.usages != (copies.ROWWISE,) or t.quantizer.flat or t.quantizer.is_tiled() or t.dim() == 0:
+def check(t: QuantizedTensor) -> None:
+    """Raise ValueError unless FSDP2 can cut t into rows, flatten it, and gather it: all as codes."""
+    q = t.quantizer
+    if t.usages != (copies.ROWWISE,) or q.flat or q.is_tiled():
         raise ValueError(
             f"fully_shard: a QuantizedTensor must have a row-wise copy alone, blocks that do not run over the flattened "
-            f"tensor, and no tiled layout; got usages={t.usages} and {t.quantizer}. Shard it as hop.quantize makes it"
+            f"tensor, and no tiled layout; got usages={t.usages} and {q}. Shard it as hop.quantize makes it"
         )
+    if any(unit not in (1, -1) for unit in row_units(q, t.dim()).values()):
+        raise ValueError(
+            f"fully_shard: blocks of several rows of a QuantizedTensor, {q}, cannot be cut nor flattened without their "
+            "numbers; take blocks along rows, or shard the float weight, prepared by hop.nn.gather_as_codes"
+        )
+
+
+def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], Sent]:
+    """fsdp_pre_all_gather of a part of a QuantizedTensor."""
     lengths = t.__dict__.get("_lengths")
     if lengths is None:  # of the parts of all processes: the same as long as the tensor is
         lengths = t._lengths = _compile.gather_numbers(t.shape[0], mesh)  # type: ignore[attr-defined]
     parts = Parts(sum(lengths), len(lengths))
     if lengths != [parts.length(rank) for rank in range(parts.count)]:
-        raise ValueError(f"fully_shard: a QuantizedTensor must be sharded along its first dimension; parts of {lengths}")
-    for unit in row_units(t.quantizer, t.dim()).values():
-        if unit != -1 and parts.size % unit and parts.size != parts.rows:
-            raise ValueError(
-                f"fully_shard: parts of {parts.size} rows cut blocks of {unit} rows of a QuantizedTensor of "
-                f"{parts.rows} rows ({t.quantizer}), so that their scales were lost; shard the float weight, with "
-                "hop.nn.gather_as_codes, or take a number of processes that leaves blocks whole"
-            )
+        raise ValueError(
+            f"fully_shard: a QuantizedTensor must be sharded along its first dimension, got parts of {lengths} rows; "
+            "leave shard_placement_fn out"
+        )
     sent = Sent(t.quantizer, (parts.rows, *t.shape[1:]), parts)
     return tuple(send(sent, t.buffers())), sent
 

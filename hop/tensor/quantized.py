@@ -1,6 +1,6 @@
 """QuantizedTensor itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -155,11 +155,14 @@ class QuantizedTensor(Tensor):
         quantizer, dtype = context
         return QuantizedTensor(buffers, quantizer, shape, dtype)
 
-    def fsdp_pre_all_gather(self, mesh: Any) -> Any:
-        """What FSDP2 gathers of this part of a parameter: its buffers, as bytes. See hop.tensor.fsdp."""
+    @property
+    def fsdp_pre_all_gather(self) -> Callable[[Any], Any]:
+        """From a mesh to what FSDP2 gathers of this part of a parameter: its buffers, as bytes. See hop.tensor.fsdp.
+        fully_shard looks for it, and so raises where there is none."""
         from hop.tensor import fsdp
 
-        return fsdp.pre_all_gather(self, mesh)
+        fsdp.check(self)
+        return lambda mesh: fsdp.pre_all_gather(self, mesh)
 
     def fsdp_post_all_gather(self, gathered: Any, sent: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
         """The whole parameter, appearing in `dtype`; or `out` filled again."""
