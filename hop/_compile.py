@@ -16,6 +16,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -666,6 +667,12 @@ preserve_version = torch.autograd._unsafe_preserve_version_counter
 """A context in which writing to a tensor does not count as a change for autograd."""
 
 
+def largest_of(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """The maximum over the processes of a group, element by element."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_reduce(x.contiguous(), "max", group.group_name))
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # DTensor
 
@@ -728,8 +735,12 @@ def local_part(x: Any, placements: Any) -> torch.Tensor:
     target = tuple(Replicate() if s else p for p, s in zip(placements, spread, strict=True))
     local = x.to_local()
     if target != tuple(x.placements):
-        spec = DTensorSpec(mesh, target, tensor_meta=x._spec.tensor_meta)
-        local = redistribute_local_tensor(local, x._spec, spec)
+        own, dtype = x._spec, local.dtype
+        if dtype.is_floating_point and dtype.itemsize == 1:  # which collectives move as bytes
+            local = local.view(torch.uint8)
+            own = replace(own, tensor_meta=own.tensor_meta._replace(dtype=torch.uint8))
+        spec = DTensorSpec(mesh, target, tensor_meta=own.tensor_meta)
+        local = wait(redistribute_local_tensor(local, own, spec)).view(dtype)
     elsewhere = any(s and place for s, place in zip(spread, mesh.get_coordinate(), strict=True))
     return torch.zeros_like(local) if elsewhere else local
 
@@ -752,6 +763,16 @@ def is_dtensor(x: Any) -> bool:
     """True for a DTensor; imports nothing."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
+
+
+def wait(x: Any) -> torch.Tensor:
+    """The tensor that a collective gives, once it is there."""
+    return x.wait() if hasattr(x, "wait") else x
+
+
+def own_part(x: torch.Tensor) -> Any:
+    """The tensor of a DTensor that this process has; any other tensor itself."""
+    return x._local_tensor if is_dtensor(x) else x  # type: ignore[attr-defined]
 
 
 def as_dtensor(x: torch.Tensor, mesh: Any) -> Any:

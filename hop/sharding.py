@@ -1,9 +1,9 @@
 """Quantizing DTensors: each process quantizes its own part, with the scales of the whole.
 
 A dimension stays sharded where no block, and no byte of codes, is cut: where each process has whole blocks, or where
-one block is all of the dimension. In the first case the scales are sharded as the codes are. In the second all processes
-have the scale, which they find together: of the part of each the statistic that the scale rule reads (an amax, or a
-sum), and then its combination over the processes. Otherwise the tensor is gathered first.
+one block is all of the dimension. In the first case the scales are sharded as the codes are. In the second all
+processes have the scale, which they find together: of the part of each the statistic that the scale rule reads (an
+amax, or a sum), and then its combination over the processes. Otherwise the tensor is gathered first.
 """
 
 from collections.abc import Callable, Sequence

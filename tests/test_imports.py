@@ -46,6 +46,7 @@ LAYERS = {
         *("hop.copies", "hop.sharding"),
         *VALUES,
     },
+    "hop.distributed": {"hop.nn"},
     "cutlass_kernels": set(),
 }
 

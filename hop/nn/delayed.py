@@ -67,16 +67,33 @@ class AmaxHistory(Float32State):
         return self.spelling
 
 
-def advance(model: nn.Module) -> None:
-    """End the step of delayed scaling in all layers of `model`. To be called once after each optimizer step."""
-    for module in model.modules():
-        if isinstance(module, AmaxHistory):
-            module.advance()
+def advance(model: nn.Module, group: Any = None) -> None:
+    """End the step of delayed scaling in all layers of `model`. To be called once after each optimizer step.
+
+    Args:
+        group: the process group, or mesh of one dimension, of the processes that train on parts of a batch: the amaxes
+            of the step become the largest that one of them saw, by one collective for all layers. None for one process;
+            what tensor parallelism spreads over processes is combined by the layers themselves.
+    """
+    histories = [module for module in model.modules() if isinstance(module, AmaxHistory)]
+    if group is not None and histories:
+        _combine([_compile.own_part(h.history) for h in histories], group)
+    for history in histories:
+        history.advance()
 
 
-def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module) -> Any:
-    """Call `advance(model)` after each step of `optimizer`. Returns a handle, whose remove() ends it."""
-    return optimizer.register_step_post_hook(lambda *_: advance(model))
+def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: Any = None) -> Any:
+    """Call `advance(model, group)` after each step of `optimizer`. Returns a handle, whose remove() ends it."""
+    return optimizer.register_step_post_hook(lambda *_: advance(model, group))
+
+
+@torch.no_grad()
+def _combine(histories: list[Tensor], group: Any) -> None:
+    """The largest current amax of a group of processes for each history."""
+    seen = torch.stack([h[0] for h in histories])
+    group = group.get_group() if hasattr(group, "get_group") else group
+    for history, amax in zip(histories, _compile.largest_of(seen, group), strict=True):
+        history[0].copy_(amax)
 
 
 def _record(history: Tensor, x: Tensor) -> None:

@@ -1,6 +1,7 @@
 """gather_as_codes: the weights of layers travel between the processes of FSDP2 as codes and scales."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -112,7 +113,7 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
     local, outer = weight.detach(), None
     if _compile.is_dtensor(weight):
         local = _compile.part_of_dtensor(weight).detach()
-        outer = (weight.device_mesh, _cut_dimensions(name, q, weight))
+        outer = (weight.device_mesh, _cut_dimensions(name, [q, q.transposed(2)] if turned else [q], weight))
         if isinstance(state := layer.scales[WEIGHT] if needs_scale else None, StaticScale) and state.scale.numel() > 1:
             raise ValueError(
                 f"gather_as_codes: layer {name!r}: its static scale, one for each block ({q}), is not spread as its "
@@ -126,14 +127,16 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
     return parameter_like(weight, made)  # type: ignore[return-value]
 
 
-def _cut_dimensions(name: str, q: Quantizer, weight: Any) -> tuple[int | None, ...]:
+def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> tuple[int | None, ...]:
     """For each axis of the mesh of a DTensor the dimension that it cuts."""
     found = tuple(p.dim if p.is_shard() else None for p in weight.placements)
     for axis, (p, d) in enumerate(zip(weight.placements, found, strict=True)):
         size = weight.device_mesh.size(axis)
-        if p.is_partial() or (d is not None and (weight.shape[d] % size or not keeps_blocks(q, weight.shape, d, size))):
+        whole = d is None or weight.shape[d] % size == 0
+        whole = whole and (d is None or all(keeps_blocks(q, weight.shape, d, size) for q in quantizers))
+        if p.is_partial() or not whole:
             raise ValueError(
                 f"gather_as_codes: layer {name!r}: its weight {tuple(weight.shape)} is placed as {p} over {size} "
-                f"processes, which have no equal parts of whole blocks of {q}; change the size or the scheme"
+                f"processes, which have no equal parts of whole blocks of {quantizers[0]}; change the size or the scheme"
             )
     return found

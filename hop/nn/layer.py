@@ -33,7 +33,7 @@ class Layer(nn.Module):
     roles: tuple[str, ...] = ROLES  # those that its operator has
     example_dims: int  # the dimensions of one example of its input
     weight: Any
-    scales: nn.ModuleDict
+    scales: Any  # an nn.ModuleDict where there are any
 
     @classmethod
     def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
@@ -57,7 +57,7 @@ class Layer(nn.Module):
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
         """What follows the constructor of the float layer."""
         self.learn_scales, self.frozen, self.calibrating = learn_scales, False, False
-        self.scales = nn.ModuleDict()
+        self.scales = {}
         self.scheme = scheme
 
     @property
@@ -135,6 +135,7 @@ class Layer(nn.Module):
             self._build(plan)
         given = self._given(plan, x)
         assert plan.scheme is not None
+        args = tuple(master.opened(a) if a is self.weight else a for a in args)
         y = self._run(op, plan.scheme, args, given)
         if given.grad is None:
             return y
@@ -202,7 +203,10 @@ class Layer(nn.Module):
 
     def _build(self, plan: Plan) -> None:
         """Make what is missing. State that the plan does not use stays for the schemes that do."""
-        for role, text in self._unbuilt(plan):
+        missing = self._unbuilt(plan)
+        if missing and not isinstance(self.scales, nn.ModuleDict):
+            self.scales = nn.ModuleDict()  # not before: a layer without state is one module, as the float layer is
+        for role, text in missing:
             self.scales[role] = self._made(role, Quantizer.parse(text)).train(self.training)
         self.set_weight_scale()
 
@@ -249,7 +253,8 @@ class Layer(nn.Module):
         if not any(
             key.startswith(f"{prefix}scales.") for key in state_dict
         ):  # a float layer's: scales keep their values
-            state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in self.scales.state_dict().items()})
+            own = nn.ModuleDict(self.scales).state_dict()
+            state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in own.items()})
         key = f"{prefix}{WEIGHT}"
         if key in state_dict:
             state_dict[key] = master.gathered_like(self.weight, state_dict[key])

@@ -195,6 +195,44 @@ def _apply_mask(weight: Any) -> None:
     grad.masked_fill_(~weight.inside_(), 0.0)
 
 
+# ---- a DTensor of codes
+
+
+class _Opened(torch.autograd.Function):
+    """A DTensor, whose parts are QuantizedTensors, as a QuantizedTensor, whose buffers are DTensors."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Any) -> QuantizedTensor:  # type: ignore[override]
+        local: Any = _compile.part_of_dtensor(weight)
+        q, shape = local.quantizer, weight.shape
+        buffers = {}
+        described = {b.name: b for b in copies.describe(q, shape, local.usages)}
+        for name, part in local.buffers().items():
+            columns = name.startswith(copies.COLUMNWISE)
+            whole = described[name].shape
+
+            def placed(p: Any, columns: bool = columns, whole: Any = whole) -> Any:
+                dim = 1 - p.dim if columns and p.is_shard() else getattr(p, "dim", 0)
+                return _compile.sharded(dim) if p.is_shard() and whole[dim] != 1 else _compile.replicate()
+
+            placements = [placed(p) for p in weight.placements]
+            strides = _compile.contiguous_strides(whole)
+            at = _compile.Sharding([], weight.device_mesh, placements, torch.Size(whole), strides)
+            buffers[name] = _compile.make_dtensor(part, at)
+        return QuantizedTensor(buffers, q, shape, weight.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+def opened(weight: Any) -> Any:
+    """What a layer multiplies: `weight` itself, but of a DTensor of codes a QuantizedTensor."""
+    if _compile.is_dtensor(weight) and isinstance(_compile.part_of_dtensor(weight), QuantizedTensor):
+        return _Opened.apply(weight)
+    return weight
+
+
 # ---- a part, quantized with the scales of the whole
 
 

@@ -2,8 +2,9 @@
 
 A dimension of the result is sharded where that dimension of an operand is: rows with lhs, columns with rhs, examples
 of a convolution, elements of what has the shape of the result. The scales of a sharded operand are sharded along, or,
-where one serves the whole dimension, are on every process. What would cut a block or a byte, or shard a summed
-dimension, is gathered first: so every sum is that of one process.
+where one serves the whole dimension, are on every process. A summed dimension is sharded where a factor is, and the
+result is not; then the parts of the sum are added up (hop.impls.scaled.summing). What would cut a block or a byte is
+gathered first.
 """
 
 import math
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor
 
 from hop import _compile, blocks, copies
-from hop.impls.scaled import calls, meaning
+from hop.impls.scaled import calls, meaning, summing
 from hop.impls.scaled.calls import Call, by_sum, tensors
 from hop.impls.scaled.operands import Operand, encode
 from hop.impls.scaled.roles import ADD, BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, MULTIPLY, RHS, aten
 from hop.leaves import quantize_buffers
 from hop.quantizer import Quantizer
+from hop.sharding import keeps_blocks
 
 
 def shard(operator: Any, call: Call) -> Any:
@@ -36,11 +38,19 @@ def shard(operator: Any, call: Call) -> Any:
     quantized = isinstance(call.output, Quantizer)
     if quantized and by_sum(call.output):
         chosen = [None] * mesh.ndim
-    args = _local(call.args, maps, chosen, mesh)
     output: Any = call.output if not quantized or by_sum(call.output) else torch.float32
     by_process = by_sum(output)
-    scales = [_everywhere(t, mesh) if by_process else None for t in (call.output_scale, call.output_zero_point)]
-    out = operator(call.op, str(output) if by_process else output, *scales, *encode(args), **call.kwargs)
+    scale, zero_point = (
+        _everywhere(t, mesh) if by_process else None for t in (call.output_scale, call.output_zero_point)
+    )
+    summed = None if maps is None else _summed(call, chosen, mesh)
+    args = _local(call, maps, chosen, summed, mesh)
+    if summed is not None:
+        local = Call(call.op, output, scale, zero_point, tuple(args), call.kwargs)
+        out = summing.product(operator, call, local, mesh, summed)
+        out = out if by_process else out.to(output)
+    else:
+        out = operator(call.op, str(output) if by_process else output, scale, zero_point, *encode(args), **call.kwargs)
     if by_process:
         sizes = [size for size, _ in output.buffers(shape).values()]
         return [_wrapped(t, mesh, chosen, size) for t, size in zip(out, sizes, strict=True)]
@@ -102,50 +112,56 @@ def _choose(call: Call, maps: dict[int, _Map], axis: int, shape: Sequence[int], 
             continue
         for of_result, of_argument in own.items():
             fits = of_argument == placed.dim and x.shape[of_argument] == shape[of_result]
-            if fits and all(_follows(call.args[j], m.get(of_result)) for j, m in maps.items()):
+            if fits and all(_follows(call.args[j], m.get(of_result), mesh.size(axis)) for j, m in maps.items()):
                 return of_result
     return None
 
 
-def _follows(x: Any, dim: int | None) -> bool:
-    """Whether an argument can be sharded along `dim`."""
-    if dim is None or isinstance(x, Tensor):
+def _summed(call: Call, chosen: Sequence[int | None], mesh: Any) -> int | None:
+    """The axis of the mesh over which the summed dimension lies, None if there is none."""
+    return next((a for a, own in enumerate(chosen) if own is None and summing.is_spread(call, a, mesh)), None)
+
+
+def _follows(x: Any, dim: int | None, size: int) -> bool:
+    """Whether an argument can be sharded along `dim` over so many processes."""
+    if dim is None or isinstance(x, Tensor) or x.shape[dim] == 1:
         return True
-    q = x.quantizer
-    if q.flat or q.is_tiled() or x.usages != (copies.ROWWISE,) or (q.per_byte() > 1 and dim == x.dim() - 1):
-        return False
-    return all(blocks.per_dimension(block, x.dim())[dim] in (1, -1) for _, block in q.stored().values())
+    return x.usages == (copies.ROWWISE,) and keeps_blocks(x.quantizer, x.shape, dim, size)
 
 
-def _local(args: Sequence[Any], maps: dict[int, _Map] | None, chosen: Sequence[int | None], mesh: Any) -> list[Any]:
-    """The parts of the arguments that this process has of a result sharded along the dimensions `chosen`."""
-    found: list[Any] = []
-    for i, x in enumerate(args):
-        own = {} if maps is None else maps.get(i, {})
-        if isinstance(x, Operand):
-            found.append(_local_operand(x, [None if c is None else own.get(c) for c in chosen], mesh))
-        elif isinstance(x, Tensor):
-            wanted = [None if c is None else own.get(c) for c in chosen]
-            found.append(_part(x, [d if d is not None and x.shape[d] != 1 else None for d in wanted], mesh))
-        elif isinstance(x, list | tuple):
-            found.append(_local(x, None, chosen, mesh))
-        else:
-            found.append(x)
-    return found
+def _local(
+    call: Call, maps: dict[int, _Map] | None, chosen: Sequence[int | None], summed: int | None, mesh: Any
+) -> list[Any]:
+    """The parts of the arguments that this process has of a result sharded along the dimensions `chosen`, and of a sum
+    that is spread over an axis of the mesh."""
+    sums = summing.summed_dimensions(call)
+
+    def local(x: Any, i: int | None) -> Any:
+        if isinstance(x, list | tuple) and not isinstance(x, Operand):
+            return [local(v, None) for v in x]
+        if not isinstance(x, Operand | Tensor):
+            return x
+        own = {} if maps is None or i is None else maps.get(i, {})
+        wanted = [None if c is None else own.get(c) for c in chosen]
+        if summed is not None and i in sums:
+            wanted[summed] = sums[i]
+        wanted = [d if d is not None and x.shape[d] != 1 else None for d in wanted]
+        return _local_operand(x, wanted, mesh) if isinstance(x, Operand) else _part(x, wanted, mesh)
+
+    return [local(x, i) for i, x in enumerate(call.args)]
 
 
 def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: Any) -> Operand:
-    wanted = [d if d is not None and x.shape[d] != 1 else None for d in wanted]
     codes, *stored = x.tensors
     parts = [_part(codes, wanted, mesh)]
     ndim, names = x.dim(), [b.name for b in copies.describe(x.quantizer, x.shape, x.usages)][1:]
     for name, t in zip(names, stored, strict=True):
         block = x.quantizer.stored().get(name, (None, (-1,)))[1]
         along = blocks.per_dimension(block, ndim)
-        parts.append(_part(t, [d if d is not None and along[d] == 1 else None for d in wanted], mesh))
+        parts.append(_part(t, [d if d is not None and along[d] != -1 else None for d in wanted], mesh))
     shape = list(x.shape)
     for d in {d for d in wanted if d is not None}:
-        shape[d] = parts[0].shape[d]
+        shape[d] = parts[0].shape[d] * (x.quantizer.per_byte() if d == ndim - 1 else 1)
     return x._replace(tensors=tuple(parts), shape=tuple(shape))
 
 

@@ -1,0 +1,54 @@
+"""Layers of hop.nn on several processes. `import hop` does not import this module, which imports torch.distributed.
+
+PyTorch's own styles of parallelize_module take layers of hop.nn whose scales are found anew in each call. A layer that
+keeps scales (those of the rules hop.scaling.Given and Delayed) has a submodule for them, which those styles do not
+expect; the styles here do, and take any layer of hop.nn or PyTorch.
+"""
+
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor, parallel
+
+from hop.nn.layer import Layer
+
+
+class ColwiseParallel(parallel.ColwiseParallel):
+    """torch.distributed.tensor.parallel.ColwiseParallel for layers of hop.nn too: each process has some of the output
+    features of a Linear, or some of the columns of an Embedding; the scales that it keeps are on every process.
+    Arguments are PyTorch's."""
+
+    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:
+        if not _is_placed(self, module, device_mesh, {"weight": Shard(0), "bias": Shard(0)}):
+            super()._partition_linear_fn(name, module, device_mesh)
+
+    def _partition_embedding_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:
+        if not _is_placed(self, module, device_mesh, {"weight": Shard(1)}):
+            super()._partition_embedding_fn(name, module, device_mesh)
+
+
+class RowwiseParallel(parallel.RowwiseParallel):
+    """torch.distributed.tensor.parallel.RowwiseParallel for layers of hop.nn too: each process has some of the input
+    features of a Linear, or some of the rows of an Embedding; the scales that it keeps are on every process. Arguments
+    are PyTorch's."""
+
+    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:
+        if not _is_placed(self, module, device_mesh, {"weight": Shard(1), "bias": Replicate()}):
+            super()._partition_linear_fn(name, module, device_mesh)
+
+    def _partition_embedding_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:
+        if not _is_placed(self, module, device_mesh, {"weight": Shard(0)}):
+            super()._partition_embedding_fn(name, module, device_mesh)
+
+
+def _is_placed(style: parallel.ParallelStyle, module: nn.Module, mesh: Any, placed: dict[str, Placement]) -> bool:
+    """Whether `module` is a layer of hop.nn, whose parameters are then placed, or a submodule with its scales, which
+    distribute_module then puts on every process."""
+    if isinstance(module, Layer):
+        for name, placement in placed.items():
+            own = getattr(module, name, None)
+            if own is not None:
+                spread = distribute_tensor(own, mesh, [placement], src_data_rank=style.src_data_rank)
+                setattr(module, name, nn.Parameter(spread, requires_grad=own.requires_grad))
+        return True
+    return not isinstance(module, nn.Linear | nn.Embedding)

@@ -1,0 +1,72 @@
+"""Products of DTensors whose summed dimension lies on several processes, as of a row-parallel linear layer.
+
+Each process multiplies its part of the sum, and the parts are added up before anything is rounded:
+
+    integers, one scale for the summed dimension    sums of int32: the result is that of one process, bit for bit
+    all others                                      sums in the dtype that is computed in, float32 or float64: the
+                                                    result is that of one process but for the order of the sum
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from hop import _compile, copies, sharding
+from hop.impls.scaled.calls import Call, by_sum, compute_dtype, is_integer
+from hop.impls.scaled.exact import requantized, with_bias
+from hop.impls.scaled.operands import Operand, block_of, encode
+from hop.impls.scaled.products import Sum, aligned, biased, sums
+from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
+
+
+def summed_dimensions(call: Call) -> dict[int, int]:
+    """The dimension along which each factor of a product of matrices is summed, by its place among the arguments."""
+    if call.roles.family is not MATRIX:
+        return {}
+    places = {call.roles.role(i): i for i in range(len(call.args))}
+    lhs, rhs = places[LHS], places[RHS]
+    return {lhs: call.args[lhs].dim() - 1, rhs: call.args[rhs].dim() + call.roles.rhs_sums}
+
+
+def is_spread(call: Call, axis: int, mesh: Any) -> bool:
+    """Whether a factor lies along its summed dimension on the processes of an axis of the mesh, and both can."""
+    dims = summed_dimensions(call)
+    factors = [(call.args[i], d) for i, d in dims.items()]
+    codes: list[Any] = [x.tensors[0] if isinstance(x, Operand) else x for x, _ in factors]
+    placed = [
+        c.placements[axis].is_shard(d) for c, (_, d) in zip(codes, factors, strict=True) if _compile.is_dtensor(c)
+    ]
+    if not any(placed) or _compile.known_equal(factors[0][0].shape[-1], 1):
+        return False
+    return all(_has_whole_blocks(x, d, mesh.size(axis)) for x, d in factors)
+
+
+def _has_whole_blocks(x: Any, dim: int, size: int) -> bool:
+    if not isinstance(x, Operand):
+        return True
+    return x.usages == (copies.ROWWISE,) and sharding.keeps_blocks(x.quantizer, x.shape, dim, size)
+
+
+def product(operator: Any, call: Call, local: Call, mesh: Any, axis: int) -> Any:
+    """The result on this process, from its parts `local` of the arguments of `call`: a float tensor before it is cast,
+    or the buffers of one that is quantized by its sum."""
+    factors = Call(call.roles.product, compute_dtype(call), None, None, (local.find(LHS), local.find(RHS)), {})  # type: ignore[arg-type]
+    bias = local.find(BIAS)
+    if not _is_one_sum(call):
+        y = operator(factors.op, factors.output, None, None, *encode(factors.args))
+        return biased(local, _compile.combined_over(y, "sum", mesh, axis), bias)
+    (found,) = sums(factors)
+    found = found._replace(total=_compile.combined_over(found.total, "sum", mesh, axis))
+    return requantized(local, with_bias(local, found)) if by_sum(local.output) else _real(local, found, bias)
+
+
+def _real(call: Call, found: Sum, bias: Tensor | None) -> Tensor:
+    if bias is not None and not bias.is_floating_point():
+        found, bias = found._replace(total=found.total + aligned(call, bias)), None
+    return biased(call, found.real(), bias)
+
+
+def _is_one_sum(call: Call) -> bool:
+    """Whether no scale changes along the summed dimension of integers."""
+    factors = [(call.args[i], d) for i, d in summed_dimensions(call).items()]
+    return all(is_integer(x) and block_of(x, copies.ROWWISE)[d] == -1 for x, d in factors)
