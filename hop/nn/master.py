@@ -160,24 +160,24 @@ def _data(t: MasterWeight) -> Tensor:
 
 
 def gathered_like(weight: Any, new: Any) -> Any:
-    """`new`, a tensor of a state_dict for `weight`, gathered as it is where it may take its place."""
-    if not (_compile.is_dtensor(weight) and _compile.is_dtensor(new)):
-        own, wanted = weight, new
-    else:
-        own, wanted = _compile.part_of_dtensor(weight), _compile.part_of_dtensor(new)
-    if not isinstance(own, MasterWeight) or isinstance(wanted, MasterWeight) or type(wanted) is not type(own.data_):
+    """`new`, a tensor of a state_dict for `weight`, gathered as that is where it may take its place."""
+    own, part = (_compile.part_of_dtensor(t) if _compile.is_dtensor(t) else t for t in (weight, new))
+    masters = [isinstance(t, MasterWeight) for t in (own, part)]
+    if not any(masters) or _compile.is_dtensor(weight) != _compile.is_dtensor(new):
         return new
-    made = MasterWeight(wanted.detach(), own.gathering)
-    if wanted is new:
-        return parameter_like(new, made)
-    at = _compile.Sharding([], new.device_mesh, new.placements, new.shape, new.stride())
-    return parameter_like(new, _compile.make_dtensor(made, at))
+    made: Tensor = part.data_ if masters[1] else part
+    if masters[0] and type(made) in (Tensor, torch.nn.Parameter):
+        made = MasterWeight(made.detach(), own.gathering)
+    if part is not new:
+        at = _compile.Sharding([], new.device_mesh, new.placements, new.shape, new.stride())
+        made = _compile.make_dtensor(made, at)
+    return parameter_like(new, made)
 
 
 def parameter_like(old: Tensor, new: Tensor) -> Tensor:
     """`new`, as a Parameter where `old` is one."""
     if not isinstance(old, torch.nn.Parameter):
-        return new.requires_grad_(old.requires_grad)
+        return new.detach().requires_grad_(old.requires_grad)
     return torch.nn.Parameter(new, old.requires_grad)
 
 
