@@ -16,7 +16,6 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +88,7 @@ __all__ = [
     "flop_counter_mode",
     "group_rank",
     "group_size",
+    "gather_numbers",
     "has_tangent",
     "hints",
     "inferred_size",
@@ -113,8 +113,10 @@ __all__ = [
     "multiplies_bfloat16",
     "no_autocast",
     "no_torch_function",
+    "part_of_dtensor",
     "parts",
     "process_group",
+    "preserve_version",
     "propagate_sharding",
     "reduction_name",
     "refuse_in_exports",
@@ -661,6 +663,16 @@ def combined_over(x: torch.Tensor, op: str, mesh: Any, axis: int) -> torch.Tenso
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, mesh.get_group(axis).group_name))
 
 
+def gather_numbers(n: int, mesh: Any) -> list[int]:
+    """The numbers that the processes of a mesh of one dimension give, in the order of their ranks."""
+    own = torch.tensor([n], device=mesh.device_type)
+    return all_gather(own, mesh.size(), mesh.get_group().group_name).tolist()
+
+
+preserve_version = torch.autograd._unsafe_preserve_version_counter
+"""A context in which writing to a tensor does not count as a change for autograd."""
+
+
 def largest_of(x: torch.Tensor, group: Any) -> torch.Tensor:
     """The maximum over the processes of a group, element by element."""
     ops = torch.ops._c10d_functional
@@ -841,6 +853,11 @@ def local_part(x: Any, placements: Any) -> torch.Tensor:
         local = wait(redistribute_local_tensor(local, source, spec)).view(dtype)
     elsewhere = any(s and place for s, place in zip(spread, mesh.get_coordinate(), strict=True))
     return torch.zeros_like(local) if elsewhere else local
+
+
+def part_of_dtensor(x: Any) -> torch.Tensor:
+    """What this process has of a DTensor, the tensor itself."""
+    return x._local_tensor
 
 
 def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:

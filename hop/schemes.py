@@ -104,6 +104,11 @@ def rows_share_scales(q: Quantizer) -> bool:
     )
 
 
+def turns_exactly(q: Quantizer) -> bool:
+    """Whether the codes and scales of a transposed matrix are the transposed ones: where blocks are square."""
+    return not q.stochastic and q.transposed(2) == q
+
+
 def for_convolution(q: Quantizer, ndim: int) -> Quantizer:
     """The quantizer of an operand of a convolution: its rows are all that has one first index."""
     if len(q.block) == 2 and q.block[-1] == -1:

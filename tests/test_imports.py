@@ -43,6 +43,7 @@ LAYERS = {
     "hop.storage": {"hop.proto", "hop.tensor", "hop.copies", "hop.spelling", "hop.quantizer"},
     "hop.nn": {
         *("hop._compile", "hop.impls", "hop.leaves", "hop.tensor", "hop.calibration", "hop.schemes", "hop.presets"),
+        *("hop.copies", "hop.sharding"),
         *VALUES,
     },
     "hop.distributed": {"hop.nn"},

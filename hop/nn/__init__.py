@@ -9,6 +9,7 @@ conversion.py   from a float model to a quantized one, and back
 collection.py   calibration
 freezing.py     weights as codes
 holding.py      codes of weights, kept over microbatches
+master.py       float weights that FSDP2 gathers as codes; gathering.py prepares a model for it
 """
 
 from torch import nn as _nn
@@ -24,12 +25,15 @@ from hop.nn.delayed import AmaxHistory as AmaxHistory
 from hop.nn.delayed import advance as advance
 from hop.nn.delayed import advance_after as advance_after
 from hop.nn.freezing import freeze as freeze
+from hop.nn.gathering import bytes_gathered as bytes_gathered
+from hop.nn.gathering import gather_as_codes as gather_as_codes
 from hop.nn.holding import hold_weights as hold_weights
 from hop.nn.layer import Layer as Layer
 from hop.nn.layers import Conv1d as Conv1d
 from hop.nn.layers import Conv2d as Conv2d
 from hop.nn.layers import Embedding as Embedding
 from hop.nn.layers import Linear as Linear
+from hop.nn.master import MasterWeight as MasterWeight
 from hop.nn.static import StaticScale as StaticScale
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hop import calibration
 from hop._compile import OpOverload
 from hop.impls.quantized import Scales, quantized
+from hop.nn import master
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active
 from hop.nn.delayed import AmaxHistory
 from hop.nn.static import StaticScale
@@ -123,6 +124,7 @@ class Layer(nn.Module):
         op, args = self._call(x)
         plan = self.plan()
         if self._computes_floats(plan):
+            self._check_has_floats()
             return op(*args)
         if self._unbuilt(plan):
             if torch.compiler.is_compiling():
@@ -133,6 +135,7 @@ class Layer(nn.Module):
             self._build(plan)
         given = self._given(plan, x)
         assert plan.scheme is not None
+        args = tuple(master.opened(a) if a is self.weight else a for a in args)
         y = self._run(op, plan.scheme, args, given)
         if given.grad is None:
             return y
@@ -145,6 +148,14 @@ class Layer(nn.Module):
 
     def _computes_floats(self, plan: Plan) -> bool:
         return plan.scheme is None or self.calibrating
+
+    def _check_has_floats(self) -> None:
+        """Raise where the weight came as codes: their numbers are not those of the float weight."""
+        if isinstance(self.weight, QuantizedTensor) and not self.frozen:
+            raise RuntimeError(
+                "hop.nn: this scheme computes with the float weight, which FSDP2 has gathered as codes "
+                "(hop.nn.gather_as_codes); calibrate, or evaluate in floats, before fully_shard"
+            )
 
     def _given(self, plan: Plan, x: Tensor) -> Scales:
         """What the quantizers take that find no scale themselves."""
@@ -244,6 +255,9 @@ class Layer(nn.Module):
         ):  # a float layer's: scales keep their values
             own = nn.ModuleDict(self.scales).state_dict()
             state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in own.items()})
+        key = f"{prefix}{WEIGHT}"
+        if key in state_dict:
+            state_dict[key] = master.gathered_like(self.weight, state_dict[key])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

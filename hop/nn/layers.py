@@ -70,7 +70,9 @@ class Linear(Layer, nn.Linear):
         self.holds, self._held = holds, (None, [])
 
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
-        options = Options(self.save_original, self.holds, self.parallel)
+        # made here where it can be: of a module of FSDP2, Dynamo takes numbers for sizes
+        parallel = self.parallel if self.parallel.mode != "none" else Parallel()
+        options = Options(self.save_original, self.holds, parallel)
         of, held = self._held
         y, kept = linear(
             scheme,

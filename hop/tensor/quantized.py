@@ -1,6 +1,6 @@
 """QuantizedTensor itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -154,6 +154,21 @@ class QuantizedTensor(Tensor):
     ) -> "QuantizedTensor":
         quantizer, dtype = context
         return QuantizedTensor(buffers, quantizer, shape, dtype)
+
+    @property
+    def fsdp_pre_all_gather(self) -> Callable[[Any], Any]:
+        """From a mesh to what FSDP2 gathers of this part of a parameter: its buffers, as bytes. See hop.tensor.fsdp.
+        fully_shard looks for it, and so raises where there is none."""
+        from hop.tensor import fsdp
+
+        fsdp.check(self)
+        return lambda mesh: fsdp.pre_all_gather(self, mesh)
+
+    def fsdp_post_all_gather(self, gathered: Any, sent: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
+        """The whole parameter, appearing in `dtype`; or `out` filled again."""
+        from hop.tensor import fsdp
+
+        return fsdp.post_all_gather(gathered, sent, dtype, out)
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

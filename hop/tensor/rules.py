@@ -316,6 +316,8 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
 
 def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
     given, shared = to.quantizer.scale.missing() is not None, _shares_scale(to)
+    if shared and _is_like(source, to) and not _holds_numbers(to._base):
+        shared = False  # 0 is 0 at any scale: FSDP2 writes a part into zeros
     if shared and not given:
         raise RuntimeError(
             f"copy_ into a part of a tensor whose elements share a scale with others, outside of the part, which would "
@@ -323,11 +325,19 @@ def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
         )
     if source.shape != to.shape:
         source = source.expand(to.shape)
-    same = isinstance(source, QuantizedTensor) and source.quantizer == to.quantizer and source.usages == to.usages
-    if not same or shared:
+    if not _is_like(source, to) or shared:
         source = quantized_like(to, _numbers(source).to(device=to.device))
     for mine, other in zip(to.buffers().values(), source.buffers().values(), strict=True):
         mine.copy_(other, non_blocking)
+
+
+def _is_like(source: Any, to: QuantizedTensor) -> bool:
+    return isinstance(source, QuantizedTensor) and source.quantizer == to.quantizer and source.usages == to.usages
+
+
+def _holds_numbers(t: Any) -> bool:
+    """Whether some elements are not 0, or would not be at another scale."""
+    return t.quantizer.scale.has_zero_point() or bool(t.numbers().any())
 
 
 def _shares_scale(t: QuantizedTensor) -> bool:

@@ -189,6 +189,8 @@ def turned_rows(call: Call, role: str, x: Tensor, stream: int) -> tuple[Quantize
     if is_quantized(call.find(role)):
         if copies.COLUMNWISE in call.find(role).usages:
             return operands.rows_of_columns(call.find(role)), None
+        if schemes.turns_exactly(q):
+            return operands.swapped_codes(operands.quantized_rows(call, role)), None
         numbers = operands.numbers(call, role, call.dtype)
         x = (numbers.mT if call.is_turned(role) else numbers).reshape(x.shape)
     scale = call.given(role)[0]  # that of the whole tensor serves both copies

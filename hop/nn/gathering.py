@@ -1,0 +1,142 @@
+"""gather_as_codes: the weights of layers travel between the processes of FSDP2 as codes and scales."""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from hop import _compile, schemes
+from hop.nn.contexts import WEIGHT
+from hop.nn.layer import Layer
+from hop.nn.layers import Linear
+from hop.nn.master import Gathering, MasterWeight, parameter_like
+from hop.nn.static import StaticScale
+from hop.quantizer import Quantizer
+from hop.schemes import ORIGINAL, QUANTIZED
+from hop.sharding import keeps_blocks
+from hop.tensor import fsdp
+
+
+def gather_as_codes(model: nn.Module) -> list[str]:
+    """Let FSDP2 gather the weights of quantized layers as codes and scales. To be called before fully_shard, and after
+    parallelize_module.
+
+    The weights stay float Parameters, for optimizers, checkpoints and all else. Where fully_shard gathers one, each
+    process quantizes its part, by the scheme of the layer, with the scales of the whole weight: the codes are those of
+    one process, quantized in the dtype of the Parameter. The layer multiplies them; they appear in the param_dtype of
+    the MixedPrecisionPolicy, and so do the gradients. With backward="quantized" and blocks along rows that are not
+    square (MX formats), the column-wise copy that the backward reads is gathered too.
+
+    Returns:
+        The names of the layers. Those whose scheme leaves weights in floats, and frozen ones, are left as they are.
+
+    Raises:
+        ValueError: a scheme that needs more than the codes of the weight, or a weight that a layer shares with a module
+            that is not quantized so. No layer is changed then.
+    """
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, Layer) and layer.plan().quantizes_weight and not layer.frozen
+    }
+    made: dict[int, tuple[Quantizer, nn.Parameter]] = {}
+    for name, layer in layers.items():
+        layer.prepare()
+        q = _quantizer(name, layer)
+        known = made.get(id(layer.weight))
+        if known is None:
+            made[id(layer.weight)] = (q, _master(name, layer, q))
+        elif known[0] != q or q.scale.missing() is not None:
+            raise ValueError(
+                f"gather_as_codes: layer {name!r} shares its weight with another, which quantizes it by {known[0]}, and "
+                f"itself by {q}; give both one scheme, whose weight quantizer finds its scale"
+            )
+    for name, module in model.named_modules():
+        for own, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in made and (name not in layers or own != WEIGHT):
+                raise ValueError(
+                    f"gather_as_codes: {type(module).__name__} {name!r} shares its {own} with a quantized layer, and "
+                    "would get codes; convert it too, or give it a Parameter of its own"
+                )
+    for layer in layers.values():
+        layer.weight = made[id(layer.weight)][1]
+    return list(layers)
+
+
+def bytes_gathered(layer: Layer, processes: int) -> int:
+    """The bytes that the processes of a group together send where FSDP2 gathers the weight of a layer once.
+
+    Raises:
+        ValueError: the weight is not one that gather_as_codes has prepared."""
+    weight = layer.weight
+    local = _compile.part_of_dtensor(weight) if _compile.is_dtensor(weight) else weight
+    if not isinstance(local, MasterWeight):
+        raise ValueError(f"bytes_gathered: layer must be one that gather_as_codes has prepared, got {layer}")
+    own = local.gathering
+    return sum(fsdp.bytes_sent(q, own.shape, processes) for q in own.quantizers())
+
+
+def _quantizer(name: str, layer: Layer) -> Quantizer:
+    """The quantizer of the weight, if its codes are all that the layer needs."""
+    scheme = layer.plan().scheme
+    assert scheme is not None and scheme.rhs is not None
+    q, state, why = layer.weight_quantizer(scheme.rhs), layer.scales[WEIGHT] if WEIGHT in layer.scales else None, None
+    if scheme.backward == ORIGINAL:
+        why = 'backward="original" multiplies the weight before it was quantized; take "ste" or "quantized"'
+    elif q.stochastic:
+        why = f"its weight is rounded at random ({q}); take a quantizer that rounds to the nearest"
+    elif type(q) is not Quantizer:
+        why = f"{type(q).__name__} may read other statistics than processes combine; take a hop.Quantizer"
+    elif isinstance(state, StaticScale) and state.learn and q.scale.missing() is not None:
+        why = "a scale of the weight that learns needs the weight itself; take learn_scales=False"
+    elif isinstance(layer, Linear) and (layer.parallel.mode != "none" or layer.save_original):
+        why = "parallel= and save_original= need the weight itself; for tensor parallelism take parallelize_module"
+    elif isinstance(layer.weight, MasterWeight):
+        why = "it is prepared already; call it once"
+    elif layer.weight.dim() < 2:
+        why = f"its weight has no rows, {tuple(layer.weight.shape)}"
+    if why is not None:
+        raise ValueError(f"gather_as_codes: layer {name!r}: {why}")
+    return q
+
+
+def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
+    weight, scheme = layer.weight, layer.plan().scheme
+    assert scheme is not None
+    turned = scheme.backward == QUANTIZED and isinstance(layer, Linear)
+    turned = turned and not schemes.rows_share_scales(q) and not schemes.turns_exactly(q)
+    needs_scale = q.scale.missing() is not None
+    if turned and needs_scale:
+        raise ValueError(f"gather_as_codes: layer {name!r}: the column-wise copy has no scale of its own ({q})")
+    masks = scheme.backward != QUANTIZED and (needs_scale or q.scale.clips())
+    local, outer = weight.detach(), None
+    if _compile.is_dtensor(weight):
+        local = _compile.part_of_dtensor(weight).detach()
+        outer = (weight.device_mesh, _cut_dimensions(name, [q, q.transposed(2)] if turned else [q], weight))
+        if isinstance(state := layer.scales[WEIGHT] if needs_scale else None, StaticScale) and state.scale.numel() > 1:
+            raise ValueError(
+                f"gather_as_codes: layer {name!r}: its static scale, one for each block ({q}), is not spread as its "
+                "weight, a DTensor; take one scale for the tensor, or a quantizer that finds its scales"
+            )
+    gathering = Gathering(q, tuple(local.shape), turned, outer, weakref.ref(layer), masks)
+    made: Any = MasterWeight(local, gathering)
+    if outer is not None:
+        at = _compile.Sharding([], weight.device_mesh, weight.placements, weight.shape, weight.stride())
+        made = _compile.make_dtensor(made, at)
+    return parameter_like(weight, made)  # type: ignore[return-value]
+
+
+def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> tuple[int | None, ...]:
+    """For each axis of the mesh of a DTensor the dimension that it cuts."""
+    found = tuple(p.dim if p.is_shard() else None for p in weight.placements)
+    for axis, (p, d) in enumerate(zip(weight.placements, found, strict=True)):
+        size = weight.device_mesh.size(axis)
+        whole = d is None or weight.shape[d] % size == 0
+        whole = whole and (d is None or all(keeps_blocks(q, weight.shape, d, size) for q in quantizers))
+        if p.is_partial() or not whole:
+            raise ValueError(
+                f"gather_as_codes: layer {name!r}: its weight {tuple(weight.shape)} is placed as {p} over {size} "
+                f"processes, which have no equal parts of whole blocks of {quantizers[0]}; change the size or the scheme"
+            )
+    return found

@@ -1,0 +1,349 @@
+"""MasterWeight: a float weight that FSDP2 gathers as codes.
+
+Each process quantizes its part of the weight, with the scales of the whole, before the parts are gathered; the layer
+multiplies the QuantizedTensor that comes of it, whose gradient is a plain tensor, which FSDP2 sums in floats.
+"""
+
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from hop import _compile, blocks, copies
+from hop.blocks import Block
+from hop.impls.quantize import quantize
+from hop.impls.quantized.operands import swapped_codes, transposed
+from hop.nn.contexts import WEIGHT
+from hop.nn.delayed import AmaxHistory
+from hop.quantizer import Quantizer
+from hop.sharding import quantize_shared
+from hop.tensor import QuantizedTensor, fsdp
+from hop.tensor.fsdp import Parts, Sent
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """How a weight is gathered.
+
+    Args:
+        quantizer: of the weight.
+        shape: of all that FSDP2 gathers: the weight, or its part in this process where it is a DTensor before.
+        turned: whether the column-wise copy, which the backward reads, is gathered too.
+        outer: the mesh of that DTensor and for each of its axes the dimension that it cuts, None for none.
+        layer: whose weight it is, and which has the scale where the quantizer's rule finds none.
+        masks: whether the gradient of an element that was clipped is 0."""
+
+    quantizer: Quantizer
+    shape: tuple[int, ...]
+    turned: bool
+    outer: tuple[Any, tuple[int | None, ...]] | None
+    layer: "weakref.ref[Any]"
+    masks: bool
+
+    def quantizers(self) -> list[Quantizer]:
+        """That of each tensor that is gathered: of the weight, and of its column-wise copy, in the rows of the weight."""
+        q = self.quantizer
+        return [q, q.transposed(len(self.shape))] if self.turned else [q]
+
+    def owner(self) -> Any:
+        """The layer."""
+        found = self.layer()
+        if found is None:
+            raise RuntimeError("the layer of this weight is gone; call hop.nn.gather_as_codes for the one that has it")
+        return found
+
+
+class MasterWeight(Tensor):
+    """A float tensor, which is gathered as codes where it is a part of a parameter of FSDP2.
+
+    For all else it is its `data_`: operators run on that. What FSDP2 and modules make of it, its views and copies, new
+    tensors like it, is a MasterWeight; other results are plain tensors. It is saved as a plain tensor.
+    """
+
+    data_: Tensor
+    gathering: Gathering
+
+    __torch_function__ = _compile.no_torch_function  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, data: Tensor, gathering: Gathering) -> "MasterWeight":
+        layout = (data.shape, data.stride(), data.storage_offset())
+        return _compile.make_wrapper(cls, *layout, data.dtype, data.device, False)
+
+    def __init__(self, data: Tensor, gathering: Gathering) -> None:
+        self.data_, self.gathering = data, gathering
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"MasterWeight({self.data_!r}, quantizer={self.gathering.quantizer})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["data_"], self.gathering
+
+    @staticmethod
+    def __tensor_unflatten__(tensors: dict[str, Tensor], gathering: Any, shape: Any, strides: Any) -> "MasterWeight":
+        return MasterWeight(tensors["data_"], gathering)
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        plain, options = tree_map_only(MasterWeight, _data, (args, kwargs))
+        out = op(*plain, **options)
+        if op._schema.is_mutable:
+            return _compile.correct_aliasing(op, args, kwargs, out)
+        if isinstance(args[0], MasterWeight) and (op.is_view or op in _KEPT):
+            gathering = args[0].gathering
+            out = tree_map_only(Tensor, lambda t: MasterWeight(t, gathering) if t.is_floating_point() else t, out)
+        return out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            own = self.gathering
+            copied = memo.get(id(own.layer()))  # where the layer is copied too
+            if copied is not None:
+                own = replace(own, layer=weakref.ref(copied))
+            memo[id(self)] = parameter_like(self, MasterWeight(self.data_.detach().clone(), own))
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return parameter_like(self, self.data_).__reduce_ex__(protocol)
+
+    # ---- what FSDP2 calls
+
+    def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Tensor, ...], list[Sent]]:
+        """What this process sends: the codes and scales of its part, as bytes."""
+        own = self.gathering
+        parts, rank = Parts(own.shape[0], mesh.size()), mesh.get_local_rank()
+        if tuple(self.shape) != (parts.length(rank), *own.shape[1:]):
+            raise ValueError(
+                f"fully_shard: a weight that is gathered as codes must be sharded along its first dimension; the part "
+                f"{rank} of {mesh.size()} of {own.shape} is {tuple(self.shape)}. Leave shard_placement_fn out"
+            )
+        inputs, sent = [], []
+        for q in own.quantizers():
+            sent.append(Sent(q, own.shape, parts))
+            part = _Part(own, q, parts, rank, mesh)
+            grids, inside = part.quantized(self.data_.detach())
+            inputs += fsdp.send(sent[-1], grids)
+            if own.masks:
+                _mask_gradient(own.owner().weight, inside)
+        return tuple(inputs), sent
+
+    def fsdp_post_all_gather(
+        self, gathered: tuple[Tensor, ...], sent: list[Sent], dtype: torch.dtype, *, out: Any = None
+    ) -> Any:
+        """The weight as a QuantizedTensor that appears in `dtype`; or `out` filled again."""
+        count = len(gathered) // len(sent)
+        new = fsdp.receive(sent[0], gathered[:count], dtype)
+        if len(sent) > 1:
+            columns = transposed(swapped_codes(fsdp.receive(sent[1], gathered[count:], dtype)))
+            new = new.rebuilt(new.buffers() | columns.buffers())
+        if out is not None:
+            return fsdp.into(out, new)
+        return new, fsdp.own_memory(new, gathered)
+
+
+_KEPT = {
+    *(aten.clone.default, aten._to_copy.default, aten._pin_memory.default, aten.empty_like.default),
+    *(aten.new_empty.default, aten.new_zeros.default),
+}
+
+
+def _data(t: MasterWeight) -> Tensor:
+    return t.data_
+
+
+def gathered_like(weight: Any, new: Any) -> Any:
+    """`new`, a tensor of a state_dict for `weight`, gathered as that is where it may take its place."""
+    own, part = (_compile.part_of_dtensor(t) if _compile.is_dtensor(t) else t for t in (weight, new))
+    masters = [isinstance(t, MasterWeight) for t in (own, part)]
+    if not any(masters) or _compile.is_dtensor(weight) != _compile.is_dtensor(new):
+        return new
+    made: Tensor = part.data_ if masters[1] else part
+    if masters[0] and type(made) in (Tensor, torch.nn.Parameter):
+        made = MasterWeight(made.detach(), own.gathering)
+    if part is not new:
+        at = _compile.Sharding([], new.device_mesh, new.placements, new.shape, new.stride())
+        made = _compile.make_dtensor(made, at)
+    return parameter_like(new, made)
+
+
+def parameter_like(old: Tensor, new: Tensor) -> Tensor:
+    """`new`, as a Parameter where `old` is one."""
+    if not isinstance(old, torch.nn.Parameter):
+        return new.detach().requires_grad_(old.requires_grad)
+    return torch.nn.Parameter(new, old.requires_grad)
+
+
+def _mask_gradient(weight: Any, inside: Callable[[], Tensor]) -> None:
+    """Make the gradient of a sharded parameter 0 where its elements are not `inside`, which says so for the codes that
+    were gathered last. The sum of masked gradients is the masked sum: all processes clip the same elements."""
+    first = not hasattr(weight, "inside_")
+    weight.inside_ = inside
+    if first:
+        weight.register_post_accumulate_grad_hook(_apply_mask)
+
+
+def _apply_mask(weight: Any) -> None:
+    grad = _compile.part_of_dtensor(weight.grad)
+    grad.masked_fill_(~weight.inside_(), 0.0)
+
+
+# ---- a DTensor of codes
+
+
+class _Opened(torch.autograd.Function):
+    """A DTensor, whose parts are QuantizedTensors, as a QuantizedTensor, whose buffers are DTensors."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Any) -> QuantizedTensor:  # type: ignore[override]
+        local: Any = _compile.part_of_dtensor(weight)
+        q, shape = local.quantizer, weight.shape
+        buffers = {}
+        described = {b.name: b for b in copies.describe(q, shape, local.usages)}
+        for name, part in local.buffers().items():
+            columns = name.startswith(copies.COLUMNWISE)
+            whole = described[name].shape
+
+            def placed(p: Any, columns: bool = columns, whole: Any = whole) -> Any:
+                dim = 1 - p.dim if columns and p.is_shard() else getattr(p, "dim", 0)
+                return _compile.sharded(dim) if p.is_shard() and whole[dim] != 1 else _compile.replicate()
+
+            placements = [placed(p) for p in weight.placements]
+            strides = _compile.contiguous_strides(whole)
+            at = _compile.Sharding([], weight.device_mesh, placements, torch.Size(whole), strides)
+            buffers[name] = _compile.make_dtensor(part, at)
+        return QuantizedTensor(buffers, q, shape, weight.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+def opened(weight: Any) -> Any:
+    """What a layer multiplies: `weight` itself, but of a DTensor of codes a QuantizedTensor."""
+    if _compile.is_dtensor(weight) and isinstance(_compile.part_of_dtensor(weight), QuantizedTensor):
+        return _Opened.apply(weight)
+    return weight
+
+
+# ---- a part, quantized with the scales of the whole
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows that a process has of a weight."""
+
+    gathering: Gathering
+    quantizer: Quantizer
+    parts: Parts
+    rank: int
+    mesh: Any
+
+    def quantized(self, x: Tensor) -> tuple[dict[str, Tensor], Callable[[], Tensor]]:
+        """Of each buffer the units that begin in this part, and a function that says which elements are not clipped."""
+        frame, length = self._frame(x), x.shape[0]
+        scale, zero_point = self._given(x, frame)
+        made = self._buffers(frame, scale, zero_point)
+        own = slice(self.parts.start(self.rank) - self._first, None)
+        grids = dict(made)
+        for name, unit in fsdp.row_units(self.quantizer, x.dim()).items():
+            if unit == -1:
+                continue
+            first, last = self.parts.units(self.rank, unit)
+            skipped = first - self._first // unit if length else 0
+            grids[name] = made[name][skipped : skipped + last - first]
+
+        def inside() -> Tensor:
+            used = made["scale"] if scale is None else scale
+            return self.quantizer.derivatives(self._frame(x), used, made.get("zero_point")).inside[own][:length]
+
+        return grids, inside
+
+    @property
+    def _unit(self) -> int:
+        """The rows of a block, 1 where it is all of them."""
+        return max(1, *fsdp.row_units(self.quantizer, len(self.gathering.shape)).values())
+
+    @property
+    def _first(self) -> int:
+        """The first row of the block in which the part begins."""
+        return self.parts.start(self.rank) // self._unit * self._unit
+
+    def _frame(self, x: Tensor) -> Tensor:
+        """x in whole blocks, NaN, which no scale rule reads, where rows of other processes are; never empty."""
+        start, length = self.parts.start(self.rank), x.shape[0]
+        last = min(-(-(start + length) // self._unit) * self._unit, self.parts.rows)
+        if length and (start, start + length) == (self._first, last):
+            return x
+        frame = x.new_full((max(last - self._first, 1), *x.shape[1:]), math.nan)
+        frame[start - self._first :][:length] = x
+        return frame
+
+    def _buffers(self, frame: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> dict[str, Tensor]:
+        if not self._is_cut():
+            return quantize(self.quantizer, frame, scale=scale, zero_point=zero_point).buffers()
+        made = quantize_shared(self.quantizer, frame, (scale, zero_point, None), (copies.ROWWISE,), self._combined)
+        names = [b.name for b in copies.describe(self.quantizer, frame.shape, (copies.ROWWISE,))]
+        return dict(zip(names, made, strict=True))
+
+    def _is_cut(self) -> bool:
+        """Whether blocks have elements in other processes."""
+        ndim, outer = len(self.gathering.shape), self.gathering.outer
+        grids = [blocks.per_dimension(block, ndim) for _, block in self.quantizer.stored().values()]
+        by_rows = self.parts.count > 1 and any(g[0] == -1 or self.parts.size % g[0] for g in grids)
+        return by_rows or (outer is not None and any(d is not None and g[d] == -1 for g in grids for d in outer[1]))
+
+    def _combined(self, found: Tensor, op: str, block: Block) -> Tensor:
+        """A statistic of each block of the frame, of the whole blocks. It is 0 where there are no numbers."""
+        if block[0] == -1:
+            found = _compile.combined_over(found, op, self.mesh, 0)
+        elif self.parts.size % block[0]:
+            whole = found.new_zeros(-(-self.parts.rows // block[0]), *found.shape[1:])
+            rows = whole[self._first // block[0] :][: found.shape[0]] if self.parts.length(self.rank) else whole[:1]
+            rows.copy_(found)
+            at = (rows.storage_offset() - whole.storage_offset()) // max(whole[0].numel(), 1)
+            found = _compile.combined_over(whole, op, self.mesh, 0)[at : at + rows.shape[0]]
+        return self._combined_outside(found, op, block)
+
+    def _combined_outside(self, found: Tensor, op: str, block: Block) -> Tensor:
+        """The same over the processes between which the weight was cut before."""
+        if self.gathering.outer is not None:
+            mesh, dims = self.gathering.outer
+            for axis, d in enumerate(dims):
+                if d is not None and block[d] == -1:
+                    found = _compile.combined_over(found, op, mesh, axis)
+        return found
+
+    def _given(self, x: Tensor, frame: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What takes the place of a rule that finds no scale, for the blocks of the frame."""
+        if self.quantizer.scale.missing() is None:
+            return None, None
+        state = self.gathering.owner().scales[WEIGHT]
+        if isinstance(state, AmaxHistory):
+            magnitude = frame.abs()
+            amax = torch.where(magnitude == magnitude, magnitude, 0.0).amax().reshape([1] * x.dim())
+            amax = self._combined(amax.to(torch.float32), "max", (-1,) * x.dim())
+            with torch.enable_grad():  # FSDP2 gathers without gradients, for layers that train
+                return state(amax).expand(amax.shape), None
+        if not state.ready:
+            raise RuntimeError(
+                "hop.nn: the static scale of a weight is not set; call its set(scale, zero_point), or load a state_dict "
+                "that has it, before the first forward"
+            )
+        return self._own_rows(state.scale, frame), self._own_rows(state.zero_point, frame)
+
+    def _own_rows(self, given: Tensor | None, frame: Tensor) -> Tensor | None:
+        """The part of a given scale, for the whole weight, that serves the frame."""
+        if given is None:
+            return None
+        q, unit = self.quantizer, fsdp.row_units(self.quantizer, frame.dim())["scale"]
+        whole = given.detach().expand(q.buffers(self.gathering.shape)["scale"][0])
+        rows = slice(None) if unit == -1 else slice(self._first // unit, -(-(self._first + frame.shape[0]) // unit))
+        return whole[rows]
