@@ -1,0 +1,37 @@
+"""Checks in several processes: `run` spawns them, over gloo, and each calls the function."""
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def run(check: Callable[[Any, int], None], world: int) -> None:
+    """check(mesh, rank), a function of a module, in `world` processes of a mesh of one dimension."""
+    mp.start_processes(_worker, args=(_free_port(), check, world), nprocs=world, join=True, start_method="spawn")
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _worker(rank: int, port: int, check: Callable[[Any, int], None], world: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    try:
+        check(init_device_mesh("cpu", (world,)), rank)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    # Gloo's threads may still hold tensors, and abort the process if they let go of one while the interpreter shuts
+    # down (pytorch #179291): leave without shutting down.
+    os._exit(0)
