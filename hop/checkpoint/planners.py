@@ -47,7 +47,7 @@ class _Record(NamedTuple):
     region: str
     buffers: tuple[str, ...]
     cut: str | None  # why it has no ranges of the whole tensor's buffers
-    digests: dict[str, str]  # of the buffers that other parts must have too
+    digests: dict[tuple[str, tuple[int, ...]], str]  # of the ranges that other parts must have too: buffer, offsets
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -215,7 +215,7 @@ def _write(fqn: str, part: Part, path: tuple[Any, ...]) -> tuple[_Record, list[W
         chunks = part.chunks()
     except Cut as reason:  # the coordinator makes pieces of all parts
         chunks, cut = {name: Chunk(b, (0,) * b.dim(), tuple(b.shape)) for name, b in buffers.items()}, str(reason)
-    digests = {name: _digest(chunk.buffer) for name, chunk in chunks.items() if chunk.is_shared}
+    digests = {(name, c.offsets): _digest(c.buffer) for name, c in chunks.items() if c.is_shared}
     items = [
         _item(_entry(fqn, name), c.offsets, c.size, c.buffer.shape, TensorProperties.create_from_tensor(c.buffer))
         for name, c in chunks.items()
@@ -241,8 +241,9 @@ def _agreed(fqn: str, records: list[_Record]) -> dict[str, Any]:
     if other is not None:
         raise ValueError(f"state_dict: {fqn!r} must be quantized alike in all processes; got {first} and {other}")
     pieces = next((r.cut for r in records if r.cut is not None), None)
-    for name in records[0].buffers:
-        if pieces is None and len({r.digests[name] for r in records if name in r.digests}) > 1:
+    held: dict[Any, str] = {}
+    for (name, offsets), digest in (item for r in records for item in r.digests.items()):
+        if held.setdefault((name, offsets), digest) != digest and pieces is None:
             pieces = f"its {name} serves a whole dimension, and the parts of it had different ones"
     return {**first, "pieces": pieces}
 
