@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
 from parameterized import parameterized
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 import hop
 import hop.checkpoint
@@ -73,7 +77,7 @@ def names(placements: Any) -> list[str]:
 def bits(t: Any) -> list[Tensor]:
     t = t.to_local() if isinstance(t, DTensor) else t
     buffers = t.buffers().values() if isinstance(t, hop.QuantizedTensor) else [t]
-    return [b.contiguous().view(torch.uint8).clone() for b in buffers]
+    return [b.reshape(-1).view(torch.uint8).clone() for b in buffers]
 
 
 def assert_bits(a: Any, b: Any, where: Any = None) -> None:
@@ -90,7 +94,7 @@ def emptied(t: Any) -> Any:
         )
     t = t.clone()
     for b in t.buffers().values() if isinstance(t, hop.QuantizedTensor) else [t]:
-        b.view(torch.uint8).fill_(77)
+        b.view(-1).view(torch.uint8).fill_(77)
     return t
 
 
@@ -221,16 +225,197 @@ def few_rows(folder: Path, mesh: Any) -> None:
 
 def in_four(folder: Path, mesh: Any, rank: int) -> None:
     """What four processes do together, and two of them, with a group of their own."""
+    import time
+    t=[time.process_time()]
     write_all(folder / "all", mesh)
+    t.append(time.process_time())
     pair = DeviceMesh("cpu", [0, 1])
     if rank < 2:
         write_all(folder / "all", pair, pair.get_group())
         read_all(folder / "all", pair, pair.get_group())
+    t.append(time.process_time())
     torch.distributed.barrier()
     read_all(folder / "all", mesh)
+    t.append(time.process_time())
     few_rows(folder / "few", mesh)
+    t.append(time.process_time())
     pieces(folder / "pieces", mesh)
+    t.append(time.process_time())
     refusals(folder / "refusals", mesh, rank)
+    t.append(time.process_time())
+    if rank==0:open("/tmp/times.txt","w").write(str(t))
+
+
+# ---- a model under FSDP2, with an optimizer whose states are quantized
+
+
+class Momentum(torch.optim.Optimizer):
+    """SGD with momentum, in 8 bits for matrices: blocks over the flattened part that a process has."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            state, local = self.state[p], p.to_local() if isinstance(p, DTensor) else p
+            grad = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            if "step" not in state:
+                state["step"], state["momentum"] = torch.zeros(()), self._held(p, torch.zeros_like(local))
+            held = state["momentum"]
+            held = held.to_local() if isinstance(held, DTensor) else held
+            new = 0.9 * (held.dequantize() if isinstance(held, hop.QuantizedTensor) else held) + grad
+            state["momentum"] = self._held(p, new)
+            state["step"] += 1
+            local -= self.param_groups[0]["lr"] * new
+
+    def _held(self, p: Tensor, momentum: Tensor) -> Tensor:
+        t = hop.quantize(presets.STATE8, momentum) if p.dim() > 1 else momentum
+        if not isinstance(p, DTensor):
+            return t
+        return DTensor.from_local(t, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
+class Run:
+    """A model and its optimizer, from a seed, under FSDP2 where there is a mesh."""
+
+    def __init__(self, mesh: Any, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 16))
+        if mesh is not None:
+            for layer in (self.model[0], self.model[2], self.model):
+                fully_shard(layer, mesh=mesh)
+        self.optimizer = Momentum(self.model.parameters())
+
+    def train(self) -> None:
+        """A step on the same numbers in every process, so that their mean is exact."""
+        self.model(torch.linspace(-1, 1, 8 * 32).view(8, 32)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def save(self, folder: Path, step: int) -> None:
+        hop.checkpoint.save(self.state(), folder, step=step, keep=2)
+
+    def resume(self, folder: Path) -> int:
+        found = self.state()
+        step = hop.checkpoint.load(found, folder)
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
+        )
+        return step
+
+    def assert_equal(self, other: "Run") -> None:
+        """Bit for bit; `other` may be whole where this is sharded."""
+        for mine, one in zip(self.model.parameters(), other.model.parameters(), strict=True):
+            own, theirs = self.optimizer.state[mine], other.optimizer.state[one]
+            for a, b in [(mine.detach(), one.detach()), *((own[key], theirs[key]) for key in ("step", "momentum"))]:
+                b = placed(b, a.device_mesh, a.placements) if isinstance(a, DTensor) else b
+                assert type(a) is type(b)
+                assert_bits(a, b)
+
+
+def trained(steps: int) -> Run:
+    """What one process comes to without any interruption."""
+    run = Run(None, seed=0)
+    for _ in range(steps):
+        run.train()
+    return run
+
+
+class Killer:
+    """Kills its process before the n-th of the calls by which a save makes files last and renames them."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+        os.fsync, Path.rename = self.before(os.fsync), self.before(Path.rename)
+
+    def before(self, function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args)
+
+        return call
+
+
+def killed(folder: Path, dying: int, nth: int, mesh: Any, rank: int) -> None:
+    run = Run(mesh, seed=0)
+    run.train()
+    run.save(folder, 1)
+    run.train()
+    if rank == dying:
+        Killer(nth)
+    run.save(folder, 2)
+
+
+def killed_everywhere(rank: int, folder: Path) -> None:
+    """A process without others, killed before each call of a save and one after the last: forked, which is cheap."""
+    for nth in range(1, LAST + 2):
+        if (child := os.fork()) == 0:
+            try:
+                killed(folder / str(nth), 0, nth, None, 0)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) == (nth <= LAST), nth
+
+
+def resumed(folder: Path, mesh: Any, rank: int) -> None:
+    """From step 1, in a fresh world, on to step 2."""
+    run = Run(mesh, seed=1)
+    assert run.resume(folder) == 1
+    run.assert_equal(trained(1))
+    run.train()
+    run.assert_equal(trained(2))
+    run.save(folder, 2)
+
+
+# 1 the file of a process, 2 and 3 metadata, 4 hop.json, 5 the folder, 6 its name, 7 the folder above it
+RENAMED, LAST = 6, 7
+
+
+@pytest.mark.full
+class TestInterruption(unittest.TestCase):
+    def check(self, folder: Path, last: int) -> None:
+        """The last whole checkpoint is there, equal to a run of one process, which goes on from it."""
+        assert hop.checkpoint.latest(folder) == last
+        assert (folder / ".step_2.tmp").exists() == (last == 1)
+        run = Run(None, seed=1)
+        assert run.resume(folder) == last
+        run.assert_equal(trained(last))
+        run.train()
+        run.assert_equal(trained(last + 1))
+        run.save(folder, last + 1)
+        assert sorted(path.name for path in folder.iterdir()) == [f"step_{last}", f"step_{last + 1}"]
+
+    @parameterized.expand([(1, 1), (0, RENAMED)])
+    def test_one_of_two_is_killed(self, dying: int, nth: int):
+        with tempfile.TemporaryDirectory() as name:
+            with pytest.raises((ProcessExitedException, ProcessRaisedException)):
+                processes.run(functools.partial(killed, Path(name), dying, nth), 2)
+            self.check(Path(name), 1)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "needs os.fork")
+    def test_killed_before_each_call(self):
+        with tempfile.TemporaryDirectory() as name:
+            mp.start_processes(killed_everywhere, args=(Path(name),), nprocs=1, join=True, start_method="spawn")
+            for nth in range(1, LAST + 2):
+                self.check(Path(name) / str(nth), 1 if nth <= RENAMED else 2)
+
+    def test_resumed_by_more_processes(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            trained(1).save(folder, 1)
+            (folder / ".step_2.tmp").mkdir()
+            processes.run(functools.partial(resumed, folder), 2)
+            run = Run(None, seed=1)
+            assert run.resume(folder) == 2
+            run.assert_equal(trained(2))
 
 
 @pytest.mark.full
