@@ -11,5 +11,5 @@ from hop.checkpoint.folders import latest as latest
 from hop.checkpoint.folders import load as load
 from hop.checkpoint.folders import save as save
 from hop.checkpoint.folders import steps as steps
-from hop.checkpoint.planners import LoadPlanner as LoadPlanner
-from hop.checkpoint.planners import SavePlanner as SavePlanner
+from hop.checkpoint.loading import LoadPlanner as LoadPlanner
+from hop.checkpoint.saving import SavePlanner as SavePlanner

@@ -15,7 +15,7 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from hop import _compile
-from hop.checkpoint.planners import LoadPlanner, SavePlanner
+from hop.checkpoint.loading import LoadPlanner
+from hop.checkpoint.saving import SavePlanner
 
 _MANIFEST = "hop.json"
+_METADATA = ".metadata"  # DCP's, which are pickled
 _VERSION = 1
+_FIELDS = {"bytes", "sha256"}  # of a file in the manifest
 
 
 def save(
@@ -70,9 +73,7 @@ def save(
     return folder / f"step_{step}"
 
 
-def load(
-    state_dict: dict[str, Any], folder: str | Path, *, step: int | None = None, process_group: Any = None
-) -> int:
+def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = None, process_group: Any = None) -> int:
     """Read a checkpoint into the tensors of `state_dict`, in place, together with all processes of the group. Returns
     its step.
 
@@ -86,6 +87,7 @@ def load(
     Raises:
         FileNotFoundError: there is no such checkpoint.
         ValueError: a file is missing, or not what was saved; an entry does not fit, as LoadPlanner says.
+        pickle.UnpicklingError: metadata that are not DCP's.
         RuntimeError: an entry is missing."""
     folder = Path(folder)
     together = _compile.processes(process_group)
@@ -96,7 +98,7 @@ def load(
         together.all_gather("verify", lambda: [_verify(path / name, manifest[name]) for name in mine])
         dcp.load(
             state_dict,
-            storage_reader=_Reader(path),
+            storage_reader=dcp.FileSystemReader(path),
             planner=LoadPlanner(),
             process_group=process_group,
         )
@@ -178,9 +180,10 @@ def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
         manifest = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; load another step of {steps(folder)}") from error
-    if not isinstance(manifest, dict) or manifest.get("version") != _VERSION or ".metadata" not in manifest["files"]:
+    files = manifest.get("files") if isinstance(manifest, dict) and manifest.get("version") == _VERSION else None
+    if not isinstance(files, dict) or _METADATA not in files or any(set(f) != _FIELDS for f in files.values()):
         raise ValueError(f"{path} is no manifest of version {_VERSION}; load another step of {steps(folder)}")
-    return found, manifest["files"]
+    return found, files
 
 
 def _verify(path: Path, saved: dict[str, Any]) -> None:
@@ -189,18 +192,14 @@ def _verify(path: Path, saved: dict[str, Any]) -> None:
         raise ValueError(f"{path}: {saved['bytes']} bytes were saved, and there is {has}; load another step")
     if _digest(path) != saved:
         raise ValueError(f"{path}: its bytes are not those that were saved, by their SHA-256; load another step")
-
-
-class _Reader(dcp.FileSystemReader):
-    """DCP's reader, for which metadata hold DCP's own classes, sizes and dtypes only."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        with (Path(self.path) / ".metadata").open("rb") as file:
+    if path.name == _METADATA:
+        with path.open("rb") as file:
             _Unpickler(file).load()
-        return super().read_metadata(*args, **kwargs)
 
 
 class _Unpickler(pickle.Unpickler):
+    """Reads metadata that hold DCP's own classes, sizes and dtypes; others could run anything."""
+
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name) if module.split(".")[0] in ("torch", "pathlib") else None
         own = module.startswith("torch.distributed.checkpoint.") and isinstance(found, type)
