@@ -911,6 +911,43 @@ def as_dtensor(x: torch.Tensor, mesh: Any) -> Any:
     return x if is_dtensor(x) else DTensor.from_local(x, mesh, [replicate()] * mesh.ndim, run_check=False)
 
 
+def is_on_mesh(x: Any) -> bool:
+    """Whether this process has a part of DTensor `x`."""
+    return x.device_mesh.get_coordinate() is not None
+
+
+def local_range(x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The part of DTensor `x` that this process has, itself, and where it begins in each dimension. Raises ValueError
+    if it is a sum's part or no range."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(p.is_partial() for p in x.placements):
+        raise ValueError(f"a DTensor of placements {x.placements} holds partial sums; redistribute it first")
+    local = x._local_tensor
+    shape, offsets = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    if tuple(local.shape) != tuple(shape):
+        raise ValueError(f"the local tensor of a DTensor must have shape {tuple(shape)}, got {tuple(local.shape)}")
+    for dim, n in enumerate(x.shape):
+        along = [(i, p) for i, p in enumerate(x.placements) if getattr(p, "dim", None) == dim]
+        if all(p.is_shard() for _, p in along):
+            continue
+        index, here = torch.arange(n), x.device_mesh.get_coordinate()
+        for i, p in along:  # strided shards
+            index = p._split_tensor(index, x.device_mesh.size(i), with_padding=False, contiguous=False)[0][here[i]]
+        if len(index) and index[-1] - index[0] != len(index) - 1:
+            raise ValueError(f"the part of a DTensor of placements {x.placements} is no range of dimension {dim}")
+    return local, tuple(offsets)
+
+
+def processes(group: Any) -> Any:
+    """Collectives over objects that carry an exception of one process to all, as DCP has them; of one process where
+    there is no process group."""
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.utils import _DistWrapper
+
+    return _DistWrapper(group, dist.is_available() and dist.is_initialized(), 0)
+
+
 def replicate() -> Any:
     """The placement that has everything everywhere."""
     from torch.distributed.tensor import Replicate

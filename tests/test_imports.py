@@ -41,6 +41,7 @@ LAYERS = {
     "hop.schemes": {"hop.presets", *VALUES},
     "hop.calibration": {*VALUES},
     "hop.storage": {"hop.proto", "hop.tensor", "hop.copies", "hop.spelling", "hop.quantizer"},
+    "hop.checkpoint": {"hop._compile", "hop.tensor", "hop.copies"},
     "hop.nn": {
         *("hop._compile", "hop.impls", "hop.leaves", "hop.tensor", "hop.calibration", "hop.schemes", "hop.presets"),
         *("hop.copies", "hop.sharding"),

@@ -1,0 +1,224 @@
+"""Checkpoints of a run in one folder, each there as a whole or not at all.
+
+    folder/step_10/                  DCP's files, and hop.json: the size and SHA-256 of each
+    folder/.step_20.tmp/             being written, or left by a save that was interrupted; nobody reads it
+
+All processes write and flush their files, then one writes hop.json and renames the folder, which is atomic. The next
+save removes what an interrupted one left. One run at a time may write to a folder, which all of its processes share.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from hop import _compile
+from hop.checkpoint.loading import LoadPlanner
+from hop.checkpoint.saving import SavePlanner
+
+_MANIFEST = "hop.json"
+_METADATA = ".metadata"  # DCP's, which are pickled
+_VERSION = 1
+_FIELDS = {"bytes", "sha256"}  # of a file in the manifest
+
+
+def save(
+    state_dict: dict[str, Any], folder: str | Path, *, step: int, keep: int | None = None, process_group: Any = None
+) -> Path:
+    """Write a checkpoint of `state_dict` as `step`, together with all processes of the group. Returns its folder.
+
+    Args:
+        state_dict: plain and quantized tensors, DTensors of either, and what torch.load(weights_only=True) reads back;
+            nested as dcp.save takes it, such as what torch.distributed.checkpoint.state_dict.get_state_dict returns.
+        folder: of the whole run, the same for all processes; made if it is not there.
+        step: 0 or more, and not saved yet.
+        keep: how many checkpoints, those of the last steps and this one, stay; None for all.
+        process_group: None for all processes, and for a process without others.
+
+    Raises:
+        ValueError: what SavePlanner refuses; `step` or `keep` out of range.
+        FileExistsError: there is a checkpoint of `step`."""
+    if type(step) is not int or step < 0:
+        raise ValueError(f"step must be an integer of 0 or more, got {step!r}")
+    if keep is not None and (type(keep) is not int or keep < 1):
+        raise ValueError(f"keep must be an integer of 1 or more, or None; got {keep!r}")
+    folder = Path(folder)
+    temporary = folder / f".step_{step}.tmp"
+    together = _compile.processes(process_group)
+    with _own_exceptions():
+        together.broadcast("prepare", lambda: _prepare(folder, step, temporary))
+        dcp.save(
+            state_dict,
+            storage_writer=dcp.FileSystemWriter(temporary),
+            planner=SavePlanner(),
+            process_group=process_group,
+        )
+        names = together.broadcast("list", lambda: sorted(path.name for path in temporary.iterdir()))
+        mine = names[together.get_rank() :: together.get_world_size()]
+        found = together.all_gather("digest", lambda: {name: _digest(temporary / name) for name in mine})
+        files = {name: digest for own in found for name, digest in own.items()}
+        together.broadcast("publish", lambda: _publish(folder, step, temporary, files))
+        if keep is not None:
+            together.broadcast("remove", lambda: _remove(folder, step, keep))
+    return folder / f"step_{step}"
+
+
+def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = None, process_group: Any = None) -> int:
+    """Read a checkpoint into the tensors of `state_dict`, in place, together with all processes of the group. Returns
+    its step.
+
+    The number of processes and the placements may differ from those that it was saved with. Everything is checked
+    before the first tensor is written, so that an exception leaves all of them as they were.
+
+    Args:
+        state_dict: as for `save`; values that are no tensors are replaced. What it does not name is not read.
+        step: None for the last one.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: a file is missing, or not what was saved; an entry does not fit, as LoadPlanner says.
+        pickle.UnpicklingError: metadata that are not DCP's.
+        RuntimeError: an entry is missing."""
+    folder = Path(folder)
+    together = _compile.processes(process_group)
+    with _own_exceptions():
+        found, manifest = together.broadcast("find", lambda: _find(folder, step))
+        path = folder / f"step_{found}"
+        mine = sorted(manifest)[together.get_rank() :: together.get_world_size()]
+        together.all_gather("verify", lambda: [_verify(path / name, manifest[name]) for name in mine])
+        dcp.load(
+            state_dict,
+            storage_reader=dcp.FileSystemReader(path),
+            planner=LoadPlanner(),
+            process_group=process_group,
+        )
+    return found
+
+
+def steps(folder: str | Path) -> list[int]:
+    """The steps of which `folder` has checkpoints, in order."""
+    if not Path(folder).is_dir():
+        return []
+    matches = (re.fullmatch(r"step_(0|[1-9]\d*)", path.name) for path in Path(folder).iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def latest(folder: str | Path) -> int | None:
+    """The last of `steps`, None if there is none."""
+    return max(steps(folder), default=None)
+
+
+# ---- saving, in one of the processes
+
+
+def _prepare(folder: Path, step: int, temporary: Path) -> None:
+    if step in steps(folder):
+        raise FileExistsError(f"step {step}: {folder} has a checkpoint of it; save another step, or remove that one")
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".step_*.tmp"):
+        shutil.rmtree(left)
+    temporary.mkdir()
+
+
+def _publish(folder: Path, step: int, temporary: Path, files: dict[str, Any]) -> None:
+    with (temporary / _MANIFEST).open("w") as file:
+        json.dump({"version": _VERSION, "files": files}, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    _flush(temporary)
+    temporary.rename(folder / f"step_{step}")
+    _flush(folder)
+
+
+def _remove(folder: Path, step: int, keep: int) -> None:
+    """All but `step` and the last others. A checkpoint is out of sight before it is removed."""
+    others = [n for n in steps(folder) if n != step]
+    for n in others[: max(len(others) - (keep - 1), 0)]:
+        gone = (folder / f"step_{n}").rename(folder / f".step_{n}.tmp")
+        shutil.rmtree(gone)
+
+
+def _flush(folder: Path) -> None:
+    """Names in a folder outlive a loss of power only once it is flushed itself."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
+
+
+# ---- loading
+
+
+def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
+    """The step, and the files of its checkpoint."""
+    found = latest(folder) if step is None else step
+    if found is None or found not in steps(folder):
+        raise FileNotFoundError(f"step {step}: {folder} has no such checkpoint, but those of steps {steps(folder)}")
+    path = folder / f"step_{found}" / _MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; load another step of {steps(folder)}") from error
+    files = manifest.get("files") if isinstance(manifest, dict) and manifest.get("version") == _VERSION else None
+    if not isinstance(files, dict) or _METADATA not in files or any(set(f) != _FIELDS for f in files.values()):
+        raise ValueError(f"{path} is no manifest of version {_VERSION}; load another step of {steps(folder)}")
+    return found, files
+
+
+def _verify(path: Path, saved: dict[str, Any]) -> None:
+    if not path.is_file() or path.stat().st_size != saved["bytes"]:
+        has = f"{path.stat().st_size} bytes" if path.is_file() else "no file"
+        raise ValueError(f"{path}: {saved['bytes']} bytes were saved, and there is {has}; load another step")
+    if _digest(path) != saved:
+        raise ValueError(f"{path}: its bytes are not those that were saved, by their SHA-256; load another step")
+    if path.name == _METADATA:
+        with path.open("rb") as file:
+            _Unpickler(file).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads metadata that hold DCP's own classes, sizes and dtypes; others could run anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name) if module.split(".")[0] in ("torch", "pathlib") else None
+        own = module.startswith("torch.distributed.checkpoint.") and isinstance(found, type)
+        if own or found is torch.Size or isinstance(found, torch.dtype) or (module, name) in _HARMLESS:
+            return found
+        raise pickle.UnpicklingError(f"metadata of a checkpoint hold no {module}.{name}")
+
+
+_HARMLESS = {("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib", "WindowsPath")}
+
+
+@contextlib.contextmanager
+def _own_exceptions() -> Iterator[None]:
+    """The exception of the first process that had one, instead of DCP's collection of them, and no warning that there
+    is one process only."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            yield
+    except dcp.CheckpointException as error:
+        rank = min(error.failures)
+        raise error.failures[rank][0] from error

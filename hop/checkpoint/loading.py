@@ -1,0 +1,153 @@
+"""The planner of a load: all is compared with the tensors of the state dict before the first byte is read."""
+
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from hop import _compile
+from hop.checkpoint.entries import KEY, describe, entry_name, taken_apart
+from hop.checkpoint.shards import Chunk, Part
+from hop.tensor.table import Cut
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """A planner for dcp.load, of what SavePlanner, or DCP's own planner, has planned.
+
+    Args:
+        allow_partial_load: whether entries that the checkpoint lacks stay as they are.
+
+    Raises (from dcp.load, inside its CheckpointException), before anything is written:
+        ValueError: an entry has another quantizer, shape, dtype or usages than its tensor, is quantized where the
+            tensor is not, or the other way round; boundaries of shards cut a block or a byte; entries do not cover it.
+        RuntimeError: an entry is missing.
+    """
+
+    def __init__(self, allow_partial_load: bool = False) -> None:
+        super().__init__(allow_partial_load=allow_partial_load)
+
+    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        self.state_dict, parts = taken_apart(self.state_dict)
+        described = (metadata.planner_data or {}).get(KEY, {})
+        self.chunks: dict[str, Chunk] = {}
+        for fqn, value in self.state_dict.items():
+            if fqn in described:
+                raise ValueError(
+                    f"{fqn!r}: the checkpoint holds it quantized by {described[fqn]['quantizer']}, and the state dict "
+                    "plain; quantize the model in the same way before it is loaded"
+                )
+            _check_plain(fqn, value, metadata.state_dict_metadata.get(fqn))
+        for fqn, part in parts.items():
+            if fqn not in described and self.allow_partial_load and fqn not in metadata.state_dict_metadata:
+                continue
+            saved = _checked(fqn, part, described.get(fqn), metadata)
+            if not part.is_empty():
+                self.chunks |= _read(fqn, part, saved, metadata)
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        entries = self.metadata.state_dict_metadata  # type: ignore[union-attr]
+        for entry, chunk in self.chunks.items():
+            own = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.buffer.shape)
+            plan.items += create_read_items_for_chunk_list(entry, entries[entry], [own])  # type: ignore[arg-type]
+        read: dict[str, int] = {}
+        for item in plan.items:
+            fqn = item.dest_index.fqn
+            read[fqn] = read.get(fqn, 0) + math.prod(item.lengths)
+        wanted = {entry: chunk.buffer.numel() for entry, chunk in self.chunks.items()}
+        for fqn, value in self.state_dict.items():
+            if isinstance(value, Tensor) and fqn in entries:
+                wanted[fqn] = (_compile.local_range(value)[0] if _compile.is_dtensor(value) else value).numel()
+        for fqn, count in wanted.items():
+            if read.get(fqn, 0) != count:
+                raise ValueError(f"{fqn!r}: the checkpoint holds {read.get(fqn, 0)} of the {count} elements of it here")
+        return plan
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        # as DCP's own planner, which unpickles anything, and makes keys of dicts that are numbers texts
+        *path, last = self.mappings[read_item.dest_index.fqn]
+        container: Any = self.original_state_dict
+        for key in path:
+            container = container[_own_key(container, key)]
+        container[_own_key(container, last)] = torch.load(value, weights_only=True)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        chunk = self.chunks.get(index.fqn)
+        return super().lookup_tensor(index) if chunk is None else chunk.buffer.detach()
+
+
+def _check_plain(fqn: str, value: Any, saved: Any) -> None:
+    if not isinstance(value, Tensor) or saved is None:  # DCP's own planner refuses the rest
+        return
+    if isinstance(saved, BytesStorageMetadata):
+        raise ValueError(f"{fqn!r}: the checkpoint holds no tensor, and the state dict one of shape {value.shape}")
+    if saved.properties.dtype != value.dtype:
+        raise ValueError(
+            f"{fqn!r}: the checkpoint holds {saved.properties.dtype}, and the state dict {value.dtype}; convert one to "
+            "the dtype of the other, since loading does not round"
+        )
+
+
+def _checked(fqn: str, part: Part, saved: Any, metadata: Any) -> Mapping[str, Any]:
+    """What the checkpoint says of the tensor, if that is what the tensor is."""
+    own = describe(part)
+    if saved is None and fqn in metadata.state_dict_metadata:
+        raise ValueError(
+            f"{fqn!r}: the checkpoint holds it plain, and the state dict quantized by {own['quantizer']}; load it into "
+            "the plain tensor, and quantize that"
+        )
+    if saved is None:
+        raise RuntimeError(f"{fqn!r} is missing in the checkpoint")
+    different = [field for field in own if saved.get(field) != own[field]]
+    if different:
+        has, wants = ({field: d.get(field) for field in different} for d in (saved, own))
+        raise ValueError(
+            f"{fqn!r}: the checkpoint holds {has}, and the state dict {wants}; make the tensor as it was saved, load "
+            "it, and convert it then"
+        )
+    return saved
+
+
+def _read(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> dict[str, Chunk]:
+    """The entries that this process reads, and where to."""
+    entries = metadata.state_dict_metadata
+    if saved["pieces"] is not None:
+        region = part.region()
+        chunks = {
+            entry_name(fqn, name, region): Chunk(b, (0,) * b.dim(), tuple(b.shape))
+            for name, b in part.tensor.buffers().items()
+        }
+        if any(entry not in entries for entry in chunks):
+            raise ValueError(
+                f"{fqn!r}: the part {region} was not saved as such, and no other one will do: {saved['pieces']}; load "
+                "it with the placements it was saved with"
+            )
+    else:
+        try:
+            chunks = {entry_name(fqn, name): chunk for name, chunk in part.chunks().items()}
+        except Cut as error:
+            raise ValueError(f"{fqn!r}: the part {part.region()} cannot be loaded: {error}") from error
+    for entry, chunk in chunks.items():
+        held = entries.get(entry)
+        wanted = (tuple(chunk.size), chunk.buffer.dtype)
+        has = (tuple(held.size), held.properties.dtype) if isinstance(held, TensorStorageMetadata) else None
+        if has != wanted:
+            raise ValueError(f"{entry!r} must be {wanted} in the checkpoint, got {has or 'no tensor'}")
+    return chunks
+
+
+def _own_key(container: Any, key: Any) -> Any:
+    """The key of `container` that the path of an entry spells `key`."""
+    return key if isinstance(container, list) else next((k for k in container if str(k) == key), key)

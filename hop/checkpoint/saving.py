@@ -1,0 +1,151 @@
+"""The planner of a save: buffers of quantized tensors as entries of their own."""
+
+import ctypes
+import dataclasses
+import hashlib
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+from hop.checkpoint.entries import KEY, describe, entry_name, taken_apart
+from hop.checkpoint.shards import Chunk, Part
+from hop.tensor.table import Cut
+
+
+class _Record(NamedTuple):
+    """What a process tells the coordinator of its part of a quantized tensor."""
+
+    description: dict[str, Any]
+    path: tuple[Any, ...]
+    region: str
+    buffers: tuple[str, ...]
+    cut: str | None  # why it has no ranges of the whole tensor's buffers
+    digests: dict[tuple[str, tuple[int, ...]], str]  # of the ranges that other parts must have too: buffer, offsets
+
+
+class SavePlanner(DefaultSavePlanner):
+    """A planner for dcp.save, of state dicts with plain and quantized tensors and DTensors.
+
+    Args:
+        dedup_save_to_lowest_rank: as DefaultSavePlanner has it.
+
+    Raises (from dcp.save, inside its CheckpointException):
+        ValueError: two entries of one name; a DTensor of partial sums; processes with different quantizers for one
+            tensor; a value that torch.load(weights_only=True) would not read back.
+    """
+
+    def __init__(self, dedup_save_to_lowest_rank: bool = False) -> None:
+        super().__init__(dedup_save_to_lowest_rank=dedup_save_to_lowest_rank)
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        self.state_dict, self.parts = taken_apart(self.state_dict)
+        self.buffers: dict[str, Tensor] = {}
+        for fqn, part in self.parts.items():
+            for name, buffer in part.tensor.buffers().items():
+                entry = entry_name(fqn, name)
+                if entry in self.state_dict or entry in self.buffers:
+                    raise ValueError(f"state_dict: {entry!r} is a buffer of {fqn!r} and another entry; rename one")
+                self.buffers[entry] = self.buffers[entry_name(fqn, name, part.region())] = buffer.detach()
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        records, items = {}, list(plan.items)
+        for fqn, part in self.parts.items():
+            if not part.is_empty():
+                records[fqn], own = _write(fqn, part, self.mappings[fqn])
+                items += own
+        paths = {fqn: path for fqn, path in self.mappings.items() if fqn not in self.parts}
+        return dataclasses.replace(plan, items=items, planner_data={**paths, KEY: records})
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> Any:
+        records: dict[str, list[_Record]] = {}
+        for plan in all_plans:
+            for fqn, record in plan.planner_data[KEY].items():
+                records.setdefault(fqn, []).append(record)
+        described = {fqn: _agreed(fqn, own) for fqn, own in records.items()}
+        plans = [_settled(plan, described) for plan in all_plans]
+        plans[0].planner_data[KEY] = described
+        return super().create_global_plan(plans)
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self.buffers[index.fqn] if index.fqn in self.buffers else super().lookup_object(index)
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        found = super().transform_object(write_item, object)
+        if write_item.type == WriteItemType.BYTE_IO:
+            try:
+                torch.load(io.BytesIO(found.getbuffer()), weights_only=True)
+            except pickle.UnpicklingError as error:
+                raise ValueError(
+                    f"state_dict: {write_item.index.fqn!r} holds {type(object).__name__}, which could not be loaded "
+                    f"again: {error}"
+                ) from error
+        return found
+
+
+def _write(fqn: str, part: Part, path: tuple[Any, ...]) -> tuple[_Record, list[WriteItem]]:
+    buffers, cut = part.tensor.buffers(), None
+    try:
+        chunks = part.chunks()
+    except Cut as reason:  # the coordinator makes pieces of all parts
+        chunks, cut = {name: Chunk(b, (0,) * b.dim(), tuple(b.shape)) for name, b in buffers.items()}, str(reason)
+    digests = {(name, c.offsets): _digest(c.buffer) for name, c in chunks.items() if c.is_shared}
+    items = [
+        _item(entry_name(fqn, name), c.offsets, c.size, c.buffer.shape, TensorProperties.create_from_tensor(c.buffer))
+        for name, c in chunks.items()
+    ]
+    return _Record(describe(part), path, part.region(), tuple(buffers), cut, digests), items
+
+
+def _item(entry: str, offsets: Any, size: Any, sizes: Any, properties: TensorProperties) -> WriteItem:
+    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+    data = TensorWriteData(chunk, dataclasses.replace(properties, requires_grad=False), torch.Size(size))
+    return WriteItem(MetadataIndex(entry, torch.Size(offsets)), WriteItemType.SHARD, tensor_data=data)
+
+
+def _digest(buffer: Tensor) -> str:
+    data = buffer.detach().cpu().contiguous()
+    return hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
+
+
+def _agreed(fqn: str, records: list[_Record]) -> dict[str, Any]:
+    """What the checkpoint says of a quantized tensor, from what all processes say."""
+    first = records[0].description
+    other = next((r.description for r in records if r.description != first), None)
+    if other is not None:
+        raise ValueError(f"state_dict: {fqn!r} must be quantized alike in all processes; got {first} and {other}")
+    pieces = next((r.cut for r in records if r.cut is not None), None)
+    held: dict[Any, str] = {}
+    for (name, offsets), digest in (item for r in records for item in r.digests.items()):
+        if held.setdefault((name, offsets), digest) != digest and pieces is None:
+            pieces = f"its {name} serves a whole dimension, and the parts of it had different ones"
+    return {**first, "pieces": pieces}
+
+
+def _settled(plan: SavePlan, described: Mapping[str, Any]) -> SavePlan:
+    """The plan of one process, with the entries of tensors in pieces renamed."""
+    paths = dict(plan.planner_data)
+    renamed = {}
+    for fqn, record in paths.pop(KEY).items():
+        in_pieces = described[fqn]["pieces"] is not None
+        for name in record.buffers:
+            entry = entry_name(fqn, name, record.region if in_pieces else None)
+            paths[entry] = (*record.path, entry.removeprefix(f"{fqn}."))
+            if in_pieces:
+                renamed[entry_name(fqn, name)] = entry
+    items = [_as_piece(item, renamed[item.index.fqn]) if item.index.fqn in renamed else item for item in plan.items]
+    return dataclasses.replace(plan, items=items, planner_data=paths)
+
+
+def _as_piece(item: WriteItem, entry: str) -> WriteItem:
+    data: Any = item.tensor_data
+    sizes = data.chunk.sizes
+    return _item(entry, (0,) * len(sizes), sizes, sizes, data.properties)

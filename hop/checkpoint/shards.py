@@ -1,0 +1,118 @@
+"""The part of a quantized tensor that a process holds, and where its buffers lie in those of the whole tensor.
+
+The whole tensor's buffers are what hop.copies.describe says of its shape. One of their elements serves a unit of the
+tensor's (hop.tensor.views), so a part has a range of each buffer if its boundaries cut no unit:
+
+    offset of the range = offset of the part / unit        one unit of the whole dimension: the range is all of it
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hop import _compile, copies
+from hop.tensor import QuantizedTensor, views
+from hop.tensor.table import Cut
+
+
+class Chunk(NamedTuple):
+    """A range of a buffer of the whole tensor.
+
+    Args:
+        buffer: what this process holds of it, in the memory of its tensor.
+        offsets: where it begins.
+        size: of the buffer of the whole tensor.
+        is_shared: whether other parts of the tensor have the same range.
+    """
+
+    buffer: Tensor
+    offsets: tuple[int, ...]
+    size: tuple[int, ...]
+    is_shared: bool = False
+
+
+class Part(NamedTuple):
+    """What a process holds of a quantized tensor: `tensor`, which begins at `offsets` of the whole, of `shape`."""
+
+    tensor: QuantizedTensor
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def is_whole(self) -> bool:
+        """Whether it is all of the tensor."""
+        return tuple(self.tensor.shape) == self.shape
+
+    def is_empty(self) -> bool:
+        """Whether it has no element of a tensor that has some: its scales then mean nothing."""
+        return self.tensor.numel() == 0 and math.prod(self.shape) > 0
+
+    def region(self) -> str:
+        """The range of each dimension, such as "0:32,64:128"."""
+        return ",".join(f"{o}:{o + n}" for o, n in zip(self.offsets, self.tensor.shape, strict=True))
+
+    def chunks(self) -> dict[str, Chunk]:
+        """The ranges of the whole tensor's buffers, by name. Raises Cut if this part has none, with the reason."""
+        t, buffers = self.tensor, self.tensor.buffers()
+        if self.is_whole():
+            return {name: Chunk(b, (0,) * b.dim(), tuple(b.shape)) for name, b in buffers.items()}
+        found = _flat_ranges(self) if t.quantizer.flat else _ranges(self)
+        sizes = {b.name: b.shape for b in copies.describe(t.quantizer, self.shape, t.usages)}
+        return {
+            name: Chunk(b, tuple(offset for offset, _ in found[name]), sizes[name], any(s for _, s in found[name]))
+            for name, b in buffers.items()
+        }
+
+
+def part_of(x: Any) -> Part | None:
+    """The part of a quantized tensor that `x` is: a QuantizedTensor, or a DTensor of QuantizedTensors; None for
+    anything else. Raises ValueError for a DTensor of partial sums, or whose parts are no ranges."""
+    if isinstance(x, QuantizedTensor):
+        return Part(x, tuple(x.shape), (0,) * x.dim())
+    if _compile.is_dtensor(x):
+        local, offsets = _compile.local_range(x)
+        if isinstance(local, QuantizedTensor):
+            return Part(local, tuple(x.shape), offsets)
+    return None
+
+
+def _ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:
+    """For each buffer and dimension where the range begins, and whether other parts share it."""
+    t = part.tensor
+    units = views.units(t.quantizer, t.usages, t.dim())
+    along = list(zip(part.offsets, t.shape, part.shape, strict=True))
+    return {
+        name: [_range(name, f"dimension {d}", u[d], *along[d]) for d in range(t.dim())] for name, u in units.items()
+    }
+
+
+def _flat_ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:
+    """As _ranges, for blocks over the flattened tensor."""
+    t, q = part.tensor, part.tensor.quantizer
+    start, (block,) = _start(part.offsets, t.shape, part.shape), q.block
+    along = "the flattened tensor", block, start, t.numel(), math.prod(part.shape)
+    found = {name: [_range(name, *along)] for name in q.stored()}
+    if q.per_byte() > 1:
+        return found | {"codes": [_range("codes", along[0], q.per_byte(), *along[2:])]}
+    return found | {"codes": [(offset, False) for offset in part.offsets]}
+
+
+def _start(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> int:
+    """Where a part begins in the flattened tensor, in which its elements must stand in a row."""
+    cut = next(d for d, (n, whole) in enumerate(zip(sizes, shape, strict=True)) if n != 1 or whole != 1)
+    while sizes[cut] == 1 and cut + 1 < len(shape):
+        cut += 1
+    if any(n != whole for n, whole in zip(sizes[cut + 1 :], shape[cut + 1 :], strict=True)):
+        raise Cut("its blocks run over the flattened tensor, in which the part's elements do not stand in a row")
+    return sum(o * math.prod(shape[d + 1 :]) for d, o in enumerate(offsets))
+
+
+def _range(name: str, where: str, unit: int, start: int, length: int, n: int) -> tuple[int, bool]:
+    """Where start : start + length of n elements begins in units, and whether the others are in the same unit."""
+    end = start + length
+    if unit == -1 or (unit >= n and name != "codes"):
+        return 0, length != n
+    if start % unit or (end % unit and end != n):
+        raise Cut(f"{unit} elements along {where} share a byte or a scale, and {start}:{end} of {n} cuts them")
+    return start // unit, False
