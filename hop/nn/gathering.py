@@ -49,8 +49,8 @@ def gather_as_codes(model: nn.Module) -> list[str]:
             made[id(layer.weight)] = (q, _master(name, layer, q))
         elif known[0] != q or q.scale.missing() is not None:
             raise ValueError(
-                f"gather_as_codes: layer {name!r} shares its weight with another, which quantizes it by {known[0]}, and "
-                f"itself by {q}; give both one scheme, whose weight quantizer finds its scale"
+                f"gather_as_codes: layer {name!r} shares its weight with another, which quantizes it by {known[0]}, "
+                f"and itself by {q}; give both one scheme, whose weight quantizer finds its scale"
             )
     for name, module in model.named_modules():
         for own, parameter in module.named_parameters(recurse=False):
@@ -137,6 +137,6 @@ def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> 
         if p.is_partial() or not whole:
             raise ValueError(
                 f"gather_as_codes: layer {name!r}: its weight {tuple(weight.shape)} is placed as {p} over {size} "
-                f"processes, which have no equal parts of whole blocks of {quantizers[0]}; change the size or the scheme"
+                f"processes, which have no equal parts of whole blocks ({quantizers[0]}); change the size or scheme"
             )
     return found
