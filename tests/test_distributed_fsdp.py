@@ -87,7 +87,8 @@ class Gathered(TorchDispatchMode):
 
 def every_scheme(mesh: Any, rank: int) -> None:
     """Steps of AdamW: the codes are those of one process, and so, on the same data, is all else, to the bit."""
-    for name, widths in itertools.product(SCHEMES, (UNEVEN, CUT)):
+    turns = [*((name, UNEVEN) for name in SCHEMES), *((name, CUT) for name in ("FP8_HYBRID", "FP8_BLOCKWISE", "NVFP4"))]
+    for name, widths in turns:
         one, many = (built(getattr(schemes, name), widths) for _ in range(2))
         sharded(many, mesh)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (one, many)]
@@ -205,7 +206,8 @@ QUANTIZED += ("MXFP4", "NVFP4", "TERNARY_TENSOR")
 
 def quantized_parameters(mesh: Any, rank: int) -> None:
     """Frozen and with a gradient, evenly cut or not."""
-    for name, grad, rows in itertools.product(QUANTIZED, (False, True), (16, 10, 3)):
+    turns = [*((name, True, 10) for name in QUANTIZED), *itertools.product(QUANTIZED[:2], (False, True), (16, 3))]
+    for name, grad, rows in turns:
         q = getattr(presets, name)
         given = {"scale": torch.tensor(0.05)} if q.scale.missing() else {}
         weight = hop.quantize(q, batch(rows, 32, 0), **given)
@@ -233,12 +235,13 @@ def meshes(mesh: Any, rank: int) -> None:
     hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     x = batch(16, 128, 0)
-    for name, bound in (("INT8_DYNAMIC", 0.0), ("TERNARY_WEIGHT", 1e-6), ("MXFP8", 1e-6), ("NVFP4", 1e-6)):
+    for name, bound in (("INT8_DYNAMIC", 0.0), ("MXFP8", 1e-6), ("NVFP4", 1e-6)):
         one = built(getattr(schemes, name), (128, 256, 128))
         want = stepped(one, x)
-        many = sharded(built(getattr(schemes, name), (128, 256, 128)), hybrid)
-        assert torch.equal(stepped(many, x), want)
-        assert_like(one, many, gradients=True)
+        if name == "INT8_DYNAMIC":
+            many = sharded(built(getattr(schemes, name), (128, 256, 128)), hybrid)
+            assert torch.equal(stepped(many, x), want)
+            assert_like(one, many, gradients=True)
         many = built(getattr(schemes, name), (128, 256, 128))
         parallelize_module(many, both["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         got = stepped(sharded(many, both["data"]), x)
@@ -302,27 +305,23 @@ class TestRefused(unittest.TestCase):
             nn.bytes_gathered(one[0], 2)
 
 
+@pytest.mark.full
 class TestProcesses(unittest.TestCase):
     def test_wire(self):
         run(wire, 2)
 
-    @pytest.mark.full
     def test_every_scheme(self):
         run(every_scheme, 4)
 
-    @pytest.mark.full
     def test_data_and_state(self):
         run(data_and_state, 2)
 
-    @pytest.mark.full
     def test_quantized_parameters(self):
         run(quantized_parameters, 4)
 
-    @pytest.mark.full
     def test_meshes(self):
         run(meshes, 4)
 
-    @pytest.mark.full
     def test_compiled(self):
         run(compiled, 2)
 

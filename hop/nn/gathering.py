@@ -49,8 +49,8 @@ def gather_as_codes(model: nn.Module) -> list[str]:
             made[id(layer.weight)] = (q, _master(name, layer, q))
         elif known[0] != q or q.scale.missing() is not None:
             raise ValueError(
-                f"gather_as_codes: layer {name!r} shares its weight with another, which quantizes it by {known[0]}, and "
-                f"itself by {q}; give both one scheme, whose weight quantizer finds its scale"
+                f"gather_as_codes: layer {name!r} shares its weight with another, which quantizes it by {known[0]}, "
+                f"and itself by {q}; give both one scheme, whose weight quantizer finds its scale"
             )
     for name, module in model.named_modules():
         for own, parameter in module.named_parameters(recurse=False):
@@ -81,14 +81,15 @@ def _quantizer(name: str, layer: Layer) -> Quantizer:
     """The quantizer of the weight, if its codes are all that the layer needs."""
     scheme = layer.plan().scheme
     assert scheme is not None and scheme.rhs is not None
-    q, state, why = layer.weight_quantizer(scheme.rhs), layer.scales[WEIGHT] if WEIGHT in layer.scales else None, None
+    q, why = layer.weight_quantizer(scheme.rhs), None
+    state = layer.scales[WEIGHT] if q.scale.missing() is not None else None
     if scheme.backward == ORIGINAL:
         why = 'backward="original" multiplies the weight before it was quantized; take "ste" or "quantized"'
     elif q.stochastic:
         why = f"its weight is rounded at random ({q}); take a quantizer that rounds to the nearest"
     elif type(q) is not Quantizer:
         why = f"{type(q).__name__} may read other statistics than processes combine; take a hop.Quantizer"
-    elif isinstance(state, StaticScale) and state.learn and q.scale.missing() is not None:
+    elif isinstance(state, StaticScale) and state.learn:
         why = "a scale of the weight that learns needs the weight itself; take learn_scales=False"
     elif isinstance(layer, Linear) and (layer.parallel.mode != "none" or layer.save_original):
         why = "parallel= and save_original= need the weight itself; for tensor parallelism take parallelize_module"
@@ -137,6 +138,6 @@ def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> 
         if p.is_partial() or not whole:
             raise ValueError(
                 f"gather_as_codes: layer {name!r}: its weight {tuple(weight.shape)} is placed as {p} over {size} "
-                f"processes, which have no equal parts of whole blocks of {quantizers[0]}; change the size or the scheme"
+                f"processes, which have no equal parts of whole blocks ({quantizers[0]}); change the size or scheme"
             )
     return found

@@ -48,7 +48,7 @@ class Gathering:
     masks: bool
 
     def quantizers(self) -> list[Quantizer]:
-        """That of each tensor that is gathered: of the weight, and of its column-wise copy, in the rows of the weight."""
+        """Of the tensors that are gathered: the weight, and its column-wise copy, in the rows of the weight."""
         q = self.quantizer
         return [q, q.transposed(len(self.shape))] if self.turned else [q]
 
@@ -161,11 +161,13 @@ def _data(t: MasterWeight) -> Tensor:
 
 def gathered_like(weight: Any, new: Any) -> Any:
     """`new`, a tensor of a state_dict for `weight`, gathered as that is where it may take its place."""
+    own: Any
+    part: Any
     own, part = (_compile.part_of_dtensor(t) if _compile.is_dtensor(t) else t for t in (weight, new))
     masters = [isinstance(t, MasterWeight) for t in (own, part)]
     if not any(masters) or _compile.is_dtensor(weight) != _compile.is_dtensor(new):
         return new
-    made: Tensor = part.data_ if masters[1] else part
+    made: Any = part.data_ if masters[1] else part
     if masters[0] and type(made) in (Tensor, torch.nn.Parameter):
         made = MasterWeight(made.detach(), own.gathering)
     if part is not new:
@@ -297,7 +299,7 @@ class _Part:
         """Whether blocks have elements in other processes."""
         ndim, outer = len(self.gathering.shape), self.gathering.outer
         grids = [blocks.per_dimension(block, ndim) for _, block in self.quantizer.stored().values()]
-        by_rows = self.parts.count > 1 and any(g[0] == -1 or self.parts.size % g[0] for g in grids)
+        by_rows = self.parts.processes > 1 and any(g[0] == -1 or self.parts.size % g[0] for g in grids)
         return by_rows or (outer is not None and any(d is not None and g[d] == -1 for g in grids for d in outer[1]))
 
     def _combined(self, found: Tensor, op: str, block: Block) -> Tensor:
@@ -306,10 +308,9 @@ class _Part:
             found = _compile.combined_over(found, op, self.mesh, 0)
         elif self.parts.size % block[0]:
             whole = found.new_zeros(-(-self.parts.rows // block[0]), *found.shape[1:])
-            rows = whole[self._first // block[0] :][: found.shape[0]] if self.parts.length(self.rank) else whole[:1]
-            rows.copy_(found)
-            at = (rows.storage_offset() - whole.storage_offset()) // max(whole[0].numel(), 1)
-            found = _compile.combined_over(whole, op, self.mesh, 0)[at : at + rows.shape[0]]
+            at = self._first // block[0] if self.parts.length(self.rank) else 0
+            whole[at : at + found.shape[0]] = found
+            found = _compile.combined_over(whole, op, self.mesh, 0)[at : at + found.shape[0]]
         return self._combined_outside(found, op, block)
 
     def _combined_outside(self, found: Tensor, op: str, block: Block) -> Tensor:
@@ -334,8 +335,8 @@ class _Part:
                 return state(amax).expand(amax.shape), None
         if not state.ready:
             raise RuntimeError(
-                "hop.nn: the static scale of a weight is not set; call its set(scale, zero_point), or load a state_dict "
-                "that has it, before the first forward"
+                "hop.nn: the static scale of a weight is not set; call its set(scale, zero_point), or load a "
+                "state_dict that has it, before the first forward"
             )
         return self._own_rows(state.scale, frame), self._own_rows(state.zero_point, frame)
 

@@ -1,9 +1,9 @@
 """What travels where FSDP2 (torch.distributed.fsdp.fully_shard) gathers a quantized parameter: its codes and scales.
 
 A tensor of R rows is cut into parts of c = ceil(R / processes) rows; the last ones may have fewer, or none. A buffer is
-a grid of units (hop.tensor.views), u rows of the tensor to each of its rows. A process sends the units that begin in its
-part, and of one that serves all rows its own copy, of which the first process's is taken; all as bytes, padded to one
-size for all processes.
+a grid of units (hop.tensor.views), u rows of the tensor to each of its rows. A process sends the units that begin in
+its part, and of one that serves all rows its own copy, of which the first process's is taken; all as bytes, padded to
+one size for all processes.
 """
 
 import math
@@ -19,15 +19,15 @@ from hop.tensor.quantized import QuantizedTensor
 
 
 class Parts(NamedTuple):
-    """How `rows` rows are cut into parts, one for each of `count` processes."""
+    """How `rows` rows are cut into parts, one for each process."""
 
     rows: int
-    count: int
+    processes: int
 
     @property
     def size(self) -> int:
         """The rows of a part, but the last ones."""
-        return -(-self.rows // self.count)
+        return -(-self.rows // self.processes)
 
     def start(self, rank: int) -> int:
         """The first row of a part."""
@@ -79,7 +79,7 @@ def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> Quant
 
 def into(out: Any, new: QuantizedTensor) -> None:
     """Make `out`, which FSDP2 keeps, hold what `new` holds: copy what is no view of the same memory."""
-    mine = _compile.part_of_dtensor(out) if _compile.is_dtensor(out) else out
+    mine: Any = _compile.part_of_dtensor(out) if _compile.is_dtensor(out) else out
     for own, other in zip(mine.buffers().values(), new.buffers().values(), strict=True):
         if own.data_ptr() != other.data_ptr():
             with _compile.preserve_version(own):  # what autograd saved is filled again with the same numbers
@@ -100,8 +100,8 @@ def _joined(data: Tensor, parts: Parts, unit: int, rows: int) -> Tensor:
     """The `rows` rows of a buffer, without padding."""
     if unit == -1 or parts.size % unit == 0 or parts.size == parts.rows:
         return data[:rows]
-    each = data.unflatten(0, (parts.count, _sent_rows(parts, unit)))
-    counts = [last - first for first, last in (parts.units(rank, unit) for rank in range(parts.count))]
+    each = data.unflatten(0, (parts.processes, _sent_rows(parts, unit)))
+    counts = [last - first for first, last in (parts.units(rank, unit) for rank in range(parts.processes))]
     return torch.cat([piece[:n] for piece, n in zip(each, counts, strict=True)])
 
 
@@ -113,8 +113,8 @@ def check(t: QuantizedTensor) -> None:
     q = t.quantizer
     if t.usages != (copies.ROWWISE,) or q.flat or q.is_tiled():
         raise ValueError(
-            f"fully_shard: a QuantizedTensor must have a row-wise copy alone, blocks that do not run over the flattened "
-            f"tensor, and no tiled layout; got usages={t.usages} and {q}. Shard it as hop.quantize makes it"
+            f"fully_shard: a QuantizedTensor must have a row-wise copy alone, blocks that do not run over the "
+            f"flattened tensor, and no tiled layout; got usages={t.usages} and {q}. Shard it as hop.quantize makes it"
         )
     if any(unit not in (1, -1) for unit in row_units(q, t.dim()).values()):
         raise ValueError(
@@ -129,7 +129,7 @@ def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], S
     if lengths is None:  # of the parts of all processes: the same as long as the tensor is
         lengths = t._lengths = _compile.gather_numbers(t.shape[0], mesh)  # type: ignore[attr-defined]
     parts = Parts(sum(lengths), len(lengths))
-    if lengths != [parts.length(rank) for rank in range(parts.count)]:
+    if lengths != [parts.length(rank) for rank in range(parts.processes)]:
         raise ValueError(
             f"fully_shard: a QuantizedTensor must be sharded along its first dimension, got parts of {lengths} rows; "
             "leave shard_placement_fn out"
