@@ -174,7 +174,6 @@ class Dequantize(Composite):
     def batch(self, size: int, dims: Sequence[int | None], x: Tensor, /, *dtype: Any) -> tuple[Tensor, int] | None:
         return None if dims[0] is None else (self(x, *dtype), dims[0])
 
-
     def _of_parts(self, x: Tensor, /, *dtype: Any) -> Any:
         """Each process dequantizes its part of a DTensor."""
         local = _compile.local_tensor(x) if _compile.is_dtensor(x) else x

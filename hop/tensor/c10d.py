@@ -4,7 +4,7 @@ Each is one plain collective for each buffer, with the same options. What is wri
 parts, or a plain one, which gets the numbers. Operands that do not fit are refused before anything is sent.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from hop._compile import OpOverload
 from hop.tensor import collectives, views
 from hop.tensor.collectives import bits, collective, grid_rows, numbers_of, reduction_of, rows
 from hop.tensor.quantized import QuantizedTensor
-from hop.tensor.table import Cut
 
 c10d = torch.ops.c10d
 
@@ -98,9 +97,7 @@ def recv_(op: OpOverload, tensors: Any, group: Any, source: int, tag: int) -> An
 
 
 @collective(c10d._allgather_base_.default)
-def allgather_base(
-    op: OpOverload, output: Tensor, t: Any, group: Any, asynchronous: bool = True, *timeout: Any
-) -> Any:
+def allgather_base(op: OpOverload, output: Tensor, t: Any, group: Any, asynchronous: bool = True, *timeout: Any) -> Any:
     """as all_gather_into_tensor, into a tensor of its quantizer or a plain one"""
     size = _compile.group_size(group)
     given, t = output, rows(_quantized(op, t), size)
@@ -271,7 +268,9 @@ class _Joined:
         self.works, self.rooms = [], {}
         is_quantized = isinstance(output, QuantizedTensor)
         wanted = _form(t.rebuilt(t.buffers(), quantizer=quantizer, shape=shape))
-        if output.numel() != t.shape.numel() // max(t.shape[0], 1) * shape[0] or (is_quantized and _form(output) != wanted):
+        if output.numel() != t.shape.numel() // max(t.shape[0], 1) * shape[0] or (
+            is_quantized and _form(output) != wanted
+        ):
             raise ValueError(
                 f"{op}: the output must be {wanted}, since parts keep their scales, or a plain tensor of that many "
                 f"elements; got {_form(output)}"
@@ -304,5 +303,3 @@ def _quantized(op: OpOverload, t: Any) -> Any:
     if not isinstance(t, QuantizedTensor):
         raise ValueError(f"{op}: a plain tensor cannot be sent into a quantized one; hop.quantize it first")
     return t
-
-

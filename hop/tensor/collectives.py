@@ -193,7 +193,9 @@ def received_shape(t: Any, sizes: Sequence[int]) -> tuple[tuple[int, ...], Any]:
 def reduction_of(op: OpOverload, name: str) -> Callable[[list[Tensor]], Tensor]:
     found = REDUCTIONS.get(name)
     if found is None:
-        raise NotImplementedError(f"{op} of a QuantizedTensor: the reduction must be one of {[*REDUCTIONS]}, got {name}")
+        raise NotImplementedError(
+            f"{op} of a QuantizedTensor: the reduction must be one of {[*REDUCTIONS]}, got {name}"
+        )
     return found
 
 
@@ -208,7 +210,9 @@ def numbers_of(t: Any, gathered: dict[str, Tensor], size: int, shape: Sequence[i
     described = copies.describe(t.quantizer, shape, t.usages)
     stacks = [gathered[b.name].view(b.dtype).view(size, *b.shape) for b in described]
     spelled, usages = str(t.quantizer), list(t.usages)
-    return [dequantize_buffers(spelled, [s[i] for s in stacks], usages, list(shape), torch.float32) for i in range(size)]
+    return [
+        dequantize_buffers(spelled, [s[i] for s in stacks], usages, list(shape), torch.float32) for i in range(size)
+    ]
 
 
 def _gathered(t: Any, size: int, group: Any) -> list[Tensor]:

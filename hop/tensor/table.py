@@ -88,8 +88,8 @@ def _uncut(op: OpOverload, args: tuple[Any, ...], cut: Cut) -> str:
 def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if op.namespace in ("c10d", "_c10d_functional", "_dtensor"):
         raise NotImplementedError(
-            f"{op} has no rule for a QuantizedTensor, of which only codes and scales travel; use another collective, or "
-            "hop.dequantize it first"
+            f"{op} has no rule for a QuantizedTensor, of which only codes and scales travel; use another collective, "
+            "or hop.dequantize it first"
         )
     arguments = op._schema.arguments
     written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
