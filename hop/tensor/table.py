@@ -80,8 +80,8 @@ def _uncut(op: OpOverload, args: tuple[Any, ...], cut: Cut) -> str:
     t = next(x for x in tree_leaves(args) if hasattr(x, "quantizer"))
     return (
         f"DTensor cannot place a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} so: {op} would cut what "
-        f"belongs together, {cut}. Shard a dimension into parts that are multiples of the block, or one without blocks, "
-        "or distribute the float tensor and quantize it then, or hop.dequantize it first"
+        f"belongs together, {cut}. Shard a dimension into parts that are multiples of the block, or one without "
+        "blocks, or distribute the float tensor and quantize it then, or hop.dequantize it first"
     )
 
 
