@@ -764,8 +764,8 @@ def _inside(context: Callable[[], Any], function: Callable[..., Any]) -> Callabl
 
 
 def _hash_local_tensors() -> None:
-    """Let AOTAutograd's cache on disk tell DTensors apart by their local tensors: DTensor's own hash knows only how they
-    are placed, so that a program for one subclass, or one format, is taken for another's (torch 2.13)."""
+    """Let AOTAutograd's cache on disk tell DTensors apart by their local tensors: DTensor's own hash knows only how
+    they are placed, so that a program for one subclass, or one format, is taken for another's (torch 2.13)."""
     cls = sys.modules["torch.distributed.tensor"].DTensor  # type: ignore[attr-defined]
     own = getattr(cls, "_stable_hash_for_caching", None)
     if own is not None:

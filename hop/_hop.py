@@ -19,7 +19,7 @@ A call takes the first of these routes that applies:
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -249,7 +249,9 @@ class Composite(Hop):
 
     reads_sizes = True
     parts: "Composite | None" = None  # the operator that takes a result apart
-    of_dtensors: dict[type, Callable[[Tensor], Tensor]] = {}  # what makes one of DTensors of a DTensor of such tensors
+    of_dtensors: ClassVar[
+        dict[type, Callable[[Tensor], Tensor]]
+    ] = {}  # makes of a DTensor of such tensors one of DTensors
 
     def _of_parts(self, /, *args: Any, **kwargs: Any) -> Any:
         """The reference, for which a DTensor of such tensors is such a tensor of DTensors."""

@@ -614,17 +614,7 @@ def check_stack(q: Quantizer) -> None:
 
 
 # The dimensions along which tensors of (64, 128) are joined without a look at their numbers.
-CAT = {
-    "int8_row": {0},
-    "int8_column": {1},
-    "int8_groups": {0, 1},
-    "int4": {0, 1},
-    "uint4_affine": {0, 1},
-    "fp8_row": {0},
-    "fp8_tiles": {1},
-    "mxfp8": {0, 1},
-    "nvfp4_row": {0},
-}
+CAT = {name: {0} if q.flat else {0, 1} for name, q in QUANTIZERS.items()}  # parts keep their scales
 STACK = {  # in front, scales stay each tensor's own
     **{name: {0} for name, q in QUANTIZERS.items() if not q.flat},
     "int8_row": {0, 1, 2},

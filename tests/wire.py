@@ -31,5 +31,5 @@ class Wire(TorchDispatchMode):
 
 
 _LOCAL = ("wait_tensor", "_wrap_tensor_autograd")
-_SENT = {name: 1 for name in ("allgather_", "_allgather_base_", "scatter_", "gather_", "alltoall_", "alltoall_base_")}
+_SENT = dict.fromkeys(("allgather_", "_allgather_base_", "scatter_", "gather_", "alltoall_", "alltoall_base_"), 1)
 """Which argument is sent, of operators that are given what they write into first."""

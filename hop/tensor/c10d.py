@@ -4,7 +4,7 @@ Each is one plain collective for each buffer, with the same options. What is wri
 parts, or a plain one, which gets the numbers. Operands that do not fit are refused before anything is sent.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from hop._compile import OpOverload
 from hop.tensor import collectives, views
 from hop.tensor.collectives import bits, collective, grid_rows, numbers_of, reduction_of, rows
 from hop.tensor.quantized import QuantizedTensor
-from hop.tensor.table import Cut
 
 c10d = torch.ops.c10d
 

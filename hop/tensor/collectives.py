@@ -43,8 +43,8 @@ def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callabl
                 return rule(op, *args, **kwargs)
             except Cut as cut:
                 raise RuntimeError(
-                    f"{op} of a QuantizedTensor: {cut}. Use parts that are multiples of the block, in the plain row-wise "
-                    "form (hop.unpack, usages='rowwise'), or hop.dequantize them first"
+                    f"{op} of a QuantizedTensor: {cut}. Use parts that are multiples of the block, in the plain "
+                    "row-wise form (hop.unpack, usages='rowwise'), or hop.dequantize them first"
                 ) from cut
 
         return implements(*operators)(refusing)

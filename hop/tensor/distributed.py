@@ -22,8 +22,8 @@ def of_dtensors(x: Any) -> QuantizedTensor:
     t, placements = _compile.local_tensor(x), x.placements
     if any(p.is_partial() for p in placements):
         raise ValueError(
-            f"an operator got a DTensor of QuantizedTensors placed as {tuple(placements)}, whose numbers are sums that no "
-            "process has; redistribute it first, or hop.dequantize it"
+            f"an operator got a DTensor of QuantizedTensors placed as {tuple(placements)}, whose numbers are sums that "
+            "no process has; redistribute it first, or hop.dequantize it"
         )
     part = list(x.shape)
     for axis, p in enumerate(placements):

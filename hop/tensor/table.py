@@ -80,16 +80,16 @@ def _uncut(op: OpOverload, args: tuple[Any, ...], cut: Cut) -> str:
     t = next(x for x in tree_leaves(args) if hasattr(x, "quantizer"))
     return (
         f"DTensor cannot place a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} so: {op} would cut what "
-        f"belongs together, {cut}. Shard a dimension into parts that are multiples of the block, or one without blocks, "
-        "or distribute the float tensor and quantize it then, or hop.dequantize it first"
+        f"belongs together, {cut}. Shard a dimension into parts that are multiples of the block, or one without "
+        "blocks, or distribute the float tensor and quantize it then, or hop.dequantize it first"
     )
 
 
 def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if op.namespace in ("c10d", "_c10d_functional", "_dtensor"):
         raise NotImplementedError(
-            f"{op} has no rule for a QuantizedTensor, of which only codes and scales travel; use another collective, or "
-            "hop.dequantize it first"
+            f"{op} has no rule for a QuantizedTensor, of which only codes and scales travel; use another collective, "
+            "or hop.dequantize it first"
         )
     arguments = op._schema.arguments
     written = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]

@@ -350,8 +350,8 @@ def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
         return first
     shared = "a byte" if name == "codes" else "a scale"
     raise Cut(
-        f"{'all' if unit == -1 else unit} elements along dimension {dim} share {shared}, and parts of {list(sizes)} side "
-        "by side do not end where they do"
+        f"{'all' if unit == -1 else unit} elements along dimension {dim} share {shared}, and parts of {list(sizes)} "
+        "side by side do not end where they do"
     )
 
 
