@@ -614,18 +614,9 @@ def check_stack(q: Quantizer) -> None:
 
 
 # The dimensions along which tensors of (64, 128) are joined without a look at their numbers.
-CAT = {name: {0} if q.flat else {0, 1} for name, q in QUANTIZERS.items()}  # parts keep their scales
-STACK = {  # in front, scales stay each tensor's own
-    **{name: {0} for name, q in QUANTIZERS.items() if not q.flat},
-    "int8_row": {0, 1, 2},
-    "int8_column": {0, 2},
-    "int8_groups": {0, 1, 2},
-    "int4": {0, 1},
-    "uint4_affine": {0, 1},
-    "fp8_row": {0, 1, 2},
-    "fp8_tiles": {0, 1, 2},
-    "mxfp8": {0, 1, 2},
-    "nvfp4_row": {0, 1},
+CAT = {name: set() if name == "flat_odd" else {0} if q.flat else {0, 1} for name, q in QUANTIZERS.items()}
+STACK = {  # but for codes that share a byte, which lie along the last dimension
+    name: CAT[name] if q.flat else {0, 1} if q.per_byte() > 1 else {0, 1, 2} for name, q in QUANTIZERS.items()
 }
 
 

@@ -199,7 +199,8 @@ def unbind(op: OpOverload, t: QuantizedTensor, dim: int = 0) -> Any:
 
 @implements(aten.cat.default)
 def cat(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """codes and scales side by side where all have one quantizer and no block is cut, otherwise dequantized"""
+    """codes and scales side by side where all have one quantizer and no block is cut, each part with its scales;
+    otherwise dequantized"""
     return views.cat([x for x in tensors if x.shape != (0,)] or tensors, dim)
 
 
