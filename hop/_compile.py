@@ -113,7 +113,6 @@ __all__ = [
     "multiplies_bfloat16",
     "no_autocast",
     "no_torch_function",
-    "part_of_dtensor",
     "parts",
     "preserve_version",
     "process_group",
@@ -657,10 +656,11 @@ def sum_over_processes(x: torch.Tensor, size: int, group: str, *, scatter: bool)
     )
 
 
-def combined_over(x: torch.Tensor, op: str, mesh: Any, axis: int) -> torch.Tensor:
-    """The "max", "min" or "sum" over the processes along an axis of a mesh."""
+def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.Tensor:
+    """The "max", "min" or "sum" over the processes of a group, or along an axis of a mesh, element by element."""
+    group = over.get_group(axis) if hasattr(over, "get_group") else over
     ops = torch.ops._c10d_functional
-    return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, mesh.get_group(axis).group_name))
+    return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, group.group_name))
 
 
 def gather_numbers(n: int, mesh: Any) -> list[int]:
@@ -671,12 +671,6 @@ def gather_numbers(n: int, mesh: Any) -> list[int]:
 
 preserve_version = torch.autograd._unsafe_preserve_version_counter
 """A context in which writing to a tensor does not count as a change for autograd."""
-
-
-def largest_of(x: torch.Tensor, group: Any) -> torch.Tensor:
-    """The maximum over the processes of a group, element by element."""
-    ops = torch.ops._c10d_functional
-    return ops.wait_tensor(ops.all_reduce(x.contiguous(), "max", group.group_name))
 
 
 def process_group(boxed: Any) -> Any:
@@ -855,11 +849,6 @@ def local_part(x: Any, placements: Any) -> torch.Tensor:
     return torch.zeros_like(local) if elsewhere else local
 
 
-def part_of_dtensor(x: Any) -> torch.Tensor:
-    """What this process has of a DTensor, the tensor itself."""
-    return x._local_tensor
-
-
 def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     """The DTensor whose part in this process is `local`."""
     from torch.distributed.tensor import DTensor
@@ -899,8 +888,8 @@ def wait(x: Any) -> torch.Tensor:
     return x.wait() if hasattr(x, "wait") else x
 
 
-def own_part(x: torch.Tensor) -> Any:
-    """The tensor of a DTensor that this process has; any other tensor itself."""
+def own_part(x: Any) -> Any:
+    """The tensor of a DTensor that this process has, itself; any other tensor as it is."""
     return x._local_tensor if is_dtensor(x) else x  # type: ignore[attr-defined]
 
 

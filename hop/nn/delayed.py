@@ -91,8 +91,7 @@ def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: Any
 def _combine(histories: list[Tensor], group: Any) -> None:
     """The largest current amax of a group of processes for each history."""
     seen = torch.stack([h[0] for h in histories])
-    group = group.get_group() if hasattr(group, "get_group") else group
-    for history, amax in zip(histories, _compile.largest_of(seen, group), strict=True):
+    for history, amax in zip(histories, _compile.combined_over(seen, "max", group), strict=True):
         history[0].copy_(amax)
 
 

@@ -70,7 +70,7 @@ def bytes_gathered(layer: Layer, processes: int) -> int:
     Raises:
         ValueError: the weight is not one that gather_as_codes has prepared."""
     weight = layer.weight
-    local = _compile.part_of_dtensor(weight) if _compile.is_dtensor(weight) else weight
+    local = _compile.own_part(weight)
     if not isinstance(local, MasterWeight):
         raise ValueError(f"bytes_gathered: layer must be one that gather_as_codes has prepared, got {layer}")
     own = local.gathering
@@ -113,7 +113,7 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
     masks = scheme.backward != QUANTIZED and (needs_scale or q.scale.clips())
     local, outer = weight.detach(), None
     if _compile.is_dtensor(weight):
-        local = _compile.part_of_dtensor(weight).detach()
+        local = _compile.own_part(weight).detach()
         outer = (weight.device_mesh, _cut_dimensions(name, [q, q.transposed(2)] if turned else [q], weight))
         if isinstance(state := layer.scales[WEIGHT] if needs_scale else None, StaticScale) and state.scale.numel() > 1:
             raise ValueError(

@@ -163,7 +163,7 @@ def gathered_like(weight: Any, new: Any) -> Any:
     """`new`, a tensor of a state_dict for `weight`, gathered as that is where it may take its place."""
     own: Any
     part: Any
-    own, part = (_compile.part_of_dtensor(t) if _compile.is_dtensor(t) else t for t in (weight, new))
+    own, part = (_compile.own_part(t) for t in (weight, new))
     masters = [isinstance(t, MasterWeight) for t in (own, part)]
     if not any(masters) or _compile.is_dtensor(weight) != _compile.is_dtensor(new):
         return new
@@ -193,7 +193,7 @@ def _mask_gradient(weight: Any, inside: Callable[[], Tensor]) -> None:
 
 
 def _apply_mask(weight: Any) -> None:
-    grad = _compile.part_of_dtensor(weight.grad)
+    grad = _compile.own_part(weight.grad)
     grad.masked_fill_(~weight.inside_(), 0.0)
 
 
@@ -205,7 +205,7 @@ class _Opened(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Any) -> QuantizedTensor:  # type: ignore[override]
-        local: Any = _compile.part_of_dtensor(weight)
+        local: Any = _compile.own_part(weight)
         q, shape = local.quantizer, weight.shape
         buffers = {}
         described = {b.name: b for b in copies.describe(q, shape, local.usages)}
@@ -230,7 +230,7 @@ class _Opened(torch.autograd.Function):
 
 def opened(weight: Any) -> Any:
     """What a layer multiplies: `weight` itself, but of a DTensor of codes a QuantizedTensor."""
-    if _compile.is_dtensor(weight) and isinstance(_compile.part_of_dtensor(weight), QuantizedTensor):
+    if _compile.is_dtensor(weight) and isinstance(_compile.own_part(weight), QuantizedTensor):
         return _Opened.apply(weight)
     return weight
 

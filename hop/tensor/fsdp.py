@@ -79,7 +79,7 @@ def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> Quant
 
 def into(out: Any, new: QuantizedTensor) -> None:
     """Make `out`, which FSDP2 keeps, hold what `new` holds: copy what is no view of the same memory."""
-    mine: Any = _compile.part_of_dtensor(out) if _compile.is_dtensor(out) else out
+    mine: Any = _compile.own_part(out)
     for own, other in zip(mine.buffers().values(), new.buffers().values(), strict=True):
         if own.data_ptr() != other.data_ptr():
             with _compile.preserve_version(own):  # what autograd saved is filled again with the same numbers
