@@ -226,14 +226,15 @@ def part_of_the_mesh(folder: Path, mesh: Any) -> None:
         for wanted in (want, t):
             got = emptied(wanted)
             hop.checkpoint.load({"w": got}, folder / name)
-            assert_bits(got, wanted)
+            if wanted is t or pair.get_coordinate() is not None:
+                assert_bits(got, wanted)
 
 
 def strided(folder: Path, mesh: Any) -> None:
     """What FSDP2 makes of what tensor parallelism has sharded along the same dimension; and parts that are no range."""
     square = init_device_mesh("cpu", (2, 2))
     t = hop.quantize(presets.MXFP8, numbers("MXFP8")[:8])
-    i, j = square.get_coordinate() or ()
+    i, j = divmod(torch.distributed.get_rank(), 2)
     local = t[(i + 2 * j) * 2 :][:2].clone()
     placements = [_StridedShard(0, split_factor=2), Shard(0)]
     want = DTensor.from_local(local, square, placements, run_check=False, shape=t.shape, stride=t.stride())
