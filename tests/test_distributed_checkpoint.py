@@ -263,6 +263,7 @@ def in_four(folder: Path, mesh: Any, rank: int) -> None:
     strided(folder / "strided", mesh)
     pieces(folder / "pieces", mesh)
     refusals(folder / "refusals", mesh, rank)
+    resumed(folder / "run", mesh)
 
 
 # ---- a model under FSDP2, with an optimizer whose states are quantized
@@ -382,8 +383,8 @@ def killed_everywhere(rank: int, folder: Path) -> None:
         assert os.WIFSIGNALED(status) == (nth <= LAST), nth
 
 
-def resumed(folder: Path, mesh: Any, rank: int) -> None:
-    """From step 1, in a fresh world, on to step 2."""
+def resumed(folder: Path, mesh: Any) -> None:
+    """From the step 1 of one process, under FSDP2, on to step 2."""
     run = Run(mesh, seed=1)
     assert run.resume(folder) == 1
     run.assert_equal(trained(1))
@@ -424,16 +425,6 @@ class TestInterruption(unittest.TestCase):
             for nth in range(1, LAST + 2):
                 self.check(Path(name) / str(nth), 1 if nth <= RENAMED else 2)
 
-    def test_resumed_by_more_processes(self):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            trained(1).save(folder, 1)
-            (folder / ".step_2.tmp").mkdir()
-            processes.run(functools.partial(resumed, folder), 2)
-            run = Run(None, seed=1)
-            assert run.resume(folder) == 2
-            run.assert_equal(trained(2))
-
 
 @pytest.mark.full
 class TestResharding(unittest.TestCase):
@@ -442,9 +433,14 @@ class TestResharding(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_all(folder / "all", None)
+            trained(1).save(folder / "run", 1)
+            (folder / "run" / ".step_2.tmp").mkdir()
             processes.run(functools.partial(in_four, folder), 4)
             assert hop.checkpoint.steps(folder / "all") == sorted(STEPS.values())
             read_all(folder / "all", None)
+            run = Run(None, seed=1)
+            assert run.resume(folder / "run") == 2
+            run.assert_equal(trained(2))
 
 
 class TestFolders(unittest.TestCase):
@@ -532,6 +528,8 @@ class TestFolders(unittest.TestCase):
             hop.checkpoint.save({"run": TestFolders()}, self.folder, step=0)
         with pytest.raises(ValueError, match=r"'w\.codes' is a buffer of 'w' and another entry"):
             hop.checkpoint.save({"w": whole("MXFP4"), "w.codes": torch.zeros(2)}, self.folder, step=0)
+        with pytest.raises(ValueError, match=r"the name 'hop.quantized' is taken"):
+            hop.checkpoint.save({"hop": {"quantized": 1}}, self.folder, step=0)
         assert hop.checkpoint.latest(self.folder) is None
 
     def test_damage(self):
