@@ -151,12 +151,19 @@ def pieces(folder: Path, mesh: Any) -> None:
     """Parts that were quantized each by itself load as they were saved, and no other way."""
     columns = {n: _quantized_apart(n, mesh, Shard(1)) for n in ("INT8_ROW", "STATE8", "STATE4")}
     rows = {n: _quantized_apart(n, mesh, Shard(0)) for n in ("INT8_TENSOR", "NVFP4", "FP8_128X128", "NVFP4_16X16")}
-    hop.checkpoint.save({**columns, **rows}, folder, step=0)
-    got = {name: emptied(t) for name, t in {**columns, **rows}.items()}
+    local = rows["INT8_TENSOR"].to_local().dequantize()
+    both = hop.quantize(presets.MXFP8, local, usages=("rowwise", "columnwise"))
+    held = {"tiled": hop.pack(hop.quantize(presets.INT8_ROW, local)), "both": both}
+    others = {
+        name: DTensor.from_local(t, mesh, [Shard(0)], run_check=False, shape=(ROWS, COLUMNS), stride=(COLUMNS, 1))
+        for name, t in held.items()
+    }
+    hop.checkpoint.save({**columns, **rows, **others}, folder, step=0)
+    got = {name: emptied(t) for name, t in {**columns, **rows, **others}.items()}
     hop.checkpoint.load(got, folder)
-    for name, t in {**columns, **rows}.items():
+    for name, t in {**columns, **rows, **others}.items():
         assert_bits(got[name], t, name)
-    for name in got:
+    for name in (*columns, *rows):
         other = placed(whole(name), mesh, [Replicate()])
         kept = emptied(other)
         with pytest.raises(ValueError, match=rf"'{name}': the part .* was not saved as such"):
