@@ -46,6 +46,8 @@ class SavePlanner(DefaultSavePlanner):
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        if KEY in self.mappings:
+            raise ValueError(f"state_dict: the name {KEY!r} is taken by the library; rename that entry")
         self.state_dict, self.parts = taken_apart(self.state_dict)
         self.buffers: dict[str, Tensor] = {}
         for fqn, part in self.parts.items():
