@@ -1,7 +1,10 @@
 """Checks in several processes: `run` spawns them, over gloo, and each calls the function."""
 
+import faulthandler
 import os
 import socket
+import sys
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -25,13 +28,19 @@ def _free_port() -> int:
 
 def _worker(rank: int, port: int, check: Callable[[Any, int], None], world: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    faulthandler.enable()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    # Gloo's threads may still hold tensors, and abort the process if they let go of one while the interpreter shuts
+    # down (pytorch #179291): leave without shutting down, and say before what went wrong.
+    done = False
     try:
         check(init_device_mesh("cpu", (world,)), rank)
         dist.barrier()
-    finally:
         dist.destroy_process_group()
-    # Gloo's threads may still hold tensors, and abort the process if they let go of one while the interpreter shuts
-    # down (pytorch #179291): leave without shutting down.
-    os._exit(0)
+        done = True
+    finally:
+        if not done:
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(0 if done else 1)

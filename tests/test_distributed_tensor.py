@@ -196,7 +196,7 @@ def distributed(mesh: Any, shapes: Any) -> Iterator[tuple[Quantizer, Any, Any]]:
                 try:
                     d = distribute_tensor(t, mesh, placement)
                 except RuntimeError as error:
-                    assert REFUSED in str(error) and str(shape) in str(error), error
+                    assert REFUSED in str(error), error
                     assert any(p.is_shard() for p in placement)
                     continue
                 placed += 1
