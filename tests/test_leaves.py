@@ -269,26 +269,25 @@ def _cases(settings):
     return [leaf.case(s) for leaf, s in pairs], [leaf.gradient_case(s) for leaf, s in pairs]
 
 
+PROGRAMS = [r for r in routes.BATCHED if not r.compiler]
+COMPILERS = [r for r in routes.BATCHED if r.compiler for _ in range(4 if r.name == "inductor" else 1)]
+
+
 @pytest.mark.full
 class TestEveryPresetOnEveryRoute(unittest.TestCase):
     @parameterized.expand([(f"{r.name}_{s.name}", r, s) for r, s in itertools.product(routes.SINGLE, ALL_SETTINGS)])
     def test_single(self, _name, route, setting):
         route.run(*_cases([setting]))
 
-    @parameterized.expand([(r.name, r) for r in routes.BATCHED if not r.compiler])
-    def test_program(self, _name, route):
-        route.run(*_cases(ALL_SETTINGS))
+    # Tracing and compiling take long: each such route runs some of the settings, and together they run all.
+    @parameterized.expand([(r.name, i, r) for i, r in enumerate(PROGRAMS)])
+    def test_program(self, _name, i, route):
+        route.run(*_cases(ALL_SETTINGS[i :: len(PROGRAMS)]))
 
-    @parameterized.expand(
-        [
-            (f"{r.name}_{i}", r, i)
-            for r, i in itertools.product(routes.BATCHED, range(8))
-            if r.compiler and (r.name == "inductor" or i == 0)  # an eighth of them where compiling takes longest
-        ]
-    )
+    @parameterized.expand([(f"{r.name}_{i}", i, r) for i, r in enumerate(COMPILERS)])
     @pytest.mark.compiler
-    def test_compiled_program(self, _name, route, i):
-        route.run(*_cases(ALL_SETTINGS[i::8]))
+    def test_compiled_program(self, _name, i, route):
+        route.run(*_cases(ALL_SETTINGS[i::16]))
 
 
 class TestAmaxFloor(unittest.TestCase):
