@@ -1,10 +1,16 @@
-"""Tables of docs/distributed.md: the bytes that several processes exchange in a step."""
+"""Tables of docs/distributed.md: what the tests run on several processes, and the bytes that they exchange."""
 
 import math
+from collections.abc import Callable
 
 import hop
 from hop.presets import PRESETS
+from hop.schemes import SCHEMES
 from tests import pages
+from tests import test_distributed_checkpoint as checkpoints
+from tests import test_distributed_fsdp as fsdp
+from tests import test_distributed_parallel as tensor_parallelism
+from tests import test_distributed_tensor as tensors
 
 # The shapes of a decoder of 70 billion parameters: 80 blocks of width 8192, 8 of 64 heads for keys and values, a gated
 # network of width 28672, and 128256 words in and out.
@@ -67,3 +73,50 @@ def tensor_parallel() -> str:
     for what, size in (("bfloat16 results", 2), ("int32 or float32 products", 4)):
         rows.append([what, str(size), f"{share * 2 * BLOCKS * WIDTH * size / 1e3:.4g}"])
     return pages.table(rows)
+
+
+# ---- what the tests run
+
+
+EXAMPLE = (1024, 1024)  # the weight whose bytes are shown
+YES = "✓"
+
+
+def formats() -> str:
+    """Each named quantizer on each engine, and the bytes of its buffers, which are those that the tests see travel."""
+    header = ["quantizer", "collectives", "DTensor", "FSDP2, a parameter", "checkpoints", "bytes of float32's"]
+    rows = []
+    for name, q in PRESETS.items():
+        engines = (
+            q in tensors.FORMATS,
+            q in tensors.FORMATS,
+            name in fsdp.QUANTIZED,
+            name in checkpoints.NAMES,
+        )
+        rows.append([f"`{name}`", *(YES if e else "" for e in engines), f"{_part(_bytes(name, EXAMPLE))}"])
+    return pages.table([header, *rows])
+
+
+def schemes() -> str:
+    """Each named scheme of a linear layer, against one process, and the bytes that FSDP2 gathers of its weight."""
+    header = ["scheme", "tensor parallel", "FSDP2, weights as codes", "bytes gathered, of float32's"]
+    rows = []
+    for name, scheme in SCHEMES.items():
+        parallel = "bit for bit" if name in tensor_parallelism.BITS else "but for the order of float sums"
+        sharded = "bit for bit" if name in fsdp.SCHEMES else ""
+        layer = hop.nn.Linear(*EXAMPLE, bias=False, scheme=scheme)
+        hop.nn.gather_as_codes(layer)
+        rows.append([f"`{name}`", parallel, sharded, _part(hop.nn.bytes_gathered(layer, 2))])
+    return pages.table([header, *rows])
+
+
+def _part(count: int) -> str:
+    return f"{count / (4 * math.prod(EXAMPLE)):.4f}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    ": formats": formats,
+    ": schemes": schemes,
+    ": fully sharded": fully_sharded,
+    ": tensor parallel": tensor_parallel,
+}

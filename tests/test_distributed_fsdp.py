@@ -305,10 +305,16 @@ class TestRefused(unittest.TestCase):
             nn.bytes_gathered(one[0], 2)
 
 
-@pytest.mark.full
-class TestProcesses(unittest.TestCase):
+class TestQuick(unittest.TestCase):
     def test_wire(self):
         run(wire, 2)
+
+
+@pytest.mark.full
+class TestProcesses(unittest.TestCase):
+    def test_one_process(self):
+        """FSDP2 gathers nothing then."""
+        run(every_scheme, 1)
 
     def test_every_scheme(self):
         run(every_scheme, 4)

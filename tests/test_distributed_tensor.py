@@ -29,6 +29,7 @@ from tests.wire import Wire
 aten = torch.ops.aten
 ROOT = Path(__file__).parents[1]
 REFUSED = "DTensor cannot place a QuantizedTensor"
+FORMATS = tuple(presets.PRESETS.values())  # in every collective, and as the parts of DTensors in every way
 
 
 def quantized(q: Quantizer, shape: tuple[int, ...] = (64, 256), seed: int = 0) -> Any:
@@ -60,7 +61,7 @@ def raises(error: type[Exception], text: str, call: Any, *args: Any, **kwargs: A
 
 def every_format(mesh: Any, rank: int) -> None:
     group, world = mesh.get_group(), mesh.size()
-    for q in presets.PRESETS.values():
+    for q in FORMATS:
         every = [quantized(q, seed=r) for r in range(world)]
         t, all_numbers = every[rank], [x.numbers() for x in every]
         assert torch.equal(numbers(funcol.all_gather_single(t, 0, group)), torch.cat(all_numbers))
@@ -161,6 +162,9 @@ def traffic(mesh: Any, rank: int) -> None:
     bounds |= {presets.NVFP4: 0.16, presets.INT4_128: 0.16, presets.MXFP4: 0.16}
     for q, bound in bounds.items():
         t = hop.quantize(q, x)
+        with Wire() as wire:
+            funcol.all_gather_single(t, 0, group)
+        assert wire.nbytes == sum(b.nbytes for b in t.buffers().values())
         d = distribute_tensor(t, mesh, [Shard(0)])  # half of it, which its process sends
         calls = (
             lambda t=t: funcol.all_gather_single(t, 0, group),
@@ -190,7 +194,7 @@ def placements(mesh: Any) -> list[list[Any]]:
 def distributed(mesh: Any, shapes: Any) -> Iterator[tuple[Quantizer, Any, Any]]:
     """Every format, placed in every way that cuts no block: quantizer, tensor, DTensor."""
     for shape in shapes:
-        for q in presets.PRESETS.values():
+        for q in FORMATS:
             t, placed = quantized(q, shape), 0
             for placement in placements(mesh):
                 try:
@@ -348,7 +352,7 @@ def _same_compiled(function: Any, args: Any, backend: str = "aot_eager", dynamic
 
 class TestPad(unittest.TestCase):
     def test_zeros_behind(self):
-        for q in presets.PRESETS.values():
+        for q in FORMATS:
             t = quantized(q, (5, 70))
             for more in ((0, 0, 0, 3), (0, 58), (0, 1, 0, 2)):
                 want = torch.nn.functional.pad(t.numbers(), more)

@@ -127,10 +127,12 @@ class MasterWeight(Tensor):
             )
         inputs, sent = [], []
         for q in own.quantizers():
-            sent.append(Sent(q, own.shape, parts))
+            described = Sent(q, own.shape, parts)
             part = _Part(own, q, parts, rank, mesh)
             grids, inside = part.quantized(self.data_.detach())
-            inputs += fsdp.send(sent[-1], grids)
+            of_copy = fsdp.send(described, grids)
+            sent.append(described.with_inputs(of_copy))
+            inputs += of_copy
             if own.masks:
                 _mask_gradient(own.owner().weight, inside)
         return tuple(inputs), sent

@@ -48,6 +48,12 @@ class Sent(NamedTuple):
     quantizer: Quantizer
     shape: tuple[int, ...]  # of the whole tensor
     parts: Parts
+    alone: tuple[Tensor, ...] = ()  # in a group of one process, what it would send
+
+    def with_inputs(self, inputs: Sequence[Tensor]) -> "Sent":
+        """The same with what is sent, where FSDP2 gathers nothing: it then hands on the first input alone
+        (torch 2.13)."""
+        return self._replace(alone=tuple(t.clone() for t in inputs)) if self.parts.processes == 1 else self
 
 
 def row_units(quantizer: Quantizer, ndim: int) -> dict[str, int]:
@@ -72,7 +78,7 @@ def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> Quant
     described = sent.quantizer.buffers(sent.shape)
     units = row_units(sent.quantizer, len(sent.shape))
     grids = {}
-    for (name, (shape, held)), data in zip(described.items(), gathered, strict=True):
+    for (name, (shape, held)), data in zip(described.items(), sent.alone or gathered, strict=True):
         grids[name] = _joined(data, sent.parts, units[name], shape[0]).view(held)
     return QuantizedTensor(grids, sent.quantizer, sent.shape, dtype)
 
@@ -135,7 +141,8 @@ def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], S
             "leave shard_placement_fn out"
         )
     sent = Sent(t.quantizer, (parts.rows, *t.shape[1:]), parts)
-    return tuple(send(sent, t.buffers())), sent
+    inputs = send(sent, t.buffers())
+    return tuple(inputs), sent.with_inputs(inputs)
 
 
 def post_all_gather(
