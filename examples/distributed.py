@@ -43,9 +43,9 @@ from hop import schemes
 EXACT = ("digits", "INT8_STATIC")  # all of whose layers sum integers, by the same scales for a part of a batch
 HELD_OUT = 128  # sentences
 CLIP = 1.0  # the largest norm of the gradients of a step
-# How far losses of steps, and all parameters, may be from those of one process: and where activations round to other
-# codes, as those of a part of a batch with a scale of its own do, or those that floats summed in another order have moved
-# over an edge.
+# How far losses of steps, and all parameters, may be from those of one process: the second where activations round to
+# other codes, as those of a part of a batch with a scale of its own do, or those that floats summed in another order
+# have moved over an edge.
 BOUNDS = {"losses": (1e-3, 0.05), "parameters": (1e-3, 0.2)}
 ROUGHLY = ("INT8_DYNAMIC", "FP8_HYBRID")
 PART = 0.5  # of the bytes of float32 that may be gathered
@@ -310,7 +310,7 @@ def check(task: str, found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--task", choices=("digits", "minilm", "all"), default="all")
-    parser.add_argument("--steps", type=int, default=24, help="of training in each scheme (24)")
+    parser.add_argument("--steps", type=int, default=12, help="of training in each scheme (12)")
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
