@@ -1,8 +1,9 @@
-"""Tables of docs/distributed.md: the bytes that several processes exchange in a step."""
+"""Tables of docs/distributed.md: the bytes that several processes exchange in a step, and what the example measured."""
 
 import math
 
 import hop
+from docs.training_tables import results
 from hop.presets import PRESETS
 from tests import pages
 
@@ -67,3 +68,31 @@ def tensor_parallel() -> str:
     for what, size in (("bfloat16 results", 2), ("int32 or float32 products", 4)):
         rows.append([what, str(size), f"{share * 2 * BLOCKS * WIDTH * size / 1e3:.4g}"])
     return pages.table(rows)
+
+
+def two_processes() -> str:
+    """What the example found in each scheme: differences from one process, and bytes of a step."""
+    header = [
+        "",
+        "first logits",
+        "losses",
+        "parameters",
+        "held-out loss, one process",
+        "two",
+        "MB gathered",
+        "gradients",
+    ]
+    rows = []
+    for task, found in results("distributed")["tasks"].items():
+        for name, r in found.items():
+            differ = [f"{r[f'{key}_differ']:.1e}" for key in ("first_logits", "losses", "parameters")]
+            losses = [f"{r[key]['loss']:.4f}" for key in ("alone", "together")]
+            part = r["gathered_bytes"] / found["float32"]["gathered_bytes"]
+            gathered = f"{r['gathered_bytes'] / 1e6:.4g} ({part:.2f})"
+            label = f"{task}, `{name}`" if name.isupper() else f"{task}, {name}"
+            differ[0] = "0" if r["first_logits_differ"] == 0 else differ[0]
+            rows.append([label, *differ, *losses, gathered, f"{r['reduced_bytes'] / 1e6:.4g}"])
+    return pages.table([header, *rows])
+
+
+TABLES = {": fully sharded": fully_sharded, ": tensor parallel": tensor_parallel, ": two processes": two_processes}

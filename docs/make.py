@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import hop
-from docs import gpu_tables, training_tables
+from docs import distributed_tables, gpu_tables, training_tables
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
 from hop.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
 from hop.impls.scaled.roles import ROLES
@@ -338,6 +338,7 @@ def draw_errors(panels: list[Any], subject: Subject) -> None:
 
 # By page, what is written after the command in the comments around it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "distributed.md": distributed_tables.TABLES,
     "gallery.md": {"": gallery},
     "gpu.md": gpu_tables.TABLES,
     "numerics.md": {"": formats},

@@ -21,14 +21,13 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from common import require
+from tasks import TASKS, Batch, Task
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,10 +37,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
 import hop.checkpoint
-from hop import schemes
 
 EXACT = ("digits", "INT8_STATIC")  # all of whose layers sum integers, by the same scales for a part of a batch
-HELD_OUT = 128  # sentences
 CLIP = 1.0  # the largest norm of the gradients of a step
 # How far losses of steps, and all parameters, may be from those of one process: the second where activations round to
 # other codes, as those of a part of a batch with a scale of its own do, or those that floats summed in another order
@@ -49,68 +46,6 @@ CLIP = 1.0  # the largest norm of the gradients of a step
 BOUNDS = {"losses": (1e-3, 0.05), "parameters": (1e-3, 0.2)}
 ROUGHLY = ("INT8_DYNAMIC", "FP8_HYBRID")
 PART = 0.5  # of the bytes of float32 that may be gathered
-
-Batch = tuple[tuple[Tensor, ...], Tensor]  # what the model takes, and the classes
-
-
-@dataclass
-class Task:
-    """What is trained.
-
-    Args:
-        schemes: by name, of the layers of the submodule `body`; None for floats.
-        start: the model in floats.
-        groups: names of modules whose weights are gathered together; what is in none of them is another group.
-        optimizer: of the parameters of a copy of the model.
-        batches: of all steps.
-    """
-
-    name: str
-    schemes: dict[str, hop.Scheme | None]
-    start: nn.Module
-    body: str
-    groups: list[str]
-    optimizer: Callable[[Any], torch.optim.Optimizer]
-    batches: list[Batch]
-    held_out: Batch
-
-
-def digits_task(steps: int) -> Task:
-    import digits
-
-    training, test = digits.load()
-    generator, batches = torch.Generator().manual_seed(0), []
-    while len(batches) < steps:  # the last batch of an epoch has fewer images, which processes could not share equally
-        batches += [((x,), y) for x, y in training.batches(generator) if len(y) == digits.BATCH]
-    torch.manual_seed(0)
-    return Task(
-        "digits",
-        {"float32": None, "INT8_STATIC": schemes.INT8_STATIC, "FP8_HYBRID": schemes.FP8_HYBRID},
-        digits.Net(),
-        "",
-        ["first", "second", "last"],
-        lambda model: torch.optim.AdamW(model.parameters(), lr=digits.RATE, weight_decay=digits.DECAY),
-        batches[:steps],
-        ((test.pixels,), test.digits),
-    )
-
-
-def minilm_task(steps: int) -> Task:
-    import finetune_minilm as finetune
-
-    model, training, held_out = finetune.load()
-    found = training.endless(finetune.BATCH)
-    return Task(
-        "minilm",
-        {"float32": None, "INT8_DYNAMIC": schemes.INT8_DYNAMIC, "FP8_HYBRID": schemes.FP8_HYBRID},
-        model,
-        "embed",
-        [f"embed.bert.encoder.layer.{i}" for i in range(6)],
-        finetune.optimizer,
-        [next(found) for _ in range(steps)],
-        ((held_out.ids[:HELD_OUT], held_out.mask[:HELD_OUT]), held_out.labels[:HELD_OUT]),
-    )
-
 
 # ---- models and their training
 
@@ -131,7 +66,8 @@ def sharded(model: nn.Module, task: Task, mesh: Any) -> nn.Module:
     frozen = {p for p in model.parameters() if not p.requires_grad}
     for name in task.groups:
         fully_shard(model.get_submodule(name), mesh=mesh)
-    return fully_shard(model, mesh=mesh, ignored_params=frozen)
+    fully_shard(model, mesh=mesh, ignored_params=frozen)
+    return model
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
@@ -149,6 +85,7 @@ def own(batch: Batch) -> Batch:
     """The part of this process. All are equally long, so that the mean of their losses is that of the whole."""
     rank, count = dist.get_rank(), dist.get_world_size()
     inputs, labels = batch
+    require(len(labels) % count == 0, f"a batch of {len(labels)} has no equal parts for {count} processes")
     return tuple(x.chunk(count)[rank] for x in inputs), labels.chunk(count)[rank]
 
 
@@ -309,7 +246,7 @@ def check(task: str, found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--task", choices=("digits", "minilm", "all"), default="all")
+    parser.add_argument("--task", choices=(*TASKS, "all"), default="all")
     parser.add_argument("--steps", type=int, default=12, help="of training in each scheme (12)")
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
@@ -322,13 +259,12 @@ def main() -> None:
     mesh, start = init_device_mesh("cpu", (count,)), time.perf_counter()
     if dist.get_rank() == 0:
         print(f"{count} processes, {args.steps} steps; differences from one process:\n{HEADER}")
-    makers = {"digits": digits_task, "minilm": minilm_task}
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as own_folder:
         shared = [own_folder]
         dist.broadcast_object_list(shared)  # the folder of the first process
-        for name in makers if args.task == "all" else [args.task]:
-            found[name] = compare(makers[name](args.steps), mesh, f"{shared[0]}/{name}")
+        for name in TASKS if args.task == "all" else [args.task]:
+            found[name] = compare(TASKS[name](args.steps), mesh, f"{shared[0]}/{name}")
         dist.barrier()
     if dist.get_rank() == 0 and args.output is not None:
         content = {
