@@ -45,10 +45,12 @@ def digits_task(steps: int) -> Task:
     while len(batches) < steps:  # the last batch of an epoch has fewer images, which processes could not share equally
         batches += [((x,), y) for x, y in training.batches(generator) if len(y) == digits.BATCH]
     torch.manual_seed(0)
+    start = digits.Net()
+    digits.train(start, training, 5, seed=0)  # static scales of a network that knows nothing would soon be too small
     return Task(
         "digits",
         {"float32": None, "INT8_STATIC": schemes.INT8_STATIC, "FP8_HYBRID": schemes.FP8_HYBRID},
-        digits.Net(),
+        start,
         "",
         ["first", "second", "last"],
         lambda model: torch.optim.AdamW(model.parameters(), lr=digits.RATE, weight_decay=digits.DECAY),
