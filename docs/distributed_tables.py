@@ -1,9 +1,11 @@
-"""Tables of docs/distributed.md: what the tests run on several processes, and the bytes that they exchange."""
+"""Tables of docs/distributed.md: what the tests run on several processes, what the example measured, and the bytes that
+are exchanged in a step."""
 
 import math
 from collections.abc import Callable
 
 import hop
+from docs.training_tables import results
 from hop.presets import PRESETS
 from hop.schemes import SCHEMES
 from tests import pages
@@ -114,9 +116,35 @@ def _part(count: int) -> str:
     return f"{count / (4 * math.prod(EXAMPLE)):.4f}"
 
 
+def two_processes() -> str:
+    """What the example found in each scheme: differences from one process, and bytes of a step."""
+    header = [
+        "",
+        "first logits",
+        "losses",
+        "parameters",
+        "held-out loss, one process",
+        "two",
+        "MB gathered",
+        "gradients",
+    ]
+    rows = []
+    for task, found in results("distributed")["tasks"].items():
+        for name, r in found.items():
+            differ = [f"{r[f'{key}_differ']:.1e}" for key in ("first_logits", "losses", "parameters")]
+            losses = [f"{r[key]['loss']:.4f}" for key in ("alone", "together")]
+            part = r["gathered_bytes"] / found["float32"]["gathered_bytes"]
+            gathered = f"{r['gathered_bytes'] / 1e6:.4g} ({part:.2f})"
+            label = f"{task}, `{name}`" if name.isupper() else f"{task}, {name}"
+            differ[0] = "0" if r["first_logits_differ"] == 0 else differ[0]
+            rows.append([label, *differ, *losses, gathered, f"{r['reduced_bytes'] / 1e6:.4g}"])
+    return pages.table([header, *rows])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     ": formats": formats,
     ": schemes": schemes,
     ": fully sharded": fully_sharded,
     ": tensor parallel": tensor_parallel,
+    ": two processes": two_processes,
 }

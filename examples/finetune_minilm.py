@@ -72,6 +72,30 @@ class Sentences:
             seed += 1
 
 
+def load() -> tuple[Classifier, Sentences, Sentences]:
+    """The model at its start, whose embeddings do not train, the sentences to train with, and those held out."""
+    bert, tokenizer = load_encoder()
+    for module in bert.modules():  # dropout would draw other random numbers in each scheme
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    bert.get_submodule("embeddings").requires_grad_(False)
+    train_texts, held_out_texts = docstrings.load()
+    chosen = torch.randperm(len(held_out_texts), generator=torch.Generator().manual_seed(0))[:HELD_OUT]
+    training = Sentences(tokenizer, train_texts)
+    held_out = Sentences(tokenizer, [held_out_texts[i] for i in chosen])
+    torch.manual_seed(0)
+    return Classifier(bert).train(), training, held_out
+
+
+def optimizer(model: Any) -> torch.optim.AdamW:
+    """Of a Classifier, quantized or not."""
+    groups = [
+        {"params": [p for p in model.embed.parameters() if p.requires_grad], "lr": RATE},
+        {"params": list(model.head.parameters()), "lr": HEAD_RATE},
+    ]
+    return torch.optim.AdamW(groups, weight_decay=DECAY)
+
+
 class Run:
     """A training of a copy of `model` in a scheme."""
 
@@ -81,11 +105,7 @@ class Run:
             report = hop.nn.convert(self.model.embed, [(nn.Linear, scheme)])
             left = [row.name for row in report.rows if row.type == "Linear" and row.scheme is None]
             require(not left, f"linear layers that were not converted: {left}")
-        groups = [
-            {"params": [p for p in self.model.embed.parameters() if p.requires_grad], "lr": RATE},
-            {"params": list(self.model.head.parameters()), "lr": HEAD_RATE},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=DECAY)
+        self.optimizer = optimizer(self.model)
         warmup = max(1, round(WARMUP * steps))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: min((step + 1) / warmup, max(0.0, (steps - step) / (steps - warmup + 1)))
@@ -209,22 +229,12 @@ def main() -> None:
     torch.set_num_threads(args.threads)
 
     start = time.perf_counter()
-    bert, tokenizer = load_encoder()
-    for module in bert.modules():  # dropout would draw other random numbers in each scheme
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    bert.get_submodule("embeddings").requires_grad_(False)
-    train_texts, held_out_texts = docstrings.load()
-    chosen = torch.randperm(len(held_out_texts), generator=torch.Generator().manual_seed(0))[:HELD_OUT]
-    training = Sentences(tokenizer, train_texts)
-    held_out = Sentences(tokenizer, [held_out_texts[i] for i in chosen])
+    model, training, held_out = load()
     print(
-        f"{len(train_texts)} sentences to train with, {HELD_OUT} held out, of {len(docstrings.MODULES)} modules of "
+        f"{len(training.labels)} sentences to train with, {HELD_OUT} held out, of {len(docstrings.MODULES)} modules of "
         f"Python {platform.python_version()}; batches of {BATCH}x{TOKENS} tokens, {torch.get_num_threads()} threads"
     )
 
-    torch.manual_seed(0)
-    model = Classifier(bert).train()
     runs = {name: Run(model, scheme, args.steps) for name, scheme in SCHEMES.items()}
     begin, right = runs["float32"].evaluate(held_out)
     print(f"before training: loss {begin:.4f}, {right:.1f} % right; mean losses of the last 20 steps:")
@@ -252,7 +262,7 @@ def main() -> None:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "seconds": seconds,
-            "train": len(train_texts),
+            "train": len(training.labels),
             "held_out": HELD_OUT,
             "before": {"held_out_loss": begin, "held_out_accuracy": right},
             "runs": found,

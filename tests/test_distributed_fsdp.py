@@ -121,6 +121,18 @@ def own_data(mesh: Any, rank: int) -> None:
         assert_like(one, many, 1e-6)
 
 
+def convolutions(mesh: Any, rank: int) -> None:
+    """Weights with a dimension of one element, along which a block is all."""
+    for name in ("INT8_DYNAMIC", "FP8_HYBRID"):
+        torch.manual_seed(0)
+        floats = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1))
+        one, many = (nn.convert(copy.deepcopy(floats), getattr(schemes, name)).model for _ in range(2))
+        sharded(many, mesh)
+        x = batch(4, 36, 0).view(4, 1, 6, 6)
+        assert torch.equal(stepped(one, x), stepped(many, x)), name
+        assert_like(one, many, gradients=True)
+
+
 def options_of_fsdp(mesh: Any, rank: int) -> None:
     """Not resharding, prefetching, gradients accumulated over microbatches, and a parameter dtype."""
     one = built(schemes.MXFP8, CUT)
@@ -334,5 +346,6 @@ class TestProcesses(unittest.TestCase):
 
 def data_and_state(mesh: Any, rank: int) -> None:
     own_data(mesh, rank)
+    convolutions(mesh, rank)
     options_of_fsdp(mesh, rank)
     state(mesh, rank)

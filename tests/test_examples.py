@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,72 @@ class TestFinetune(unittest.TestCase):
             finetune.check({"float32": good, "INT8_TRAINING": good | {"final_loss": 0.94}}, 2.9)
         with pytest.raises(SystemExit, match=r"float32: the loss on held-out sentences was 1\.1000, and 1\.2000"):
             finetune.check({"float32": good}, 1.1)
+
+
+def several(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What comes of the example of several processes, two of them, on this machine's loopback alone."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    launch += ["--standalone", "--local-addr", "127.0.0.1", "examples/distributed.py", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    return subprocess.run(launch, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=180)
+
+
+class TestDistributed(unittest.TestCase):
+    @pytest.mark.full
+    def test_runs(self):
+        pytest.importorskip("sklearn")
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder, "output.json")
+            done = several("--task", "digits", "--steps", "4", "--output", str(output))
+            assert done.returncode == 0, done.stdout + done.stderr
+            written = json.loads(output.read_text())
+        assert (written["processes"], list(written["tasks"])) == (2, ["digits"])
+        found = written["tasks"]["digits"]
+        assert list(found) == ["float32", "INT8_STATIC", "FP8_HYBRID"]
+        for name, row in found.items():
+            assert f"digits {name}" in done.stdout and len(row["losses"]) == 4
+            assert row["resumed_alike"] and row["gathered_bytes"] == row["described_bytes"]
+        assert found["float32"]["gathered_bytes"] == 2 * 4 * (16 * 9 + 16 + 32 * 16 * 9 + 32 + 10 * 128 + 10)
+        assert found["INT8_STATIC"]["first_logits_differ"] == 0 < found["FP8_HYBRID"]["first_logits_differ"]
+        assert found["INT8_STATIC"]["losses"] != found["float32"]["losses"]
+
+    @pytest.mark.full
+    def test_one_process_compares_nothing(self):
+        command = [sys.executable, "examples/distributed.py"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+        assert done.returncode == 0 and "one process: there is nothing to compare" in done.stdout, done.stderr
+
+    def test_claims_can_fail(self):
+        module = example("distributed")
+        plain = {"first_logits_differ": 0.0, "losses_differ": 0.0, "parameters_differ": 0.0}
+        plain |= {
+            "gathered_bytes": 100,
+            "described_bytes": 100,
+            "resumed_alike": True,
+            "losses": [[2.0, 2.0], [1.0, 1.0]],
+        }
+        codes = plain | {"gathered_bytes": 30, "described_bytes": 30}
+        module.check("digits", {"float32": plain, "INT8_STATIC": codes})
+        module.check(
+            "minilm", {"float32": plain, "INT8_DYNAMIC": codes | {"losses_differ": 0.1, "losses": [[2, 2.1], [1, 1]]}}
+        )
+        for wrong, text in (
+            ({"first_logits_differ": 1e-9}, "first logits of parts differ"),
+            ({"losses": [[2.0, 2.0], [1.0, 1.2]]}, r"the mean loss differs from that of one process by \+6\.7%"),
+            ({"resumed_alike": False}, "went on with other losses"),
+            ({"described_bytes": 31}, "30 bytes were gathered in a step, and 31 described"),
+            ({"gathered_bytes": 60, "described_bytes": 60}, r"0\.60 of the bytes of float32"),
+        ):
+            with pytest.raises(SystemExit, match=f"digits, INT8_STATIC: .*{text}"):
+                module.check("digits", {"float32": plain, "INT8_STATIC": codes | wrong})
+        for key in ("losses", "parameters"):
+            with pytest.raises(
+                SystemExit, match=f"minilm, float32: {key} differ from those of one process by 0.01, over"
+            ):
+                module.check("minilm", {"float32": plain | {f"{key}_differ": 0.01}})
 
 
 class TestDocstrings(unittest.TestCase):

@@ -434,6 +434,17 @@ class TestViews(unittest.TestCase):
                 for mine, its in zip(same.buffers().values(), b.buffers().values(), strict=True):
                     assert torch.equal(mine.view(torch.uint8), its.view(torch.uint8))
 
+    def test_strides_of_its_own_keep_blocks(self):
+        """Along dimensions of one element too, as weights of a convolution of one channel have."""
+        for q, shape in (
+            (hop.schemes.for_convolution(hop.presets.INT8_ROW, 4), (8, 1, 3, 3)),
+            (hop.presets.FP8_128X128, (1, 128)),
+            (hop.presets.INT4_32, (1, 33)),
+        ):
+            t = hop.quantize(q, torch.randn(shape))
+            got = t.as_strided(t.shape, t.stride())
+            assert got.quantizer == q and torch.equal(numbers(got), numbers(t))
+
     def test_view_as_another_dtype(self):
         b = made(P.INT8_ROW, 4, 64, dtype=torch.bfloat16)
         for dtype in (torch.int16, torch.float16, torch.float32):

@@ -359,9 +359,12 @@ def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) 
     """The view of t that has these strides and this offset, which is how torch.compile asks for a view."""
     if t.numel() == 0 and 0 in size:
         return reshape(t, size)
-    contiguous = tuple(stride) == _compile.contiguous_strides(size) and offset == t.storage_offset()
-    if contiguous and tuple(size) == tuple(t.shape) and t.quantizer.per_byte() > 1 and t.codes.is_contiguous():
-        return alias(t)  # each row may end with a byte that is not full
+    if tuple(size) == tuple(t.shape) and offset == t.storage_offset():
+        if tuple(stride) == tuple(t.stride()):
+            return alias(t)  # with the blocks it has, along dimensions of one element too
+        contiguous = tuple(stride) == _compile.contiguous_strides(size)
+        if contiguous and t.quantizer.per_byte() > 1 and t.codes.is_contiguous():
+            return alias(t)  # each row may end with a byte that is not full
     far = sorted((d for d, n in enumerate(size) if n != 1 and stride[d] != 0), key=lambda d: -stride[d])
     sizes, strides = [size[d] for d in far], [stride[d] for d in far]
     ones = [n if d in far else 1 for d, n in enumerate(size)]
