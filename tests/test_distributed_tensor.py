@@ -23,11 +23,13 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import hop
 from hop import presets
 from hop.quantizer import Quantizer
+from hop.tensor import table
 from tests.processes import run
 from tests.wire import Wire
 
 aten = torch.ops.aten
 ROOT = Path(__file__).parents[1]
+COLLECTIVES = {op for op in table.RULES if op.namespace in ("c10d", "_c10d_functional")}
 REFUSED = "DTensor cannot place a QuantizedTensor"
 FORMATS = tuple(presets.PRESETS.values())  # in every collective, and as the parts of DTensors in every way
 
@@ -121,13 +123,65 @@ def in_place(mesh: Any, rank: int) -> None:
             one = t.clone()
             done(dist.all_reduce(one, group=group, async_op=asynchronous))
             assert torch.equal(numbers(one), numbers(hop.quantize(q, total)))
-        if rank == 0:
-            dist.send(t, 1)
-        elif rank == 1:
-            one = torch.zeros_like(t)
-            dist.recv(one, 0)
-            assert torch.equal(numbers(one), all_numbers[0])
+        one, other = torch.zeros_like(t), (rank + 1) % world
+        for sender in range(world):
+            if rank == sender:
+                dist.send(t, other)
+            elif rank == (sender + 1) % world:
+                dist.recv(one, sender)
+        assert torch.equal(numbers(one), all_numbers[rank - 1])
     refused(group, world)
+
+
+def several_at_once(mesh: Any, rank: int) -> None:
+    """Lists of tensors, of one quantizer each; and what has a list of parts."""
+    group, world = mesh.get_group(), mesh.size()
+    quantizers = (presets.INT8_ROW, presets.NVFP4)
+    every = [[quantized(q, seed=r) for r in range(world)] for q in quantizers]
+    mine, all_numbers = [e[rank] for e in every], [[t.numbers() for t in e] for e in every]
+    totals = [sum(n[1:], n[0]) for n in all_numbers]
+    own = [total.chunk(world)[rank] for total in totals]
+    for got, want in zip(funcol.all_gather_into_tensor_coalesced(mine, group), all_numbers, strict=True):
+        assert torch.equal(numbers(got), torch.cat(want))
+    for got, want in zip(funcol.all_reduce_coalesced(mine, "sum", group), totals, strict=True):
+        assert torch.equal(got, want)
+    got = funcol.reduce_scatter_tensor_coalesced(mine, "sum", [0, 0], group)
+    assert all(torch.equal(a, b) for a, b in zip(got, own, strict=True))
+    into = [torch.zeros(world * 64, 256) for _ in mine]
+    group.allgather_into_tensor_coalesced(into, mine).wait()
+    assert all(torch.equal(a, torch.cat(b)) for a, b in zip(into, all_numbers, strict=True))
+    into = [torch.zeros(64 // world, 256) for _ in mine]
+    group.reduce_scatter_tensor_coalesced(into, mine).wait()
+    assert all(torch.equal(a, b) for a, b in zip(into, own, strict=True))
+    copies = [t.clone() for t in mine]
+    group.allreduce_coalesced(copies).wait()
+    for got, q, total in zip(copies, quantizers, totals, strict=True):
+        assert torch.equal(numbers(got), numbers(hop.quantize(q, total)))
+    for each, want in zip(every, all_numbers, strict=True):
+        into = [torch.zeros_like(each[0]) for _ in each]
+        dist.all_to_all(into, [each[(rank + to) % world] for to in range(world)], group)
+        assert all(torch.equal(numbers(t), want[(source + rank) % world]) for source, t in enumerate(into))
+        one = each[rank].clone()
+        dist.reduce(one, 0, group=group)
+        assert torch.equal(
+            numbers(one), numbers(hop.quantize(one.quantizer, sum(want[1:], want[0]))) if rank == 0 else want[rank]
+        )
+
+
+def every_collective(mesh: Any, rank: int) -> None:
+    """All rules of collectives run."""
+    ran = set()
+    for op in COLLECTIVES:
+
+        def noted(op: Any, *args: Any, rule: Any = table.RULES[op], **kwargs: Any) -> Any:
+            ran.add(op)
+            return rule(op, *args, **kwargs)
+
+        table.RULES[op] = noted
+    every_format(mesh, rank)
+    in_place(mesh, rank)
+    several_at_once(mesh, rank)
+    assert ran == COLLECTIVES, COLLECTIVES - ran
 
 
 def refused(group: Any, world: int) -> None:
@@ -164,7 +218,9 @@ def traffic(mesh: Any, rank: int) -> None:
         t = hop.quantize(q, x)
         with Wire() as wire:
             funcol.all_gather_single(t, 0, group)
-        assert wire.nbytes == sum(b.nbytes for b in t.buffers().values())
+        # an amax of a whole tensor travels once for each row: the rows of what is gathered keep theirs
+        amax = 4 * (len(x) - 1) if q == presets.NVFP4 else 0
+        assert wire.nbytes == t.nbytes + amax, (q, wire.nbytes, t.nbytes)
         d = distribute_tensor(t, mesh, [Shard(0)])  # half of it, which its process sends
         calls = (
             lambda t=t: funcol.all_gather_single(t, 0, group),
@@ -400,11 +456,8 @@ os._exit(0)
 
 @pytest.mark.full
 class TestProcesses(unittest.TestCase):
-    def test_every_format(self):
-        run(every_format)
-
-    def test_in_place(self):
-        run(in_place)
+    def test_every_collective(self):
+        run(every_collective)
 
     def test_traffic(self):
         run(traffic)

@@ -70,11 +70,19 @@ def gather_(
 @collective(c10d.alltoall_.default)
 def alltoall_(op: OpOverload, outputs: Any, inputs: Any, group: Any, asynchronous: bool = True, *timeout: Any) -> Any:
     """codes and scales, between tensors of one quantizer and shape"""
-    inbox = _Inbox(op, outputs, inputs)
-    for name in outputs[0]._names:
-        sent = [bits(getattr(t, name)) for t in inputs]
-        inbox.works.append(op(inbox.of(name), sent, group, asynchronous, *timeout)[1])
-    return outputs, inbox.work(asynchronous)
+    works, rooms = _Inbox(op, outputs, inputs).works, {}
+    for name in outputs[0]._names:  # as one tensor: Gloo has no lists here
+        sent = torch.cat([bits(getattr(t, name)).reshape(-1) for t in inputs])
+        rooms[name] = torch.empty_like(sent)
+        works.append(c10d.alltoall_base_(rooms[name], sent, group, [], [], asynchronous, *timeout))
+
+    def finish() -> None:
+        for name, room in rooms.items():
+            for output, part in zip(outputs, room.chunk(len(outputs)), strict=True):
+                into = getattr(output, name)
+                into.copy_(part.view(into.dtype).view(into.shape))
+
+    return outputs, _compile.finished_work(works, finish, asynchronous)
 
 
 @collective(c10d.send.default)
