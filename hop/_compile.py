@@ -107,7 +107,6 @@ __all__ = [
     "is_tracked",
     "known_equal",
     "local_part",
-    "local_tensor",
     "make_dtensor",
     "make_wrapper",
     "multiplies_bfloat16",
@@ -856,11 +855,6 @@ def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     return DTensor.from_local(
         local, sharding.mesh, sharding.output, run_check=False, shape=sharding.shape, stride=sharding.stride
     )
-
-
-def local_tensor(x: Any) -> Any:
-    """The part of DTensor `x` that this process has, below autograd."""
-    return x._local_tensor
 
 
 def is_dtensor(x: Any) -> bool:

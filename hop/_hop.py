@@ -260,7 +260,7 @@ class Composite(Hop):
         return self.reference(*args, **kwargs)
 
     def _turned(self, x: Tensor) -> Tensor:
-        turn = self.of_dtensors.get(type(_compile.local_tensor(x))) if _compile.is_dtensor(x) else None
+        turn = self.of_dtensors.get(type(_compile.own_part(x))) if _compile.is_dtensor(x) else None
         return x if turn is None else turn(x)
 
     def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:

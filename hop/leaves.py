@@ -181,7 +181,7 @@ class Dequantize(Composite):
 
     def _of_parts(self, x: Tensor, /, *dtype: Any) -> Any:
         """Each process dequantizes its part of a DTensor."""
-        local = _compile.local_tensor(x) if _compile.is_dtensor(x) else x
+        local = _compile.own_part(x)
         if local is x or not hasattr(local, "quantizer"):
             return self.reference(x, *dtype)
         placed = _compile.Sharding([], x.device_mesh, x.placements, x.shape, x.stride())  # type: ignore[attr-defined]

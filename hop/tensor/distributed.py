@@ -19,7 +19,7 @@ from hop.tensor.table import Cut
 
 def of_dtensors(x: Any) -> QuantizedTensor:
     """The quantized tensor whose buffers are DTensors, of a DTensor x whose parts are quantized tensors."""
-    t, placements = _compile.local_tensor(x), x.placements
+    t, placements = _compile.own_part(x), x.placements
     if any(p.is_partial() for p in placements):
         raise ValueError(
             f"an operator got a DTensor of QuantizedTensors placed as {tuple(placements)}, whose numbers are sums that "
