@@ -540,7 +540,11 @@ class TestSchemes(unittest.TestCase):
         assert layer.scales.gradient.history[0] == 3
 
     def test_says_its_scheme(self):
-        assert "Linear(\n  in_features=24, out_features=8, bias=True, scheme=INT8_DYNAMIC" in repr(linear())
+        assert repr(linear()) == "Linear(in_features=24, out_features=8, bias=True, scheme=INT8_DYNAMIC)"
+        static = repr(linear(schemes.INT8_STATIC))
+        assert (
+            "Linear(\n  in_features=24, out_features=8, bias=True, scheme=INT8_STATIC\n  (scales): ModuleDict" in static
+        )
 
     def test_hadamard_trains(self):
         q = replace(presets.MXFP8, hadamard=Hadamard())
