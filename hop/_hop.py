@@ -249,9 +249,8 @@ class Composite(Hop):
 
     reads_sizes = True
     parts: "Composite | None" = None  # the operator that takes a result apart
-    of_dtensors: ClassVar[
-        dict[type, Callable[[Tensor], Tensor]]
-    ] = {}  # makes of a DTensor of such tensors one of DTensors
+    of_dtensors: ClassVar[dict[type, Callable[[Tensor], Tensor]]] = {}
+    """By a class of tensors, what makes of a DTensor of such tensors one of DTensors."""
 
     def _of_parts(self, /, *args: Any, **kwargs: Any) -> Any:
         """The reference, for which a DTensor of such tensors is such a tensor of DTensors."""

@@ -108,7 +108,7 @@ def run(
 
     parts = [None if t is None else _compile.local_part(_compile.as_dtensor(t, mesh), placed(t.shape)) for t in tensors]
     if any(d is not None for d in dims):
-        quantizer = shared(quantizer, _reduction(mesh, dims)) if _is_cut(quantizer, len(shape), dims) else quantizer
+        quantizer = shared(quantizer, reduction(mesh, dims)) if _is_cut(quantizer, len(shape), dims) else quantizer
     made = []
     for out, size in zip(function(quantizer, *parts), shapes, strict=True):
         if out is None:
@@ -124,7 +124,10 @@ def is_shared(quantizer: Quantizer) -> bool:
     return isinstance(quantizer, _SharedQuantizer)
 
 
-def _reduction(mesh: Any, dims: Sequence[int | None]) -> Reduce:
+def reduction(mesh: Any, dims: Sequence[int | None]) -> Reduce:
+    """Combines statistics over the axes of a mesh that shard a dimension which one block is all of; `dims` are the
+    dimensions sharded over each axis, None for none."""
+
     def reduce(found: Tensor, op: str, block: Block) -> Tensor:
         for axis, d in enumerate(dims):
             if d is not None and block[d] == -1:

@@ -21,7 +21,7 @@ from hop.impls.quantized.operands import swapped_codes, transposed
 from hop.nn.contexts import WEIGHT
 from hop.nn.delayed import AmaxHistory
 from hop.quantizer import Quantizer
-from hop.sharding import quantize_shared
+from hop.sharding import quantize_shared, reduction
 from hop.tensor import QuantizedTensor, fsdp
 from hop.tensor.fsdp import Parts, Sent
 
@@ -317,12 +317,7 @@ class _Part:
 
     def _combined_outside(self, found: Tensor, op: str, block: Block) -> Tensor:
         """The same over the processes between which the weight was cut before."""
-        if self.gathering.outer is not None:
-            mesh, dims = self.gathering.outer
-            for axis, d in enumerate(dims):
-                if d is not None and block[d] == -1:
-                    found = _compile.combined_over(found, op, mesh, axis)
-        return found
+        return found if self.gathering.outer is None else reduction(*self.gathering.outer)(found, op, block)
 
     def _given(self, x: Tensor, frame: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What takes the place of a rule that finds no scale, for the blocks of the frame."""
