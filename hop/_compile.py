@@ -10,12 +10,14 @@ itself when that module is imported by somebody else (`when_imported`).
 import contextlib
 import contextvars
 import functools
+import hashlib
 import importlib.abc
 import importlib.util
 import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -762,13 +764,34 @@ def _hash_local_tensors() -> None:
     cls = sys.modules["torch.distributed.tensor"].DTensor  # type: ignore[attr-defined]
     own = getattr(cls, "_stable_hash_for_caching", None)
     if own is not None:
-        cls._stable_hash_for_caching = lambda self: f"{own(self)} {_described(self._local_tensor)}"
+        cls._stable_hash_for_caching = lambda self: f"{own(self)} {cache_key(self._local_tensor)}"
+
+
+def cache_key(x: Any) -> str:
+    """A subclass's `_stable_hash_for_caching`, by which AOTAutograd's cache on disk tells programs apart: what they may
+    depend on of the tensor, and the sources of this package, whose rules are traced into them: a program that another
+    version compiled is not this one's. (A program of our higher-order operators is not cached at all.)"""
+    return f"{_described(x)} {_sources()}"
+
+
+@functools.cache
+def _sources() -> str:
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
 
 
 def _described(x: Any) -> str:
-    """All that a program may depend on of a tensor, and of those that it holds."""
+    """All that a program may depend on of a tensor, and of those that it holds. Programs of symbolic sizes are not
+    cached: the cache could not check what it is asked to guard."""
     if not isinstance(x, torch.Tensor):
         return type(x).__qualname__
+    if any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
+        from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+        raise BypassAOTAutogradCache(f"{type(x).__name__} of symbolic sizes")
     plain = f"{type(x).__qualname__}{tuple(x.shape)}{tuple(x.stride())}{x.dtype}{x.device}{x.requires_grad}"
     if not is_traceable_wrapper_subclass(x):
         return plain

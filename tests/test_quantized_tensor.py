@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -1243,6 +1244,19 @@ class TestCompile(unittest.TestCase):
             for _ in range(2):
                 assert torch.equal(function(b.clone()), numbers(b) + 1)
                 assert count.frame_count == i
+
+    @pytest.mark.compiler
+    def test_programs_on_disk(self):
+        """A program compiled once is found again, but not by other rules than those that were traced into it."""
+        b, found = made(P.STATE8, 64, 128), []
+        counters = torch._dynamo.utils.counters
+        with torch._inductor.utils.fresh_cache():
+            for sources in ("these", "others", "these"):
+                with mock.patch("hop._compile._sources", lambda sources=sources: sources):
+                    counters.clear()
+                    assert_alike(compiled(lambda b: torch.cat([b, b]), backend="inductor")(b), torch.cat([b, b]))
+                    found.append(counters["aot_autograd"]["autograd_cache_hit"])
+        assert found == [0, 0, 1]
 
     @parameterized.expand([("aot_eager",), ("inductor",)])
     @pytest.mark.compiler

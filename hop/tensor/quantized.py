@@ -148,6 +148,8 @@ class QuantizedTensor(Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return list(self._names), (self.quantizer, self.dtype)
 
+    _stable_hash_for_caching = _compile.cache_key
+
     @staticmethod
     def __tensor_unflatten__(
         buffers: dict[str, Tensor], context: Any, shape: Sequence[int], strides: Sequence[int]
