@@ -31,13 +31,17 @@ $(VENV)/demo: $(VENV)/base
 	@$(PIP) --editable '.[demo]'
 	@touch $@
 
+$(VENV)/runtimes: $(VENV)/dev
+	@$(PIP) --editable '.[onnx,executorch]'
+	@touch $@
+
 demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, compile it
 	@$(PY) examples/minilm.py
 
 test: $(VENV)/dev ## every operator on every route once
 	@$(PYTEST) -m "not full and not exhaustive"
 
-test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo ## operators, routes, formats, dtypes and GPU kernels crossed
+test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## operators, routes, formats, dtypes, GPU kernels and runtimes crossed
 	@$(PYTEST) -m "not exhaustive"
 
 test-kernels: $(VENV)/dev $(VENV)/cuda ## every form of the GPU kernels with every tile, in the emulator

@@ -1,6 +1,7 @@
 """Mixed- and low-precision operators for PyTorch that mean one thing everywhere."""
 
 from hop import calibration as calibration
+from hop import export as export
 from hop import nn as nn
 from hop import presets as presets
 from hop import schemes as schemes

@@ -547,6 +547,14 @@ def as_decomposition(function: Callable[..., Any]) -> Callable[..., Any]:
     return lowered
 
 
+def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
+    """The graph of `function(*values)`, where values are an exported program's: fake tensors and symbolic numbers. Like
+    a decomposition, it makes tensors of Python numbers by operators."""
+    mode = next((x.fake_mode for x in tree_leaves(values) if isinstance(x, FakeTensor)), None)
+    with mode or contextlib.nullcontext():
+        return make_fx(as_decomposition(function))(*values)
+
+
 def core_decompositions() -> Any:
     """PyTorch's default decomposition table for export, as a fresh mapping."""
     return torch.export.default_decompositions()

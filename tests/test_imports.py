@@ -48,6 +48,10 @@ LAYERS = {
         *VALUES,
     },
     "hop.distributed": {"hop.nn"},
+    "hop.export": {
+        *("hop._compile", "hop._hop", "hop.impls", "hop.leaves", "hop.tensor", "hop.nn", "hop.copies", "hop.presets"),
+        *VALUES,
+    },
     "cutlass_kernels": set(),
 }
 

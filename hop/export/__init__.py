@@ -1,0 +1,3 @@
+"""Exported programs: to exact integers, to core ATen, and to other runtimes."""
+
+from hop.export.lowering import lower as lower
