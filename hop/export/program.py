@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
@@ -53,7 +52,7 @@ def value(x: Any) -> Any:
 
 
 def emit(before: Node, function: Callable[..., Any], *operands: Any) -> Any:
-    """Put what `function(*operands)` does into the graph, before a node. Operands are nodes, for which the function gets
+    """Put what `function(*operands)` does into the graph, before a node. Operands are nodes, for which the function has
     tensors, and constants; both may stand in lists. Returns its result with nodes for tensors."""
     flat: list[Node] = []
     tree_map_only(Node, flat.append, operands)
