@@ -4,8 +4,9 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature
+from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map, tree_map_only
 
@@ -14,7 +15,10 @@ from hop import _compile
 
 def graph_of(program: ExportedProgram) -> Graph:
     """A copy of the program's graph, to be edited. What its nodes know of their values, `meta["val"]`, is shared."""
-    return copy.deepcopy(program.graph)
+    graph = copy.deepcopy(program.graph)
+    for node, its in zip(graph.nodes, program.graph.nodes, strict=True):
+        node.name = its.name  # a copy renames what Python has a name for, such as an argument called input
+    return graph
 
 
 def rebuilt(
@@ -42,6 +46,27 @@ def rebuilt(
     return ExportedProgram(GraphModule(program.graph_module, graph), graph, own, **{**given, **changes})
 
 
+_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def without_unused(program: ExportedProgram) -> ExportedProgram:
+    """The program without the parameters, buffers and constants that nothing reads."""
+    graph, old = graph_of(program), program.graph_signature
+    nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    specs, gone = [], set()
+    for spec in old.input_specs:
+        node = nodes.get(getattr(spec.arg, "name", ""))
+        if spec.kind in _HELD and node is not None and not node.users:
+            graph.erase_node(node)
+            gone.add(spec.target)
+        else:
+            specs.append(spec)
+    gone -= {spec.target for spec in specs}  # which a placeholder of another name still reads
+    signature = copy.deepcopy(ExportGraphSignature(input_specs=specs, output_specs=old.output_specs))
+    kept = [{k: v for k, v in x.items() if k not in gone} for x in (program.state_dict, program.constants)]
+    return rebuilt(program, graph, signature, state_dict=kept[0], constants=kept[1])
+
+
 def _outputs(graph: Graph) -> list[Any]:
     return [x.name if isinstance(x, Node) else x for x in graph.output_node().args[0]]  # type: ignore[union-attr]
 
@@ -49,6 +74,17 @@ def _outputs(graph: Graph) -> list[Any]:
 def value(x: Any) -> Any:
     """What is known of the value of a node: a fake tensor, a symbolic number, or a list of them. Others as they are."""
     return x.meta["val"] if isinstance(x, Node) else x
+
+
+def constant(program: ExportedProgram, node: Node) -> Tensor | None:
+    """The value of a placeholder that is a parameter, a buffer or a constant of the program, None of any other node."""
+    if node.op != "placeholder":
+        return None
+    for spec in program.graph_signature.input_specs:
+        if getattr(spec.arg, "name", None) == node.name and spec.target is not None:
+            found = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            return found if isinstance(found, Tensor) else None
+    return None
 
 
 def emit(before: Node, function: Callable[..., Any], *operands: Any) -> Any:
