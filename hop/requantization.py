@@ -9,11 +9,12 @@ and what differs between runtimes is how the quotient is computed and rounded. A
 of hop.scaling.Given:
 
     Division          in float32, by the scale, as quantize does after dequantize; ties to even
+    Reciprocal        in float32, by the reciprocal of the scale, as PyTorch's own quantize operators do; ties to even
     FloatMultiplier   in float32, by one multiplier M = s_lhs · s_rhs / s; ties to even
     FixedPoint        in integers, by a mantissa of 31 bits and a shift; four ways to round
 
 `low` and `high` are the range of a fused activation in real numbers, (0, None) for relu; they are quantized as any
-number is, by division, and clamp the codes.
+number is, and clamp the codes.
 
 Sources: Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference", and gemmlowp's fixed-point routines for FixedPoint; QNNPACK and XNNPACK for FloatMultiplier.
@@ -74,6 +75,14 @@ class Requantization(Value):
 @dataclass(frozen=True, eq=False, repr=False)
 class Division(Requantization):
     """round(y / scale), y the result in float32: what quantize gives for the result of the operator."""
+
+    exact = False
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reciprocal(Requantization):
+    """round(y · (1 / scale)), y the result in float32, the reciprocal rounded to float32. A quantizer that requantizes
+    so quantizes so, too."""
 
     exact = False
 

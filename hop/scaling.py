@@ -21,7 +21,7 @@ from torch import Tensor
 from hop import _compile, blocks, spelling
 from hop.blocks import Block
 from hop.formats import E4M3, E8M0, Float, Format, Integer, PowerOfTwo, float32
-from hop.requantization import Division, Requantization
+from hop.requantization import Division, Reciprocal, Requantization
 from hop.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
@@ -137,7 +137,8 @@ class Rule(Value):
 class Given(Rule):
     """No rule: the caller always gives the scale, and the zero point if the format is used with one.
 
-    `requantize` says how hop.scaled goes from an exact integer sum to codes; quantize itself divides by the scale."""
+    `requantize` says how hop.scaled goes from an exact integer sum to codes; quantize itself divides by the scale, or,
+    for Reciprocal, multiplies by its reciprocal."""
 
     affine: bool = False
     requantize: Requantization = Division()
@@ -153,6 +154,12 @@ class Given(Rule):
 
     def find(self, parts: Blocks, format: Format) -> Found:
         raise ValueError(self.missing())
+
+    def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
+        if not isinstance(self.requantize, Reciprocal):
+            return super().given(parts, scale, zero_point, format)
+        tensors = (scale,) if zero_point is None else (scale, zero_point)
+        return Found(tensors, parts.x * parts.once(self.step(tensors, format).reciprocal()))
 
     def missing(self, prefix: str = "") -> str:
         needed = f"{prefix}scale= and {prefix}zero_point=" if self.affine else f"{prefix}scale="

@@ -35,7 +35,7 @@ inline void find_finite(Columns& c) {
 // Finds the factors, where all numbers are such that multiplication by them gives the codes. Sums less the zero point
 // are `largest` at most.
 inline void find_factors(const hop_output& o, double largest, Columns& c) {
-    c.quick = o.requantize == HOP_DIVISION || o.requantize == HOP_MULTIPLIER;
+    c.quick = by_real(o) || o.requantize == HOP_MULTIPLIER;
     alignas(64) int32_t less[kBlock];
     for (int j = 0; j < kBlock; ++j) {
         const float scale = c.target.scale[j];
@@ -43,7 +43,7 @@ inline void find_factors(const hop_output& o, double largest, Columns& c) {
         c.most[j] = static_cast<float>(c.target.most[j] - c.target.zero[j]);
         less[j] = c.less[j];
         bool fits = c.target.least[j] <= c.target.most[j];
-        if (o.requantize == HOP_DIVISION) {
+        if (by_real(o)) {
             c.factor[j] = 1.f / scale;
             fits = fits && c.finite && scale > 0x1p-100f && scale < 0x1p100f;
         } else {

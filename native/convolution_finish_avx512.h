@@ -100,13 +100,14 @@ inline void multiplier_rows(const Columns& c, const int32_t* sums, int rows, con
 // integer is the same but where that lies so near to the middle of two; such rows are left to `slow`.
 template <bool Biased, class Slow>
 inline void division_rows(const Columns& c, const int32_t* sums, int rows, const int64_t* at, uint8_t* output,
-                          Slow slow) {
+                          bool exactly, Slow slow) {
     const Sums512 exact(c);
     const Scales512 scales(c);
     const __m512 factor[2] = {_mm512_load_ps(c.factor), _mm512_load_ps(c.factor + 16)};
     const __m512 least[2] = {_mm512_load_ps(c.least), _mm512_load_ps(c.least + 16)};
     const __m512 most[2] = {_mm512_load_ps(c.most), _mm512_load_ps(c.most + 16)};
-    const __m512 sure = _mm512_set1_ps(0.5f - 512 * 0x1p-21f);  // no step is beyond 510
+    // No step is beyond 510. Where the factor is what the convention multiplies by, all are sure.
+    const __m512 sure = _mm512_set1_ps(exactly ? 1.f : 0.5f - 512 * 0x1p-21f);
     const __m256i zero = bytes_of(load512(c.target.zero), load512(c.target.zero + 16));
     const __mmask32 used = c.count == kBlock ? ~__mmask32(0) : (__mmask32(1) << c.count) - 1;
     for (int i = 0; i < rows; ++i, sums += kBlock) {
@@ -135,8 +136,9 @@ inline void store_rows(const hop_output& o, const Columns& c, const int32_t* sum
             const int64_t one[] = {to};
             store_plainly(o, c, row, 1, one, output);
         };
-        return c.biased ? division_rows<true>(c, sums, rows, at, codes, slow)
-                        : division_rows<false>(c, sums, rows, at, codes, slow);
+        const bool exactly = o.requantize == HOP_RECIPROCAL;
+        return c.biased ? division_rows<true>(c, sums, rows, at, codes, exactly, slow)
+                        : division_rows<false>(c, sums, rows, at, codes, exactly, slow);
     }
     if (gives_codes || o.format == HOP_INT32) return store_plainly(o, c, sums, rows, at, output);
     return c.biased ? float_rows<true>(o.format, c, sums, rows, at, output)

@@ -62,7 +62,7 @@ struct hop_operand {
 };
 
 // How codes are found from a sum, as in hop.requantization.
-enum Requantize { HOP_DIVISION = 0, HOP_MULTIPLIER, HOP_GEMMLOWP, HOP_TFLITE, HOP_AWAY, HOP_EVEN };
+enum Requantize { HOP_DIVISION = 0, HOP_MULTIPLIER, HOP_GEMMLOWP, HOP_TFLITE, HOP_AWAY, HOP_EVEN, HOP_RECIPROCAL };
 
 struct hop_output {
     int32_t format;       // HOP_FLOAT32, HOP_BFLOAT16, HOP_FLOAT16, HOP_INT32 (the sum itself), HOP_INT8 or HOP_UINT8

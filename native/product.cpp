@@ -51,7 +51,8 @@ const char* hop_product_declines(const hop_product* p) {
     }
     if (!is_factor(p->rhs)) return "the right factor is no quantized one";
     const bool sum = p->output.format == HOP_INT32 || p->output.bias_format == HOP_INT32 ||
-                     ((p->output.format == HOP_INT8 || p->output.format == HOP_UINT8) && p->output.requantize != HOP_DIVISION);
+                     ((p->output.format == HOP_INT8 || p->output.format == HOP_UINT8) && p->output.requantize != HOP_DIVISION &&
+                      p->output.requantize != HOP_RECIPROCAL);
     if (sum && group < p->k) return "groups have a sum each, and the output or the bias is that of one";
     if (by_integers(*p)) return nullptr;
     if (sum) return "the output or the bias is that of a sum of integers";

@@ -7,6 +7,13 @@ struct Target {
     int32_t least[kBlock], most[kBlock];  // codes of a fused activation's bounds
 };
 
+// Whether the code is that of the real number, by the scale or by its reciprocal.
+inline bool by_real(const hop_output& o) { return o.requantize == HOP_DIVISION || o.requantize == HOP_RECIPROCAL; }
+
+inline float steps_of(const hop_output& o, float x, float scale) {
+    return std::nearbyint(o.requantize == HOP_RECIPROCAL ? x * (1.f / scale) : x / scale);
+}
+
 inline void load_target(const Job& job, int64_t row, int64_t first, int columns, Target& t) {
     const hop_output& o = job.p.output;
     for (int j = 0; j < kBlock; ++j) {
@@ -16,7 +23,7 @@ inline void load_target(const Job& job, int64_t row, int64_t first, int columns,
                     : o.zero_format == HOP_INT8 ? static_cast<const int8_t*>(job.output_zero)[at]
                                                 : static_cast<const uint8_t*>(job.output_zero)[at];
         const auto code = [&](float bound) {
-            const float step = std::nearbyint(bound / t.scale[j]) + static_cast<float>(t.zero[j]);
+            const float step = steps_of(o, bound, t.scale[j]) + static_cast<float>(t.zero[j]);
             const auto low = static_cast<float>(o.low), high = static_cast<float>(o.high);
             return static_cast<int32_t>(step < low ? low : step > high ? high : step);
         };
@@ -29,14 +36,14 @@ inline int32_t limited(int64_t code, int32_t low, int32_t high) {
     return static_cast<int32_t>(code < low ? low : code > high ? high : code);
 }
 
-// hop.quantize of real numbers: y / scale to the nearest, ties to even; NaN is 0.
-inline void codes_by_division(const hop_output& o, const float* y, const Target& t, int32_t* codes) {
+// hop.quantize of real numbers: y / scale, or y times its reciprocal, to the nearest, ties to even; NaN is 0.
+inline void codes_of_real(const hop_output& o, const float* y, const Target& t, int32_t* codes) {
     const float low = o.bounded & 1 ? o.bounds[0] : -INFINITY, high = o.bounded & 2 ? o.bounds[1] : INFINITY;
     for (int j = 0; j < kBlock; ++j) {
         float x = y[j];
         x = x < low ? low : x;
         x = x > high ? high : x;
-        float steps = std::nearbyint(x / t.scale[j]);
+        float steps = steps_of(o, x, t.scale[j]);
         steps = (steps == steps ? steps : 0.f) + static_cast<float>(t.zero[j]);
         steps = steps < static_cast<float>(o.low) ? static_cast<float>(o.low) : steps;
         steps = steps > static_cast<float>(o.high) ? static_cast<float>(o.high) : steps;
@@ -111,12 +118,12 @@ template <class Sum>
 inline void requantize_row(
     const hop_output& o, Sum* sums, float lhs, const float* rhs, const float* bias, const Target& target, uint8_t* out, int columns) {
     int32_t codes[kBlock];
-    if (o.requantize == HOP_DIVISION) {
+    if (by_real(o)) {
         float y[kBlock];
         for (int j = 0; j < kBlock; ++j) y[j] = static_cast<float>(sums[j]) * lhs * rhs[j];
         if (bias)
             for (int j = 0; j < kBlock; ++j) y[j] += bias[j];
-        codes_by_division(o, y, target, codes);
+        codes_of_real(o, y, target, codes);
     } else if constexpr (std::is_same_v<Sum, int32_t>) {
         if (bias) add_rounded_bias(sums, lhs, rhs, bias);
         if (o.requantize == HOP_MULTIPLIER) codes_by_multiplier(o, sums, lhs, rhs, target, codes);

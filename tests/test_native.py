@@ -25,7 +25,7 @@ from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.plans import operand
 from hop.kernels import integer, native, native_product
-from hop.requantization import Division, FixedPoint, FloatMultiplier
+from hop.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
 from hop.scaling import Given
 from tests import scaled_oracles
 from tests.scaled_oracles import array, assert_bits
@@ -183,7 +183,13 @@ class TestLevels(unittest.TestCase):
     def test_requantized(self, level):
         """Codes, by every convention, bit for bit."""
         torch.manual_seed(3)
-        conventions = [Division(), Division(low=0.0), FloatMultiplier(low=-0.5, high=6.0)]
+        conventions = [
+            Division(),
+            Division(low=0.0),
+            Reciprocal(),
+            Reciprocal(high=0.9),
+            FloatMultiplier(low=-0.5, high=6.0),
+        ]
         conventions += [FixedPoint(rounding=r) for r in ("gemmlowp", "tflite", "away", "even")]
         for convention, format, per_channel in itertools.product(conventions, (INT8, UINT8), (False, True)):
             q = hop.Quantizer(format, (-1, 1) if per_channel else (-1, -1), Given(True, convention))

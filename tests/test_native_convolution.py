@@ -19,7 +19,7 @@ from hop.impls.scaled.operands import Operand
 from hop.kernels import native
 from hop.layouts import Tiled
 from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, Division, FixedPoint, FloatMultiplier
+from hop.requantization import GEMMLOWP, Division, FixedPoint, FloatMultiplier, Reciprocal
 from hop.scaling import Given, MinMax
 
 aten = torch.ops.aten
@@ -133,6 +133,8 @@ _BLOCKS = [(-1,), (1, -1, -1, -1), (-1, 1, -1, -1)]
 _CONVENTIONS = [
     Division(),
     Division(low=0.0),
+    Reciprocal(),
+    Reciprocal(low=0.0, high=9e5),
     FloatMultiplier(),
     FloatMultiplier(low=0.0, high=9e5),
     GEMMLOWP,

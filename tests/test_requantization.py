@@ -32,7 +32,7 @@ import hop
 from hop import _compile
 from hop.formats import DYNAMIC8, E4M3, INT4, INT8, TERNARY, UINT4, UINT8, Float, Format, Integer
 from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
+from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Reciprocal, Requantization
 from hop.scaling import Amax, Given
 from tests import numerics
 
@@ -1017,11 +1017,29 @@ class TestScaled(unittest.TestCase):
             assert made.codes.tolist() == [[7, 11]] * m
 
 
-# ---- Division
+# ---- Division and Reciprocal
 
 
 class TestDivision(unittest.TestCase):
     """What quantize gives for the result in float32."""
+
+    def test_reciprocal_is_torch(self):
+        """What PyTorch's quantize operators give, ties and clipped values included, which a division does not."""
+        x = torch.cat([torch.arange(-600, 600) * 0.05, torch.randn(2000) * 9, torch.tensor([torch.inf, -torch.inf])])
+        q = Quantizer(INT8, scale=Given(affine=True, requantize=Reciprocal()))
+        for scale in (0.1, 0.3, 0.7, 1.1, 2.0**-3):
+            given = {"scale": torch.tensor(scale), "zero_point": torch.tensor(3, dtype=torch.int8)}
+            got = hop.quantize(q, x, **given)
+            inverse = float(f32(1) / f32(scale))
+            want = torch.fake_quantize_per_tensor_affine(x, scale, 3, -128, 127)
+            assert torch.equal(got.codes, ((x * inverse).round() + 3).clamp(-128, 127).to(torch.int8))
+            assert torch.equal(hop.dequantize(got), want)
+        middles, scale = torch.arange(0.5, 127) * 0.7, torch.tensor(0.7)
+        both = [
+            hop.quantize(Quantizer(INT8, scale=Given(False, r)), middles, scale=scale)
+            for r in (Division(), Reciprocal())
+        ]
+        assert not torch.equal(both[0].codes, both[1].codes)
 
     @parameterized.expand([(make.__name__, make) for make in PRODUCTS])
     def test_is_quantize(self, _name, make):
@@ -1039,16 +1057,18 @@ class TestDivision(unittest.TestCase):
                 low, high = ACTIVATIONS[(i + j) % len(ACTIVATIONS)]
                 zero = np.asarray(rng.integers(out.low, out.high + 1))
                 own = given_for(scale, zero, out)
+                rule = (Division, Reciprocal)[(i + j) % 2]
                 made = product.run(
-                    Quantizer(out, scale=Given(affine=True, requantize=Division(low=low, high=high))), given, **own
+                    Quantizer(out, scale=Given(affine=True, requantize=rule(low=low, high=high))), given, **own
                 )
                 active = y if (low, high) == (None, None) else y.clamp(low, high)
                 plain = {name.removeprefix("output_"): t for name, t in own.items()}
-                want = hop.quantize(Quantizer(out, scale=Given(affine=True)), active, **plain)
+                want = hop.quantize(Quantizer(out, scale=Given(affine=True, requantize=rule())), active, **plain)
                 for name, buffer in want.buffers().items():
                     assert torch.equal(made.buffers()[name], buffer), (name, out.name, low, high, bias)
                 # and in numpy
-                steps = np.clip(np.rint(active.numpy() / scale), -1e6, 1e6).astype(i64)
+                steps = active.numpy() / scale if rule is Division else active.numpy() * (f32(1) / scale)
+                steps = np.clip(np.rint(steps), -1e6, 1e6).astype(i64)
                 assert_equal(unpacked(made), np.clip(steps + zero, out.low, out.high), "numpy")
 
     def test_float32_sums(self):
@@ -1140,7 +1160,7 @@ class TestErrors(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, 'FixedPoint: rounding .*"gemmlowp", "tflite", "away" or "even"'):
             FixedPoint(rounding=rounding)
 
-    @parameterized.expand([(cls.__name__, cls) for cls in (Division, FloatMultiplier, FixedPoint)])
+    @parameterized.expand([(cls.__name__, cls) for cls in (Division, Reciprocal, FloatMultiplier, FixedPoint)])
     def test_range(self, name, cls):
         with self.assertRaisesRegex(ValueError, f"{name}: low=1.0 is above high=0.5"):
             cls(low=1, high=0.5)
@@ -1186,6 +1206,8 @@ class TestErrors(unittest.TestCase):
 SPELLED = [
     Division(),
     Division(low=0.0),
+    Reciprocal(),
+    Reciprocal(high=6.0),
     FloatMultiplier(),
     FloatMultiplier(0, 6),
     FloatMultiplier(low=-1.0, high=1.0),

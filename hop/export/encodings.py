@@ -69,6 +69,17 @@ def choosing(node: Node) -> Choice | None:
     return Choice(_CHOOSE[name], tuple(given.values()))
 
 
+def arithmetic(node: Node) -> Callable[..., Tensor] | None:
+    """A function of the node's arguments that gives its codes by ATen, where they are other than those of
+    round(float32(x) · (1 / float32(scale))) + zero_point; None where they are not."""
+    name = _name(node)
+    if name == f"{_T}quantize_per_token":
+        return _token_codes
+    if name == f"{_A}quantize_affine" and torch.float32 not in (value(node.args[0]).dtype, value(node.args[2]).dtype):
+        return node.target  # type: ignore[return-value]  # in the dtype of x; torchao makes it of ATen
+    return None
+
+
 def is_encoding(node: Node) -> bool:
     """Whether a node is an operator of these libraries that makes or reads codes, known here or not."""
     name = _name(node)
@@ -149,6 +160,12 @@ _READ: dict[str, Callable[[Node, dict[str, Any]], Encoding | None]] = {
 }
 _QUANTIZE = {name % "quantize": read for name, read in _READ.items()}
 _DEQUANTIZE = {name % "dequantize": read for name, read in _READ.items()}
+
+
+def _token_codes(x: Tensor, scales: Tensor, zero_points: Tensor, low: int, high: int, dtype: torch.dtype) -> Tensor:
+    """In float64, the zero point added before the sum is rounded."""
+    steps = x * (1.0 / scales.to(torch.float64)) + zero_points
+    return steps.round().clamp(low, high).to(dtype)
 
 
 # ---- how scales are found

@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_map
 
+from hop import blocks
 from hop._compile import OpOverload, known_equal
 from hop.blocks import Block
 from hop.export import encodings
@@ -30,7 +31,7 @@ from hop.impls.scaled import scaled
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, VALUE, aten
 from hop.leaves import dequantize
 from hop.quantizer import Quantizer
-from hop.requantization import Division, Requantization
+from hop.requantization import Reciprocal, Requantization
 from hop.scaling import Given
 from hop.tensor import QuantizedTensor
 
@@ -38,6 +39,9 @@ _PRODUCTS = (MATRIX, CONVOLUTION)
 _CHANGED = (aten.relu.default, aten.clamp.default, aten.hardtanh.default, aten.relu6.default)
 _SELECTED = (aten.cat.default, aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 _VIEWS = tuple(op for op, r in ROLES.items() if r.family is VALUE and op not in (*_CHANGED, *_SELECTED))
+
+
+_REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
 
 
 class Rewritten(NamedTuple):
@@ -53,8 +57,8 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
     of our modules and operators; tensor subclasses among its parameters become the tensors that they hold.
 
     Args:
-        requantize: how integer sums become codes (hop.requantization). The default divides in float32, as a quantize
-            node does; others are the arithmetic of integer-only runtimes.
+        requantize: how integer sums become codes (hop.requantization). The default is Reciprocal(), which a quantize
+            node does: float32, times the reciprocal of the scale. Others are the arithmetic of integer-only runtimes.
 
     Returns the program and a report of what was rewritten and what was left, with the reasons. Raises TypeError for
     what is no ExportedProgram.
@@ -65,7 +69,7 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
         raise TypeError(f"requantize must be a convention of hop.requantization or None, got {requantize!r}")
     plain = program.run_decompositions({})  # functional; subclasses as the tensors that they hold
     graph = graph_of(plain)
-    rewriter = _Rewriter(plain, graph, requantize or Division())
+    rewriter = _Rewriter(plain, graph, requantize or Reciprocal())
     rewriter.run()
     return Rewritten(without_unused(rebuilt(plain, graph)), Report(tuple(rewriter.rows)))
 
@@ -224,7 +228,7 @@ class _Rewriter:
             if key not in made:
                 try:
                     made[key] = self.codes_of(node, end)
-                except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+                except _REFUSALS as error:
                     return str(error)
             end.node.replace_all_uses_with(made[key])
             self.graph.erase_node(end.node)
@@ -236,7 +240,7 @@ class _Rewriter:
         zero = None if self.is_zero(e.zero_point) else e.zero_point
         rule = replace(self.requantize, low=end.low, high=end.high)
         if rule.exact and not _gives_sum(node, self.held):
-            rule = Division(end.low, end.high)
+            rule = Reciprocal(end.low, end.high)
         output = Quantizer(FORMATS[e.codes], e.block, Given(affine=zero is not None, requantize=rule))
         given = [e.scale] if zero is None else [e.scale, zero]
         bounds = None if e.is_whole_range() else (e.low, e.high)
@@ -258,7 +262,7 @@ class _Rewriter:
         """Let an operator give floats."""
         try:
             made = emit(node, _scaled, node.target, value(node).dtype, self.arguments(node), node.kwargs)
-        except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        except _REFUSALS as error:
             self.leave(node, str(error))
             return
         self.rows.append(self.row(node, str(value(node).dtype).removeprefix("torch.")))
@@ -273,7 +277,7 @@ class _Rewriter:
         seen: list[Quantizer] = []
         try:
             codes, *given = emit(node, _viewed, seen, node.target, held, list(node.args[1:]), dict(node.kwargs))
-        except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        except _REFUSALS as error:
             self.leave(node, str(error))
             return
         self.held[node] = Held(seen[-1], codes, given, value(node).dtype)
@@ -310,7 +314,7 @@ class _Rewriter:
         rhs = _unit(codes[1], columns, (1, -1) if op is aten.linear.default else (-1, 1))
         try:
             made = emit(last, _scaled, op, value(last).dtype, [lhs, rhs], {})
-        except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        except _REFUSALS as error:
             self.leave(node, str(error))
             return True
         kinds = [_kind(x) for x in (lhs, rhs)]
@@ -361,23 +365,29 @@ class _Rewriter:
 
     def finish(self, node: Node) -> None:
         """What still quantizes or dequantizes, by ours."""
-        if found := encodings.quantizing(node):
-            made = self.codes_by_themselves(node, found)
-        elif found := encodings.dequantizing(node):
-            held = self.held.get(node)
-            made = emit(node, _dequantized, held) if held else emit(node, _by_hand, *found[:3], value(node).dtype)
-        else:
-            self.leave(node, f"{node.target} is not known here")
+        held = self.held.get(node)
+        try:
+            if found := encodings.quantizing(node):
+                made = self.codes_by_themselves(node, found)
+            elif held is not None:
+                made = emit(node, _dequantized, held)
+            elif found := encodings.dequantizing(node):
+                made = emit(node, _by_hand, *found[:4], value(node).dtype)
+            else:
+                raise NotImplementedError(f"{node.target} is not known here")
+        except _REFUSALS as error:
+            self.leave(node, str(error))
             return
-        if made is not None:
-            self.replace(node, made)
+        self.replace(node, made)
 
     def codes_by_themselves(self, node: Node, e: Encoding) -> Node:
         bounds = (e.low, e.high)
+        if own := encodings.arithmetic(node):
+            return emit(node, own, *node.args)
         if e.codes not in FORMATS:
-            return emit(node, _quantized_by_hand, *e[:3], bounds, e.codes)
+            return emit(node, _quantized_by_hand, *e[:4], bounds, e.codes)
         zero = None if self.is_zero(e.zero_point) else e.zero_point
-        quantizer = Quantizer(FORMATS[e.codes], e.block, Given(affine=zero is not None))
+        quantizer = Quantizer(FORMATS[e.codes], e.block, Given(affine=zero is not None, requantize=Reciprocal()))
         given = [e.scale] if zero is None else [e.scale, zero]
         return emit(node, _quantized, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
 
@@ -467,15 +477,27 @@ def _dequantized(held: Held) -> Tensor:
     return dequantize(held.tensor())
 
 
-def _by_hand(codes: Tensor, scale: Any, zero_point: Any, dtype: torch.dtype) -> Tensor:
-    """One scale, and codes that no format of ours has."""
-    zero = 0 if zero_point is None else zero_point
+def _by_hand(codes: Tensor, scale: Any, zero_point: Any, block: Block, dtype: torch.dtype) -> Tensor:
+    """The numbers of codes that no format of ours has."""
+    scale, zero = _beside(codes, block, scale), _beside(codes, block, 0 if zero_point is None else zero_point)
     return ((codes.to(torch.float32) - zero) * scale).to(dtype)
 
 
-def _quantized_by_hand(x: Tensor, scale: Any, zero_point: Any, bounds: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    zero = 0 if zero_point is None else zero_point
-    return ((x.to(torch.float32) / scale).round() + zero).clamp(*bounds).to(dtype)
+def _beside(x: Tensor, block: Block, given: Any) -> Any:
+    """One number for each block, to be broadcast with x: blocks are single elements or whole dimensions."""
+    if not isinstance(given, Tensor):
+        return given
+    sizes = blocks.counts(x.shape, block)
+    if any(b not in (1, -1) for b in block):
+        raise NotImplementedError(f"blocks of {block} of codes in {x.dtype}")
+    return given.reshape(sizes)
+
+
+def _quantized_by_hand(
+    x: Tensor, scale: Any, zero_point: Any, block: Block, bounds: tuple[int, int], dtype: torch.dtype
+) -> Tensor:
+    scale, zero = _beside(x, block, scale), _beside(x, block, 0 if zero_point is None else zero_point)
+    return ((x.to(torch.float32) * (1.0 / scale)).round() + zero).clamp(*bounds).to(dtype)
 
 
 # ---- small questions

@@ -24,7 +24,7 @@ from hop.kernels import native_structures as c
 from hop.layouts import Tiled
 from hop.packing import PACKED
 from hop.quantizer import Quantizer
-from hop.requantization import Division, FixedPoint, FloatMultiplier
+from hop.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
 from hop.scaling import Given, TwoLevel
 
 _FLOATS = {E2M1: c.E2M1, E4M3: c.E4M3, E5M2: c.E5M2, E8M0: c.E8M0}
@@ -193,6 +193,7 @@ _CONVENTIONS: dict[type, Callable[[Any], int]] = {
     Division: lambda r: 0,
     FloatMultiplier: lambda r: 1,
     FixedPoint: lambda r: _ROUNDINGS[r.rounding],
+    Reciprocal: lambda r: 6,
 }
 
 

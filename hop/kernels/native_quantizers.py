@@ -19,6 +19,7 @@ from hop import blocks
 from hop.formats import E4M3, E5M2, E8M0, Codebook, Float, Format, Integer, float32
 from hop.kernels import native
 from hop.quantizer import Quantizer
+from hop.requantization import Reciprocal
 from hop.scaling import AbsMean, Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, Rule, TwoLevel
 
 _RULES = {Given: 0, Amax: 1, MinMax: 2, AbsMean: 3, CurrentScaling: 4, BlockScaling: 4, Microscaling: 5, TwoLevel: 6}
@@ -142,6 +143,8 @@ def _unsupported(q: Quantizer) -> str | None:
 
 
 def _unsupported_scale(rule: Rule) -> str | None:
+    if isinstance(rule, Given) and isinstance(rule.requantize, Reciprocal):
+        return "divides by the scale, and does not multiply by its reciprocal"
     if isinstance(rule, Microscaling) and not _equal(rule.exponent, E8M0):
         return f"for exponents in e8m0, not {rule.exponent.name}"
     if isinstance(rule, TwoLevel):
