@@ -159,10 +159,10 @@ def parameters(case: Case, draw: int, generator: torch.Generator, y: Tensor | No
     return found
 
 
-def output_of(y: Tensor, draw: int, inputs: list[Static]) -> Static:
+def output_of(y: Tensor, draw: int, generator: torch.Generator) -> Static:
     low, high = float(y.min()), float(y.max())
     dtype, narrow = (torch.uint8, {}) if draw == 2 else (torch.int8, {"low": -127, "high": 100} if draw == 0 else {})
-    scale = max((high - low) / 230, 1e-4)
+    scale = max((high - low) / 230, 1e-4) * (1 + 0.1 * float(torch.rand((), generator=generator)))
     if draw == 1:
         scale = 2.0 ** torch.tensor(scale).log2().ceil().item()
     zero = RANGES[dtype][0] - round(low / scale) + 5
@@ -181,7 +181,7 @@ def made(case: Case, draw: int) -> tuple[Model, list[Tensor]]:
     model = Model(case, inputs, Static(1.0, 0), generator)
     real = [q.dequantize(q.quantize(x)) for q, x in zip(inputs, xs, strict=True)]
     rest = [v for v in (model.real_weight() if case.weight else None, model.bias) if v is not None]
-    model.output = output_of(case.function(*real, *rest), draw, inputs)
+    model.output = output_of(case.function(*real, *rest), draw, generator)
     return model, xs
 
 

@@ -11,6 +11,7 @@ gives the codes themselves. What is left is as it was, but that each remaining q
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from hop._compile import OpOverload, known_equal
 from hop.blocks import Block
 from hop.export import encodings
 from hop.export.encodings import FORMATS, Encoding
-from hop.export.program import constant, emit, graph_of, rebuilt, value, without_unused
+from hop.export.program import constant, emit, graph_of, propagate, rebuilt, value, without_unused
 from hop.export.report import Report, Row
 from hop.impls.quantize import quantize
 from hop.impls.scaled import scaled
@@ -123,6 +124,7 @@ class _Rewriter:
                 self.finish(node)
         self.graph.eliminate_dead_code()
         self.share_numbers()
+        propagate(self.graph)
 
     def share_numbers(self) -> None:
         """One node for all tensors that hold the same number: scales and zero points."""
@@ -137,6 +139,8 @@ class _Rewriter:
     def visit(self, node: Node) -> None:
         if found := encodings.dequantizing(node):
             self.hold(node, found)
+        elif found := encodings.quantizing(node):
+            self.quantized(node, found)
         elif choice := encodings.choosing(node):
             self.choose(node, choice)
         elif node.target is aten._to_copy.default:
@@ -276,7 +280,9 @@ class _Rewriter:
             return
         seen: list[Quantizer] = []
         try:
-            codes, *given = emit(node, _viewed, seen, node.target, held, list(node.args[1:]), dict(node.kwargs))
+            codes, *given = emit(
+                node, partial(_viewed, seen), node.target, held, list(node.args[1:]), dict(node.kwargs)
+            )
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
@@ -364,12 +370,10 @@ class _Rewriter:
                 self.graph.erase_node(user)
 
     def finish(self, node: Node) -> None:
-        """What still quantizes or dequantizes, by ours."""
+        """What still dequantizes, by ours."""
         held = self.held.get(node)
         try:
-            if found := encodings.quantizing(node):
-                made = self.codes_by_themselves(node, found)
-            elif held is not None:
+            if held is not None:
                 made = emit(node, _dequantized, held)
             elif found := encodings.dequantizing(node):
                 made = emit(node, _by_hand, *found[:4], value(node).dtype)
@@ -380,7 +384,20 @@ class _Rewriter:
             return
         self.replace(node, made)
 
-    def codes_by_themselves(self, node: Node, e: Encoding) -> Node:
+    def quantized(self, node: Node, e: Encoding) -> None:
+        """What quantizes floats, or codes by another scale."""
+        held = self.held.get(e.tensor)
+        try:
+            if held is not None and self.is_alike(held, e):
+                made = emit(node, _codes, held.codes, None if e.is_whole_range() else (e.low, e.high), [])
+            else:
+                made = self.codes_of_floats(node, e)
+        except _REFUSALS as error:
+            self.leave(node, str(error))
+            return
+        self.replace(node, made)
+
+    def codes_of_floats(self, node: Node, e: Encoding) -> Node:
         bounds = (e.low, e.high)
         if own := encodings.arithmetic(node):
             return emit(node, own, *node.args)
@@ -449,13 +466,15 @@ def _codes(codes: Tensor, bounds: tuple[int, int] | None, views: list[Any]) -> T
     """Codes within bounds, seen as the views do."""
     codes = codes if bounds is None else codes.clamp(*bounds)
     for view, rest, options in views:
-        codes = view(codes, *rest, **options)
+        op = aten.reshape.default if view is aten.view.default else view  # codes may lie otherwise than floats did
+        codes = op(codes, *rest, **options)
     return codes
 
 
 def _viewed(seen: list[Quantizer], op: OpOverload, held: Held, rest: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     tensor = held.tensor()
     if op in _VIEWS:
+        op = aten.reshape.default if op is aten.view.default else op
         made = op(tensor, *rest, **kwargs)
     else:
         scale, *zero = _parameters(held.quantizer, held.codes, held.given)

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
@@ -11,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map, tree_map_only
 
 from hop import _compile
+from hop._compile import FakeTensor
 
 
 def graph_of(program: ExportedProgram) -> Graph:
@@ -44,6 +46,27 @@ def rebuilt(
         "verifiers": program.verifiers,
     }
     return ExportedProgram(GraphModule(program.graph_module, graph), graph, own, **{**given, **changes})
+
+
+def propagate(graph: Graph) -> None:
+    """Find again what is known of each value. A tensor may lie otherwise than the one whose place it took; a view that
+    it then does not have becomes a reshape."""
+    mode = next((v.fake_mode for n in graph.nodes if isinstance(v := n.meta.get("val"), FakeTensor)), None)
+    if mode is None:
+        return
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        args, kwargs = tree_map_only(Node, value, (node.args, node.kwargs))
+        try:
+            with mode:
+                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, ValueError):
+            if node.target is not torch.ops.aten.view.default:
+                raise
+            made = emit(node, torch.ops.aten.reshape.default, *node.args)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
 
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
