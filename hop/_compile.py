@@ -551,7 +551,7 @@ def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Grap
     """The graph of `function(*values)`, where values are an exported program's: fake tensors and symbolic numbers. Like
     a decomposition, it makes tensors of Python numbers by operators."""
     mode = next((x.fake_mode for x in tree_leaves(values) if isinstance(x, FakeTensor)), None)
-    with mode or contextlib.nullcontext():
+    with torch.no_grad(), mode or contextlib.nullcontext():
         return make_fx(as_decomposition(function))(*values)
 
 

@@ -147,6 +147,8 @@ class _Rewriter:
             self.convert(node)
         elif isinstance(node.target, OpOverload) and (node.target in ROLES or node.target is aten._int_mm.default):
             self.operate(node)
+        elif any(x in self.held for x in _operands(node)):
+            self.leave(node, "no operator of integers means the same")
 
     # ---- what holds codes
 

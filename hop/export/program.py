@@ -59,8 +59,9 @@ def propagate(graph: Graph) -> None:
             continue
         args, kwargs = tree_map_only(Node, value, (node.args, node.kwargs))
         try:
-            with mode:
-                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+            with torch.no_grad(), mode:
+                found = node.target(*args, **kwargs)  # type: ignore[operator]
+            node.meta["val"] = tuple(found) if isinstance(node.meta.get("val"), tuple) else found
         except (RuntimeError, ValueError):
             if node.target is not torch.ops.aten.view.default:
                 raise
