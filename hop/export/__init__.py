@@ -1,3 +1,5 @@
 """Exported programs: to exact integers, to core ATen, and to other runtimes."""
 
 from hop.export.lowering import lower as lower
+from hop.export.stock import from_torch as from_torch
+from hop.export.stock import to_torch as to_torch
