@@ -14,7 +14,10 @@ from hop import _compile
 
 def graph_of(program: ExportedProgram) -> Graph:
     """A copy of the program's graph, to be edited. What its nodes know of their values, `meta["val"]`, is shared."""
-    return copy.deepcopy(program.graph)
+    graph = copy.deepcopy(program.graph)
+    for node, own in zip(graph.nodes, program.graph.nodes, strict=True):
+        node.name = own.name  # a copy renames what is called as something of Python is, such as `input`
+    return graph
 
 
 def rebuilt(
