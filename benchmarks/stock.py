@@ -67,7 +67,7 @@ def times(functions: Sequence[Any]) -> list[str]:
 
 def table() -> str:
     rows = [product(512, 1024, 1024), product(8, 64, 64), network(64, 512)]
-    header = ["", "PyTorch's", "PyTorch's, inside `patch_torch`", "`hop.out_dtype`", "times as fast"]
+    header = ["", "PyTorch's", "PyTorch's, inside `patch_torch`", "`hop.out_dtype`", "times as fast as PyTorch's"]
     return pages.table([header, *rows])
 
 

@@ -67,6 +67,7 @@ from torch.fx.experimental.proxy_tensor import (
     set_proxy_slot,
     track_tensor_tree,
 )
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,
     is_traceable_wrapper_subclass,
@@ -599,12 +600,17 @@ def stock_common_dtype(output_dtype: torch.dtype, args: Sequence[Any]) -> torch.
     leaves = [x for x in tree_leaves(args) if x is not None]
     try:
         return elementwise_dtypes(
-            *leaves,
-            torch.empty(1, dtype=output_dtype, device="meta"),
-            type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT,
+            *leaves, _one_of(output_dtype), type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
         )[0]
     except (RuntimeError, ValueError):
         return None
+
+
+@functools.cache
+def _one_of(dtype: torch.dtype) -> torch.Tensor:
+    """A tensor with a dimension, of which no mode that is active hears."""
+    with no_dispatch():
+        return torch.empty(1, dtype=dtype, device="meta")
 
 
 _rerouting = threading.Lock()

@@ -105,9 +105,9 @@ def _call(node: Node) -> tuple[Any, Any, tuple[Any, ...], dict[str, Any]]:
 
 def _without_kernel(op: Any, output_dtype: torch.dtype, args: Any) -> str | None:
     """Why ATen on CPU cannot run `op` in the dtype in which PyTorch's out_dtype calls it; None if it can."""
-    common = common_dtype(describe(op), output_dtype, args, {})
     if op in _ELEMENTWISE:
         return None
+    common = common_dtype(describe(op), output_dtype, args, {})
     missing = f"PyTorch computes it in {common}, for which ATen has no such"
     if common in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
         return f"{missing} product on CPU"
