@@ -7,6 +7,7 @@ from hop import presets as presets
 from hop import schemes as schemes
 from hop import storage as storage
 from hop._hop import decompositions as decompositions
+from hop.export.patching import patch_torch as patch_torch
 from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
 from hop.impls.pack import pack as pack

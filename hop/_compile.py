@@ -16,7 +16,8 @@ import importlib.util
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +41,17 @@ from torch._C._functorch import _wrap_for_grad as wrap_for_grad
 from torch._C._functorch import is_batchedtensor as is_batched
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import unwrap_batched
+from torch._higher_order_ops.out_dtype import ALLOWABLE_OPS
+from torch._higher_order_ops.out_dtype import out_dtype as stock_out_dtype
 from torch._higher_order_ops.utils import register_fake
 from torch._library import opaque_object
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._prims_common import infer_size, make_contiguous_strides_for
+from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    elementwise_dtypes,
+    infer_size,
+    make_contiguous_strides_for,
+)
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
@@ -59,6 +67,7 @@ from torch.fx.experimental.proxy_tensor import (
     set_proxy_slot,
     track_tensor_tree,
 )
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,
     is_traceable_wrapper_subclass,
@@ -124,10 +133,14 @@ __all__ = [
     "register_inductor_decomposition",
     "register_value",
     "replicate",
+    "rerouted",
     "rounded",
     "sharded",
     "show_script",
     "sizes",
+    "stock_common_dtype",
+    "stock_operators",
+    "stock_out_dtype",
     "stores_results",
     "sum_over_processes",
     "trace_as",
@@ -573,6 +586,54 @@ def hints(shape: Any) -> tuple[int, ...] | None:
     """A shape with the sizes that symbols had when they were traced; None if one had none."""
     found = [n if isinstance(n, int) else n.node.hint for n in shape]
     return None if None in found else tuple(found)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# PyTorch's own out_dtype
+
+stock_operators = frozenset(ALLOWABLE_OPS)
+"""The operators that torch.ops.higher_order.out_dtype takes."""
+
+
+def stock_common_dtype(output_dtype: torch.dtype, args: Sequence[Any]) -> torch.dtype | None:
+    """The dtype that torch.ops.higher_order.out_dtype brings its operands to; None where it refuses them."""
+    leaves = [x for x in tree_leaves(args) if x is not None]
+    try:
+        return elementwise_dtypes(
+            *leaves, _one_of(output_dtype), type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+        )[0]
+    except (RuntimeError, ValueError):
+        return None
+
+
+@functools.cache
+def _one_of(dtype: torch.dtype) -> torch.Tensor:
+    """A tensor with a dimension, of which no mode that is active hears."""
+    with no_dispatch():
+        return torch.empty(1, dtype=dtype, device="meta")
+
+
+_rerouting = threading.Lock()
+_reroutes: list[type] = []
+_Stock = type(stock_out_dtype)
+
+
+@contextlib.contextmanager
+def rerouted(cls: type) -> Iterator[None]:
+    """Inside, torch.ops.higher_order.out_dtype is an instance of `cls`, a subclass of its own class, in all threads.
+    The last to leave restores its class.
+
+    Rules that py_impl registers cannot be taken back, nor can one be given for a key that has one; and no cache of
+    compiled programs would know of them. The class is one attribute, and Dynamo guards what it traced on it."""
+    with _rerouting:
+        _reroutes.append(cls)
+        stock_out_dtype.__class__ = cls
+    try:
+        yield
+    finally:
+        with _rerouting:
+            _reroutes.remove(cls)
+            stock_out_dtype.__class__ = _reroutes[-1] if _reroutes else _Stock
 
 
 # --------------------------------------------------------------------------------------------------------------------
