@@ -1,4 +1,5 @@
 """Exported programs: to exact integers, to core ATen, and to other runtimes."""
 
 from hop.export.lowering import lower as lower
+from hop.export.ranges import ranges as ranges
 from hop.export.verify import verify as verify

@@ -11,7 +11,7 @@ Both run side by side, each value is compared as soon as both have it, and none 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -147,9 +147,7 @@ def verify(
         raise ValueError("verify: inputs is an empty list; pass at least one tuple of arguments")
     a, b = _Runner(program_a, "program_a"), _Runner(program_b, "program_b")
     if len(a.outputs) != len(b.outputs):  # a decomposition takes quantized outputs apart
-        a.outputs, b.outputs = (
-            [part for node, _ in r.outputs for part in _parts(node)] for r in (a, b)
-        )
+        a.outputs, b.outputs = ([part for node, _ in r.outputs for part in _parts(node)] for r in (a, b))
     if len(a.outputs) != len(b.outputs):
         raise ValueError(
             f"verify: outputs correspond by position, and program_a has {len(a.outputs)}, program_b {len(b.outputs)}"
@@ -162,11 +160,8 @@ def verify(
             _compare(a, b, arguments, found, of_outputs)
     kept = [f for f in found if f.elements is not None]
     rows = tuple(f.row() for f in [*kept, *(f for f in of_outputs if f.elements is not None and f not in kept)])
-    only = (
-        sum(_kind(_value(n)) is not None for n in graph.nodes if n.op == "call_function") - len(set(used))
-        for graph, used in ((a.graph, [f.a for f in kept]), (b.graph, [f.b for f in kept]))
-    )
-    return Comparison(rows, *(max(n, 0) for n in only), len(given))
+    lone = (_lone(r.graph, used) for r, used in ((a, [f.a for f in kept]), (b, [f.b for f in kept])))
+    return Comparison(rows, next(lone), next(lone), len(given))
 
 
 # ---- what corresponds
@@ -185,6 +180,12 @@ def _pairs(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
             fitting = [other for other in provenance.results(group) if _fit(node, other, same_dtype=True)]
             found += [(node, other) for other in fitting if len(fitting) == 1]
     return found
+
+
+def _lone(graph: Graph, used: list[Any]) -> int:
+    """How many calls with a tensor as value are none of those."""
+    calls = {node for node in graph.nodes if node.op == "call_function" and _kind(_value(node)) is not None}
+    return len(calls.difference(used))
 
 
 def _fit(a: Node, b: Node, *, same_dtype: bool) -> bool:
@@ -239,9 +240,7 @@ class _Runner:
         self.program, self.name = program, name
         self.module = program.graph_module if isinstance(program, ExportedProgram) else program
         self.graph = self.module.graph
-        self.writes = any(
-            isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in self.graph.nodes
-        )
+        self.writes = any(isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in self.graph.nodes)
         results = tree_leaves(self.graph.output_node().args[0])
         if isinstance(program, ExportedProgram):
             specs = program.graph_signature.output_specs
@@ -294,7 +293,9 @@ class _Runner:
             elif s.target in constants:
                 value = constants[s.target]
             else:
-                raise ValueError(f"verify: {self.name} has an input of kind {s.kind.name}, {node.name}, without a value")
+                raise ValueError(
+                    f"verify: {self.name} has an input of kind {s.kind.name}, {node.name}, without a value"
+                )
             env[node] = self._own(value)
         return env
 
@@ -312,25 +313,29 @@ def _compare(
 ) -> None:
     """Add the figures of one input."""
     waiting = [f for f in dict.fromkeys([*found, *of_outputs]) if not f.dropped]
-    by_a, by_b = ({}, {})  # type: tuple[dict[Any, list[_Figures]], dict[Any, list[_Figures]]]
+    by_a: dict[Any, list[_Figures]] = {}
+    by_b: dict[Any, list[_Figures]] = {}
     for f in waiting:
         by_a.setdefault(f.a, []).append(f)
         by_b.setdefault(f.b, []).append(f)
     left: dict[_Figures, Any] = {}
     right: dict[_Figures, Any] = {}
     other = b.steps(arguments)
-    keep_a, keep_b = (lambda r, x: x.clone() if r.writes and isinstance(x, Tensor) else x,) * 2
+
+    def kept(runner: _Runner, value: Any) -> Any:
+        """A value that the program may write to later."""
+        return value.clone() if runner.writes and isinstance(value, Tensor) else value
 
     def read_b(until: "_Figures") -> None:
         while until not in right:
             node, value = next(other)
-            for f in by_b.get(node, []):
-                right[f] = keep_b(b, value)
+            for f in by_b.get(node, ()):
+                right[f] = kept(b, value)
 
     for node, value in a.steps(arguments):
         for f in by_a.get(node, []):
             if isinstance(f.b, Node):
-                left[f] = keep_a(a, value)
+                left[f] = kept(a, value)
                 read_b(f)
                 f.add(left.pop(f), right.pop(f))
             else:
@@ -382,15 +387,17 @@ class _Figures:
         sqnr = None
         if self.has_numbers:
             sqnr = -math.inf if self.broken else _decibels(self.signal, self.noise)
-        names = (_name(x, part) for x, part in zip((self.a, self.b), self.parts, strict=True))
+        a, b = (_name(x, part) for x, part in zip((self.a, self.b), self.parts, strict=True))
         assert self.elements is not None
-        where = (_operator(self.a), self.output, self.dtype, self.shape)
-        return Row(*names, *where, self.elements, self.differing, self.largest, sqnr)
+        counts = self.elements, self.differing, self.largest
+        return Row(a, b, _operator(self.a), self.output, self.dtype, self.shape, *counts, sqnr)
 
     def add(self, x: Any, y: Any) -> None:
-        if x is None and y is None:
+        if x is None and y is None:  # an output that is none
             return
-        x, y = (v if part is None else v.buffers()[part] for v, part in zip((x, y), self.parts, strict=True))
+        x, y = (
+            v if part is None or v is None else v.buffers()[part] for v, part in zip((x, y), self.parts, strict=True)
+        )
         x, y = (torch.as_tensor(v) if isinstance(v, bool | int | float) else v for v in (x, y))
         fits = isinstance(x, Tensor) and isinstance(y, Tensor)
         if fits and (isinstance(x, QuantizedTensor) != isinstance(y, QuantizedTensor)):
@@ -405,18 +412,15 @@ class _Figures:
         if self.elements is None:
             self.elements, self.shape, self.dtype = 0, tuple(x.shape), _held(x).dtype
         self.elements += x.numel()
-        quantized = isinstance(x, QuantizedTensor)
-        codes = (_codes(x), _codes(y)) if quantized else (x, y)
-        if not quantized and (_kind(x) != _kind(y) or _kind(x) == "float"):
-            codes = None
+        whole = _integers(x, y)
         differ = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
-        if codes is not None and None not in codes:
-            self.largest = max(self.largest, _steps(*codes))
-            differ |= _unequal(*codes)
-        if quantized or codes is None:
-            n, m = _numbers(x), _numbers(y)
-            differ |= _unequal(n, m)
-            self._add_numbers(n, m, with_largest=codes is None or None in codes)
+        if whole is not None:
+            self.largest = max(self.largest, _steps(*whole))
+            differ |= _unequal(*whole)
+        if whole is None or isinstance(x, QuantizedTensor):
+            numbers = _numbers(x), _numbers(y)
+            differ |= _unequal(*numbers)
+            self._add_numbers(*numbers, with_largest=whole is None)
         self.differing += int(differ.sum())
 
     def _add_numbers(self, x: Tensor, y: Tensor, *, with_largest: bool) -> None:
@@ -452,6 +456,14 @@ def _decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
     return -math.inf if signal == 0 else 10 * math.log10(signal / noise)
+
+
+def _integers(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Two tensors whose differences are steps: integers, or the codes of quantized ones."""
+    if isinstance(x, QuantizedTensor):
+        a, b = _codes(x), _codes(y)
+        return None if a is None or b is None else (a, b)
+    return (x, y) if _kind(x) == _kind(y) != "float" else None
 
 
 def _numbers(x: Tensor) -> Tensor:
