@@ -136,7 +136,7 @@ def _above(n: int) -> float:
 
 
 def _whole(x: Any) -> Integers:
-    found = bounds(x)
+    found = bounds(int(x) if isinstance(x, float) and x.is_integer() else x)
     if not isinstance(found, Integers):
         raise Unknown("a float where an integer is expected")
     return found

@@ -95,8 +95,8 @@ class Ranges:
         return f"{table(names, lines, right=5)}\nother sums and products of two integers: {counts}"
 
 
-def _width(row: Row) -> tuple[int, int]:
-    return (0, row.bits) if row.bits is not None else (1, 0)
+def _width(row: Row) -> tuple[bool, int]:
+    return row.low is None, max(row.high or 0, -(row.low or 0))
 
 
 def ranges(program: ExportedProgram, inputs: Mapping[str, tuple[float, float]] | None = None) -> Ranges:
