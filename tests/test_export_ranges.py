@@ -464,12 +464,11 @@ class TestRandomPrograms(unittest.TestCase):
     @parameterized.expand([(rule, i) for i, rule in enumerate(RULES)])
     @pytest.mark.full
     def test_bounds_hold(self, rule, i):
-        for seed, low in ((i, None), (i + 50, 0.0)):
-            p, inputs = chain(rule, seed, low)
-            found, lowered = ranges(p), lower(p)
-            assert found.proven and len(found.products) == 2, str(found)
-            for x in inputs:
-                check(lowered, found, x)
+        p, inputs = chain(rule, i, low=None if i % 2 else 0.0)
+        found, lowered = ranges(p), lower(p)
+        assert found.proven and len(found.products) == 2, str(found)
+        for x in inputs:
+            check(lowered, found, x)
 
     @pytest.mark.full
     def test_a_relu_bounds_what_follows(self):

@@ -107,7 +107,7 @@ class Comparison:
         hidden = len([row for row in different if row not in shown])
         text = [head, table(names, lines, right=5)]
         if hidden:
-            text.append(f"and {_count(hidden, 'pair')} more that differ")
+            text.append(f"{_count(hidden, 'pair')} more differ")
         return "\n".join(text)
 
 
