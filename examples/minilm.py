@@ -19,11 +19,13 @@ from quantized_bert import SCHEMES, Batch, Embedder, ScaledLinear, capture_input
 from torch import Tensor, nn
 
 import hop
+from hop.export import Comparison, verify
 
 aten = torch.ops.aten
 Model = Callable[..., Any]
 
 ROUNDS = 3
+FEW = 4  # sentences, of which every value is compared
 LEAST_COSINES = {"int8": 0.99, "8da4w": 0.93, "fp8": 0.99, "nvfp4": 0.94}
 STEPS = 6
 START = time.perf_counter()
@@ -164,8 +166,20 @@ def compare_model(model: nn.Module, batch: Batch, folder: Path) -> dict[str, Mod
         mean, worst = cosines(got, wanted)
         close = "equal bit for bit" if torch.equal(got, wanted) else f"cosine mean {mean:.4f}, worst {worst:.4f}"
         say(f"embeddings, {name:>8} against eager int8: {close}")
+    ids, mask = batch
+    say_differences(verify(found["exported"], found["lowered"], (ids[:FEW], mask[:FEW])))
     say("(lowering and compiling change how floats round, which can move the code of an activation by one)")
     return found
+
+
+def say_differences(found: Comparison) -> None:
+    """A short account of two programs, node by node."""
+    equal = sum(row.differing == 0 for row in found.rows)
+    say(f"exported against lowered, {FEW} sentences: {len(found.rows)} pairs of nodes, {equal} equal bit for bit")
+    for what, row in (("first difference", found.first), ("embeddings", found.outputs[0])):
+        if row is not None:
+            near = f"largest {row.largest:.1e}" if row.sqnr is None else f"SQNR {row.sqnr:.0f} dB"
+            say(f"{what}: {row.a}, {row.operator}, {row.differing:,} of {row.elements:,} numbers, {near}")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[tuple[str, str, dict[str, float]]]) -> None:

@@ -117,6 +117,7 @@ __all__ = [
     "is_tracing_script",
     "is_tracked",
     "known_equal",
+    "largest",
     "local_part",
     "make_dtensor",
     "make_wrapper",
@@ -580,6 +581,14 @@ def known_equal(a: Any, b: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(a == b)
+
+
+def largest(size: Any) -> int | None:
+    """The largest value that a size can have whatever its symbols are; None if there is no bound."""
+    if isinstance(size, int):
+        return size
+    bound = size.node.shape_env.bound_sympy(size.node.expr).upper
+    return int(bound) if bound.is_Integer else None
 
 
 def hints(shape: Any) -> tuple[int, ...] | None:

@@ -2,5 +2,9 @@
 
 from hop.export.integer import to_integer as to_integer
 from hop.export.lowering import lower as lower
+from hop.export.ranges import Ranges as Ranges
+from hop.export.ranges import ranges as ranges
 from hop.export.stock import from_torch as from_torch
 from hop.export.stock import to_torch as to_torch
+from hop.export.verify import Comparison as Comparison
+from hop.export.verify import verify as verify

@@ -1,0 +1,49 @@
+"""Which node of one program a node of another one comes from.
+
+torch.export writes into `meta["from_node"]` of each node that it makes of another the name of that one. A node's
+ancestry is these names, from the first program on, and its own last: ("linear", "linear", "mm") for an mm that a
+decomposition put into the place of a linear. A node that a pass made anew has no ancestors, however far its program is
+from the first one; their places hold None, so that all nodes of a program have ancestries of one length.
+"""
+
+from torch.fx import Graph, Node
+
+Ancestry = tuple[str | None, ...]
+
+
+def ancestries(graph: Graph) -> dict[Node, Ancestry]:
+    """The ancestry of each call in a graph, in order."""
+    found = {node: _names(node) for node in graph.nodes if node.op == "call_function"}
+    depth = max(map(len, found.values()), default=1)
+    return {node: (None,) * (depth - len(names)) + names for node, names in found.items()}
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    names, sources = [node.name], node.meta.get("from_node")
+    while sources and len(sources) == 1:  # of several, none is the one
+        names.append(sources[0].name)
+        sources = sources[0].from_node
+    return tuple(reversed(names))
+
+
+def descendants(a: Graph, b: Graph) -> list[tuple[Node, list[Node]]]:
+    """Each call of `a`, and those of `b` that come from it, or are it: where both have as many ancestors, the one of
+    the same name. `b` is as far from the first program as `a`, or farther; none comes from another otherwise."""
+    of_a, of_b = ancestries(a), ancestries(b)
+    depth = len(next(iter(of_a.values()), ()))
+    groups: dict[Ancestry, list[Node]] = {}
+    for node, names in of_b.items():
+        if len(names) >= depth:
+            groups.setdefault(names[:depth], []).append(node)
+    return [(node, groups.get(names, [])) for node, names in of_a.items()]
+
+
+def depth(graph: Graph) -> int:
+    """How many programs its nodes went through."""
+    return len(next(iter(ancestries(graph).values()), ()))
+
+
+def results(group: list[Node]) -> list[Node]:
+    """Those of them that others read."""
+    own = set(group)
+    return [node for node in group if not own.issuperset(node.users)]
