@@ -15,6 +15,8 @@ on codes of 8 bits with at most one zero point each. Such a program still runs i
 import copy
 import functools
 import itertools
+import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +42,7 @@ _BYTES = (torch.int8, torch.uint8)
 _CODES = (*_BYTES, torch.int16)
 _INT4 = "_int4"  # ends the names of constants that ONNX holds in 4 bits
 _OPSET = 21  # the first that has INT4
+_SMALL = 1024  # bytes up to which constants are computed when a program is exported, and not when it is loaded
 _SAFE = 64  # 2 · 255 · 64 is an int16
 
 # ---- the products, as operators
@@ -50,6 +53,7 @@ _library.define(
     "convolution(Tensor x, Tensor w, Tensor? x_zero_point, Tensor? w_zero_point, int[] strides, int[] pads, "
     "int[] dilations, int group) -> Tensor"
 )
+_library.define("floor_divide(Tensor a, Tensor b) -> Tensor")
 
 
 def _less(x: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -80,11 +84,16 @@ def _convolution(
     return y.to(torch.int64).to(torch.int32).contiguous()
 
 
-for _name, _function in (("matmul", _matmul), ("convolution", _convolution)):
+def _floor_divide(a: Tensor, b: Tensor) -> Tensor:
+    return torch.div(a, b, rounding_mode="floor")
+
+
+for _name, _function in (("matmul", _matmul), ("convolution", _convolution), ("floor_divide", _floor_divide)):
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"hop_onnx::{_name}", _function, lib=_library)
 
 _MATMUL, _CONVOLUTION = torch.ops.hop_onnx.matmul.default, torch.ops.hop_onnx.convolution.default
+_FLOOR_DIVIDE = torch.ops.hop_onnx.floor_divide.default
 
 
 # ---- from out_dtype to the products
@@ -186,7 +195,9 @@ class _Constants:
     def add(self, name: str, x: Tensor) -> Node:
         """A new constant of the program."""
         x = x.detach().contiguous()
-        name = f"{name}{_INT4}" if x.dtype == torch.int8 and x.numel() and -8 <= x.min() and x.max() <= 7 else name
+        name = f"{name}_{len(self.made)}"
+        if x.dtype == torch.int8 and x.numel() and -8 <= int(x.min()) and int(x.max()) <= 7:
+            name += _INT4
         inputs = self.graph.find_nodes(op="placeholder")
         after = inputs[self.place - 1] if self.place else None
         where = self.graph.inserting_after(after) if after else self.graph.inserting_before(next(iter(self.graph.nodes)))
@@ -240,6 +251,7 @@ def _in_bytes(program: ExportedProgram, weights: torch.dtype) -> ExportedProgram
                 made = emit(node, functools.partial(_products, target, rest), tuple(lhs), tuple(rhs))
             node.replace_all_uses_with(made)
             graph.erase_node(node)
+    _replace_others(graph)
     graph.eliminate_dead_code()
     signature = ExportGraphSignature(constants.specs, copy.deepcopy(program.graph_signature.output_specs))
     return rebuilt(program, graph, signature, constants={**program.constants, **constants.made})
@@ -353,6 +365,75 @@ def _terms(codes: Tensor, zero_point: Any, views: Any, signed: bool) -> list[_Te
     return [_Term(codes, zero_point, rows)]
 
 
+# ---- what torch.onnx or onnxruntime compute otherwise, or not at all
+
+_MAXIMA = frozenset({aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default})
+_MEANS = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
+
+
+def _replace_others(graph: Graph) -> None:
+    for node in list(graph.nodes):
+        made = _replacement(node)
+        if made is not None:
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
+def _replacement(node: Node) -> Node | None:
+    x = node.args[0] if node.args else None
+    integer = isinstance(x, Node) and isinstance(v := x.meta.get("val"), Tensor) and not v.is_floating_point()
+    if node.target is aten.div.Tensor_mode and node.kwargs["rounding_mode"] == "floor" and integer:
+        return emit(node, _floor_divided, *node.args)  # torch.onnx divides float32
+    if node.target is operator.getitem and x.target in _MAXIMA and node.args[1] == 0:  # type: ignore[union-attr]
+        pooled = x.args[0].meta["val"]  # type: ignore[union-attr]
+        if not pooled.is_floating_point():  # ONNX takes the maximum of floats and bytes alone
+            return emit(node, functools.partial(_maximum, x.target), *x.args)  # type: ignore[union-attr]
+    if node.target in _MEANS and x.meta["val"].dtype == torch.float64:  # type: ignore[union-attr]
+        return emit(node, functools.partial(_mean, _MEANS[node.target]), *node.args)  # type: ignore[index]
+    return None
+
+
+def _floor_divided(a: Tensor, b: Any) -> Tensor:
+    return _FLOOR_DIVIDE(a, b if isinstance(b, Tensor) else aten.full.default([1], b, dtype=a.dtype))
+
+
+def _maximum(op: Any, x: Tensor, *args: Any) -> Tensor:
+    return op(x.to(torch.float64), *args)[0].to(x.dtype)
+
+
+def _mean(
+    n: int,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Tensor:
+    """Average pooling in the order in which PyTorch sums, of slices: onnxruntime pools float32 alone."""
+    if ceil_mode:
+        raise NotImplementedError("to_onnx: average pooling of integers with ceil_mode=True has no form in ONNX")
+    kernel, stride, padding = ([*v] * (n // len(v)) for v in (kernel, stride or kernel, padding))
+    pads = [p for size in reversed(padding) for p in (size, size)]
+
+    def summed(x: Tensor) -> Tensor:
+        x = torch.nn.functional.pad(x, pads) if any(pads) else x
+        total = None
+        for offset in itertools.product(*map(range, kernel)):
+            part = x
+            for dim, (start, k, step) in enumerate(zip(offset, kernel, stride, strict=True), start=x.dim() - n):
+                end = start + x.shape[dim] - (k - 1)
+                part = aten.slice.Tensor(part, dim, start, end, step)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    if divisor is not None or count_include_pad:
+        return summed(x) / (divisor or math.prod(kernel))
+    return summed(x) / summed(torch.ones_like(x))
+
+
 # ---- from the program to ONNX
 
 
@@ -362,26 +443,59 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
     Products of integers become MatMulInteger and ConvInteger, and all else becomes what core ATen is in ONNX.
     """
     try:
-        import onnxscript  # noqa: F401
+        import onnxscript.optimizer
     except ImportError as error:
         raise ImportError("to_onnx needs onnx and onnxscript: pip install 'torch-hop[onnx]'") from error
     table = decompositions()
     table[out_dtype] = _compile.as_decomposition(_product)
     lowered = _in_bytes(program.run_decompositions(table), weights)
-    return torch.onnx.export(
+    made = torch.onnx.export(
         lowered,
         dynamo=True,
         verbose=False,
         opset_version=_OPSET,
-        custom_translation_table={_MATMUL: _onnx_matmul, _CONVOLUTION: _onnx_convolution},
+        optimize=False,
+        custom_translation_table={
+            _MATMUL: _onnx_matmul,
+            _CONVOLUTION: _onnx_convolution,
+            _FLOOR_DIVIDE: _onnx_floor_divide,
+        },
         **options,
     )
+    assert made is not None
+    onnxscript.optimizer.optimize_ir(made.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
+    _pack(made.model)
+    return made
+
+
+def _pack(model: Any) -> None:
+    """Store constants of 4 bits in 4 bits."""
+    import ml_dtypes
+    import onnx_ir as ir
+
+    for name, value in list(model.graph.initializers.items()):
+        if not name.endswith(_INT4):
+            continue
+        tensor = ir.tensor(value.const_value.numpy().astype(ml_dtypes.int4), name=name)
+        packed = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=value.shape, const_value=tensor)
+        cast = ir.node("Cast", [packed], {"to": ir.DataType.INT8})
+        cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = f"{name}_int8", value.type, value.shape
+        value.replace_all_uses_with(cast.outputs[0])
+        del model.graph.initializers[name]
+        model.graph.register_initializer(packed)
+        model.graph.insert_before(model.graph[0], cast)
 
 
 def _onnx_matmul(a: Any, b: Any, a_zero_point: Any, b_zero_point: Any) -> Any:
     from onnxscript import opset21
 
     return opset21.MatMulInteger(a, b, a_zero_point, b_zero_point)
+
+
+def _onnx_floor_divide(a: Any, b: Any) -> Any:
+    from onnxscript import opset21
+
+    return opset21.Div(opset21.Sub(a, opset21.Mod(a, b)), b)
 
 
 def _onnx_convolution(
