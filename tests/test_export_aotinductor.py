@@ -1,14 +1,11 @@
 """Programs compiled ahead of time by AOTInductor, run in a process that has not imported the library."""
 
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -93,49 +90,55 @@ class Dynamic(Chain):
 
 MODELS = {"perceptron": (Perceptron, (64,)), "net": (Net, (4, 12, 12)), "8da4w": (Dynamic, (64,))}
 
-# What a process does that has a package, inputs, and PyTorch alone.
+class All(nn.Module):
+    """Every model as one program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(make() for make, _ in MODELS.values())
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        return [y for model, x in zip(self.models, inputs, strict=True) for y in model(x)]
+
+
+# What a process does that has packages, inputs, and PyTorch alone.
 RUN = """
-import json, sys, torch
-packages, inputs, results = sys.argv[1:]
-found = {}
-for name, path in json.loads(packages).items():
-    package = torch._inductor.aoti_load_package(path)
-    found[name] = [list(package(x)) for x in torch.load(inputs)[name.split(".")[0]]]
-torch.save(found, results)
+import sys, torch
+batches, *paths, results = sys.argv[1:]
+packages = [torch._inductor.aoti_load_package(path) for path in paths]
+torch.save([[list(package(*x)) for x in torch.load(batches)] for package in packages], results)
 print("hop" in sys.modules)
 """
 
 
-@unittest.skipUnless(HAS_COMPILER, "needs a C++ compiler")
 class TestPackages(unittest.TestCase):
     @pytest.mark.full
+    @unittest.skipUnless(HAS_COMPILER, "needs a C++ compiler")
     def test_equal_in_a_process_without_the_library(self):
         """As exported and as lowered to core ATen, for other batches than that of the example."""
         torch.manual_seed(0)
-        wanted: dict[str, Any] = {}
-        inputs: dict[str, Any] = {}
-        packages: dict[str, str] = {}
+        model = All().eval()
+        batches = [[torch.randn(n, *shape) for _, shape in MODELS.values()] for n in (3, 8, 1)]
+        batch = {0: torch.export.Dim("batch", min=1, max=64)}
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name, (make, shape) in MODELS.items():
-                model = make().eval()
-                inputs[name] = [torch.randn(n, *shape) for n in (3, 8, 1)]
-                batch = ({0: torch.export.Dim("batch", min=1, max=64)},)
-                program = torch.export.export(model, (inputs[name][0],), dynamic_shapes=batch)
-                wanted[name] = [model(x) for x in inputs[name]]
-                for form, p in (("exported", program), ("lowered", hop.export.lower(program))):
-                    path = str(Path(folder) / f"{name}.{form}.pt2")
-                    packages[f"{name}.{form}"] = torch._inductor.aoti_compile_and_package(p, package_path=path)
-            torch.save(inputs, f"{folder}/inputs")
-            command = [sys.executable, "-c", RUN, json.dumps(packages), f"{folder}/inputs", f"{folder}/results"]
+            program = torch.export.export(model, tuple(batches[0]), dynamic_shapes=((batch,) * len(MODELS),))
+            paths = []
+            for form, p in (("exported", program), ("lowered", hop.export.lower(program))):
+                path = f"{folder}/{form}.pt2"
+                paths.append(torch._inductor.aoti_compile_and_package(p, package_path=path))
+            torch.save(batches, f"{folder}/batches")
+            command = [sys.executable, "-c", RUN, f"{folder}/batches", *paths, f"{folder}/results"]
             done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)
             assert done.stdout.strip() == "False"
             found = torch.load(f"{folder}/results")
-        assert len(found) == 2 * len(MODELS)
-        for name, results in found.items():
-            for got, want in zip(results, wanted[name.split(".")[0]], strict=True):
+        assert len(found) == 2
+        for results in found:
+            for got, inputs in zip(results, batches, strict=True):
+                want = model(*inputs)
+                assert len(got) == len(want) == 2 * len(MODELS)
                 for g, w in zip(got, want, strict=True):
-                    assert g.dtype == w.dtype and torch.equal(g, w), name
+                    assert g.dtype == w.dtype and torch.equal(g, w)
 
     @parameterized.expand(MODELS.items())
     def test_models_use_their_range(self, _name, model):
