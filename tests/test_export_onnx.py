@@ -379,23 +379,23 @@ class TestModel(unittest.TestCase):
     @pytest.mark.full
     def test_wide_convolutions_are_refused(self):
         x, w = int8(1, 2, 5, 5).to(torch.int16), int8(3, 2, 3, 3)
-        with pytest.raises(NotImplementedError, match="a convolution of torch.int16 and torch.int8"):
+        with pytest.raises(NotImplementedError, match=r"a convolution of torch\.int16 and torch\.int8"):
             exported(Module(Case(of(CONV), ())), (x, w))
 
     def test_arguments(self):
-        with pytest.raises(TypeError, match="program must be a torch.export.ExportedProgram"):
+        with pytest.raises(TypeError, match=r"program must be a torch\.export\.ExportedProgram"):
             hop.export.to_onnx(Perceptron())
         program = torch.export.export(nn.ReLU(), (torch.ones(2),))
-        with pytest.raises(ValueError, match="weights must be torch.uint8 or torch.int8, got torch.int16"):
+        with pytest.raises(ValueError, match=r"weights must be torch\.uint8 or torch\.int8, got torch\.int16"):
             hop.export.to_onnx(program, weights=torch.int16)
 
 
 class TestMissingPackage(unittest.TestCase):
     def test_is_named(self):
         program = torch.export.export(nn.ReLU(), (torch.ones(2),))
-        with mock.patch.dict("sys.modules", {"onnxscript": None, "onnxscript.optimizer": None}):
-            with pytest.raises(ImportError, match=r"pip install 'torch-hop\[onnx\]'"):
-                hop.export.to_onnx(program)
+        missing = mock.patch.dict("sys.modules", {"onnxscript": None, "onnxscript.optimizer": None})
+        with missing, pytest.raises(ImportError, match=r"pip install 'torch-hop\[onnx\]'"):
+            hop.export.to_onnx(program)
 
 
 class TestMiniLM(unittest.TestCase):

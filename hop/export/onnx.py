@@ -153,7 +153,7 @@ def _with_numbers(op: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...],
     )
     total = [d * (int(k) - 1) if args[4] == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
     start = [t // 2 for t in total]
-    plain = getattr(op.overloadpacket, "default")
+    plain = op.overloadpacket.default
     return plain, (*args[:4], 0, *args[5:]), [*start, *(t - s for t, s in zip(total, start, strict=True))]
 
 
@@ -198,7 +198,7 @@ class _Constants:
         """A new constant of the program."""
         x = x.detach().contiguous()
         name = f"{name}_{len(self.made)}"
-        if x.dtype == torch.int8 and x.numel() and -8 <= int(x.min()) and int(x.max()) <= 7:
+        if x.dtype == torch.int8 and x.numel() and int(x.min()) >= -8 and int(x.max()) <= 7:
             name += _INT4
         inputs = self.graph.find_nodes(op="placeholder")
         after = inputs[self.place - 1] if self.place else None
@@ -268,12 +268,12 @@ def _factor(
     says that sums of two of its products with a byte may have 16 bits; else it becomes uint8."""
     if (x := constants.find(node)) is not None and x.numel():
         low, high, name = int(x.min()), int(x.max()), f"{_source(node)}_codes"
-        if -128 <= low and high <= 127 and (signed or (safe and max(-low, high) <= _SAFE)):
+        if low >= -128 and high <= 127 and (signed or (safe and max(-low, high) <= _SAFE)):
             return _Factor(constants.add(name, x.to(torch.int8)), None, (), True)
-        zero = 128 if -128 <= low and high <= 127 else max(-low, 0)
+        zero = 128 if low >= -128 and high <= 127 else max(-low, 0)
         if zero <= 255 and high + zero <= 255:
             return _Factor(constants.add(name, (x.to(torch.int16) + zero).to(torch.uint8)), zero)
-        return _Factor(node) if -255 <= low and high <= 255 else None
+        return _Factor(node) if low >= -255 and high <= 255 else None
     if node.meta["val"].dtype in _BYTES:
         return _Factor(node, None, (), signed)
     return _difference(node, rows)
