@@ -490,8 +490,48 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
     assert made is not None
     # Constants as large as weights are left for when the model is loaded: decoded, they are many times as large.
     onnxscript.optimizer.optimize_ir(made.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
+    _widen(made.model)
     _pack(made.model)
     return made
+
+
+_OF_ANY_TYPE = frozenset(
+    "Cast CastLike Constant Flatten Identity Reshape Shape Size Squeeze Transpose Unsqueeze".split()
+)
+
+
+def _widen(model: Any) -> None:
+    """Let operators that onnxruntime has for wider types alone run on those, between casts: of 16-bit integers on 32
+    bits, of 8-bit floats on float32."""
+    import onnx_ir as ir
+
+    kinds = ir.DataType
+    wide = {kinds.INT16: kinds.INT32, kinds.FLOAT8E4M3FN: kinds.FLOAT, kinds.FLOAT8E5M2: kinds.FLOAT}
+
+    def cast(x: Any, dtype: Any, name: str) -> Any:
+        made = ir.node("Cast", [x], {"to": dtype})
+        made.outputs[0].name, made.outputs[0].shape, made.outputs[0].dtype = name, x.shape, dtype
+        return made
+
+    for node in list(model.graph):
+        if node.op_type in _OF_ANY_TYPE:
+            continue
+        for i, x in enumerate(node.inputs):
+            if x is not None and x.dtype in wide:
+                made = cast(x, wide[x.dtype], f"{x.name}_wide_{node.name}_{i}")
+                model.graph.insert_before(node, made)
+                node.replace_input_with(i, made.outputs[0])
+        for y in node.outputs:
+            if y.dtype in wide:
+                readers, narrow, name = list(y.uses()), y.dtype, y.name
+                y.name, y.dtype = f"{name}_wide", wide[narrow]
+                made = cast(y, narrow, name)
+                model.graph.insert_after(node, made)
+                for reader, i in readers:
+                    reader.replace_input_with(i, made.outputs[0])
+                for i, output in enumerate(model.graph.outputs):
+                    if output is y:
+                        model.graph.outputs[i] = made.outputs[0]
 
 
 def _pack(model: Any) -> None:
