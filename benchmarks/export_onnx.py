@@ -51,9 +51,7 @@ def main() -> None:
     runs = {"float32, eager": lambda: floats(x), "int8, eager": lambda: codes(x)}
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = THREADS
-    kinds = {"float32": (floats, torch.uint8)} | {
-        f"int8, weights={w}": (codes, w) for w in (torch.uint8, torch.int8)
-    }
+    kinds = {"float32": (floats, torch.uint8)} | {f"int8, weights={w}": (codes, w) for w in (torch.uint8, torch.int8)}
     with tempfile.TemporaryDirectory() as folder:
         for name, (model, w) in kinds.items():
             made = hop.export.to_onnx(torch.export.export(model, (x,)), weights=w)

@@ -28,7 +28,7 @@ from torch.fx import Graph, Node
 
 from hop import _compile
 from hop._hop import decompositions
-from hop.export.program import emit, graph_of, rebuilt
+from hop.export.program import emit, graph_of, rebuilt, value
 from hop.impls.out_dtype import meaning
 from hop.impls.out_dtype import operator as out_dtype
 from hop.impls.out_dtype.forms import as_convolution, as_product
@@ -298,10 +298,10 @@ def _difference(whole: Node, rows: bool) -> _Factor | None:
     """Codes of 8 bits less their zero point, if `whole` is that. Zero points other than one, or, if `rows` says so, one
     for each row, stay subtracted."""
     views: list[tuple[Any, Sequence[Any]]] = []
-    node = whole
+    node: Any = whole
     while node.target in _VIEWS:
         views.insert(0, (node.target, node.args[1:]))
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.args[0]
     if node.target not in (aten.sub.Tensor, aten.sub.Scalar) or node.kwargs or len(node.args) > 2:
         return None
     codes, zero = (_before_cast(x) for x in node.args)
@@ -383,17 +383,16 @@ def _replace_others(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _replacement(node: Node) -> Node | None:
-    x = node.args[0] if node.args else None
-    integer = isinstance(x, Node) and isinstance(v := x.meta.get("val"), Tensor) and not v.is_floating_point()
+def _replacement(node: Any) -> Node | None:
+    x: Any = node.args[0] if node.args else None
+    integer = isinstance(v := value(x), Tensor) and not v.is_floating_point()
     if node.target is aten.div.Tensor_mode and node.kwargs["rounding_mode"] == "floor" and integer:
         return emit(node, _floor_divided, *node.args)  # torch.onnx divides float32
-    if node.target is operator.getitem and x.target in _MAXIMA and node.args[1] == 0:  # type: ignore[union-attr]
-        pooled = x.args[0].meta["val"]  # type: ignore[union-attr]
-        if not pooled.is_floating_point():  # ONNX takes the maximum of floats and bytes alone
-            return emit(node, functools.partial(_maximum, x.target), *x.args)  # type: ignore[union-attr]
-    if node.target in _MEANS and x.meta["val"].dtype == torch.float64:  # type: ignore[union-attr]
-        return emit(node, functools.partial(_mean, _MEANS[node.target]), *node.args)  # type: ignore[index]
+    if node.target is operator.getitem and x.target in _MAXIMA and node.args[1] == 0:
+        if not value(x.args[0]).is_floating_point():  # ONNX takes the maximum of floats and bytes alone
+            return emit(node, functools.partial(_maximum, x.target), *x.args)
+    if node.target in _MEANS and value(x).dtype == torch.float64:
+        return emit(node, functools.partial(_mean, _MEANS[node.target]), *node.args)
     return None
 
 
@@ -539,29 +538,34 @@ def _pack(model: Any) -> None:
     import ml_dtypes
     import onnx_ir as ir
 
-    for name, value in list(model.graph.initializers.items()):
+    for name, held in list(model.graph.initializers.items()):
         if not name.endswith(_INT4):
             continue
-        tensor = ir.tensor(value.const_value.numpy().astype(ml_dtypes.int4), name=name)
-        packed = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=value.shape, const_value=tensor)
+        tensor = ir.tensor(held.const_value.numpy().astype(ml_dtypes.int4), name=name)
+        packed = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=held.shape, const_value=tensor)
         cast = ir.node("Cast", [packed], {"to": ir.DataType.INT8})
-        cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = f"{name}_int8", value.type, value.shape
-        value.replace_all_uses_with(cast.outputs[0])
+        cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = f"{name}_int8", held.type, held.shape
+        held.replace_all_uses_with(cast.outputs[0])
         del model.graph.initializers[name]
         model.graph.register_initializer(packed)
         model.graph.insert_before(model.graph[0], cast)
 
 
-def _onnx_matmul(a: Any, b: Any, a_zero_point: Any, b_zero_point: Any) -> Any:
+def _operators() -> Any:
+    """Those of ONNX, which are recorded when they are called."""
     from onnxscript import opset21
 
-    return opset21.MatMulInteger(a, b, a_zero_point, b_zero_point)
+    return opset21
+
+
+def _onnx_matmul(a: Any, b: Any, a_zero_point: Any, b_zero_point: Any) -> Any:
+    op = _operators()
+    return op.MatMulInteger(a, b, a_zero_point, b_zero_point)
 
 
 def _onnx_floor_divide(a: Any, b: Any) -> Any:
-    from onnxscript import opset21
-
-    return opset21.Div(opset21.Sub(a, opset21.Mod(a, b)), b)
+    op = _operators()
+    return op.Div(op.Sub(a, op.Mod(a, b)), b)
 
 
 def _onnx_convolution(
@@ -574,8 +578,7 @@ def _onnx_convolution(
     dilations: Sequence[int],
     group: int,
 ) -> Any:
-    from onnxscript import opset21
-
-    return opset21.ConvInteger(
+    op = _operators()
+    return op.ConvInteger(
         x, w, x_zero_point, w_zero_point, strides=strides, pads=pads, dilations=dilations, group=group
     )
