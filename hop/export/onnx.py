@@ -388,9 +388,9 @@ def _replacement(node: Any) -> Node | None:
     integer = isinstance(v := value(x), Tensor) and not v.is_floating_point()
     if node.target is aten.div.Tensor_mode and node.kwargs["rounding_mode"] == "floor" and integer:
         return emit(node, _floor_divided, *node.args)  # torch.onnx divides float32
-    if node.target is operator.getitem and x.target in _MAXIMA and node.args[1] == 0:
-        if not value(x.args[0]).is_floating_point():  # ONNX takes the maximum of floats and bytes alone
-            return emit(node, functools.partial(_maximum, x.target), *x.args)
+    is_maximum = node.target is operator.getitem and x.target in _MAXIMA and node.args[1] == 0
+    if is_maximum and not value(x.args[0]).is_floating_point():  # ONNX takes that of floats and bytes alone
+        return emit(node, functools.partial(_maximum, x.target), *x.args)
     if node.target in _MEANS and value(x).dtype == torch.float64:
         return emit(node, functools.partial(_mean, _MEANS[node.target]), *node.args)
     return None
