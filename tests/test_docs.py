@@ -6,11 +6,13 @@ import sys
 import unittest
 from pathlib import Path
 
+import pytest
 from parameterized import parameterized
 
 from hop.kernels import native
 
 ROOT = Path(__file__).parents[1]
+NEEDS = {"export_onnx": ("onnxscript", "onnxruntime")}  # optional packages of the code on a page
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 
@@ -18,6 +20,8 @@ class TestDocs(unittest.TestCase):
     @parameterized.expand([(p.stem, p) for p in PAGES if "```python" in p.read_text()])
     def test_code_runs(self, _name, page):
         """The blocks of a page are one program; what a comment says that it prints, it prints."""
+        for package in NEEDS.get(page.stem, ()):
+            pytest.importorskip(package)
         code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
         command = [sys.executable, "-W", "ignore", "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

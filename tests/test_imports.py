@@ -49,7 +49,8 @@ LAYERS = {
     },
     "hop.distributed": {"hop.nn"},
     "hop.export": {
-        *("hop._compile", "hop._hop", "hop.impls", "hop.leaves", "hop.tensor", "hop.nn", "hop.copies", "hop.presets"),
+        *("hop._compile", "hop._hop", "hop.impls", "hop.kernels", "hop.leaves", "hop.tensor", "hop.nn"),
+        *("hop.copies", "hop.presets"),
         *VALUES,
     },
     "cutlass_kernels": set(),

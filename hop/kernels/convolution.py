@@ -46,7 +46,7 @@ def convolve(conv: Convolution) -> Tensor:
     """The exact result modulo 2^32, without bias; channels last or contiguous."""
     keep_last = channels_last(conv.x, conv.weight)
     if conv.transposed:
-        conv = _as_plain(conv)
+        conv = as_plain(conv)
     n, groups = conv.x.shape[0], conv.groups
     out_channels, per_group, *kernel = conv.weight.shape
     patches = _patches(conv)  # (N, *T, groups, *kernel, C / groups)
@@ -89,7 +89,7 @@ def _patches(conv: Convolution) -> Tensor:
     return x.as_strided((n, *spatial, conv.groups, *kernel, per_group), (batch, *along, per_group, *inside, 1))
 
 
-def _as_plain(conv: Convolution) -> Convolution:
+def as_plain(conv: Convolution) -> Convolution:
     """A transposed convolution is a plain one of the input with stride - 1 zeros between its elements, with the kernel
     turned around."""
     x, kernel = conv.x, conv.weight.shape[2:]

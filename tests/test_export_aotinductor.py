@@ -1,0 +1,150 @@
+"""Programs compiled ahead of time by AOTInductor, run in a process that has not imported the library."""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+
+import pytest
+import torch
+from parameterized import parameterized
+from torch import Tensor, nn
+
+import hop
+from hop import presets
+from hop.formats import INT8
+from hop.quantizer import Quantizer
+from hop.requantization import GEMMLOWP, FloatMultiplier, Requantization
+from hop.scaling import Given
+
+aten = torch.ops.aten
+STATIC = presets.INT8_TENSOR_STATIC_AFFINE
+
+
+def static(rule: Requantization) -> Quantizer:
+    return Quantizer(INT8, scale=Given(affine=True, requantize=rule))
+
+
+class Chain(nn.Module):
+    """Scales and zero points of a chain of integer layers."""
+
+    def __init__(self, **weights: Tensor) -> None:
+        super().__init__()
+        for name, w in weights.items():
+            setattr(self, name, nn.Parameter(w, requires_grad=False))
+        self.scales = nn.Buffer(torch.tensor([0.03, 0.02, 0.03, 0.05]))
+        self.zeros = nn.Buffer(torch.tensor([3, -128, 0, 5], dtype=torch.int8))
+
+    def at(self) -> list[dict[str, Tensor]]:
+        pairs = zip(self.scales.unbind(), self.zeros.unbind(), strict=True)
+        return [{"output_scale": s, "output_zero_point": z} for s, z in pairs]
+
+    def quantized(self, x: Tensor) -> Tensor:
+        return hop.quantize(STATIC, x, scale=self.scales[0], zero_point=self.zeros[0])
+
+
+class Perceptron(Chain):
+    def __init__(self) -> None:
+        super().__init__(
+            first=hop.quantize(presets.INT8_ROW, torch.randn(32, 64) / 8),
+            second=hop.quantize(presets.INT8_ROW, torch.randn(16, 32) / 6),
+        )
+        self.bias = nn.Buffer(torch.randint(-500, 500, (32,), dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        at = self.at()
+        h = hop.scaled(aten.linear.default, static(GEMMLOWP), self.quantized(x), self.first, self.bias, **at[1])
+        y = hop.scaled(aten.linear.default, static(GEMMLOWP), h, self.second, **at[2])
+        return y.codes, hop.dequantize(y)
+
+
+class Net(Chain):
+    def __init__(self) -> None:
+        super().__init__(
+            first=hop.quantize(presets.INT8_CONV, torch.randn(8, 4, 3, 3) / 6),
+            second=hop.quantize(presets.INT8_CONV, torch.randn(6, 4, 3, 3) / 6),
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        at, conv = self.at(), aten.conv2d.default
+        h = hop.scaled(
+            conv, static(FloatMultiplier(low=0.0)), self.quantized(x), self.first, None, [1, 1], [1, 1], **at[1]
+        )
+        h = hop.scaled(aten.max_pool2d.default, static(FloatMultiplier()), h, [2, 2], **at[1])
+        h = hop.scaled(conv, static(FloatMultiplier()), h, self.second, None, [2, 1], [1, 1], [1, 1], 2, **at[2])
+        y = hop.scaled(aten.avg_pool2d.default, STATIC, h, [2, 2], **at[3])
+        return y.codes, hop.dequantize(y)
+
+
+class Dynamic(Chain):
+    """int8 rows with zero points, times int4 groups; the integers that it multiplies, and its result."""
+
+    def __init__(self) -> None:
+        super().__init__(weight=hop.quantize(presets.INT4_32, torch.randn(24, 64)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        codes = hop.quantize(presets.INT8_ROW_AFFINE, x)
+        return codes.codes, hop.scaled(aten.linear.default, torch.float32, codes, self.weight)
+
+
+MODELS = {"perceptron": (Perceptron, (64,)), "net": (Net, (4, 12, 12)), "8da4w": (Dynamic, (64,))}
+
+
+class All(nn.Module):
+    """Every model as one program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(make() for make, _ in MODELS.values())
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        return [y for model, x in zip(self.models, inputs, strict=True) for y in model(x)]
+
+
+# What a process does that has packages, inputs, and PyTorch alone.
+RUN = """
+import sys, torch
+batches, *paths, results = sys.argv[1:]
+packages = [torch._inductor.aoti_load_package(path) for path in paths]
+torch.save([[list(package(*x)) for x in torch.load(batches)] for package in packages], results)
+print("hop" in sys.modules)
+"""
+
+
+class TestPackages(unittest.TestCase):
+    @pytest.mark.full
+    @pytest.mark.compiler
+    def test_equal_in_a_process_without_the_library(self):
+        """As exported and as lowered to core ATen, for other batches than that of the example."""
+        torch.manual_seed(0)
+        model = All().eval()
+        batches = [[torch.randn(n, *shape) for _, shape in MODELS.values()] for n in (3, 8, 1)]
+        batch = {0: torch.export.Dim("batch", min=1, max=64)}
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model, tuple(batches[0]), dynamic_shapes=((batch,) * len(MODELS),))
+            paths = []
+            for form, p in (("exported", program), ("lowered", hop.export.lower(program))):
+                path = f"{folder}/{form}.pt2"
+                paths.append(torch._inductor.aoti_compile_and_package(p, package_path=path))
+            torch.save(batches, f"{folder}/batches")
+            command = [sys.executable, "-c", RUN, f"{folder}/batches", *paths, f"{folder}/results"]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)
+            assert done.stdout.strip() == "False"
+            found = torch.load(f"{folder}/results")
+        assert len(found) == 2
+        for results in found:
+            for got, inputs in zip(results, batches, strict=True):
+                want = model(*inputs)
+                assert len(got) == len(want) == 2 * len(MODELS)
+                for g, w in zip(got, want, strict=True):
+                    assert g.dtype == w.dtype and torch.equal(g, w)
+
+    @parameterized.expand(MODELS.items())
+    def test_models_use_their_range(self, _name, model):
+        """So that equal codes are many different ones."""
+        torch.manual_seed(0)
+        make, shape = model
+        codes = make().eval()(torch.randn(8, *shape))[0]
+        assert codes.dtype == torch.int8 and len(codes.unique()) > 30
