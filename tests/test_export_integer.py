@@ -3,7 +3,9 @@
 The oracle is the program that was rewritten: PyTorch's own quantize and dequantize operators around float operators.
 """
 
+import io
 import unittest
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,14 +13,17 @@ import pytest
 import torch
 import torchao.quantization as torchao
 from parameterized import parameterized
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  # registers quantized_decomposed
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import hop
-from hop import export, presets
-from hop.requantization import Division, FixedPoint
+from hop import export
+from hop.requantization import Division, FixedPoint, FloatMultiplier
 
 qd = torch.ops.quantized_decomposed
 aten = torch.ops.aten
@@ -106,7 +111,7 @@ CASES = [
     Case("linear", ((512, 96),), F.linear, (256, 96), bias=256),
     Case("linear_tensor", ((512, 96),), F.linear, (256, 96), axis=None),
     Case("linear_relu", ((512, 96),), lambda *a: F.relu(F.linear(*a)), (256, 96), bias=256),
-    Case("linear_view", ((8, 64, 96),), lambda *a: F.linear(*a).view(8, 64, 4, 64).transpose(1, 2), (256, 96), bias=256),
+    Case("linear_view", ((8, 64, 96),), lambda *a: F.linear(*a).view(8, 64, 4, 64).transpose(1, 2), (256, 96), bias=256),  # noqa: E501
     Case("linear_groups", ((512, 96),), F.linear, (256, 96), axis="groups"),
     Case("matmul", ((4, 128, 48), (4, 48, 256)), torch.matmul),
     Case("bmm", ((4, 128, 48), (4, 48, 256)), torch.bmm),
@@ -235,3 +240,311 @@ class TestAgreement(unittest.TestCase):
     def test_quick(self, name):
         differ, outputs = self.check(BY_NAME[name], 0)
         assert differ <= 0.001 * outputs
+
+
+# ---- what quantizers of models make
+
+
+def linear_layers(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32)).eval().to(dtype)
+
+
+TORCHAO = {
+    "int8_dynamic": lambda: torchao.Int8DynamicActivationInt8WeightConfig(),
+    "int8_weight_only": lambda: torchao.Int8WeightOnlyConfig(),
+    "int4_weight_only": lambda: torchao.IntxWeightOnlyConfig(torch.int4, torchao.PerGroup(32)),
+    "8da4w": lambda: torchao.Int8DynamicActivationIntxWeightConfig(torch.int4, torchao.PerGroup(32)),
+}
+
+
+class TestTorchao(unittest.TestCase):
+    """quantize_, exported with its subclasses."""
+
+    @parameterized.expand([(f"{name}_{dtype}", name, dtype) for name in TORCHAO for dtype in ("float32", "bfloat16")])
+    def test_quantize_(self, _name, name, dtype):
+        model = linear_layers(getattr(torch, dtype))
+        torchao.quantize_(model, TORCHAO[name]())
+        x = torch.randn(4, 3, 64).to(getattr(torch, dtype))
+        program = exported(model, x, dynamic=({0: Dim("batch", min=1)},))
+        found, report = export.to_integer(program)
+        assert_integers_only(found)
+        assert len(report.rewritten) == 2 and not report.left, str(report)
+        kinds = {row.detail.split(" -> ")[0] for row in report.rewritten}
+        assert all("× int8" in kind for kind in kinds), kinds
+        assert all(("int8[" in k.split(" × ")[0]) == (name in ("int8_dynamic", "8da4w")) for k in kinds), kinds
+        x = torch.randn(70, 3, 64).to(x.dtype)
+        want, got = model(x), found.module()(x)
+        assert got.dtype == want.dtype == x.dtype
+        if name == "int8_dynamic":
+            assert torch.equal(got, want)  # an exact sum, scaled by the same numbers in the same order
+        else:
+            assert (got - want).abs().max() <= (1e-6 if dtype == "float32" else 2e-2) * want.abs().max()
+        lowered = export.lower(found)
+        assert torch.equal(lowered.module()(x), got)
+
+
+def pt2e(quantizer: Any, model: nn.Module, *batches: Any, dynamic: Any = None) -> ExportedProgram:
+    prepared = prepare_pt2e(torch.export.export(model, batches[0], dynamic_shapes=dynamic).module(), quantizer)
+    for batch in batches:
+        prepared(*batch)
+    return torch.export.export(convert_pt2e(prepared), batches[0], dynamic_shapes=dynamic)
+
+
+def x86(dynamic: bool = False) -> Any:
+    module = pytest.importorskip("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+    configured = module.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+    return module.X86InductorQuantizer().set_global(configured)
+
+
+def xnnpack(dynamic: bool = False, per_channel: bool = True) -> Any:
+    module = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
+    configured = module.get_symmetric_quantization_config(is_dynamic=dynamic, is_per_channel=per_channel)
+    return module.XNNPACKQuantizer().set_global(configured)
+
+
+class Pictures(nn.Module):
+    """A small convolutional network with a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(1, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.second = nn.Conv2d(16, 16, 3, padding=1, groups=4)
+        self.third = nn.Conv2d(16, 32, 3, stride=2)
+        self.last = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        x = F.max_pool2d(F.relu(x + self.second(x)), 2)
+        return self.last(F.relu(self.third(x)).mean((2, 3)))
+
+
+QUANTIZERS = {
+    "x86": x86,
+    "x86_dynamic": lambda: x86(dynamic=True),
+    "xnnpack": xnnpack,
+    "xnnpack_dynamic": lambda: xnnpack(dynamic=True),
+    "xnnpack_tensor": lambda: xnnpack(per_channel=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+class TestPT2E(unittest.TestCase):
+    """convert_pt2e of torchao, with its own quantizer and ExecuTorch's."""
+
+    @parameterized.expand(QUANTIZERS)
+    @pytest.mark.full
+    def test_digits(self, name):
+        """On real pictures."""
+        images = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 16
+        model = Pictures()
+        for _ in range(3):
+            model(images)  # statistics of the norm
+        batch = Dim("batch", min=1, max=4096)
+        program = pt2e(QUANTIZERS[name](), model.eval(), (images[:64],), (images[64:128],), dynamic=({0: batch},))
+        found, report = export.to_integer(program)
+        assert_integers_only(found)
+        products = [row for row in report.rows if row.operator in ("aten.linear.default", "aten.conv2d.default")]
+        expected = {"x86_dynamic": 1, "xnnpack_dynamic": 1}.get(name, 4)  # convolutions stay floats in dynamic ones
+        assert sum(row.is_rewritten for row in products) == expected, str(report)
+        with torch.no_grad():
+            want, got = program.module()(images), found.module()(images)
+        assert float(F.cosine_similarity(want, got).mean()) >= 0.999
+        assert float((want.argmax(1) == got.argmax(1)).float().mean()) >= 0.999
+        with torch.no_grad():
+            lowered = export.lower(found).module()(images)
+        assert float(F.cosine_similarity(lowered, got).mean()) >= 0.9999
+
+
+class TestOurs(unittest.TestCase):
+    """Programs of hop's own modules and operators."""
+
+    def test_module(self):
+        model = linear_layers()
+        hop.nn.quantize_(model, hop.schemes.INT8_DYNAMIC)
+        x = torch.randn(5, 64)
+        program = exported(model, x)
+        found, report = export.to_integer(program)
+        assert torch.equal(found.module()(x), model(x))
+        assert len([t for t in targets(found) if "linear" in t]) == 2, str(found.graph)
+        assert torch.equal(export.lower(found).module()(x), model(x))
+
+    def test_conventions(self):
+        """How sums become codes is the caller's choice: integers as runtimes compute them."""
+        case = BY_NAME["linear_relu"]
+        model, xs = made(case, 0)
+        program = exported(model, *xs)
+        want = program.module()(*xs).int()
+        for rule in (Division(), FixedPoint(), FloatMultiplier()):
+            found, _ = export.to_integer(program, requantize=rule)
+            assert type(rule).__name__ in next(str(n.args[1]) for n in found.graph.nodes if "scaled" in str(n.target))
+            assert (found.module()(*xs).int() - want).abs().max() <= 1
+
+
+# ---- graphs that are not what one hopes for
+
+
+def quantized(x: Tensor, scale: float, zero: int = 0) -> Tensor:
+    return qd.quantize_per_tensor.default(x, scale, zero, -128, 127, torch.int8)
+
+
+def dequantized(codes: Tensor, scale: float, zero: int = 0) -> Tensor:
+    return qd.dequantize_per_tensor.default(codes, scale, zero, -128, 127, torch.int8)
+
+
+def both(x: Tensor, scale: float, zero: int = 0) -> Tensor:
+    return dequantized(quantized(x, scale, zero), scale, zero)
+
+
+class Holding(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.function = function
+        self.register_buffer("codes", torch.randint(-127, 128, (16, 32), generator=generator, dtype=torch.int8))
+        self.register_buffer("real", torch.randn(16, 32, generator=generator))
+        self.register_buffer("wide", torch.randint(-500, 500, (16,), generator=generator, dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def linear(m: Any, x: Tensor, *bias: Tensor) -> Tensor:
+    return F.linear(x, dequantized(m.codes, 0.01), *bias)
+
+
+def wide(m: Any) -> Tensor:
+    return qd.dequantize_per_tensor.default(m.wide, 0.001, 0, -(2**31), 2**31 - 1, torch.int32)
+
+
+ODD: dict[str, tuple[Callable[..., Any], int, int]] = {  # the program, and how many nodes are rewritten and left
+    "unknown_operator": (lambda m, x: quantized(torch.softmax(both(x, 0.1), -1), 0.01), 0, 1),
+    "shared_weight": (lambda m, x: (quantized(linear(m, both(x, 0.1)), 0.2), linear(m, both(x, 0.05))), 2, 0),
+    "several_outputs": (
+        lambda m, x: (lambda y: (quantized(y, 0.2), quantized(y, 0.1, 3), y))(linear(m, both(x, 0.1))), 1, 0,
+    ),
+    "two_codes_of_one": (
+        lambda m, x: (lambda y: (quantized(y, 0.2), quantized(F.relu(y), 0.1, 3)))(linear(m, both(x, 0.1))), 1, 0,
+    ),
+    "quantize_alone": (lambda m, x: quantized(x, 0.1, 5), 0, 0),
+    "dequantize_alone": (lambda m, x: dequantized(m.codes, 0.1) * x.sum(), 0, 1),
+    "other_scale": (lambda m, x: quantized(linear(m, dequantized(quantized(x, 0.1), 0.3, 5)), 0.2), 1, 0),
+    "requantized": (lambda m, x: quantized(both(x, 0.1), 0.25, 3), 0, 0),
+    "mismatched_add": (lambda m, x: quantized(both(x, 0.1) + both(x * 2, 0.25, 7), 0.3), 1, 0),
+    "mismatched_cat": (lambda m, x: quantized(torch.cat([both(x, 0.1), both(x * 2, 0.25, 7)]), 0.3), 1, 0),
+    "constant": (lambda m, x: quantized(both(x, 0.1) * both(torch.ones(32), 0.01), 0.2), 1, 0),
+    "weight_from_floats": (lambda m, x: quantized(F.linear(both(x, 0.1), both(m.real, 0.01)), 0.2), 1, 0),
+    "bias_of_int32": (lambda m, x: quantized(linear(m, both(x, 0.1), wide(m)), 0.2), 1, 0),
+    "views": (lambda m, x: quantized(linear(m, both(x, 0.1).view(-1, 2, 32)).flatten(0, 1), 0.2), 2, 0),
+    "clamps": (lambda m, x: quantized(F.relu(linear(m, both(x, 0.1)).clamp(-1, 2.5)), 0.02), 1, 0),
+    "float_in_between": (lambda m, x: torch.relu(linear(m, both(x, 0.1))) + 1, 1, 0),
+    "attention": (
+        lambda m, x: quantized(
+            F.scaled_dot_product_attention(*[both(x.view(1, -1, 2, 16).transpose(1, 2), 0.1)] * 3)
+            .transpose(1, 2).reshape(-1, 32), 0.02,
+        ), 0, 1,
+    ),
+}  # fmt: skip
+
+
+class TestOddGraphs(unittest.TestCase):
+    """Whatever is left is as it was: never a wrong graph."""
+
+    @parameterized.expand([(f"{name}_{kind}", name, kind) for name in ODD for kind in ("static", "dynamic")])
+    def test_odd(self, _name, name, kind):
+        function, rewritten, left = ODD[name]
+        model, x = Holding(function), torch.randn(6, 32)
+        batch = 2 * Dim("half", min=1, max=512)
+        program = exported(model, x, dynamic=({0: batch},) if kind == "dynamic" else None)
+        found, report = export.to_integer(program)
+        assert (len(report.rewritten), len(report.left)) == (rewritten, left), str(report)
+        assert_integers_only(found)
+        x = torch.randn(14 if kind == "dynamic" else 6, 32) * 3
+        want, got = (tree_leaves(p.module()(x)) for p in (program, found))
+        for w, g in zip(want, got, strict=True):
+            assert w.dtype == g.dtype and w.shape == g.shape
+            if w.dtype == torch.int8:
+                off = (w.int() - g.int()).abs()
+                assert off.max() <= 1 and (off > 0).sum() <= 1, (name, int((off > 0).sum()))
+            else:
+                torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-5)
+        lowered = export.lower(found)
+        assert_integers_only(lowered)
+        file = io.BytesIO()
+        torch.export.save(found, file)
+        file.seek(0)
+        again = torch.export.load(file)
+        for p in (lowered, again):
+            for g, a in zip(got, tree_leaves(p.module()(x)), strict=True):
+                assert torch.equal(g, a)
+
+    def test_zero_size(self):
+        program = exported(Holding(lambda m, x: quantized(linear(m, both(x, 0.1)), 0.2)), torch.randn(0, 32))
+        found, _ = export.to_integer(program)
+        assert found.module()(torch.randn(0, 32)).shape == (0, 16)
+
+    def test_unused_weights_are_dropped(self):
+        """PT2E keeps the float weights beside the folded codes."""
+
+        def function(m: Any, x: Tensor) -> Tensor:
+            return quantized(linear(m, both(x, 0.1)), 0.2)
+
+        found, _ = export.to_integer(exported(Holding(function), torch.randn(6, 32)))
+        assert set(found.state_dict) == {"codes"}
+
+    def test_state_that_is_written(self):
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("calls", torch.zeros(()))
+
+            def forward(self, x: Tensor) -> Tensor:
+                self.calls.add_(1)
+                return quantized(both(x, 0.1) + both(x, 0.2), 0.3) + self.calls.to(torch.int8)
+
+        x = torch.randn(4, 8)
+        found, report = export.to_integer(exported(Counting(), x))
+        assert len(report.rewritten) == 1
+        module = found.module()
+        first, second = module(x), module(x)
+        assert torch.equal(first + 1, second)
+
+    def test_what_is_no_program(self):
+        for bad in (nn.Linear(2, 2), None, "model.pt2"):
+            with self.assertRaisesRegex(TypeError, "program must be a torch.export.ExportedProgram, got "):
+                export.to_integer(bad)
+        with self.assertRaisesRegex(TypeError, "requantize must be a convention of hop.requantization"):
+            export.to_integer(exported(nn.Linear(2, 2), torch.randn(1, 2)), requantize="even")
+
+    def test_another_version_of_ours(self):
+        """A program whose quantizers are spelled as another version spelled them."""
+        case = BY_NAME["relu"]
+        model, xs = made(case, 0)
+        found, _ = export.to_integer(exported(model, *xs))
+        for node in found.graph.nodes:
+            node.args = torch.fx.map_arg(node.args, lambda n: n)
+            node.args = tuple(a.replace("hop1:", "hop9:") if isinstance(a, str) else a for a in node.args)
+        found.graph_module.recompile()
+        for use in (lambda: found.module()(*xs), lambda: export.lower(found)):
+            with self.assertRaisesRegex(ValueError, "hop9"):
+                use()
+
+    def test_a_damaged_file(self):
+        model, xs = made(BY_NAME["relu"], 0)
+        file = io.BytesIO()
+        torch.export.save(export.to_integer(exported(model, *xs)).program, file)
+        whole = file.getvalue()
+        for cut in (0, 10, len(whole) // 2, len(whole) - 30):
+            with self.assertRaises(Exception) as raised, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.export.load(io.BytesIO(whole[:cut]))
+            assert str(raised.exception)
+
+
+class TestReport(unittest.TestCase):
+    def test_text(self):
+        _, report = export.to_integer(exported(Holding(ODD["unknown_operator"][0]), torch.randn(6, 32)))
+        text = str(report)
+        assert text.startswith("0 rewritten, 1 left") and "softmax" in text and "no operator of integers" in text
