@@ -144,7 +144,7 @@ def _both(conv: Convolution) -> list[int]:
     return [*conv.padding, *conv.padding]
 
 
-def _with_numbers(op: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], list[int]]:
+def _with_numbers(op: Any, args: Any) -> tuple[Any, tuple[Any, ...], list[int]]:
     """A convolution whose padding is "same" or "valid", without padding, and the padding of both ends."""
     kernel = args[1].shape[2:]
     dilation = args[5] if len(args) > 5 else 1
