@@ -115,7 +115,8 @@ def _are_codes(*operands: Any) -> bool:
 
 def _as_matmul(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     if op is aten.linear.default and _are_codes(*args[:2]) and args[0].dim() > 1 and args[1].dim() == 2:
-        x, weight, bias = (*args, None)[:3]
+        x, weight = args[:2]
+        bias = args[2] if len(args) > 2 else None
         y = _MATMUL(x, weight.permute(1, 0), None, None)  # of any number of dimensions, unlike aten.mm
         return y if bias is None else y + bias.to(torch.int32)
     product = as_product(op, args, kwargs)
@@ -144,7 +145,7 @@ def _both(conv: Convolution) -> list[int]:
     return [*conv.padding, *conv.padding]
 
 
-def _with_numbers(op: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], list[int]]:
+def _with_numbers(op: Any, args: Any) -> tuple[Any, tuple[Any, ...], list[int]]:
     """A convolution whose padding is "same" or "valid", without padding, and the padding of both ends."""
     kernel = args[1].shape[2:]
     dilation = args[5] if len(args) > 5 else 1
