@@ -2,7 +2,6 @@
 
 import unittest
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -18,15 +17,9 @@ from hop.formats import INT8
 from hop.quantizer import Quantizer
 from hop.requantization import GEMMLOWP, Division, FloatMultiplier, Requantization
 from hop.scaling import Given
-from tests.executorch_support import SUPPORT, table
+from tests.executorch_support import MARKS, SUPPORT, table
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("executorch") is None, reason="ExecuTorch is not installed"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:executorch"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torchao"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:torchao"),
-    pytest.mark.filterwarnings("ignore:isinstance:FutureWarning"),
-]
+pytestmark = MARKS
 aten = torch.ops.aten
 LINEAR = aten.linear.default
 STATIC = presets.INT8_TENSOR_STATIC_AFFINE

@@ -74,7 +74,8 @@ def to_executorch(
         _check_dtypes(low)
         low = folded(low)
         edge = to_edge(low, compile_config=compile_config)
-    made = edge.to_executorch(backend_config or ExecutorchBackendConfig())
+    with torch.no_grad():  # its passes run buffers' updates again, also those of weights that require gradients
+        made = edge.to_executorch(backend_config or ExecutorchBackendConfig())
     _check_kernels(made, Runtime.get().operator_registry.operator_names)
     return made
 

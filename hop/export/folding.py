@@ -19,8 +19,9 @@ def folded(program: ExportedProgram) -> ExportedProgram:
     multipliers of requantization. What would be larger than the tensors that it is made of, as int8 weights in int32
     are, and larger than 64 KiB, is left."""
     graph, signature = graph_of(program), copy.deepcopy(program.graph_signature)
-    held, sizes = _held(program), {}
-    placeholders = {n.name: n for n in graph.find_nodes(op="placeholder")}
+    held = _held(program)
+    own = [spec.arg.name for spec in signature.input_specs]  # type: ignore[union-attr]
+    placeholders = dict(zip(own, graph.find_nodes(op="placeholder"), strict=True))
     known: dict[Node, Tensor] = {placeholders[name]: x for name, x in held.items()}
     sizes = {n: x.nbytes for n, x in known.items()}
     for node in graph.nodes:
@@ -37,20 +38,21 @@ def folded(program: ExportedProgram) -> ExportedProgram:
         if made.nbytes <= size:
             known[node], sizes[node] = made, size
     constants = dict(program.constants)
-    first = next(n for n in graph.nodes if n.name in signature.user_inputs or n.op != "placeholder")
-    specs = {spec.arg.name: spec for spec in signature.input_specs}
+    users = [placeholders[name] for name in signature.user_inputs if name in placeholders]
+    first = next(n for n in graph.nodes if n in users or n.op != "placeholder")
+    specs = {node: spec for node, spec in zip(placeholders.values(), signature.input_specs, strict=True)}
     for node in [n for n in known if n.op == "call_function" and any(u not in known for u in n.users)]:
         with graph.inserting_before(first):
             held_by = graph.placeholder(f"c_folded_{node.name}")
         held_by.meta["val"] = _dense(node.meta["val"])
         target = f"folded_{node.name}"
         constants[target] = _dense(known[node])
-        specs[held_by.name] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(held_by.name), target)
+        specs[held_by] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(held_by.name), target)
         node.replace_all_uses_with(held_by)
     for node in reversed([n for n in known if n.op == "call_function"]):
         if not node.users:
             graph.erase_node(node)
-    signature.input_specs = [specs[n.name] for n in graph.find_nodes(op="placeholder")]
+    signature.input_specs = [specs[n] for n in graph.find_nodes(op="placeholder")]
     return rebuilt(program, graph, signature, constants=constants)
 
 

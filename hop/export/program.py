@@ -28,6 +28,9 @@ def rebuilt(
     graph.lint()
     old = dict(zip(_outputs(program.graph), _outputs(graph), strict=True))
     own = signature or copy.deepcopy(program.graph_signature)
+    for node, spec in zip(graph.find_nodes(op="placeholder"), own.input_specs, strict=True):
+        if getattr(spec.arg, "name", None) is not None:
+            spec.arg.name = node.name  # a copied graph names one anew that is called as a builtin is, such as `input`
     for spec in own.output_specs:  # outputs are found by the names of their nodes
         if spec.arg is not None and getattr(spec.arg, "name", None) in old:
             spec.arg.name = old[spec.arg.name]
