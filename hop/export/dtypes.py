@@ -95,4 +95,6 @@ def _cast(
     was = held[names[scale.name]]
     scale.meta["val"] = scale.meta["val"].to(dtype)
     made = was.detach().to(dtype)
-    held[names[scale.name]] = torch.nn.Parameter(made, was.requires_grad) if isinstance(was, torch.nn.Parameter) else made
+    held[names[scale.name]] = (
+        torch.nn.Parameter(made, was.requires_grad) if isinstance(was, torch.nn.Parameter) else made
+    )

@@ -40,7 +40,7 @@ def folded(program: ExportedProgram) -> ExportedProgram:
     constants = dict(program.constants)
     users = [placeholders[name] for name in signature.user_inputs if name in placeholders]
     first = next(n for n in graph.nodes if n in users or n.op != "placeholder")
-    specs = {node: spec for node, spec in zip(placeholders.values(), signature.input_specs, strict=True)}
+    specs = dict(zip(placeholders.values(), signature.input_specs, strict=True))
     for node in [n for n in known if n.op == "call_function" and any(u not in known for u in n.users)]:
         with graph.inserting_before(first):
             held_by = graph.placeholder(f"c_folded_{node.name}")
