@@ -12,6 +12,7 @@ MARKS = [
     pytest.mark.skipif(find_spec("executorch") is None, reason="ExecuTorch is not installed"),
     # What ExecuTorch 1.5 raises inside itself.
     pytest.mark.filterwarnings("ignore:(open_text|read_text|read_binary) is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Mutation on a buffer in the model is detected:UserWarning"),
     pytest.mark.filterwarnings("ignore:This API is experimental and subject to change"),
 ]
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -18,6 +18,7 @@ from hop.quantizer import Quantizer
 from hop.requantization import GEMMLOWP, Division, FloatMultiplier, Requantization
 from hop.scaling import Given
 from tests.executorch_support import MARKS, SUPPORT, table
+from tests.vulkan_models import quantized
 
 pytestmark = MARKS
 aten = torch.ops.aten
@@ -221,6 +222,30 @@ class TestRefused(unittest.TestCase):
         module, x = linear(None, presets.PRESETS[name])
         with pytest.raises(TypeError, match=r"weight.*float8_e4m3fn, for which ExecuTorch has no kernels"):
             to_executorch(torch.export.export(module, (x,)))
+
+
+class TestXnnpack(unittest.TestCase):
+    @pytest.mark.full
+    def test_4w_is_refused(self):
+        """Since XNNPACK leaves out the scales. Where it does no more, the refusal can go."""
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+
+        model, x = quantized(nn.Sequential(nn.Linear(64, 32, bias=False)).eval(), "4w"), torch.randn(3, 64)
+        program = torch.export.export(model, (x,))
+        with pytest.raises(NotImplementedError, match=r"node 'linear'.*weight alone.*leave XnnpackPartitioner out"):
+            to_executorch(program, partitioners=[XnnpackPartitioner()])
+        edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        got, want = run(edge.to_executorch(), x), model(x)
+        assert (got - want).abs().max() > 10 * want.abs().max()
+
+    @pytest.mark.full
+    def test_8da4w_is_right(self):
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+        model, x = quantized(nn.Sequential(nn.Linear(64, 32, bias=False)).eval(), "8da4w"), torch.randn(3, 64)
+        made = to_executorch(torch.export.export(model, (x,)), partitioners=[XnnpackPartitioner()])
+        assert (run(made, x) - model(x)).abs().max() < 0.02 * model(x).abs().max()
 
 
 class TestFolded(unittest.TestCase):
