@@ -6,9 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hop
-from hop import presets
-
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int) -> None:
@@ -48,15 +45,6 @@ def quantized(model: nn.Module, config: str) -> nn.Module:
     else:
         own = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32))
         quantize_(model, own)
-    return model
-
-
-def quantized_by_hop(model: nn.Module) -> nn.Module:
-    """Weights alone, in groups of 32."""
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            codes = hop.quantize(presets.INT4_32, layer.weight.detach())
-            layer.weight = nn.Parameter(codes, requires_grad=False)
     return model
 
 

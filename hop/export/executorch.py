@@ -112,7 +112,8 @@ def _check_xnnpack(program: ExportedProgram) -> None:
             raise NotImplementedError(
                 f"to_executorch: XNNPACK would take over {_described(program, node)}, whose weight alone is quantized, "
                 f"in groups ({grouped[0].name!r}), and would multiply its codes without their scales; quantize its "
-                "input to int8 too (8da4w), give the weight a scale for each output channel, or leave XnnpackPartitioner out"
+                "input to int8 too (8da4w), give the weight a scale for each output channel, or "
+                "leave XnnpackPartitioner out"
             )
 
 
