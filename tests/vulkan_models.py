@@ -1,4 +1,4 @@
-"""A decoder's blocks, quantized by torchao or by hop, and how ExecuTorch's Vulkan partitioner cuts their programs."""
+"""A decoder's blocks, quantized by torchao, and how ExecuTorch's Vulkan partitioner cuts their programs."""
 
 from typing import Any
 

@@ -1,7 +1,8 @@
 """The dtype that weights are dequantized to, where a cast of the model has left it behind."""
 
+from typing import Any
+
 import torch
-from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -36,7 +37,8 @@ def follow_dtype(program: ExportedProgram) -> ExportedProgram:
     """
     program = program.run_decompositions({})
     graph = graph_of(program)
-    state, constants = dict(program.state_dict), dict(program.constants)
+    state: dict[str, Any] = dict(program.state_dict)
+    constants: dict[str, Any] = dict(program.constants)
     names = {
         **program.graph_signature.inputs_to_parameters,
         **program.graph_signature.inputs_to_buffers,
@@ -87,7 +89,7 @@ def _set(x: Node, origin: Node, dtype: torch.dtype) -> None:
 
 
 def _cast(
-    scale: object, dtype: torch.dtype, names: dict[str, str], state: dict[str, Tensor], constants: dict[str, Tensor]
+    scale: object, dtype: torch.dtype, names: dict[str, str], state: dict[str, Any], constants: dict[str, Any]
 ) -> None:
     if not isinstance(scale, Node) or scale.name not in names:
         return

@@ -1,6 +1,7 @@
 """What of a program depends on no input, computed once."""
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ def _held(program: ExportedProgram) -> dict[str, Tensor]:
     """The tensors that the program holds and never writes to, by the names of their placeholders."""
     signature = program.graph_signature
     written = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
-    held = {
+    held: dict[str, Any] = {
         name: program.state_dict[target] if target in program.state_dict else program.constants[target]
         for name, target in {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.items()
         if target not in written
