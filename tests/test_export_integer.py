@@ -122,13 +122,13 @@ CASES = [
     Case("conv2d_relu6", (PIXELS,), lambda *a: F.relu6(F.conv2d(*a, stride=(1, 2), padding=2)), (24, 8, 5, 3), bias=24),
     Case("conv2d_groups", (PIXELS,), lambda *a: F.conv2d(*a, dilation=2, groups=4), (16, 2, 3, 3), bias=16),
     Case("conv2d_depthwise", (PIXELS,), lambda *a: F.conv2d(*a, padding=1, groups=8), (8, 1, 3, 3), bias=8),
-    Case("conv3d", ((2, 4, 9, 24, 24),), lambda *a: F.conv3d(*a, stride=(2, 1, 1), padding=1), (16, 4, 3, 3, 3), bias=16),
+    Case("conv3d", ((2, 4, 9, 24, 24),), lambda *a: F.conv3d(*a, stride=(2, 1, 1), padding=1), (16, 4, 3, 3, 3), bias=16),  # noqa: E501
     Case("conv_transpose1d", ((8, 12, 515),), lambda *a: F.conv_transpose1d(*a, stride=2), (12, 16, 3), 1, bias=16),
     Case(
         "conv_transpose2d", ((2, 8, 40, 40),),
         lambda *a: F.conv_transpose2d(*a, stride=2, padding=1, output_padding=1), (8, 16, 3, 3), 1, bias=16,
     ),
-    Case("conv_transpose3d", ((2, 4, 6, 16, 16),), lambda *a: F.conv_transpose3d(*a, stride=2), (4, 8, 2, 2, 2), 1, bias=8),
+    Case("conv_transpose3d", ((2, 4, 6, 16, 16),), lambda *a: F.conv_transpose3d(*a, stride=2), (4, 8, 2, 2, 2), 1, bias=8),  # noqa: E501
     Case("add", (PIXELS, PIXELS), torch.add),
     Case("add_relu", (PIXELS, (8, 1, 1)), lambda a, b: F.relu(a + b)),
     Case("add_number", (PIXELS,), lambda a: a + 1.5),
@@ -159,7 +159,7 @@ def parameters(case: Case, draw: int, generator: torch.Generator, y: Tensor | No
         dtype = torch.uint8 if (draw + i) % 3 == 2 else torch.int8
         low, high = RANGES[dtype]
         scale = float(torch.rand((), generator=generator) * 0.05 + 0.005)
-        zero = int(torch.randint(low, high + 1, (), generator=generator)) if draw != 2 else (128 if low == 0 else 0)
+        zero = int(torch.randint(low, high + 1, (), generator=generator)) if draw != 2 else 0
         found.append(Static(2.0**-5 if draw == 1 else scale, zero, dtype))
     return found
 
@@ -347,7 +347,7 @@ class TestPT2E(unittest.TestCase):
         found, report = export.to_integer(program)
         assert_integers_only(found)
         products = [row for row in report.rows if row.operator in ("aten.linear.default", "aten.conv2d.default")]
-        expected = {"x86_dynamic": 1, "xnnpack_dynamic": 1}.get(name, 4)  # convolutions stay floats in dynamic ones
+        expected = {"xnnpack_dynamic": 2}.get(name, 4)  # it leaves convolutions, but the last one of a chain
         assert sum(row.is_rewritten for row in products) == expected, str(report)
         with torch.no_grad():
             want, got = program.module()(images), found.module()(images)
@@ -363,10 +363,10 @@ class TestOurs(unittest.TestCase):
 
     def test_module(self):
         model = linear_layers()
-        hop.nn.quantize_(model, hop.schemes.INT8_DYNAMIC)
+        hop.nn.convert(model, hop.schemes.INT8_DYNAMIC)
         x = torch.randn(5, 64)
         program = exported(model, x)
-        found, report = export.to_integer(program)
+        found, _ = export.to_integer(program)
         assert torch.equal(found.module()(x), model(x))
         assert len([t for t in targets(found) if "linear" in t]) == 2, str(found.graph)
         assert torch.equal(export.lower(found).module()(x), model(x))
@@ -437,7 +437,7 @@ ODD: dict[str, tuple[Callable[..., Any], int, int]] = {  # the program, and how 
     "constant": (lambda m, x: quantized(both(x, 0.1) * both(torch.ones(32), 0.01), 0.2), 1, 0),
     "weight_from_floats": (lambda m, x: quantized(F.linear(both(x, 0.1), both(m.real, 0.01)), 0.2), 1, 0),
     "bias_of_int32": (lambda m, x: quantized(linear(m, both(x, 0.1), wide(m)), 0.2), 1, 0),
-    "views": (lambda m, x: quantized(linear(m, both(x, 0.1).view(-1, 2, 32)).flatten(0, 1), 0.2), 2, 0),
+    "views": (lambda m, x: quantized(linear(m, both(x, 0.1).view(-1, 2, 32)).flatten(0, 1), 0.2), 1, 0),
     "clamps": (lambda m, x: quantized(F.relu(linear(m, both(x, 0.1)).clamp(-1, 2.5)), 0.02), 1, 0),
     "float_in_between": (lambda m, x: torch.relu(linear(m, both(x, 0.1))) + 1, 1, 0),
     "attention": (

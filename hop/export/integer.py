@@ -147,7 +147,7 @@ class _Rewriter:
             self.convert(node)
         elif isinstance(node.target, OpOverload) and (node.target in ROLES or node.target is aten._int_mm.default):
             self.operate(node)
-        elif any(x in self.held for x in _operands(node)):
+        elif isinstance(value(node), Tensor) and any(x in self.held for x in _operands(node)):
             self.leave(node, "no operator of integers means the same")
 
     # ---- what holds codes
@@ -156,19 +156,17 @@ class _Rewriter:
         format = FORMATS.get(e.codes)
         if format is None or value(node).dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return
-        zero = None if self.is_zero(e.zero_point) else e.zero_point
-        quantizer = Quantizer(format, e.block, Given(affine=zero is not None))
+        given = self.given(e)
+        quantizer = Quantizer(format, e.block, Given(affine=len(given) == 2))
         if value(e.tensor).dtype is not e.codes:
             return
-        given = [e.scale] if zero is None else [e.scale, zero]
         self.held[node] = Held(quantizer, e.tensor, given, value(node).dtype)
 
-    def is_zero(self, x: Any) -> bool:
-        """Whether a zero point is known to be 0."""
-        if isinstance(x, Node):
-            known = constant(self.program, x)
-            return known is not None and not bool(known.any())
-        return x is None or x == 0
+    def given(self, e: Encoding) -> list[Any]:
+        """The scale, and the zero point where it is none that the format has by itself."""
+        zero, own = 0 if e.zero_point is None else e.zero_point, FORMATS[e.codes].zero
+        known = constant(self.program, zero) if isinstance(zero, Node) else torch.tensor(zero)
+        return [e.scale] if known is not None and bool((known == own).all()) else [e.scale, zero]
 
     def convert(self, node: Node) -> None:
         """A cast: of codes to floats, or of one float dtype to another."""
@@ -243,12 +241,11 @@ class _Rewriter:
 
     def codes_of(self, node: Node, end: _End) -> Node:
         e = end.encoding
-        zero = None if self.is_zero(e.zero_point) else e.zero_point
+        given = self.given(e)
         rule = replace(self.requantize, low=end.low, high=end.high)
         if rule.exact and not _gives_sum(node, self.held):
             rule = Reciprocal(end.low, end.high)
-        output = Quantizer(FORMATS[e.codes], e.block, Given(affine=zero is not None, requantize=rule))
-        given = [e.scale] if zero is None else [e.scale, zero]
+        output = Quantizer(FORMATS[e.codes], e.block, Given(affine=len(given) == 2, requantize=rule))
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
         args = self.arguments(node)
@@ -260,9 +257,8 @@ class _Rewriter:
 
     def is_alike(self, held: Held, e: Encoding) -> bool:
         """Whether codes mean the same numbers, all of them by one scale."""
-        zero = [] if self.is_zero(e.zero_point) else [e.zero_point]
         whole = held.is_whole() and all(b == -1 for b in e.block)
-        return whole and held.quantizer.format.dtype == e.codes and held.given == [e.scale, *zero]
+        return whole and held.quantizer.format.dtype == e.codes and held.given == self.given(e)
 
     def dequantized(self, node: Node) -> None:
         """Let an operator give floats."""
@@ -405,9 +401,8 @@ class _Rewriter:
             return emit(node, own, *node.args)
         if e.codes not in FORMATS:
             return emit(node, _quantized_by_hand, *e[:4], bounds, e.codes)
-        zero = None if self.is_zero(e.zero_point) else e.zero_point
-        quantizer = Quantizer(FORMATS[e.codes], e.block, Given(affine=zero is not None, requantize=Reciprocal()))
-        given = [e.scale] if zero is None else [e.scale, zero]
+        given = self.given(e)
+        quantizer = Quantizer(FORMATS[e.codes], e.block, Given(affine=len(given) == 2, requantize=Reciprocal()))
         return emit(node, _quantized, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
 
     def leave(self, node: Node, reason: str) -> None:
@@ -527,7 +522,9 @@ def _quantized_by_hand(
 def _unit(codes: Node, factor: Any, block: Block) -> Held:
     """Codes as the numbers that they are, times `factor`."""
     scale, block = (1.0, (-1,)) if factor is None else (factor, block)
-    return Held(Quantizer(FORMATS[value(codes).dtype], block, Given()), codes, [scale], torch.float32)
+    format = FORMATS[value(codes).dtype]
+    quantizer = Quantizer(format, block, Given(affine=format.zero != 0))
+    return Held(quantizer, codes, [scale, 0][: 1 + (format.zero != 0)], torch.float32)
 
 
 def _operands(node: Node) -> list[Node]:
