@@ -16,11 +16,12 @@ from torch import Tensor
 import hop
 from docs import distributed_tables, gpu_tables, training_tables
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
+from hop.export import encodings
 from hop.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
-from hop.impls.scaled.roles import ROLES
+from hop.impls.scaled.roles import CONVOLUTION, EMBEDDING, MATRIX, ROLES, VALUE
 from hop.presets import PRESETS
 from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
+from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Reciprocal, Requantization
 from hop.scaling import AbsMean, Amax, MinMax, Rule
 from hop.schemes import SCHEMES
 from hop.tensor.table import RULES
@@ -83,6 +84,29 @@ def scaled_operators() -> str:
     return pages.table([["", "roles of the tensors", "operators"], *rows])
 
 
+def integer_operators() -> str:
+    """What to_integer makes of operators, by what they are."""
+    floats = (MATRIX, CONVOLUTION, EMBEDDING)
+    found: dict[str, list[str]] = {}
+    for op, roles in ROLES.items():
+        found.setdefault(roles.family.name, []).append(f"`{str(op).removeprefix('aten.')}`")
+    rows = []
+    for family in dict.fromkeys(roles.family for roles in ROLES.values()):
+        plain = "scaled, floats" if family in floats else "codes, by the same scale" if family is VALUE else "left"
+        rows.append([family.name, " ".join(sorted(found[family.name])), "scaled, codes", plain])
+    return pages.table([["", "operators", "where all that reads the result quantizes it", "elsewhere"], *rows])
+
+
+def encodings_read() -> str:
+    """The operators that say what codes mean, by the library that they belong to."""
+    rows = []
+    for what, names in (
+        ("quantize", encodings.QUANTIZE), ("dequantize", encodings.DEQUANTIZE), ("find a scale", encodings.CHOOSE),
+    ):  # fmt: skip
+        rows.append([what, " ".join(f"`{name}`" for name in names)])
+    return pages.table([["", "operators"], *rows])
+
+
 def schemes() -> str:
     """The schemes with a name."""
     header = ["scheme", "lhs", "rhs", "grad", "backward"]
@@ -136,7 +160,8 @@ def _taken(output: torch.dtype, lhs: Tensor, rhs: Tensor) -> str:
 
 
 CONVENTIONS = {
-    "Division": ("Q/DQ graphs; `hop.quantize` of the float result", Division()),
+    "Division": ("ONNX's QuantizeLinear; `hop.quantize` of the float result", Division()),
+    "Reciprocal": ("quantize and dequantize nodes of PyTorch and torchao", Reciprocal()),
     "FloatMultiplier": ("XNNPACK and QNNPACK in float32, FBGEMM", FloatMultiplier()),
     'FixedPoint("gemmlowp")': ("gemmlowp, TFLite by default", GEMMLOWP),
     'FixedPoint("tflite")': ("TFLite with single rounding", TFLITE),
@@ -162,7 +187,7 @@ def scaled_conventions() -> str:
 def _codes(rule: Requantization, sums: tuple[int, ...], multiplier: float) -> list[str]:
     one = torch.ones(())
     total = torch.tensor(sums, dtype=torch.int32)
-    if isinstance(rule, Division):
+    if not rule.exact:
         steps = (total.to(torch.float32) * multiplier).round().to(torch.int32)
     else:
         steps = rule.codes(total, torch.tensor(multiplier), one, one, 0, INT8)
@@ -339,6 +364,7 @@ def draw_errors(panels: list[Any], subject: Subject) -> None:
 # By page, what is written after the command in the comments around it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "distributed.md": distributed_tables.TABLES,
+    "export.md": {": operators": integer_operators, ": encodings": encodings_read},
     "gallery.md": {"": gallery},
     "gpu.md": gpu_tables.TABLES,
     "numerics.md": {"": formats},

@@ -358,6 +358,107 @@ class TestPT2E(unittest.TestCase):
         assert float(F.cosine_similarity(lowered, got).mean()) >= 0.9999
 
 
+class Layers(nn.Module):
+    """The layers of an encoder, on what its embeddings are."""
+
+    def __init__(self, bert: Any) -> None:
+        super().__init__()
+        self.layers = bert.encoder.layer
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        for layer in self.layers:
+            hidden = layer(hidden, mask)
+        return hidden
+
+
+class InFloat64(torch.fx.Interpreter):
+    """What a program of floats means: its linear layers in float64."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is aten.linear.default:
+            return target(*(x.double() for x in args)).float()
+        return super().call_function(target, args, kwargs)
+
+
+def in_float64(program: ExportedProgram, *args: Tensor) -> Tensor:
+    given, held = iter(args), {**program.state_dict, **program.constants}
+    specs = program.graph_signature.input_specs
+    inputs = [next(given) if s.kind.name == "USER_INPUT" else held[s.target] for s in specs]
+    return InFloat64(program.graph_module).run(*inputs)[0]
+
+
+class TestMiniLM(unittest.TestCase):
+    """A real encoder and real text: cosines of the embeddings of sentences."""
+
+    @parameterized.expand([("x86", 36), ("xnnpack", 36)])
+    @pytest.mark.full
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+    @torch.no_grad()
+    def test_embeddings(self, name, layers):
+        from examples import quantized_bert
+
+        bert, batches = quantized_bert.load()
+        inputs = [(bert.embeddings(ids), (1.0 - mask[:, None, None].float()) * -1e4) for ids, mask in batches]
+        if name == "x86":  # the inputs of the linear layers
+            quantizer = x86()
+            configured = quantizer.global_config
+            quantizer = type(quantizer)().set_module_type_qconfig(nn.Linear, configured)
+        else:  # their inputs and outputs, and what lies between them
+            quantizer = xnnpack()
+            quantizer = type(quantizer)().set_module_type(nn.Linear, quantizer.global_config)
+        rows, tokens = Dim("rows", min=2, max=1024), Dim("tokens", min=2, max=128)
+        program = pt2e(
+            quantizer, Layers(bert).eval(), *inputs[:4], dynamic=({0: rows, 1: tokens}, {0: rows, 3: tokens})
+        )
+        found, report = export.to_integer(program)
+        assert sum(row.operator == "aten.linear.default" for row in report.rewritten) == layers, str(report)
+        found_cosines: dict[str, list[Tensor]] = {}
+        plain, integer = program.module(), found.module()
+        for args, (_, mask) in zip(inputs, batches, strict=True):
+            own, ours, meant = plain(*args), integer(*args), in_float64(program, *args)
+            for what, pair in {"floats": (ours, own), "meant": (ours, meant), "own": (own, meant)}.items():
+                means = [(x * mask[..., None]).sum(1) for x in pair]
+                found_cosines.setdefault(what, []).append(F.cosine_similarity(*means))
+        cosines = {what: float(torch.cat(parts).mean()) for what, parts in found_cosines.items()}
+        assert cosines["meant"] >= 0.999 and cosines["meant"] >= cosines["own"] - 1e-4, cosines
+        assert cosines["floats"] >= (0.999 if name == "x86" else 0.99), cosines  # as far as it is from what it means
+
+
+CHOICES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "tensor": lambda x: qd.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8),
+    "tensor_symmetric": lambda x: qd.choose_qparams_symmetric.tensor(x, -127, 127, 1e-5, torch.int8),
+    "token": lambda x: qd.choose_qparams_per_token_asymmetric(x, torch.int8),
+    "token_symmetric": lambda x: qd.choose_qparams_per_token(x, torch.int8),
+}
+
+
+class TestDynamic(unittest.TestCase):
+    """Scales that are found when the program runs: the same, and the same codes."""
+
+    @parameterized.expand(CHOICES)
+    def test_codes(self, name):
+        kind = "per_token" if name.startswith("token") else "per_tensor"
+        quantize = getattr(qd, f"quantize_{kind}") if kind == "per_token" else qd.quantize_per_tensor.tensor
+        dequantize = getattr(qd, f"dequantize_{kind}") if kind == "per_token" else qd.dequantize_per_tensor.tensor
+        last = (torch.float32,) if kind == "per_token" else ()
+
+        def function(m: Any, x: Tensor) -> Any:
+            scale, zero = CHOICES[name](x)
+            codes = quantize(x, scale, zero, -128, 127, torch.int8)
+            return codes, linear(m, dequantize(codes, scale, zero, -128, 127, torch.int8, *last))
+
+        x = torch.randn(6, 32)
+        program = exported(Holding(function), x, dynamic=({0: Dim("batch", min=1)},))
+        found, report = export.to_integer(program)
+        assert len(report.rewritten) == 1 and not report.left, str(report)
+        assert_integers_only(found)
+        for x in (x, torch.arange(-32.0, 32).view(2, 32), torch.full((3, 32), 1e-9), torch.rand(500, 32) + 1):
+            (codes, y), (got, z) = program.module()(x), found.module()(x)
+            assert torch.equal(got, codes)
+            torch.testing.assert_close(z, y, rtol=1e-5, atol=1e-5)
+            assert all(map(torch.equal, export.lower(found).module()(x), (got, z)))
+
+
 class TestOurs(unittest.TestCase):
     """Programs of hop's own modules and operators."""
 

@@ -52,21 +52,21 @@ class Choice(NamedTuple):
 
 def dequantizing(node: Node) -> Encoding | None:
     """What a node says that dequantizes, None of any other."""
-    return _read(node, _DEQUANTIZE)
+    return _read(node, DEQUANTIZE)
 
 
 def quantizing(node: Node) -> Encoding | None:
     """What a node says that quantizes, None of any other."""
-    return _read(node, _QUANTIZE)
+    return _read(node, QUANTIZE)
 
 
 def choosing(node: Node) -> Choice | None:
     """How a node finds a scale, None if it does not, or in a way that is not known here."""
     name = _name(node)
-    if name not in _CHOOSE:
+    if name not in CHOOSE:
         return None
     given = _bound(node)
-    return Choice(_CHOOSE[name], tuple(given.values()))
+    return Choice(CHOOSE[name], tuple(given.values()))
 
 
 def arithmetic(node: Node) -> Callable[..., Tensor] | None:
@@ -158,8 +158,8 @@ _READ: dict[str, Callable[[Node, dict[str, Any]], Encoding | None]] = {
     f"{_T}%s_per_channel_group": _per_group,
     f"{_A}%s_affine": _affine,
 }
-_QUANTIZE = {name % "quantize": read for name, read in _READ.items()}
-_DEQUANTIZE = {name % "dequantize": read for name, read in _READ.items()}
+QUANTIZE = {name % "quantize": read for name, read in _READ.items()}
+DEQUANTIZE = {name % "dequantize": read for name, read in _READ.items()}
 
 
 def _token_codes(x: Tensor, scales: Tensor, zero_points: Tensor, low: int, high: int, dtype: torch.dtype) -> Tensor:
@@ -213,7 +213,7 @@ def _by_torchao(*given: Any) -> tuple[Tensor, Tensor]:
     return torch.ops.torchao.choose_qparams_affine.default(*given)  # which is made of ATen
 
 
-_CHOOSE: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+CHOOSE: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     f"{_T}choose_qparams.tensor": _per_tensor_affine,
     f"{_T}choose_qparams_symmetric.tensor": _per_tensor_symmetric,
     f"{_T}choose_qparams_per_token": _per_token_symmetric,
