@@ -129,7 +129,7 @@ class TestTorchao(unittest.TestCase):
         nodes = [n for n in mended.graph.nodes if "dequantize_affine" in str(n.target)]
         assert len(nodes) == (2 if config == "4w" else 4) and {n.meta["val"].dtype for n in nodes} == {dtype}
         want = copy.deepcopy(model)
-        for layer in (want[0], want[2]):
+        for layer in list(want)[::2]:
             layer.weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)  # which its class knows
         assert torch.equal(mended.module()(x), want(x))
         assert torch.equal(mended.run_decompositions().module()(x), want(x))

@@ -452,7 +452,12 @@ class TestDynamic(unittest.TestCase):
         found, report = export.to_integer(program)
         assert len(report.rewritten) == 1 and not report.left, str(report)
         assert_integers_only(found)
-        for x in (x, torch.arange(-32.0, 32).view(2, 32), torch.full((3, 32), 1e-9), torch.rand(500, 32) + 1):
+        for x in (
+            torch.randn(6, 32),
+            torch.arange(-32.0, 32).view(2, 32),
+            torch.full((3, 32), 1e-9),
+            torch.rand(99, 32) + 1,
+        ):
             (codes, y), (got, z) = program.module()(x), found.module()(x)
             assert torch.equal(got, codes)
             torch.testing.assert_close(z, y, rtol=1e-5, atol=1e-5)
@@ -541,6 +546,9 @@ ODD: dict[str, tuple[Callable[..., Any], int, int]] = {  # the program, and how 
     "views": (lambda m, x: quantized(linear(m, both(x, 0.1).view(-1, 2, 32)).flatten(0, 1), 0.2), 1, 0),
     "clamps": (lambda m, x: quantized(F.relu(linear(m, both(x, 0.1)).clamp(-1, 2.5)), 0.02), 1, 0),
     "float_in_between": (lambda m, x: torch.relu(linear(m, both(x, 0.1))) + 1, 1, 0),
+    "nested": (
+        lambda m, x: quantized(linear(m, both(torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), 0.1)), 0.2), 1, 0,
+    ),
     "attention": (
         lambda m, x: quantized(
             F.scaled_dot_product_attention(*[both(x.view(1, -1, 2, 16).transpose(1, 2), 0.1)] * 3)
@@ -603,7 +611,8 @@ class TestOddGraphs(unittest.TestCase):
 
             def forward(self, x: Tensor) -> Tensor:
                 self.calls.add_(1)
-                return quantized(both(x, 0.1) + both(x, 0.2), 0.3) + self.calls.to(torch.int8)
+                calls: Any = self.calls
+                return quantized(both(x, 0.1) + both(x, 0.2), 0.3) + calls.to(torch.int8)
 
         x = torch.randn(4, 8)
         found, report = export.to_integer(exported(Counting(), x))

@@ -20,26 +20,30 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_map
 
-from hop import blocks
-from hop._compile import OpOverload, known_equal
-from hop.blocks import Block
+from hop._compile import OpOverload
 from hop.export import encodings
 from hop.export.encodings import FORMATS, Encoding
-from hop.export.program import constant, emit, graph_of, propagate, rebuilt, value, without_unused
+from hop.export.ends import SELECTED, VIEWS, End, ends_of, factors
+from hop.export.held import (
+    Held,
+    codes_by_hand,
+    codes_within,
+    numbers_by_hand,
+    run_dequantize,
+    run_quantize,
+    run_requantized,
+    run_scaled,
+    run_view,
+    unit,
+)
+from hop.export.program import constant, emit, graph_of, propagate, rebuilt, tensors_of, value, without_unused
 from hop.export.report import Report, Row
-from hop.impls.quantize import quantize
-from hop.impls.scaled import scaled
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, VALUE, aten
-from hop.leaves import dequantize
 from hop.quantizer import Quantizer
 from hop.requantization import Reciprocal, Requantization
 from hop.scaling import Given
-from hop.tensor import QuantizedTensor
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
-_CHANGED = (aten.relu.default, aten.clamp.default, aten.hardtanh.default, aten.relu6.default)
-_SELECTED = (aten.cat.default, aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
-_VIEWS = tuple(op for op, r in ROLES.items() if r.family is VALUE and op not in (*_CHANGED, *_SELECTED))
 
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
@@ -73,36 +77,6 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
     rewriter = _Rewriter(plain, graph, requantize or Reciprocal())
     rewriter.run()
     return Rewritten(without_unused(rebuilt(plain, graph)), Report(tuple(rewriter.rows)))
-
-
-class Held(NamedTuple):
-    """A float that stands for codes: nodes of a graph, or, where a function runs, tensors. A scale and a zero point may
-    be numbers, and have other shapes than their buffers."""
-
-    quantizer: Quantizer
-    codes: Any
-    given: list[Any]  # the scale, and the zero point if there is one
-    dtype: torch.dtype
-
-    def tensor(self) -> QuantizedTensor:
-        described = self.quantizer.buffers(self.codes.shape)
-        buffers = [self.codes, *_parameters(self.quantizer, self.codes, self.given)]
-        named = dict(zip(described, buffers, strict=True))
-        return QuantizedTensor(named, self.quantizer, self.codes.shape, self.dtype)
-
-    def is_whole(self) -> bool:
-        """Whether one scale serves the tensor."""
-        return all(b == -1 for b in self.quantizer.block)
-
-
-class _End(NamedTuple):
-    """A node that quantizes what an operator gives, and what lies in between."""
-
-    node: Node
-    encoding: Encoding
-    low: float | None
-    high: float | None
-    views: tuple[Node, ...]
 
 
 class _Rewriter:
@@ -147,7 +121,7 @@ class _Rewriter:
             self.convert(node)
         elif isinstance(node.target, OpOverload) and (node.target in ROLES or node.target is aten._int_mm.default):
             self.operate(node)
-        elif isinstance(value(node), Tensor) and any(x in self.held for x in _operands(node)):
+        elif isinstance(value(node), Tensor) and any(x in self.held for x in tensors_of(node)):
             self.leave(node, "no operator of integers means the same")
 
     # ---- what holds codes
@@ -183,47 +157,24 @@ class _Rewriter:
     def operate(self, node: Node) -> None:
         if self.sums_of_casts(node):
             return
-        operands = [x for x in _operands(node) if x in self.held]
+        operands = [x for x in tensors_of(node) if x in self.held]
         if not operands:
             if ROLES.get(node.target) and ROLES[node.target].family in _PRODUCTS:  # type: ignore[index]
                 self.leave(node, "no operand is dequantized")
             return
         family = ROLES[node.target].family  # type: ignore[index]
-        ends = self.ends(node)
+        ends = ends_of(node)
         reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
         if reason is None:
             return
-        if node.target in _VIEWS or (node.target not in _SELECTED[:1] and family is VALUE):
+        if node.target in VIEWS or (node.target not in SELECTED[:1] and family is VALUE):
             self.view(node, reason)
         elif family in (*_PRODUCTS, EMBEDDING):
             self.dequantized(node)
         else:
             self.leave(node, reason)
 
-    def ends(self, node: Node) -> list[_End] | None:
-        """The nodes that quantize the result of a node, if all that reads it leads there."""
-        found: list[_End] = []
-
-        def follow(at: Node, low: float | None, high: float | None, views: tuple[Node, ...]) -> bool:
-            if not at.users:
-                return False
-            for user in at.users:
-                e = encodings.quantizing(user)
-                if e is not None and e.tensor is at and at not in (e.scale, e.zero_point):
-                    if e.codes not in FORMATS or (views and any(b != -1 for b in e.block)):
-                        return False
-                    found.append(_End(user, e, low, high, views))
-                elif user.target in _CHANGED and (bounds := _bounds(user)):
-                    if not follow(user, *_composed(low, high, *bounds), views):
-                        return False
-                elif not (user.target in _VIEWS and user.args[0] is at and follow(user, low, high, (*views, user))):
-                    return False
-            return True
-
-        bounds = _bounds(node) if node.target in _CHANGED else (None, None)
-        return found if follow(node, None, None, ()) and bounds else None
-
-    def requantized(self, node: Node, ends: Sequence[_End]) -> str | None:
+    def requantized(self, node: Node, ends: Sequence[End]) -> str | None:
         """Let an operator give codes. Returns why it cannot, None where it does."""
         places = {n: i for i, n in enumerate(self.graph.nodes)}
         made: dict[Any, Node] = {}
@@ -239,7 +190,7 @@ class _Rewriter:
         self.rows.append(self.row(node, ", ".join(dict.fromkeys(_shown(end.encoding) for end in ends))))
         return None
 
-    def codes_of(self, node: Node, end: _End) -> Node:
+    def codes_of(self, node: Node, end: End) -> Node:
         e = end.encoding
         given = self.given(e)
         rule = replace(self.requantize, low=end.low, high=end.high)
@@ -249,11 +200,11 @@ class _Rewriter:
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
         args = self.arguments(node)
-        held = args[0] if node.target in _VIEWS else None
+        held = args[0] if node.target in VIEWS else None
         if isinstance(held, Held) and end[2:4] == (None, None) and self.is_alike(held, e):
             views = [(node.target, args[1:], dict(node.kwargs)), *views]
-            return emit(end.node, _codes, held.codes, bounds, views)
-        return emit(end.node, _requantized, node.target, output, args, node.kwargs, given, bounds, views)
+            return emit(end.node, codes_within, held.codes, bounds, views)
+        return emit(end.node, run_requantized, node.target, output, args, node.kwargs, given, bounds, views)
 
     def is_alike(self, held: Held, e: Encoding) -> bool:
         """Whether codes mean the same numbers, all of them by one scale."""
@@ -263,7 +214,7 @@ class _Rewriter:
     def dequantized(self, node: Node) -> None:
         """Let an operator give floats."""
         try:
-            made = emit(node, _scaled, node.target, value(node).dtype, self.arguments(node), node.kwargs)
+            made = emit(node, run_scaled, node.target, value(node).dtype, self.arguments(node), node.kwargs)
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
@@ -273,13 +224,13 @@ class _Rewriter:
     def view(self, node: Node, reason: str) -> None:
         """A view, a maximum or a clamp of codes holds codes."""
         held = self.held.get(node.args[0]) if isinstance(node.args[0], Node) else None  # type: ignore[arg-type]
-        if held is None or not (node.target in _VIEWS or held.is_whole()):
+        if held is None or not (node.target in VIEWS or held.is_whole()):
             self.leave(node, reason)
             return
         seen: list[Quantizer] = []
         try:
             codes, *given = emit(
-                node, partial(_viewed, seen), node.target, held, list(node.args[1:]), dict(node.kwargs)
+                node, partial(run_view, seen), node.target, held, list(node.args[1:]), dict(node.kwargs)
             )
         except _REFUSALS as error:
             self.leave(node, str(error))
@@ -307,17 +258,17 @@ class _Rewriter:
         op = aten.mm.default if node.target is aten._int_mm.default else node.target
         if op not in (aten.mm.default, aten.linear.default) or len(node.args) > 2:
             return False
-        a, b = node.args[:2]
-        codes = [x if node.target is aten._int_mm.default else self.cast.get(x) for x in (a, b)]  # type: ignore[arg-type]
+        a, b = tensors_of(node)
+        codes = [x if node.target is aten._int_mm.default else self.cast.get(x) for x in (a, b)]
         if codes[1] is None or (codes[0] is None and value(a).dtype not in (torch.float32, torch.bfloat16)):
             return False
-        last, rows, columns = self.factors(node, codes[0] is not None)
+        last, rows, columns = factors(node, codes[0] is not None)
         if not value(last).dtype.is_floating_point:
             return False
-        lhs = a if codes[0] is None else _unit(codes[0], rows, (1, -1))
-        rhs = _unit(codes[1], columns, (1, -1) if op is aten.linear.default else (-1, 1))
+        lhs = a if codes[0] is None else unit(codes[0], rows, (1, -1))
+        rhs = unit(codes[1], columns, (1, -1) if op is aten.linear.default else (-1, 1))
         try:
-            made = emit(last, _scaled, op, value(last).dtype, [lhs, rhs], {})
+            made = emit(last, run_scaled, op, value(last).dtype, [lhs, rhs], {})
         except _REFUSALS as error:
             self.leave(node, str(error))
             return True
@@ -325,34 +276,6 @@ class _Rewriter:
         self.rows.append(Row(node.name, str(op), f"{' × '.join(kinds)} -> {_plain(value(last).dtype)}", True))
         self.replace(last, made)
         return True
-
-    def factors(self, node: Node, has_rows: bool) -> tuple[Node, Any, Any]:
-        """The last node that scales a product, and the scales of its rows and columns."""
-        shape = value(node).shape
-        last, rows, columns = node, None, None
-        while len(last.users) == 1:
-            (user,) = last.users
-            if user.target is aten._to_copy.default and value(user).dtype == torch.float32:
-                last = user
-                continue
-            if user.target is not aten.mul.Tensor or value(user).dtype != torch.float32:
-                break
-            other = user.args[1] if user.args[0] is last else user.args[0]
-            if (
-                not isinstance(other, Node)
-                or other is last
-                or value(other).dtype not in (torch.float32, torch.bfloat16)
-            ):
-                break
-            size = value(other).shape
-            if has_rows and rows is None and len(size) == len(shape) and _same(size, (*shape[:-1], 1)):
-                rows = other
-            elif columns is None and (_same(size, shape[-1:]) or _same(size, (1, shape[-1]))):
-                columns = other
-            else:
-                break
-            last = user
-        return last, rows, columns
 
     # ---- what stays
 
@@ -372,9 +295,9 @@ class _Rewriter:
         held = self.held.get(node)
         try:
             if held is not None:
-                made = emit(node, _dequantized, held)
+                made = emit(node, run_dequantize, held)
             elif found := encodings.dequantizing(node):
-                made = emit(node, _by_hand, *found[:4], value(node).dtype)
+                made = emit(node, numbers_by_hand, *found[:4], value(node).dtype)
             else:
                 raise NotImplementedError(f"{node.target} is not known here")
         except _REFUSALS as error:
@@ -387,7 +310,7 @@ class _Rewriter:
         held = self.held.get(e.tensor)
         try:
             if held is not None and self.is_alike(held, e):
-                made = emit(node, _codes, held.codes, None if e.is_whole_range() else (e.low, e.high), [])
+                made = emit(node, codes_within, held.codes, None if e.is_whole_range() else (e.low, e.high), [])
             else:
                 made = self.codes_of_floats(node, e)
         except _REFUSALS as error:
@@ -400,175 +323,24 @@ class _Rewriter:
         if own := encodings.arithmetic(node):
             return emit(node, own, *node.args)
         if e.codes not in FORMATS:
-            return emit(node, _quantized_by_hand, *e[:4], bounds, e.codes)
+            return emit(node, codes_by_hand, *e[:4], bounds, e.codes)
         given = self.given(e)
         quantizer = Quantizer(FORMATS[e.codes], e.block, Given(affine=len(given) == 2, requantize=Reciprocal()))
-        return emit(node, _quantized, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
+        return emit(node, run_quantize, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
 
     def leave(self, node: Node, reason: str) -> None:
         self.rows.append(Row(node.name, str(node.target), reason.split("\n")[0], False))
 
     def row(self, node: Node, output: str) -> Row:
         roles = ROLES[node.target]  # type: ignore[index]
-        tensors = [x for x in _operands(node) if value(x).dtype.is_floating_point]
+        tensors = [x for x in tensors_of(node) if value(x).dtype.is_floating_point]
         if roles.family in _PRODUCTS:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
         kinds = [_kind(self.held.get(x, x)) for x in tensors]
         return Row(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
 
 
-# ---- what runs where the graph is edited: functions of tensors
-
-
-def _parameters(quantizer: Quantizer, codes: Tensor, given: Sequence[Any]) -> list[Tensor]:
-    """Scales and zero points in the shapes and dtypes of their buffers."""
-    described = list(quantizer.buffers(codes.shape).values())[1:]
-    return [
-        x.to(dtype).reshape(shape) if isinstance(x, Tensor) else torch.full(shape, x, dtype=dtype, device=codes.device)
-        for x, (shape, dtype) in zip(given, described, strict=True)
-    ]
-
-
-def _real(x: Any) -> Any:
-    if isinstance(x, Held):
-        return x.tensor()
-    return [_real(v) for v in x] if isinstance(x, list | tuple) else x
-
-
-def _scaled(op: OpOverload, output: Any, args: list[Any], kwargs: dict[str, Any], **options: Any) -> Any:
-    return scaled(op, output, *(_real(x) for x in args), **kwargs, **options)
-
-
-def _requantized(
-    op: OpOverload,
-    output: Quantizer,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    given: list[Any],
-    bounds: tuple[int, int] | None,
-    views: list[Any],
-) -> Tensor:
-    real = [_real(x) for x in args]
-    device = next(x.device for x in _flat(real) if isinstance(x, Tensor))
-    dtypes = [torch.float32, output.format.dtype]
-    scale, *zero = [
-        x.to(t) if isinstance(x, Tensor) else torch.full((), x, dtype=t, device=device)
-        for x, t in zip(given, dtypes, strict=False)
-    ]
-    options = {"output_scale": scale} | ({"output_zero_point": zero[0]} if zero else {})
-    return _codes(scaled(op, output, *real, **kwargs, **options).codes, bounds, views)  # type: ignore[attr-defined]
-
-
-def _codes(codes: Tensor, bounds: tuple[int, int] | None, views: list[Any]) -> Tensor:
-    """Codes within bounds, seen as the views do."""
-    codes = codes if bounds is None else codes.clamp(*bounds)
-    for view, rest, options in views:
-        op = aten.reshape.default if view is aten.view.default else view  # codes may lie otherwise than floats did
-        codes = op(codes, *rest, **options)
-    return codes
-
-
-def _viewed(seen: list[Quantizer], op: OpOverload, held: Held, rest: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    tensor = held.tensor()
-    if op in _VIEWS:
-        op = aten.reshape.default if op is aten.view.default else op
-        made = op(tensor, *rest, **kwargs)
-    else:
-        scale, *zero = _parameters(held.quantizer, held.codes, held.given)
-        options = {"output_scale": scale} | ({"output_zero_point": zero[0]} if zero else {})
-        made = scaled(op, held.quantizer, tensor, *rest, **kwargs, **options)
-    if not isinstance(made, QuantizedTensor):
-        raise TypeError(f"{op} of blocks of {held.quantizer.block} leaves no blocks")
-    seen.append(made.quantizer)
-    return list(made.buffers().values())
-
-
-def _quantized(quantizer: Quantizer, x: Tensor, given: list[Any], bounds: tuple[int, int] | None) -> Tensor:
-    scale, *zero = _parameters(quantizer, x, given)
-    codes = quantize(quantizer, x, scale=scale, zero_point=zero[0] if zero else None).codes
-    return codes if bounds is None else codes.clamp(*bounds)
-
-
-def _dequantized(held: Held) -> Tensor:
-    return dequantize(held.tensor())
-
-
-def _by_hand(codes: Tensor, scale: Any, zero_point: Any, block: Block, dtype: torch.dtype) -> Tensor:
-    """The numbers of codes that no format of ours has."""
-    scale, zero = _beside(codes, block, scale), _beside(codes, block, 0 if zero_point is None else zero_point)
-    return ((codes.to(torch.float32) - zero) * scale).to(dtype)
-
-
-def _beside(x: Tensor, block: Block, given: Any) -> Any:
-    """One number for each block, to be broadcast with x: blocks are single elements or whole dimensions."""
-    if not isinstance(given, Tensor):
-        return given
-    sizes = blocks.counts(x.shape, block)
-    if any(b not in (1, -1) for b in block):
-        raise NotImplementedError(f"blocks of {block} of codes in {x.dtype}")
-    return given.reshape(sizes)
-
-
-def _quantized_by_hand(
-    x: Tensor, scale: Any, zero_point: Any, block: Block, bounds: tuple[int, int], dtype: torch.dtype
-) -> Tensor:
-    scale, zero = _beside(x, block, scale), _beside(x, block, 0 if zero_point is None else zero_point)
-    return ((x.to(torch.float32) * (1.0 / scale)).round() + zero).clamp(*bounds).to(dtype)
-
-
 # ---- small questions
-
-
-def _unit(codes: Node, factor: Any, block: Block) -> Held:
-    """Codes as the numbers that they are, times `factor`."""
-    scale, block = (1.0, (-1,)) if factor is None else (factor, block)
-    format = FORMATS[value(codes).dtype]
-    quantizer = Quantizer(format, block, Given(affine=format.zero != 0))
-    return Held(quantizer, codes, [scale, 0][: 1 + (format.zero != 0)], torch.float32)
-
-
-def _operands(node: Node) -> list[Node]:
-    """The tensors among the arguments, those of lists included."""
-    return [x for x in _flat(node.args) if isinstance(x, Node) and isinstance(value(x), Tensor)]
-
-
-def _flat(x: Any) -> list[Any]:
-    return [v for y in x for v in _flat(y)] if isinstance(x, list | tuple) else [x]
-
-
-def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(known_equal(m, n) for m, n in zip(a, b, strict=True))
-
-
-def _bounds(node: Node) -> tuple[float | None, float | None] | None:
-    """The range of a relu or a clamp, None if it is no number."""
-    if node.target is aten.relu.default:
-        return 0.0, None
-    if node.target is aten.relu6.default:
-        return 0.0, 6.0
-    defaults = [-1.0, 1.0] if node.target is aten.hardtanh.default else [None, None]
-    given = [*node.args[1:], *defaults[len(node.args) - 1 :]]
-    names = ("min_val", "max_val") if node.target is aten.hardtanh.default else ("min", "max")
-    low, high = (node.kwargs.get(name, x) for name, x in zip(names, given, strict=True))
-    if any(x is not None and not isinstance(x, int | float) for x in (low, high)):
-        return None
-    if low is not None and high is not None and low > high:  # type: ignore[operator]
-        return None
-    return low, high  # type: ignore[return-value]
-
-
-def _composed(
-    low: float | None, high: float | None, then_low: float | None, then_high: float | None
-) -> tuple[float | None, float | None]:
-    """The range of a clamp after a clamp."""
-
-    def clamped(x: float | None, missing: float | None) -> float | None:
-        if x is None:
-            return missing
-        x = x if then_low is None else max(x, then_low)
-        return x if then_high is None else min(x, then_high)
-
-    return clamped(low, then_low), clamped(high, then_high)
 
 
 def _gives_sum(node: Node, held: dict[Node, Held]) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from hop import _compile
 from hop._compile import FakeTensor
@@ -55,8 +55,8 @@ def propagate(graph: Graph) -> None:
     if mode is None:
         return
     for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
+        if node.op != "call_function" or any(x.op == "get_attr" for x in node.all_input_nodes):
+            continue  # a nested graph is not looked into
         args, kwargs = tree_map_only(Node, value, (node.args, node.kwargs))
         try:
             with torch.no_grad(), mode:
@@ -97,7 +97,7 @@ def _outputs(graph: Graph) -> list[Any]:
 
 def value(x: Any) -> Any:
     """What is known of the value of a node: a fake tensor, a symbolic number, or a list of them. Others as they are."""
-    return x.meta["val"] if isinstance(x, Node) else x
+    return x.meta.get("val") if isinstance(x, Node) else x
 
 
 def constant(program: ExportedProgram, node: Node) -> Tensor | None:
@@ -109,6 +109,11 @@ def constant(program: ExportedProgram, node: Node) -> Tensor | None:
             found = program.state_dict.get(spec.target, program.constants.get(spec.target))
             return found if isinstance(found, Tensor) else None
     return None
+
+
+def tensors_of(node: Node) -> list[Node]:
+    """The tensors among the arguments, those of lists included."""
+    return [x for x in tree_leaves(node.args) if isinstance(x, Node) and isinstance(value(x), Tensor)]
 
 
 def emit(before: Node, function: Callable[..., Any], *operands: Any) -> Any:
