@@ -303,7 +303,7 @@ class TestEqual(unittest.TestCase):
         cases, wanted, found, _ = _results(group)
         i = list(cases).index(name)
         want, bound = wanted[i].numpy(), cases[name].bound
-        assert len(np.unique(want)) > 8, "too few different results"
+        assert len(np.unique(want)) > min(8, want.size - 1), "too few different results"
         for level, results in found.items():
             got = results[i]
             assert (got.dtype, got.shape) == (want.dtype, want.shape)
