@@ -26,7 +26,7 @@ from hop.blocks import Block
 from hop.export import encodings
 from hop.export.encodings import FORMATS, Encoding
 from hop.export.program import constant, emit, graph_of, propagate, rebuilt, value, without_unused
-from hop.export.report import Report, Row
+from hop.export.report import Report, Rewritten, Row
 from hop.impls.quantize import quantize
 from hop.impls.scaled import scaled
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, VALUE, aten
@@ -43,13 +43,6 @@ _VIEWS = tuple(op for op, r in ROLES.items() if r.family is VALUE and op not in 
 
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
-
-
-class Rewritten(NamedTuple):
-    """What `to_integer` gives."""
-
-    program: ExportedProgram
-    report: Report
 
 
 def to_integer(program: ExportedProgram, *, requantize: Requantization | None = None) -> Rewritten:
