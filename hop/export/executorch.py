@@ -66,7 +66,7 @@ def to_executorch(
     compile_config = compile_config or EdgeCompileConfig()
     if partitioners:
         to_xnnpack = any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners)
-        program = to_qdq(program).program if to_xnnpack else program
+        program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
         low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
         _check_dtypes(low)
         if to_xnnpack:

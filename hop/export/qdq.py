@@ -37,7 +37,7 @@ _TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.
 _EXACT = 2**24  # integers up to here are float32 numbers
 
 
-def to_qdq(program: ExportedProgram) -> Rewritten:
+def to_qdq(program: ExportedProgram, *, target: str | None = None) -> Rewritten:
     """The program with quantized layers in the form quantize -> dequantize -> float operator -> quantize, by operators
     of torch's `quantized_decomposed`. hop.export.to_integer is the reverse.
 
@@ -52,12 +52,20 @@ def to_qdq(program: ExportedProgram) -> Rewritten:
     The form says what is computed but for roundings: backends differ in how they go from sums to codes, and
     `choose_qparams_per_token_asymmetric` finds other scales than MinMax by roundings.
 
+    Args:
+        target: "xnnpack" leaves what ExecuTorch's XnnpackPartitioner does not take over in this form, so that it stays
+            a product of integers: products of static activations that give floats, scales and biases that the program
+            does not hold, uint8, convolutions of three dimensions. The default, None, leaves only what the form
+            cannot say.
+
     Returns the program and a report of what was written and what was left, with the reasons. Raises TypeError for what
-    is no ExportedProgram.
+    is no ExportedProgram, ValueError for an unknown target.
     """
     if not isinstance(program, ExportedProgram):
         raise TypeError(f"program must be a torch.export.ExportedProgram, got {type(program).__name__}")
-    writer = _Writer(program.run_decompositions({}))
+    if target not in (None, "xnnpack"):
+        raise ValueError(f'target must be "xnnpack" or None, got {target!r}')
+    writer = _Writer(program.run_decompositions({}), target)
     writer.run()
     constants = writer.constants
     made = rebuilt(writer.program, writer.graph, constants.signature, constants=constants.tensors)
@@ -74,13 +82,15 @@ class _Weight(NamedTuple):
 
 
 class _Writer:
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: ExportedProgram, target: str | None) -> None:
+        self.target = target
         self.program, self.graph = program, graph_of(program)
         self.known = known_tensors(program, self.graph)
         self.constants = Constants(program)
         self.rows: list[Row] = []
         self.read: set[Node] = set()  # nodes that quantize for what was written
         self.tokens: dict[Node, list[Node]] = {}  # the scales and zero points of rows, of nodes that quantize
+        self.casts: dict[Node, Node] = {}
         vals = (node.meta.get("val") for node in self.graph.nodes)
         self.mode: Any = next((v.fake_mode for v in vals if isinstance(v, FakeTensor)), None)
 
@@ -147,6 +157,9 @@ class _Writer:
         if isinstance(bias, Node) and len(value(bias).shape) != 1:
             raise _Left("its bias is no vector")
         by_rows = not _is_whole(lhs.quantizer)
+        self.refuse_if(not by_rows and isinstance(call.output, torch.dtype), "it gives floats")
+        self.refuse_if(isinstance(bias, Node) and bias not in self.known, "the program does not hold its bias")
+        self.refuse_if(len(rhs.shape) > 4, "a convolution of three dimensions")
         if by_rows and call.roles.family is CONVOLUTION:
             raise _Left("a convolution of activations with more than one scale")
         encoding = self.rows_of(lhs) if by_rows else self.encoding(lhs)
@@ -176,9 +189,10 @@ class _Writer:
         if node not in self.read:
             raise _Left("nothing that was written reads it")
         q, x, scale, zero = _quantizing(node)
+        x = self.float32(node, x)
         if node in self.tokens:
             scale, zero = self.tokens[node]
-            codes = Encoding(x, scale, zero, (1, -1), torch.int8, *RANGES[torch.int8], None)
+            codes = _of_rows(x, scale, zero)
         else:
             codes = self.beside(node, self.codes_of(q, scale, zero)._replace(tensor=x))
         made = self.write(node, "quantize", codes)
@@ -188,8 +202,8 @@ class _Writer:
     def dequantized(self, node: Node) -> str:
         q, tensors, usages, shape, dtype = node.args
         operand = Operand(Quantizer.parse(q), tuple(tensors), tuple(usages), tuple(shape))  # type: ignore[arg-type]
-        if operand.tensors[0] in self.known:
-            raise _Left("it dequantizes what the program holds")
+        if encodings.quantizing(operand.tensors[0]) is None:  # type: ignore[arg-type]
+            raise _Left("nothing that was written makes its codes")
         made = self.activation(node, operand)
         if dtype != torch.float32:
             made = self.call(node, aten._to_copy.default, made, dtype=dtype)
@@ -206,10 +220,9 @@ class _Writer:
         format = q.format
         assert isinstance(format, Integer)
         point = self.number(zero, format) if zero is not None else format.zero
-        return Encoding(
-            *(None, self.number(scale), point, (-1,)),  # type: ignore[arg-type]
-            *(format.dtype, format.low, format.high, None),
-        )
+        self.refuse_if(format.dtype != torch.int8, "codes of uint8")
+        made = self.number(scale)
+        return Encoding(None, made, point, (-1,), format.dtype, format.low, format.high, None)  # type: ignore[arg-type]
 
     def encoding(self, operand: Operand) -> Encoding:
         """How an operand with one scale stands for numbers."""
@@ -221,6 +234,7 @@ class _Writer:
         format = q.format
         assert isinstance(format, Integer)
         point = self.number(zero[0], format) if zero else format.zero
+        self.refuse_if(format.dtype != torch.int8, "codes of uint8")
         return Encoding(node, self.number(scale), point, (-1,), format.dtype, format.low, format.high, None)  # type: ignore[arg-type]
 
     def rows_of(self, operand: Operand) -> Encoding:
@@ -236,15 +250,20 @@ class _Writer:
         if scale is not None:
             raise _Left("rows with given scales")
         if of not in self.tokens:
+            x = self.float32(of, x)
             chosen = self.call(of, encodings.operator("choose_qparams_per_token_asymmetric"), x, torch.int8)
             self.tokens[of] = [self.call(of, operator.getitem, chosen, i) for i in range(2)]
-        self.mark(node)  # type: ignore[arg-type]
-        return Encoding(node, *self.tokens[of], (1, -1), torch.int8, *RANGES[torch.int8], torch.float32)  # type: ignore[arg-type]
+        self.mark(node)
+        return _of_rows(node, *self.tokens[of])  # type: ignore[arg-type]
 
     def mark(self, codes: Any) -> None:
         """Codes are read by what is written: so is what quantizes them."""
         if codes.target is operator.getitem and codes.args[0].target is quantize_buffers:
             self.read.add(codes.args[0])
+
+    def refuse_if(self, is_untaken: bool, what: str) -> None:
+        if is_untaken and self.target is not None:
+            raise _Left(f"XNNPACK takes no such layer: {what}")
 
     def number(self, node: Any, format: Integer | None = None) -> Any:
         """The scale, or the zero point of a format, that a node is: a number if it is known, else the node."""
@@ -252,6 +271,7 @@ class _Writer:
         if known is None:
             if format is not None and value(node).is_floating_point():
                 raise _Left("a zero point of floats that the program does not hold")
+            self.refuse_if(True, "a scale that the program does not hold")
             return node
         if format is not None:
             return int(known.reshape(()).round().clamp(format.low, format.high).item())
@@ -303,7 +323,10 @@ class _Writer:
             raise _Left("codes of its weight, less the zero point, are beyond int8")
         shape = list(codes.shape)
         block = tuple(-1 if b == n and n != 1 else b for b, n in zip(found.block, shape, strict=True))
-        axis = 1 if call.op in _TRANSPOSED else 0
+        groups = _groups_transposed(call)
+        axis = 0 if groups is None else 1
+        if groups not in (None, 1) and any(b != -1 for b in block):
+            raise _Left("a transposed convolution in groups, whose weight has more than one scale")
         of_channel = tuple(1 if i == axis else -1 for i in range(len(shape)))
         is_group = by_rows and len(shape) == 2 and block[0] == 1 and block[1] > 1 and shape[1] % block[1] == 0
         if is_group and operand.quantizer.format == INT4:
@@ -347,6 +370,14 @@ class _Writer:
 
     # ---- the graph
 
+    def float32(self, before: Node, x: Node) -> Node:
+        """x in float32, as it is quantized in: one node, however often it is asked for."""
+        if value(x).dtype == torch.float32:
+            return x
+        if before not in self.casts:
+            self.casts[before] = self.call(before, aten._to_copy.default, x, dtype=torch.float32)
+        return self.casts[before]
+
     def held(self, name: str, x: Tensor) -> Node:
         """A constant of the program."""
         name, i = f"qdq_{name}", 0
@@ -385,6 +416,18 @@ class _Writer:
             user.replace_all_uses_with(found)
             self.graph.erase_node(user)
         self.graph.erase_node(node)
+
+
+def _of_rows(x: Node, scale: Any, zero: Any) -> Encoding:
+    low, high = RANGES[torch.int8]
+    return Encoding(x, scale, zero, (1, -1), torch.int8, low, high, torch.float32)
+
+
+def _groups_transposed(call: Call) -> int | None:
+    """The groups of a transposed convolution, None of other operators."""
+    if call.op in _TRANSPOSED:
+        return int(call.args[6]) if len(call.args) > 6 else 1
+    return int(call.args[8]) if call.op is aten.convolution.default and call.args[6] else None
 
 
 def _quantizing(node: Node) -> tuple[Quantizer, Node, Any, Any]:
