@@ -265,8 +265,11 @@ class TestXnnpack(unittest.TestCase):
         """XNNPACK holds the scales of groups in bfloat16."""
         module = layer(LINEAR, presets.INT4_32, (32, 64), x=presets.INT8_ROW_AFFINE, output=torch.float32, bias=32)
         if is_bfloat16:
-            held = module.w1.buffers() | {"scale": module.w1.buffers()["scale"].bfloat16().float()}
-            module.w1 = torch.nn.Parameter(hop.QuantizedTensor(held, presets.INT4_32, (32, 64), torch.float32), requires_grad=False)
+            w: Any = module.w1
+            held = w.buffers() | {"scale": w.buffers()["scale"].bfloat16().float()}
+            module.w1 = torch.nn.Parameter(
+                hop.QuantizedTensor(held, presets.INT4_32, (32, 64), torch.float32), requires_grad=False
+            )
         got, want = self.compared(module, torch.randn(50, 64))
         error = (got - want).abs().max() / want.abs().max()
         assert error < 1e-6 if is_bfloat16 else 1e-5 < error < 2**-8

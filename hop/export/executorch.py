@@ -45,7 +45,9 @@ def to_executorch(
     Args:
         program: a program of torch.export, with operators of ours or without.
         partitioners: ExecuTorch's, asked in their order, for what backends take over. They see linear layers and other
-            composite operators whole, and of operators of ours what `hop.export.to_qdq` wrote.
+            composite operators whole. For XnnpackPartitioner, `hop.export.to_qdq(program, target="xnnpack")` writes
+            operators of ours in the form that it takes over; XNNPACK computes their integers by its own rules, which
+            are those of hop.requantization.FloatMultiplier.
         compile_config, backend_config: ExecuTorch's own.
 
     Returns:

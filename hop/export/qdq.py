@@ -348,8 +348,8 @@ class _Writer:
             return _Weight(self.write(node, "dequantize", e), step)
         step = step if is_group else step.reshape(-1).expand(shape[axis]).contiguous()
         zeros = torch.zeros(step.shape, dtype=torch.int64)
-        scales = [self.held(f"{node.name}_{name}", x) for name, x in (("scales", step), ("zero_points", zeros))]
-        e = Encoding(held, *scales, block, torch.int8, low, high, torch.float32)
+        scales, zeros = (self.held(f"{node.name}_{name}", x) for name, x in (("scales", step), ("zeros", zeros)))
+        e = Encoding(held, scales, zeros, block, torch.int8, low, high, torch.float32)
         return _Weight(self.write(node, "dequantize", e), step)
 
     def bias(self, node: Node, bias: Any, encoding: Encoding, weight: _Weight) -> Any:
@@ -406,8 +406,8 @@ class _Writer:
         """Let those who read the buffers of a node read what was made: codes, and the scale and the zero point that the
         node was given."""
         for user in list(node.users):
-            i = user.args[1]
-            found, buffer = made[i], value(user)  # type: ignore[index]
+            i: Any = user.args[1]
+            found, buffer = made[i], value(user)
             if i:
                 found = self.call(node, aten.reshape.default, found, list(buffer.shape))
                 found = self.call(node, aten._to_copy.default, found, dtype=buffer.dtype)
@@ -419,6 +419,7 @@ class _Writer:
 
 
 def _of_rows(x: Node, scale: Any, zero: Any) -> Encoding:
+    """The encoding of rows whose scales are found while running."""
     low, high = RANGES[torch.int8]
     return Encoding(x, scale, zero, (1, -1), torch.int8, low, high, torch.float32)
 
