@@ -5,6 +5,7 @@ from hop.export.executorch import to_executorch as to_executorch
 from hop.export.integer import to_integer as to_integer
 from hop.export.lowering import lower as lower
 from hop.export.onnx import to_onnx as to_onnx
+from hop.export.qdq import to_qdq as to_qdq
 from hop.export.ranges import Ranges as Ranges
 from hop.export.ranges import ranges as ranges
 from hop.export.stock import from_torch as from_torch

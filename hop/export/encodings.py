@@ -3,9 +3,10 @@
     x ≈ (code - zero_point) · scale,   low <= code <= high
 
 The operators are those of torch (`quantized_decomposed`) and of torchao. They are known by their names: neither library
-has to be imported.
+has to be imported to be read.
 """
 
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -84,6 +85,29 @@ def is_encoding(node: Node) -> bool:
     """Whether a node is an operator of these libraries that makes or reads codes, known here or not."""
     name = _name(node)
     return name.startswith(("quantized_decomposed::", "torchao::")) and "quant" in name
+
+
+def written(verb: str, e: Encoding) -> tuple[OpOverload, tuple[Any, ...]]:
+    """The operator of torch that says `e`, and its arguments; `verb` is "quantize" or "dequantize". Scales of channels
+    have one dimension, those of tokens as many as the tensor; a scale of the tensor is a number, or, with the zero
+    point, a node."""
+    parameters, bounds = (e.tensor, e.scale, e.zero_point), (e.low, e.high, e.codes)
+    if all(b == -1 for b in e.block):
+        overload = ".tensor" if isinstance(e.scale, Node) else ""
+        return operator(f"{verb}_per_tensor{overload}"), (*parameters, *bounds)
+    output = () if verb == "quantize" else (e.output or torch.float32,)
+    if e.block[-1] not in (1, -1):
+        return operator(f"{verb}_per_channel_group"), (*parameters, *bounds, e.block[-1], *output)
+    if len(value(e.scale).shape) == 1:
+        return operator(f"{verb}_per_channel"), (*parameters, e.block.index(1), *bounds)
+    return operator(f"{verb}_per_token"), (*parameters, *bounds, *output)
+
+
+def operator(name: str) -> OpOverload:
+    """An operator of torch's `quantized_decomposed`, which torch defines when it is first asked for."""
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.quantized_decomposed, packet), overload or "default")
 
 
 def _read(node: Node, table: dict[str, Callable[..., Encoding | None]]) -> Encoding | None:

@@ -13,6 +13,7 @@ from hop._hop import Hop, decompositions
 from hop.export.folding import folded
 from hop.export.lowering import lower
 from hop.export.program import value
+from hop.export.qdq import to_qdq
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, ExecutorchProgramManager
@@ -44,7 +45,9 @@ def to_executorch(
     Args:
         program: a program of torch.export, with operators of ours or without.
         partitioners: ExecuTorch's, asked in their order, for what backends take over. They see linear layers and other
-            composite operators whole, and of operators of ours what `hop.export.to_qdq` wrote.
+            composite operators whole. For XnnpackPartitioner, `hop.export.to_qdq(program, target="xnnpack")` writes
+            operators of ours in the form that it takes over; XNNPACK computes their integers by its own rules, which
+            are those of hop.requantization.FloatMultiplier.
         compile_config, backend_config: ExecuTorch's own.
 
     Returns:
@@ -64,9 +67,11 @@ def to_executorch(
 
     compile_config = compile_config or EdgeCompileConfig()
     if partitioners:
+        to_xnnpack = any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners)
+        program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
         low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
         _check_dtypes(low)
-        if any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners):
+        if to_xnnpack:
             _check_xnnpack(low)
         edge = to_edge_transform_and_lower(low, partitioner=list(partitioners), compile_config=compile_config)
     else:

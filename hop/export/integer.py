@@ -12,7 +12,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from hop.export.held import (
     unit,
 )
 from hop.export.program import constant, emit, graph_of, propagate, rebuilt, tensors_of, value, without_unused
-from hop.export.report import Report, Row
+from hop.export.report import Report, Rewritten, Row
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, VALUE, aten
 from hop.quantizer import Quantizer
 from hop.requantization import Reciprocal, Requantization
@@ -47,13 +47,6 @@ _PRODUCTS = (MATRIX, CONVOLUTION)
 
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
-
-
-class Rewritten(NamedTuple):
-    """What `to_integer` gives."""
-
-    program: ExportedProgram
-    report: Report
 
 
 def to_integer(program: ExportedProgram, *, requantize: Requantization | None = None) -> Rewritten:

@@ -1,6 +1,9 @@
 """What became of the nodes of a program."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch.export import ExportedProgram
 
 
 @dataclass(frozen=True)
@@ -34,3 +37,10 @@ class Report:
             verb = "" if row.is_rewritten else "left: "
             lines.append(f"{row.node:<{widths[0]}}  {row.operator:<{widths[1]}}  {verb}{row.detail}")
         return "\n".join(lines)
+
+
+class Rewritten(NamedTuple):
+    """What `to_integer` and `to_qdq` give."""
+
+    program: ExportedProgram
+    report: Report
