@@ -426,6 +426,8 @@ def written(x: torch.Tensor) -> torch.Tensor:
     if is_plain_eager():
         return x
     x = x.contiguous()
+    if not known_equal(x.storage_offset(), 0):
+        return x  # a part of what is in memory; Inductor's as_strided would begin at its first element (torch 2.13)
     return x.as_strided(x.shape, x.stride())
 
 

@@ -15,7 +15,7 @@ import hop
 from hop import presets
 from hop.formats import INT8
 from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, FloatMultiplier, Requantization
+from hop.requantization import FloatMultiplier, Requantization
 from hop.scaling import Given
 
 aten = torch.ops.aten
@@ -54,8 +54,10 @@ class Perceptron(Chain):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         at = self.at()
-        h = hop.scaled(aten.linear.default, static(GEMMLOWP), self.quantized(x), self.first, self.bias, **at[1])
-        y = hop.scaled(aten.linear.default, static(GEMMLOWP), h, self.second, **at[2])
+        h = hop.scaled(
+            aten.linear.default, static(FloatMultiplier()), self.quantized(x), self.first, self.bias, **at[1]
+        )
+        y = hop.scaled(aten.linear.default, static(FloatMultiplier()), h, self.second, **at[2])
         return y.codes, hop.dequantize(y)
 
 

@@ -132,4 +132,6 @@ class TestTorchao(unittest.TestCase):
         for layer in list(want)[::2]:
             layer.weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)  # which its class knows
         assert torch.equal(mended.module()(x), want(x))
-        assert torch.equal(mended.run_decompositions().module()(x), want(x))
+        torch.testing.assert_close(
+            mended.run_decompositions().module()(x), want(x), rtol=1e-5, atol=1e-2
+        )  # its silu is another
