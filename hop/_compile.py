@@ -426,8 +426,10 @@ def written(x: torch.Tensor) -> torch.Tensor:
     if is_plain_eager():
         return x
     x = x.contiguous()
-    if not known_equal(x.storage_offset(), 0):
-        return x  # a part of what is in memory; Inductor's as_strided would begin at its first element (torch 2.13)
+    # Inductor's as_strided begins at the first element of what x is a part of, and does not take a number that
+    # AOTInductor knows (torch 2.13).
+    if not known_equal(x.storage_offset(), 0) or (not is_compiling_for_here() and known_equal(x.numel(), 1)):
+        return x
     return x.as_strided(x.shape, x.stride())
 
 
