@@ -53,7 +53,7 @@ bench: $(VENV)/dev $(VENV)/demo ## time ours against PyTorch's own; writes bench
 docs: $(VENV)/dev ## draw the gallery; write the tables that pages show of the code
 	@$(PY) -m docs.make
 
-lint: $(VENV)/dev $(VENV)/demo ## ruff and pyright
+lint: $(VENV)/dev $(VENV)/demo $(VENV)/runtimes ## ruff and pyright
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright
 
 gpu: $(VENV)/dev $(VENV)/cuda ## every operator on every route on a GPU, its kernels checked and timed; says so where there is none

@@ -167,7 +167,8 @@ def compare_model(model: nn.Module, batch: Batch, folder: Path) -> dict[str, Mod
         close = "equal bit for bit" if torch.equal(got, wanted) else f"cosine mean {mean:.4f}, worst {worst:.4f}"
         say(f"embeddings, {name:>8} against eager int8: {close}")
     ids, mask = batch
-    say_differences(verify(found["exported"], found["lowered"], (ids[:FEW], mask[:FEW])))
+    exported, lowered = found["exported"], found["lowered"]
+    say_differences(verify(exported, lowered, (ids[:FEW], mask[:FEW])))  # type: ignore[arg-type]  # modules
     say("(lowering and compiling change how floats round, which can move the code of an activation by one)")
     return found
 
