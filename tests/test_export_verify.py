@@ -212,7 +212,7 @@ class TestPairs(unittest.TestCase):
         buffers = program.run_decompositions({})
         made = (program, lower(program), buffers, program.module(), lower(buffers).module())
         found = verify(made[i], made[j], (x,))
-        assert found.first is None and len(found.rows) >= 6
+        assert found.first is None and len(found.rows) >= 3
         assert found.outputs[0].elements == 144
 
     def test_after_a_file(self):
