@@ -3,6 +3,7 @@
 The oracle is the program that was rewritten: PyTorch's own quantize and dequantize operators around float operators.
 """
 
+import copy
 import io
 import unittest
 import warnings
@@ -621,6 +622,34 @@ class TestOddGraphs(unittest.TestCase):
         first, second = module(x), module(x)
         assert torch.equal(first + 1, second)
 
+    def test_a_zero_point_that_is_written(self):
+        """A buffer that a program writes is no constant, whatever it holds now; one that it only writes is kept."""
+
+        class Learning(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("scale", torch.tensor(0.1))
+                self.register_buffer("zero", torch.tensor(0))
+                self.register_buffer("last", torch.tensor(0.0))
+
+            def forward(self, x: Tensor) -> Tensor:
+                codes = qd.quantize_per_tensor.tensor(x, self.scale, self.zero, -128, 127, torch.int8)
+                y = qd.dequantize_per_tensor.tensor(codes, self.scale, self.zero, -128, 127, torch.int8)
+                zero: Any = self.zero
+                zero.add_(1)
+                last: Any = self.last
+                last.copy_(x.sum())
+                return quantized(y + y, 0.3)
+
+        x = torch.randn(4, 8)
+        program = exported(Learning(), x)
+        found, _ = export.to_integer(copy.deepcopy(program))
+        plain, integer = program.module(), found.module()
+        for _ in range(3):
+            assert torch.equal(plain(x), integer(x))
+        state = dict(integer.named_buffers())
+        assert int(state["zero"]) == 3 and float(state["last"]) == float(x.sum())
+
     def test_what_is_no_program(self):
         for bad in (nn.Linear(2, 2), None, "model.pt2"):
             with self.assertRaisesRegex(TypeError, "program must be a torch.export.ExportedProgram, got "):
@@ -657,4 +686,4 @@ class TestReport(unittest.TestCase):
     def test_text(self):
         _, report = export.to_integer(exported(Holding(ODD["unknown_operator"][0]), torch.randn(6, 32)))
         text = str(report)
-        assert text.startswith("0 rewritten, 1 left") and "softmax" in text and "no operator of integers" in text
+        assert text.startswith("0 rewritten, 1 left\nnode") and "softmax" in text and "no operator of integers" in text

@@ -80,7 +80,8 @@ def without_unused(program: ExportedProgram) -> ExportedProgram:
     specs, gone = [], set()
     for spec in old.input_specs:
         node = nodes.get(getattr(spec.arg, "name", ""))
-        if spec.kind in _HELD and node is not None and not node.users:
+        is_written = spec.target in old.buffers_to_mutate.values()
+        if spec.kind in _HELD and node is not None and not node.users and not is_written:
             graph.erase_node(node)
             gone.add(spec.target)
         else:
@@ -101,11 +102,14 @@ def value(x: Any) -> Any:
 
 
 def constant(program: ExportedProgram, node: Node) -> Tensor | None:
-    """The value of a placeholder that is a parameter, a buffer or a constant of the program, None of any other node."""
+    """The value of a placeholder that is a parameter, a buffer or a constant of the program, which the program does not
+    write to; None of any other node."""
     if node.op != "placeholder":
         return None
     for spec in program.graph_signature.input_specs:
         if getattr(spec.arg, "name", None) == node.name and spec.target is not None:
+            if spec.target in program.graph_signature.buffers_to_mutate.values():
+                return None
             found = program.state_dict.get(spec.target, program.constants.get(spec.target))
             return found if isinstance(found, Tensor) else None
     return None

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from torch.export import ExportedProgram
 
+from hop.export.table import table
+
 
 @dataclass(frozen=True)
 class Row:
@@ -31,12 +33,9 @@ class Report:
         return tuple(row for row in self.rows if not row.is_rewritten)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.rewritten)} rewritten, {len(self.left)} left"]
-        widths = [max((len(getattr(row, name)) for row in self.rows), default=0) for name in ("node", "operator")]
-        for row in self.rows:
-            verb = "" if row.is_rewritten else "left: "
-            lines.append(f"{row.node:<{widths[0]}}  {row.operator:<{widths[1]}}  {verb}{row.detail}")
-        return "\n".join(lines)
+        head = f"{len(self.rewritten)} rewritten, {len(self.left)} left"
+        cells = [(r.node, r.operator, r.detail if r.is_rewritten else f"left: {r.detail}") for r in self.rows]
+        return f"{head}\n{table(('node', 'operator', 'operands -> result'), cells, right=3)}" if cells else head
 
 
 class Rewritten(NamedTuple):
