@@ -38,6 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
 import hop.checkpoint
+import hop.distributed
 
 EXACT = ("digits", "INT8_STATIC")  # all of whose layers sum integers, by the same scales for a part of a batch
 CLIP = 1.0  # the largest norm of the gradients of a step
@@ -257,7 +258,7 @@ def main() -> None:
         print("one process: there is nothing to compare; start several with torchrun --nproc_per_node 2")
         return
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group(hop.distributed.gloo())
     count = dist.get_world_size()
     mesh, start = init_device_mesh("cpu", (count,)), time.perf_counter()
     if dist.get_rank() == 0:

@@ -5,8 +5,11 @@ keeps scales (those of the rules hop.scaling.Given and Delayed) has a submodule 
 expect; the styles here do, and take any layer of hop.nn or PyTorch.
 """
 
+import os
+from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor, parallel
 
@@ -52,3 +55,30 @@ def _is_placed(style: parallel.ParallelStyle, module: nn.Module, mesh: Any, plac
                 setattr(module, name, nn.Parameter(spread, requires_grad=own.requires_grad))
         return True
     return not isinstance(module, nn.Linear | nn.Embedding)
+
+
+_BACKEND = "hop_gloo"
+
+
+def gloo() -> str:
+    """The name of a backend for `init_process_group` and `new_group`: Gloo with one thread for each group.
+
+    PyTorch 2.13's own has two, which note the name of the collective that they completed in one string without a lock.
+    Where two of them end together, as codes and scales do, that string's memory is freed twice, and the process may
+    crash. Collectives of one group run one after the other here; the environment variable GLOO_SOCKET_IFNAME is read as
+    PyTorch reads it.
+    """
+    if not hasattr(dist.Backend, _BACKEND.upper()):
+        dist.Backend.register_backend(_BACKEND, _one_thread, devices=["cpu"])
+    return f"cpu:{_BACKEND}"
+
+
+def _one_thread(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    group: Any = dist.ProcessGroupGloo
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    options = group._Options()
+    options._devices = [group.create_device(interface=name) for name in interfaces] or [group.create_default_device()]
+    options._threads, options._timeout = 1, timeout
+    made = group(store, rank, size, options)
+    made._set_sequence_number_for_group()
+    return made

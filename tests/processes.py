@@ -1,4 +1,4 @@
-"""Checks in several processes: `run` spawns them, over gloo, and each calls the function."""
+"""Checks in several processes: `run` spawns them, over Gloo, and each calls the function."""
 
 import faulthandler
 import os
@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
+
+from hop.distributed import gloo
 
 
 def run(check: Callable[[Any, int], None], world: int = 2) -> None:
@@ -30,7 +32,7 @@ def _worker(rank: int, port: int, check: Callable[[Any, int], None], world: int)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     faulthandler.enable()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    dist.init_process_group(gloo(), rank=rank, world_size=world, timeout=timedelta(seconds=120))
     # Gloo's threads may still hold tensors, and abort the process if they let go of one while the interpreter shuts
     # down (pytorch #179291): leave without shutting down, and say before what went wrong.
     done = False

@@ -6,6 +6,8 @@ decomposition put into the place of a linear. A node that a pass made anew has n
 from the first one; their places hold None, so that all nodes of a program have ancestries of one length.
 """
 
+from collections.abc import Iterator
+
 from torch.fx import Graph, Node
 
 Ancestry = tuple[str | None, ...]
@@ -36,6 +38,24 @@ def descendants(a: Graph, b: Graph) -> list[tuple[Node, list[Node]]]:
         if len(names) >= depth:
             groups.setdefault(names[:depth], []).append(node)
     return [(node, groups.get(names, [])) for node, names in of_a.items()]
+
+
+def relatives(a: Graph, b: Graph) -> Iterator[tuple[list[Node], list[Node]]]:
+    """What became of one node in `a` and in `b`, which took it apart each in its own way: of each such node those that
+    others read, nodes of the last programs first."""
+    of_a, of_b = ancestries(a), ancestries(b)
+    for length in range(min(depth(a), depth(b)) - 1, 0, -1):
+        in_a, in_b = (_by_ancestor(names, length) for names in (of_a, of_b))
+        for ancestor, group in in_a.items():
+            yield results(group), results(in_b.get(ancestor, []))
+
+
+def _by_ancestor(ancestries: dict[Node, Ancestry], length: int) -> dict[Ancestry, list[Node]]:
+    groups: dict[Ancestry, list[Node]] = {}
+    for node, names in ancestries.items():
+        if names[length - 1] is not None:
+            groups.setdefault(names[:length], []).append(node)
+    return groups
 
 
 def depth(graph: Graph) -> int:

@@ -6,10 +6,13 @@ Both run side by side, each value is compared as soon as both have it, and none 
 * nodes of the same name, in programs that were made of one another by edits, which leave the names of what they do not
   touch: a float, an integer or a quantized tensor beside one of its kind, of the same shape;
 * a node, and of those that a decomposition put into its place (hop.export.provenance) the one that others read, if it
-  is the only one of this kind and shape. Beside a quantized tensor these are its codes.
+  is the only one of this kind and shape. Beside a quantized tensor these are its codes;
+* where both programs took a node apart, each in its own way, those of the results of one kind and shape that each has
+  once.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -169,9 +172,19 @@ def verify(
 
 def _pairs(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
     """The nodes that correspond, in the order of `a`."""
-    if provenance.depth(a) > provenance.depth(b):
-        order = {node: i for i, node in enumerate(a.nodes)}
-        return sorted(((x, y) for y, x in _pairs(b, a)), key=lambda pair: order[pair[0]])
+    is_older = provenance.depth(a) <= provenance.depth(b)
+    found = _descended(a, b) if is_older else [(x, y) for y, x in _descended(b, a)]
+    for of_a, of_b in provenance.relatives(a, b):
+        used = {node for pair in found for node in pair}
+        fits = [(x, y) for x in of_a for y in of_b if not {x, y} & used and _fit(x, y, same_dtype=True)]
+        times = Counter(node for pair in fits for node in pair)
+        found += [(x, y) for x, y in fits if times[x] == times[y] == 1]
+    order = {node: i for i, node in enumerate(a.nodes)}
+    return sorted(found, key=lambda pair: order[pair[0]])
+
+
+def _descended(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
+    """Nodes of `a`, and what they are in `b`, which is as far from the first program, or farther."""
     found = []
     for node, group in provenance.descendants(a, b):
         if len(group) == 1 and _fit(node, group[0], same_dtype=False):
