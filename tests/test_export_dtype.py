@@ -89,7 +89,7 @@ class TestOurs(unittest.TestCase):
         assert want.dtype == dtype
         checked(torch.export.export(module, (x,)), x, want)
 
-    @parameterized.expand([(f"{m}_{s}", m, s) for m in ("int8", "int4") for s in SPELLINGS])
+    @parameterized.expand([(f"{m}_{s}", m, s) for m in MODELS for s in SPELLINGS])
     @pytest.mark.full
     def test_cast_after_loading(self, _name, model, spelling):
         """Export in bfloat16, save, load, cast the module of the program, and export it again."""
@@ -99,15 +99,20 @@ class TestOurs(unittest.TestCase):
         again, x = cast(program.module()), torch.randn(3, 64).to(dtype)
         checked(torch.export.export(again, (x,)), x, cast(copy.deepcopy(module))(x))
 
-    @parameterized.expand([("frozen_4w",), ("frozen_8da4w",)])
     @pytest.mark.full
-    def test_a_named_dtype_stays(self, model):
-        """hop.nn's layers name the dtype of their result in the program, as hop.scaled does: a cast of what was loaded
-        reaches their weights, and not that."""
-        program = loaded(torch.export.export(MODELS[model](), (torch.randn(3, 64).bfloat16(),)))
-        again = program.module().float()
-        assert {t.dtype for t in again.parameters()} == {torch.float32}
-        assert again(torch.randn(3, 64)).dtype == torch.bfloat16
+    def test_a_named_dtype_stays(self):
+        """What a program names is part of its meaning, as the dtype of hop.scaled and that of autocast."""
+
+        class Named(nn.Module):
+            def forward(self, x: Tensor, w: Tensor) -> Tensor:
+                return hop.quantized(torch.ops.aten.linear.default, hop.schemes.INT4_W, x, w, dtype=torch.bfloat16)
+
+        x, w = torch.randn(3, 64), torch.randn(8, 64)
+        again = loaded(torch.export.export(Named(), (x.bfloat16(), w.bfloat16()))).module().float()
+        assert again(x.bfloat16(), w.bfloat16()).dtype == torch.bfloat16
+        with torch.autocast("cpu", torch.bfloat16):
+            program = torch.export.export(frozen(hop.schemes.INT4_W).float(), (x,))
+        assert loaded(program).module()(x).dtype == torch.bfloat16
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")

@@ -247,6 +247,41 @@ class TestXnnpack(unittest.TestCase):
         made = to_executorch(torch.export.export(model, (x,)), partitioners=[XnnpackPartitioner()])
         assert (run(made, x) - model(x)).abs().max() < 0.02 * model(x).abs().max()
 
+    @pytest.mark.full
+    def test_what_the_delegate_cannot_run_is_refused(self):
+        """XNNPACK takes a transposed convolution in groups, and does not start; the portable kernels run it."""
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+        module, x = (
+            convolution(aten.conv_transpose2d.input, (4, 3, 3, 3), [1, 1], [0, 0], [0, 0], 2),
+            torch.randn(1, 4, 6, 6),
+        )
+        with pytest.raises(NotImplementedError, match=r"XnnpackBackend took over parts of 'forward'.*leave its partit"):
+            to_executorch(torch.export.export(module, (x,)), partitioners=[XnnpackPartitioner()])
+        check(module, x)
+
+    @pytest.mark.full
+    def test_three_dimensions_are_refused(self):
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+        module, x = convolution(aten.conv3d.default, (4, 3, 3, 3, 3)), torch.randn(1, 3, 6, 6, 6)
+        for partitioners in ((), (XnnpackPartitioner(),)):
+            with pytest.raises(NotImplementedError, match=r"convolution of three dimensions.*one and two"):
+                to_executorch(torch.export.export(module, (x,)), partitioners=partitioners)
+
+
+def convolution(op: Any, shape: tuple[int, ...], *options: Any) -> Calls:
+    """Of int8, with a scale for each of its output channels."""
+    static = Quantizer(INT8, scale=Given())
+    block = [-1] * len(shape)
+    block[op is aten.conv_transpose2d.input] = 1
+
+    def f(m: Any, x: Tensor) -> Tensor:
+        t = hop.quantize(static, x, scale=torch.tensor(0.02))
+        return hop.dequantize(hop.scaled(op, static, t, m.weight, None, *options, output_scale=torch.tensor(0.03)))
+
+    return Calls(f, weight=hop.quantize(Quantizer(INT8, block=tuple(block)), torch.randn(shape)))
+
 
 class TestFolded(unittest.TestCase):
     @pytest.mark.full

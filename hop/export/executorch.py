@@ -29,6 +29,8 @@ DTYPES = frozenset(
 GROUPED = frozenset({"torchao.dequantize_affine.default", "quantized_decomposed.dequantize_per_channel_group.default"})
 """What dequantizes a weight with a scale for each group along its last dimension."""
 
+CONVOLUTIONS = frozenset({"aten.convolution.default", "aten.conv3d.default", "aten.conv_transpose3d.input"})
+
 PRODUCTS = frozenset({"aten.linear.default", "aten.mm.default", "aten.addmm.default", "aten.bmm.default"})
 
 
@@ -56,8 +58,9 @@ def to_executorch(
     Raises:
         ImportError: ExecuTorch is not installed.
         TypeError: a value is of a dtype that ExecuTorch has no kernels for, such as 8-bit floats.
-        NotImplementedError: an operator has no portable kernel, or XNNPACK would take a layer whose weight alone is
-            quantized in groups, which it computes without the scales.
+        NotImplementedError: an operator, or a convolution of three dimensions, has no portable kernel; XNNPACK would
+            take a layer whose weight alone is quantized in groups, which it computes without the scales; or a backend
+            took what it cannot run, found by loading the file where this runtime has the backend.
     """
     try:
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge, to_edge_transform_and_lower
@@ -71,17 +74,22 @@ def to_executorch(
         program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
         low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
         _check_dtypes(low)
+        _check_convolutions(low)
         if to_xnnpack:
             _check_xnnpack(low)
         edge = to_edge_transform_and_lower(low, partitioner=list(partitioners), compile_config=compile_config)
     else:
         low = lower(program)
         _check_dtypes(low)
+        _check_convolutions(low)
         low = folded(low)
         edge = to_edge(low, compile_config=compile_config)
     with torch.no_grad():  # its passes run buffers' updates again, also those of weights that require gradients
         made = edge.to_executorch(backend_config or ExecutorchBackendConfig())
-    _check_kernels(made, Runtime.get().operator_registry.operator_names)
+    runtime = Runtime.get()
+    _check_kernels(made, runtime.operator_registry.operator_names)
+    if partitioners:
+        _check_delegates(made, runtime)
     return made
 
 
@@ -95,6 +103,15 @@ def _check_dtypes(program: ExportedProgram) -> None:
                     "it has them for integers, and for floats of 16 bits and more: quantize to int8, int4 or MXFP4, or "
                     "dequantize before exporting"
                 )
+
+
+def _check_convolutions(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if str(node.target) in CONVOLUTIONS and value(node.args[1]).dim() > 4:
+            raise NotImplementedError(
+                f"to_executorch: {_described(program, node)} is a convolution of three dimensions, for which "
+                "ExecuTorch has no kernels; it has them for one and two"
+            )
 
 
 def _described(program: ExportedProgram, node: Node) -> str:
@@ -153,3 +170,20 @@ def _check_kernels(made: "ExecutorchProgramManager", known: Any) -> None:
         name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
         if name.startswith(("aten::", "dim_order_ops::", "quantized_decomposed::")) and name not in known:
             raise NotImplementedError(f"to_executorch: node {node.name!r} calls {name}, which has no portable kernel")
+
+
+def _check_delegates(made: "ExecutorchProgramManager", runtime: Any) -> None:
+    """Refuse a file whose delegates do not start, where this runtime has them: XNNPACK takes convolutions of three
+    dimensions, for instance, and refuses them when the file is loaded."""
+    wanted = {delegate.id for plan in made.executorch_program.execution_plan for delegate in plan.delegates}
+    if not all(runtime.backend_registry.is_available(name) for name in wanted):
+        return
+    program = runtime.load_program(made.buffer)
+    for method in sorted(program.method_names):
+        try:
+            program.load_method(method)
+        except RuntimeError as error:
+            raise NotImplementedError(
+                f"to_executorch: {', '.join(sorted(wanted))} took over parts of {method!r} that it cannot run: {error} "
+                "(its own words are on stderr); leave its partitioner out"
+            ) from error

@@ -43,15 +43,16 @@ class Quantized(Composite):
     plain = Composite.plain | {QuantizedTensor}
     parts = buffers_operator
 
-    def check(self, op: OpOverload, scheme: str, dtype: torch.dtype, /, *rest: Any, **kwargs: Any) -> Any:
+    def check(self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any) -> Any:
         check_op(op)
         count = _FIXED - 3
         bound, kwargs = describe(op).bind(tuple(rest[count:]), kwargs)
         calls.check(taken(op, scheme, dtype, (*rest[:count], *bound), kwargs))
         return (op, scheme, dtype, *rest[:count], *bound), kwargs
 
-    def reference(self, op: OpOverload, scheme: str, dtype: torch.dtype, /, *rest: Any, **kwargs: Any) -> Tensor:
+    def reference(self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any) -> Tensor:
         call = taken(op, scheme, dtype, rest, kwargs)
+        dtype = call.dtype
         args = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
         output, scales = call.scheme.output, call.scales
         if output is None:
@@ -94,7 +95,9 @@ class Quantized(Composite):
                     found[first + i] = d
         return found
 
-    def forward_mode(self, op: OpOverload, scheme: str, dtype: torch.dtype, /, *rest: Any, **kwargs: Any) -> Tensor:
+    def forward_mode(
+        self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any
+    ) -> Tensor:
         """The value, with the derivatives of the operator on fake-quantized operands."""
         call = taken(op, scheme, dtype, rest, kwargs)
         if call.scheme.output is not None:
@@ -103,8 +106,10 @@ class Quantized(Composite):
             )
         constants = tree_map_only(Tensor, torch.Tensor.detach, (op, scheme, dtype, *rest))
         value = self(*constants, **kwargs)
-        factors = {role: operands.numbers(call, role, dtype) for role in (LHS, RHS) if call.place(role) is not None}
-        bias = {BIAS: call.find(BIAS).to(dtype)} if call.place(BIAS) is not None else {}
+        factors = {
+            role: operands.numbers(call, role, call.dtype) for role in (LHS, RHS) if call.place(role) is not None
+        }
+        bias = {BIAS: call.find(BIAS).to(call.dtype)} if call.place(BIAS) is not None else {}
         linear = op(*call.replaced(factors | bias), **kwargs)
         return with_derivatives(value, linear)
 
@@ -153,7 +158,7 @@ def quantized(
         args, kwargs: the arguments of `op`, in its own order. One that is a QuantizedTensor already, by the scheme's
             quantizer, is taken as it is.
         dtype: of the result; by default that of the operands, under autocast that of autocast. The products of the
-            backward have it too.
+            backward have it too. One that is left out stays open in programs, which follow casts of their module.
         scales: what takes the place of the rules of the scheme's quantizers: static, calibrated or learned scales and
             zero points. They get gradients where they are floating point, but for `grad`.
         seed: int64 of shape (), from which the random bits of stochastic rounding are found; by default one that is
@@ -181,7 +186,7 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
     bound, kwargs = describe(op).bind(args, kwargs)
     found = calls.operands_of(op, bound)
     if dtype is None:
-        dtype = calls.default_dtype(found)
+        dtype = calls.autocast_dtype(found[0])
     if seed is None and Scheme.parse(text).is_stochastic():
         seed = torch.randint(2**62, (), device=found[0].device)
     return quantized_operator(op, text, dtype, seed, *scales, *bound, **kwargs)

@@ -1,5 +1,6 @@
 """A call of quantized, taken apart, and what may be asked."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -197,11 +198,15 @@ def _uses(call: Call, role: str) -> bool:
     return role == OUTPUT or (call.place(role) is not None and not is_quantized(call.find(role)))
 
 
-def taken(op: OpOverload, scheme: str, dtype: torch.dtype, rest: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-    """The call that stands in a graph as (op, scheme, dtype, seed, *scales, *args)."""
+def taken(op: OpOverload, scheme: str, dtype: torch.dtype | None, rest: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """The call that stands in a graph as (op, scheme, dtype, seed, *scales, *args). A dtype of None is that of the
+    operands, whichever they are cast to later."""
     seed, *more = rest
     count = len(Scales._fields)
-    return Call(op, Scheme.parse(scheme), dtype, seed, Scales(*more[:count]), tuple(more[count:]), kwargs)
+    args = tuple(more[count:])
+    if dtype is None:
+        dtype = _promoted(operands_of(op, args))
+    return Call(op, Scheme.parse(scheme), dtype, seed, Scales(*more[:count]), args, kwargs)
 
 
 def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
@@ -219,13 +224,18 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
 
 def default_dtype(found: Sequence[Tensor]) -> torch.dtype:
     """The dtype of the result of a call that names none."""
-    device = found[0].device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    dtype = found[0].dtype
-    for x in found[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    return dtype
+    return autocast_dtype(found[0]) or _promoted(found)
+
+
+def _promoted(found: Sequence[Tensor]) -> torch.dtype:
+    return functools.reduce(torch.promote_types, (x.dtype for x in found))
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype of results of products under autocast, None where it is off."""
+    device = x.device.type
+    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if enabled else None
 
 
 def fitted(call: Call, role: str, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:

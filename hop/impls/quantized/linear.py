@@ -284,10 +284,11 @@ def _node(
 ) -> tuple[Any, ...]:
     options, args = Options.read(listed), (x, weight, bias)
     dtype = calls.default_dtype(calls.operands_of(_LINEAR, args))
+    named = calls.autocast_dtype(x)
     scheme, seed = Scheme.parse(text), None
     if scheme.is_stochastic():
         seed = torch.randint(2**62, (), device=x.device)
-    quantized_operator.check(_LINEAR, text, dtype, seed, *scales, *args)
+    quantized_operator.check(_LINEAR, text, named, seed, *scales, *args)
     _check(options, main_grad, *args)
     given = [t for t in (*scales, *args) if t is not None]
     trains = torch.is_grad_enabled() and any(t.requires_grad for t in given)
@@ -300,7 +301,7 @@ def _node(
         raise NotImplementedError(f"{_UNSUPPORTED} its weight has a main_grad; remove it, or call the layer plainly")
     if options.parallel.mode != "none":
         raise NotImplementedError(f"{_UNSUPPORTED} it is spread over processes; call it plainly")
-    return (quantized_operator(_LINEAR, text, dtype, seed, *scales, *args),)
+    return (quantized_operator(_LINEAR, text, named, seed, *scales, *args),)
 
 
 _UNSUPPORTED = (
