@@ -143,19 +143,19 @@ def fixed_point(multiplier: Tensor) -> tuple[Tensor, Tensor]:
     """The mantissa (2^30 to 2^31 - 1, or 0) and the shift, int64, of positive numbers, float64, which they are as
     mantissa · 2^(shift - 31).
 
-    Read from the bits of the number; in a decomposition, found by products with powers of two, which are exact and
-    which every runtime has."""
+    Read from the bits of the number; in a decomposition, found by a logarithm, which every runtime has, and products
+    with powers of two, which are exact: where a runtime rounds the logarithm across an integer, the rest says so."""
     if not _compile.is_lowering():
         bits = multiplier.view(torch.int64)
         mantissa = ((bits & (2**52 - 1)) + 2**52 + 2**21) >> 22
         shift = ((bits >> 52) & 2047) - 1022
     else:
-        rest, shift = multiplier, torch.ones_like(multiplier, dtype=torch.int64)
-        for step in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
-            large = rest >= 2.0**step
-            rest, shift = torch.where(large, rest * 2.0**-step, rest), torch.where(large, shift + step, shift)
-            small = rest < 2.0 ** (1 - step)
-            rest, shift = torch.where(small, rest * 2.0**step, rest), torch.where(small, shift - step, shift)
+        low, high = -_MANTISSA_BITS - 3, 33  # what is beyond is 0, or the largest
+        near = torch.where(multiplier > 2.0**low, multiplier, 2.0**low).clamp(max=2.0**high)  # NaN is not
+        shift = torch.log2(near).floor().to(torch.int64).clamp(low, high)
+        rest = near * lookup([2.0**-i for i in range(low, high + 1)], shift - low)
+        shift = shift + (rest >= 2).to(torch.int64) - (rest < 1).to(torch.int64) + 1
+        rest = torch.where(rest >= 2, rest * 0.5, torch.where(rest < 1, rest * 2, rest))
         mantissa = (rest * 2.0 ** (_MANTISSA_BITS - 1) + 0.5).floor().to(torch.int64)
     full = mantissa == 2**_MANTISSA_BITS
     mantissa, shift = torch.where(full, 2 ** (_MANTISSA_BITS - 1), mantissa), torch.where(full, shift + 1, shift)

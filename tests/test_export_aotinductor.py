@@ -1,5 +1,6 @@
 """Programs compiled ahead of time by AOTInductor, run in a process that has not imported the library."""
 
+import functools
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import hop
 from hop import presets
 from hop.formats import INT8
 from hop.quantizer import Quantizer
-from hop.requantization import FloatMultiplier, Requantization
+from hop.requantization import GEMMLOWP, FloatMultiplier, Requantization
 from hop.scaling import Given
 
 aten = torch.ops.aten
@@ -45,19 +46,18 @@ class Chain(nn.Module):
 
 
 class Perceptron(Chain):
-    def __init__(self) -> None:
+    def __init__(self, rule: Requantization) -> None:
         super().__init__(
             first=hop.quantize(presets.INT8_ROW, torch.randn(32, 64) / 8),
             second=hop.quantize(presets.INT8_ROW, torch.randn(16, 32) / 6),
         )
         self.bias = nn.Buffer(torch.randint(-500, 500, (32,), dtype=torch.int32))
+        self.rule = rule
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         at = self.at()
-        h = hop.scaled(
-            aten.linear.default, static(FloatMultiplier()), self.quantized(x), self.first, self.bias, **at[1]
-        )
-        y = hop.scaled(aten.linear.default, static(FloatMultiplier()), h, self.second, **at[2])
+        h = hop.scaled(aten.linear.default, static(self.rule), self.quantized(x), self.first, self.bias, **at[1])
+        y = hop.scaled(aten.linear.default, static(self.rule), h, self.second, **at[2])
         return y.codes, hop.dequantize(y)
 
 
@@ -90,7 +90,12 @@ class Dynamic(Chain):
         return codes.codes, hop.scaled(aten.linear.default, torch.float32, codes, self.weight)
 
 
-MODELS = {"perceptron": (Perceptron, (64,)), "net": (Net, (4, 12, 12)), "8da4w": (Dynamic, (64,))}
+MODELS = {
+    "perceptron": (functools.partial(Perceptron, FloatMultiplier()), (64,)),
+    "fixed_point": (functools.partial(Perceptron, GEMMLOWP), (64,)),
+    "net": (Net, (4, 12, 12)),
+    "8da4w": (Dynamic, (64,)),
+}
 
 
 class All(nn.Module):
