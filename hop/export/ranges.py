@@ -23,6 +23,7 @@ from hop.export.intervals import Integers, Known, Reals, Sum
 from hop.export.lowering import lower
 from hop.export.table import table
 
+aten = torch.ops.aten
 PROVEN, MAY_OVERFLOW, UNKNOWN = "proven", "may overflow", "unknown"
 
 
@@ -212,7 +213,7 @@ class _Analysis:
     def _filled(self, node: Node, args: tuple[Any, ...]) -> Any:
         """Of a tensor of one number."""
         value = node.meta["val"]
-        number = args[1] if node.target is not intervals.aten.scalar_tensor.default else args[0]
+        number = args[1] if node.target is not aten.scalar_tensor.default else args[0]
         shape = intervals.concrete(value.shape)
         if not isinstance(number, bool | int | float):
             return intervals.anything(value)
@@ -306,7 +307,7 @@ def _cast_after(node: Node) -> Node | None:
             node = user
             continue
         value: Any = user.meta.get("val")
-        if user.target is not intervals.aten._to_copy.default or not intervals.is_integer(value.dtype):
+        if user.target is not aten._to_copy.default or not intervals.is_integer(value.dtype):
             return None
         narrower = value.dtype.itemsize < node.meta["val"].dtype.itemsize
         return user if narrower and value.dtype != torch.bool else None

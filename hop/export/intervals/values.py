@@ -1,0 +1,149 @@
+"""What is known of the value of a node."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LARGEST = 2**63 - 1
+FEW = 2**16  # elements, up to which each one has bounds of its own
+
+
+@dataclass(frozen=True)
+class Known:
+    value: Any
+
+
+@dataclass(frozen=True)
+class Integers:
+    low: Tensor  # int64
+    high: Tensor
+
+    def hull(self) -> tuple[int, int]:
+        if self.low.numel() == 0:
+            return 0, 0
+        return int(self.low.min()), int(self.high.max())
+
+    def one(self) -> bool:
+        """Whether there is one interval for all elements."""
+        return self.low.numel() == 1 and self.high.numel() == 1
+
+
+@dataclass(frozen=True)
+class Reals:
+    low: float = -math.inf
+    high: float = math.inf
+    nan: bool = True
+
+
+class Unknown(Exception):
+    """Why nothing is known."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What an operator computes before it is brought to the dtype of its result: exact bounds, and what they are made
+    of."""
+
+    low: int
+    high: int
+    parts: Integers | None  # the same element by element, if int64 holds them
+    known: str
+    is_product: bool = False
+
+
+def integers(low: int, high: int) -> Integers:
+    return Integers(torch.tensor(low), torch.tensor(high))
+
+
+def dtype_range(dtype: torch.dtype) -> tuple[int, int]:
+    if dtype == torch.bool:
+        return 0, 1
+    info = torch.iinfo(dtype)
+    return info.min, info.max
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+class Nothing:
+    """Of a symbolic number, or of a tensor that is neither of integers nor of real numbers."""
+
+
+def anything(x: Any) -> Any:
+    """What the dtype of a value says of it."""
+    if isinstance(x, list | tuple):
+        return tuple(map(anything, x))
+    if not isinstance(x, Tensor) or x.dtype.is_complex or x.dtype == torch.uint64:
+        return Nothing()
+    return integers(*dtype_range(x.dtype)) if is_integer(x.dtype) else Reals()
+
+
+def bounds(x: Any) -> Any:
+    """Integers or Reals; a number, or one that is known, has itself as both bounds."""
+    value = x.value if isinstance(x, Known) else x
+    if isinstance(value, bool | int):
+        return integers(int(value), int(value)) if -LARGEST <= value <= LARGEST else Reals(float(value), float(value))
+    if isinstance(value, float):
+        return Reals(value, value, math.isnan(value)) if not math.isnan(value) else Reals()
+    if isinstance(value, Tensor):
+        if value.dtype.is_complex or value.dtype == torch.uint64:
+            raise Unknown(f"values of {value.dtype}")
+        if is_integer(value.dtype):
+            wide = value.detach().to(torch.int64)
+            return Integers(wide, wide)
+        if value.numel() == 0:
+            return Reals(0.0, 0.0, False)
+        wide = value.detach().to(torch.float64)
+        numbers = wide[~wide.isnan()]
+        ends = (numbers.min().item(), numbers.max().item()) if numbers.numel() else (-math.inf, math.inf)
+        return Reals(*ends, numbers.numel() < wide.numel())
+    if isinstance(value, Integers | Reals):
+        return value
+    raise Unknown("an operand of which nothing is known")
+
+
+def reals(x: Any) -> Reals:
+    """Bounds as floats that hold them."""
+    found = bounds(x)
+    if isinstance(found, Reals):
+        return found
+    low, high = found.hull()
+    return Reals(math.nextafter(float(low), -math.inf) if int(float(low)) > low else float(low), above(high), False)
+
+
+def above(n: int) -> float:
+    return math.nextafter(float(n), math.inf) if int(float(n)) < n else float(n)
+
+
+def whole(x: Any) -> Integers:
+    found = bounds(int(x) if isinstance(x, float) and x.is_integer() else x)
+    if not isinstance(found, Integers):
+        raise Unknown("a float where an integer is expected")
+    return found
+
+
+def one(x: Integers) -> Integers:
+    return x if x.one() else integers(*x.hull())
+
+
+def fits(*numbers: int) -> bool:
+    return all(-LARGEST - 1 <= n <= LARGEST for n in numbers)
+
+
+def interval(low: int, high: int) -> str:
+    return f"{low:,}..{high:,}" if low != high else f"{low:,}"
+
+
+def concrete(shape: Iterable[Any]) -> list[int] | None:
+    """A shape without symbols."""
+    found = list(shape)
+    return found if all(isinstance(n, int) for n in found) else None
+
+
+def constant(x: Any) -> Tensor | None:
+    return x.value if isinstance(x, Known) and isinstance(x.value, Tensor) else None
