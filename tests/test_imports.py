@@ -48,6 +48,7 @@ LAYERS = {
         *VALUES,
     },
     "hop.distributed": {"hop.nn"},
+    "hop.optim": {"hop.impls", "hop.leaves", "hop.noise", "hop.tensor", "hop.presets", *VALUES},
     "hop.export": {
         *("hop._compile", "hop._hop", "hop.impls", "hop.kernels", "hop.leaves", "hop.tensor", "hop.nn"),
         *("hop.copies", "hop.presets"),

@@ -1,0 +1,20 @@
+"""Optimizers whose states are quantized tensors, with the arguments of torch.optim.
+
+states.py      which states are quantized, and by what
+updates.py     the updates, as functions of float32 tensors
+rounding.py    float32 to bfloat16, stochastically
+optimizer.py   what all optimizers share
+optimizers.py  AdamW, Adam, SGD, Lion
+"""
+
+from hop.optim.optimizers import SGD as SGD
+from hop.optim.optimizers import Adam as Adam
+from hop.optim.optimizers import AdamW as AdamW
+from hop.optim.optimizers import AdamW4bit as AdamW4bit
+from hop.optim.optimizers import AdamW8bit as AdamW8bit
+from hop.optim.optimizers import AdamWFp8 as AdamWFp8
+from hop.optim.optimizers import Lion as Lion
+from hop.optim.states import BITS4 as BITS4
+from hop.optim.states import BITS8 as BITS8
+from hop.optim.states import BITS8_FP8 as BITS8_FP8
+from hop.optim.states import FP8 as FP8

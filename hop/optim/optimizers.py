@@ -1,0 +1,207 @@
+"""AdamW, Adam, SGD and Lion."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hop.optim import updates
+from hop.optim.optimizer import Optimizer
+from hop.optim.states import BITS4, BITS8, FP8, States
+from hop.quantizer import Quantizer
+
+_MIN_NUMEL = 4096
+
+
+class Adam(Optimizer):
+    """torch.optim.Adam, whose states are quantized. The update is computed in float32, one parameter after the other.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad, maximize: as torch.optim.Adam has them. lr may be a tensor.
+        state: what quantizes the states "exp_avg", "exp_avg_sq" and "max_exp_avg_sq": a mapping from these names to
+            quantizers, such as hop.optim.BITS8, BITS4, FP8 or BITS8_FP8; a quantizer for all; None for floats. A param
+            group may have its own.
+        min_numel: the number of elements below which the states of a parameter stay floats, in its dtype.
+        stochastic_rounding: round bfloat16 parameters stochastically, so that updates smaller than half a unit are not
+            lost: unbiased, and a function of the seed, the step and the parameter's position.
+        error_if_nonfinite: raise FloatingPointError, before anything has changed, where a gradient has a NaN or an
+            infinity, either of which makes a NaN of all states in its block.
+        seed: of stochastic rounding; by default drawn from PyTorch's generator.
+
+    Raises:
+        TypeError, ValueError: an argument is of a wrong type or out of its range.
+    """
+
+    _decoupled = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        state: Quantizer | States | None = BITS8,
+        min_numel: int = _MIN_NUMEL,
+        stochastic_rounding: bool = False,
+        error_if_nonfinite: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        _check(self._name, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(
+            params,
+            defaults | {"amsgrad": amsgrad, "maximize": maximize},
+            state=state,
+            min_numel=min_numel,
+            stochastic_rounding=stochastic_rounding,
+            error_if_nonfinite=error_if_nonfinite,
+            seed=seed,
+        )
+
+    def _names(self, group: dict[str, Any]) -> Sequence[str]:
+        return ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * bool(group["amsgrad"]))
+
+    def _update(
+        self, group: dict[str, Any], step: Any, p: Tensor, grad: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        return updates.adam(p, grad, state, step=step, decoupled=self._decoupled, **options)
+
+
+class AdamW(Adam):
+    """torch.optim.AdamW, whose states are quantized. Arguments are those of Adam; weight_decay is 0.01 by default."""
+
+    _decoupled = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+
+
+class AdamW8bit(AdamW):
+    """AdamW with states of 8 bits, dynamic maps in blocks of 256: AdamW(state=hop.optim.BITS8)."""
+
+
+class AdamW4bit(AdamW):
+    """AdamW with states of 4 bits in blocks of 128: AdamW(state=hop.optim.BITS4)."""
+
+    def __init__(self, params: Any, *args: Any, **options: Any) -> None:
+        super().__init__(params, *args, **{"state": BITS4, **options})
+
+
+class AdamWFp8(AdamW):
+    """AdamW with states in e4m3 in blocks of 256: AdamW(state=hop.optim.FP8)."""
+
+    def __init__(self, params: Any, *args: Any, **options: Any) -> None:
+        super().__init__(params, *args, **{"state": FP8, **options})
+
+
+class SGD(Optimizer):
+    """torch.optim.SGD, whose momentum is quantized. Options that Adam has too are Adam's."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        state: Quantizer | States | None = BITS8,
+        min_numel: int = _MIN_NUMEL,
+        stochastic_rounding: bool = False,
+        error_if_nonfinite: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        _check(self._name, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError(
+                f"{self._name}: nesterov needs a momentum above 0 and a dampening of 0, got {momentum} and {dampening}"
+            )
+        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        super().__init__(
+            params,
+            defaults | {"nesterov": nesterov, "maximize": maximize},
+            state=state,
+            min_numel=min_numel,
+            stochastic_rounding=stochastic_rounding,
+            error_if_nonfinite=error_if_nonfinite,
+            seed=seed,
+        )
+
+    def _names(self, group: dict[str, Any]) -> Sequence[str]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
+    def _update(
+        self, group: dict[str, Any], step: Any, p: Tensor, grad: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        options = {name: group[name] for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov")}
+        return updates.sgd(p, grad, state, step=step, **options)
+
+
+class Lion(Optimizer):
+    """Lion: the sign of an average of gradients, with decoupled weight decay. Its learning rate is about a tenth of
+    AdamW's, and its weight_decay ten times as large. Options that Adam has too are Adam's."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        state: Quantizer | States | None = BITS8,
+        min_numel: int = _MIN_NUMEL,
+        stochastic_rounding: bool = False,
+        error_if_nonfinite: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        _check(self._name, lr=lr, betas=betas, weight_decay=weight_decay)
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize},
+            state=state,
+            min_numel=min_numel,
+            stochastic_rounding=stochastic_rounding,
+            error_if_nonfinite=error_if_nonfinite,
+            seed=seed,
+        )
+
+    def _names(self, group: dict[str, Any]) -> Sequence[str]:
+        return ("exp_avg",)
+
+    def _update(
+        self, group: dict[str, Any], step: Any, p: Tensor, grad: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        options = {name: group[name] for name in ("lr", "betas", "weight_decay")}
+        return updates.lion(p, grad, state, **options)
+
+
+def _check(name: str, *, betas: tuple[Any, ...] = (), **numbers: Any) -> None:
+    """Refuse what torch.optim refuses."""
+    for key, x in numbers.items():
+        if isinstance(x, Tensor):
+            if x.numel() != 1:
+                raise ValueError(
+                    f"{name}: {key} must be a number or a tensor of one element, got shape {tuple(x.shape)}"
+                )
+        elif not x >= 0:
+            raise ValueError(f"{name}: {key} must be at least 0, got {x}")
+    for i, beta in enumerate(betas):
+        if not isinstance(beta, Tensor) and not 0 <= beta < 1:
+            raise ValueError(f"{name}: betas[{i}] must be at least 0 and below 1, got {beta}")
