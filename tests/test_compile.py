@@ -1,6 +1,5 @@
 """What torch.compile makes of our node: the kernels' own operators, without recompiling for new sizes."""
 
-import itertools
 import unittest
 
 import pytest
@@ -62,7 +61,7 @@ class TestInductor(unittest.TestCase):
 
     def test_sizes_of_one_in_views_made_inside(self):
         """Inductor gives such views stride 0, which torch._int_mm reads wrong."""
-        shapes = list(itertools.product((1, 3), repeat=3))
+        shapes = [(1, 1, 3), (3, 1, 1), (1, 3, 1), (3, 3, 3)]  # each size 1 beside others that are and are not
 
         def function(lhs, rhs):
             out = []

@@ -188,7 +188,7 @@ class TestEmulated(unittest.TestCase):
         tile = next(t for t in tiles[i % 3 :] + tiles if fitting(form, t))
         check(product(form, 70, 80, 272), tile)
 
-    @parameterized.expand([(str(t), t, FORMS[i % 5 :: 5]) for i, t in enumerate(TILES)])
+    @parameterized.expand([(str(t), t, FORMS[i % 10 :: 10]) for i, t in enumerate(TILES)])
     @pytest.mark.full
     def test_each_tile_with_some_forms(self, _, tile, forms):
         self._check_all(forms, tile)
