@@ -67,7 +67,12 @@ def gloo() -> str:
     Where two of them end together, as codes and scales do, that string's memory is freed twice, and the process may
     crash. Collectives of one group run one after the other here; the environment variable GLOO_SOCKET_IFNAME is read as
     PyTorch reads it.
+
+    Raises:
+        RuntimeError: PyTorch was built without Gloo.
     """
+    if not dist.is_gloo_available():
+        raise RuntimeError("gloo: this build of PyTorch has no Gloo; take another backend")
     if not hasattr(dist.Backend, _BACKEND.upper()):
         dist.Backend.register_backend(_BACKEND, _one_thread, devices=["cpu"])
     return f"cpu:{_BACKEND}"

@@ -264,6 +264,12 @@ def distributed(mesh: Any, shapes: Any) -> Iterator[tuple[Quantizer, Any, Any]]:
             assert placed or mesh.ndim > 1
 
 
+def one_thread(mesh: Any, rank: int) -> None:
+    """hop.distributed.gloo's groups, and those that are made of them."""
+    groups = (mesh.get_group(), torch.distributed.group.WORLD, torch.distributed.new_group([0, 1]))
+    assert [g._get_backend(torch.device("cpu")).options._threads for g in groups] == [1, 1, 1]  # type: ignore[union-attr]
+
+
 def even(mesh: Any, rank: int) -> None:
     _placements_of(mesh, [(64, 256)])
 
@@ -467,6 +473,9 @@ class TestProcesses(unittest.TestCase):
 
     def test_uneven_over_four(self):
         run(uneven, 4)
+
+    def test_gloo_has_one_thread(self):
+        run(one_thread)
 
     def test_two_dimensions(self):
         run(two_dimensions, 4)

@@ -182,6 +182,20 @@ class TestQuantizedStates(unittest.TestCase):
         assert torch.equal(floats.state[params[0]]["exp_avg"], _numbers(ours.state[params[0]]["exp_avg"]))
         run(floats, params, range(3, 4))
 
+    def test_from_torch_sgd(self):
+        """It counts no steps, and has no buffer without momentum: either goes on as it would."""
+        for options in ({"momentum": 0.9}, {"momentum": 0.0}):
+            params = parameters()
+            theirs = torch.optim.SGD(params, lr=0.01, foreach=False, **options)
+            run(theirs, params, range(2))
+            others = copy.deepcopy(params)
+            ours = optim.SGD(others, state=None, **options)
+            ours.load_state_dict(theirs.state_dict())
+            run(theirs, params, range(2, 4))
+            run(ours, others, range(2, 4))
+            for a, b in zip(params, others, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
     def test_parameters_without_gradients_and_new_groups(self):
         params = parameters()
         optimizer = optim.AdamW8bit(params[:2])

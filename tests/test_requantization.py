@@ -32,7 +32,16 @@ import hop
 from hop import _compile
 from hop.formats import DYNAMIC8, E4M3, INT4, INT8, TERNARY, UINT4, UINT8, Float, Format, Integer
 from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Reciprocal, Requantization
+from hop.requantization import (
+    GEMMLOWP,
+    TFLITE,
+    Division,
+    FixedPoint,
+    FloatMultiplier,
+    Reciprocal,
+    Requantization,
+    fixed_point,
+)
 from hop.scaling import Amax, Given
 from tests import numerics
 
@@ -1261,3 +1270,17 @@ class TestSpelling(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, f"position .*{word}"):
                 Quantizer.parse(f"hop1:Quantizer(format=int8, scale=Given(requantize={inner}))")
+
+
+class TestFixedPoint(unittest.TestCase):
+    def test_in_a_decomposition(self):
+        """Without the bits of the number: the same mantissa and shift, at and beside every power of two too."""
+        powers = 2.0 ** torch.arange(-60, 60, dtype=torch.float64)
+        ends = [torch.nextafter(powers, torch.tensor(to, dtype=torch.float64)) for to in (0.0, math.inf)]
+        odd = torch.tensor([0.0, math.inf, math.nan, -1.0, 5e-324, 1e308, -math.inf], dtype=torch.float64)
+        torch.manual_seed(0)
+        many = torch.ldexp(torch.rand(100_000, dtype=torch.float64) + 0.5, torch.randint(-50, 50, (100_000,)))
+        x = torch.cat([many, powers, *ends, odd])
+        want, got = fixed_point(x), _compile.as_decomposition(fixed_point)(x)
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+        assert len(want[1].unique()) > 50

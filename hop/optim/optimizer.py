@@ -1,7 +1,7 @@
 """What all optimizers share: their states, and the way of a step."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -9,12 +9,23 @@ from torch.distributed.tensor import DTensor
 
 from hop.leaves import dequantize
 from hop.optim.rounding import rounded
-from hop.optim.states import States, fresh, local, quantizer, spelled
+from hop.optim.states import BITS8, States, fresh, local, quantizer, spelled
 from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 _OWN = ("state", "min_numel", "error_if_nonfinite")  # options that a state_dict does not change
 _STREAMS = 2**16  # of random numbers, for each param group
+
+
+class Options(TypedDict, total=False):
+    """What all optimizers take by keyword."""
+
+    maximize: bool
+    state: Quantizer | States | None
+    min_numel: int
+    stochastic_rounding: bool
+    error_if_nonfinite: bool
+    seed: int | None
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -25,18 +36,20 @@ class Optimizer(torch.optim.Optimizer):
         params: Any,
         defaults: dict[str, Any],
         *,
-        state: Quantizer | States | None,
-        min_numel: int,
-        stochastic_rounding: bool,
-        error_if_nonfinite: bool,
-        seed: int | None,
+        maximize: bool = False,
+        state: Quantizer | States | None = BITS8,
+        min_numel: int = 4096,
+        stochastic_rounding: bool = False,
+        error_if_nonfinite: bool = False,
+        seed: int | None = None,
     ) -> None:
         if isinstance(min_numel, bool) or not isinstance(min_numel, int) or min_numel < 0:
             raise ValueError(f"{self._name}: min_numel must be an integer of at least 0, got {min_numel!r}")
         if seed is None:
             seed = int(torch.randint(2**62, ())) if stochastic_rounding else 0
         options = {"state": state, "min_numel": min_numel, "error_if_nonfinite": error_if_nonfinite}
-        super().__init__(params, defaults | options | {"stochastic_rounding": stochastic_rounding, "seed": seed})
+        options |= {"maximize": maximize, "stochastic_rounding": stochastic_rounding, "seed": seed}
+        super().__init__(params, defaults | options)
 
     @property
     def _name(self) -> str:
@@ -154,11 +167,17 @@ class Optimizer(torch.optim.Optimizer):
                 if p not in self.state:
                     continue
                 state = self.state[p]
+                had = [name for name in self._names(group) if state.get(name) is not None]
                 for name in self._names(group):
-                    if name in state:
-                        state[name] = self._fitted(group, p, name, state[name])
-                if "step" in state:
-                    state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).clone()
+                    given = state[name] if name in had else None
+                    state[name] = (
+                        fresh(p, self._quantizer(group, p, name))
+                        if given is None
+                        else self._fitted(group, p, name, given)
+                    )
+                # torch.optim.SGD counts no steps: where it has a momentum, there was one.
+                step = state.get("step", float(bool(had)))
+                state["step"] = torch.as_tensor(step, dtype=torch.float32).clone()
 
     def _fitted(self, group: dict[str, Any], p: Tensor, name: str, x: Tensor) -> Tensor:
         q, held = self._quantizer(group, p, name), local(x)

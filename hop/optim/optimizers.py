@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hop.optim import updates
-from hop.optim.optimizer import Optimizer
-from hop.optim.states import BITS4, BITS8, FP8, States
-from hop.quantizer import Quantizer
-
-_MIN_NUMEL = 4096
+from hop.optim.optimizer import Optimizer, Options
+from hop.optim.states import BITS4, FP8
 
 
 class Adam(Optimizer):
@@ -42,24 +40,14 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        state: Quantizer | States | None = BITS8,
-        min_numel: int = _MIN_NUMEL,
-        stochastic_rounding: bool = False,
-        error_if_nonfinite: bool = False,
-        seed: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
         _check(self._name, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
             params,
-            defaults | {"amsgrad": amsgrad, "maximize": maximize},
-            state=state,
-            min_numel=min_numel,
-            stochastic_rounding=stochastic_rounding,
-            error_if_nonfinite=error_if_nonfinite,
-            seed=seed,
+            defaults | {"amsgrad": amsgrad},
+            **options,
         )
 
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
@@ -85,7 +73,7 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
 
@@ -119,13 +107,7 @@ class SGD(Optimizer):
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        *,
-        maximize: bool = False,
-        state: Quantizer | States | None = BITS8,
-        min_numel: int = _MIN_NUMEL,
-        stochastic_rounding: bool = False,
-        error_if_nonfinite: bool = False,
-        seed: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
         _check(self._name, lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -135,12 +117,8 @@ class SGD(Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(
             params,
-            defaults | {"nesterov": nesterov, "maximize": maximize},
-            state=state,
-            min_numel=min_numel,
-            stochastic_rounding=stochastic_rounding,
-            error_if_nonfinite=error_if_nonfinite,
-            seed=seed,
+            defaults | {"nesterov": nesterov},
+            **options,
         )
 
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
@@ -163,23 +141,13 @@ class Lion(Optimizer):
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
-        *,
-        maximize: bool = False,
-        state: Quantizer | States | None = BITS8,
-        min_numel: int = _MIN_NUMEL,
-        stochastic_rounding: bool = False,
-        error_if_nonfinite: bool = False,
-        seed: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
         _check(self._name, lr=lr, betas=betas, weight_decay=weight_decay)
         super().__init__(
             params,
-            {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize},
-            state=state,
-            min_numel=min_numel,
-            stochastic_rounding=stochastic_rounding,
-            error_if_nonfinite=error_if_nonfinite,
-            seed=seed,
+            {"lr": lr, "betas": betas, "weight_decay": weight_decay},
+            **options,
         )
 
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
