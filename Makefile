@@ -31,6 +31,10 @@ $(VENV)/demo: $(VENV)/base
 	@$(PIP) --editable '.[demo]'
 	@touch $@
 
+$(VENV)/bench: $(VENV)/dev $(VENV)/demo
+	@$(PIP) --editable '.[bench]'
+	@touch $@
+
 $(VENV)/runtimes: $(VENV)/dev
 	@$(PIP) --editable '.[onnx,executorch]'
 	@touch $@
@@ -47,7 +51,7 @@ test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## operators, r
 test-kernels: $(VENV)/dev $(VENV)/cuda ## every form of the GPU kernels with every tile, in the emulator
 	@$(PYTEST) -m exhaustive
 
-bench: $(VENV)/dev $(VENV)/demo ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
+bench: $(VENV)/bench ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
 	@$(PY) -m benchmarks
 
 docs: $(VENV)/dev ## draw the gallery; write the tables that pages show of the code

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 import hop
-from benchmarks import cases, convolutions, minilm, native, roofline, training
+from benchmarks import cases, convolutions, minilm, native, optimizers, roofline, training
 from benchmarks.roofline import RESULTS, ROOT
 from benchmarks.timing import Row, keep_freed_memory
 from tests import pages
 
-GROUPS = [*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS, *training.GROUPS, *minilm.GROUPS]
+GROUPS = [*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS, *training.GROUPS, *optimizers.GROUPS, *minilm.GROUPS]
 PAGE = ROOT / "docs" / "performance.md"
 HEADER = f"{'':12}{'case':42}{'ours':>11}  {'peer':24}{'':>11}{'ratio':>9}  target"
 

@@ -1,5 +1,5 @@
 """Write what pages show of the code and of the results on disk: their tables, between two comments, the pictures of
-the gallery and that of the training runs.
+the gallery and those of the training runs.
 
 python -m docs.make
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import hop
-from docs import distributed_tables, gpu_tables, training_tables
+from docs import distributed_tables, gpu_tables, optimizers_tables, training_tables
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
 from hop.export import encodings
 from hop.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
@@ -368,6 +368,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "gallery.md": {"": gallery},
     "gpu.md": gpu_tables.TABLES,
     "numerics.md": {"": formats},
+    "optimizers_runs.md": optimizers_tables.TABLES,
     "quantized.md": {": schemes": schemes},
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},
@@ -394,9 +395,12 @@ def main() -> None:
     for name, subject in wanted.items():
         (folder / f"{name}.png").write_bytes(draw(subject))
     (DOCS / "finetune.png").write_bytes(training_tables.draw())
+    (DOCS / "optimizers.png").write_bytes(optimizers_tables.draw())
     for name in TABLES:
         (DOCS / name).write_text(page(name))
-    print(f"wrote {len(wanted)} pictures to {folder}, finetune.png, and the tables of {', '.join(TABLES)}")
+    print(
+        f"wrote {len(wanted)} pictures to {folder}, finetune.png, optimizers.png, and the tables of {', '.join(TABLES)}"
+    )
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ Ends with exit code 1 if a claim of docs/training_runs.md does not hold.
 
 import argparse
 import copy
+import functools
 import json
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,19 @@ def load() -> tuple[Classifier, Sentences, Sentences]:
     return Classifier(bert).train(), training, held_out
 
 
-def optimizer(model: Any) -> torch.optim.AdamW:
-    """Of a Classifier, quantized or not."""
+def optimizer(model: Any, kind: Callable[..., Any] = torch.optim.AdamW, **options: Any) -> Any:
+    """Of a Classifier, quantized or not: an AdamW of this kind."""
     groups = [
         {"params": [p for p in model.embed.parameters() if p.requires_grad], "lr": RATE},
         {"params": list(model.head.parameters()), "lr": HEAD_RATE},
     ]
-    return torch.optim.AdamW(groups, weight_decay=DECAY)
+    return kind(groups, weight_decay=DECAY, **options)
+
+
+def rate(step: int, steps: int) -> float:
+    """The part of the full learning rate in a step: a warmup, then down to 0 in a line."""
+    warmup = max(1, round(WARMUP * steps))
+    return min((step + 1) / warmup, max(0.0, (steps - step) / (steps - warmup + 1)))
 
 
 class Run:
@@ -106,10 +113,7 @@ class Run:
             left = [row.name for row in report.rows if row.type == "Linear" and row.scheme is None]
             require(not left, f"linear layers that were not converted: {left}")
         self.optimizer = optimizer(self.model)
-        warmup = max(1, round(WARMUP * steps))
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: min((step + 1) / warmup, max(0.0, (steps - step) / (steps - warmup + 1)))
-        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, functools.partial(rate, steps=steps))
         self.losses: list[float] = []
 
     def step(self, number: int, batch: Batch, labels: Tensor) -> float:

@@ -91,6 +91,7 @@ __all__ = [
     "as_dtensor",
     "below_autograd",
     "combined_over",
+    "compiled",
     "core_decompositions",
     "correct_aliasing",
     "current_mode",
@@ -378,6 +379,18 @@ class _LazyProxy(_ProxyTensor):
                 return self._source
             self._made = self._make()
         return self._made
+
+
+def compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` compiled, with sizes left open, a program for each kind of arguments, however many there are."""
+    made = torch.compile(function, dynamic=True, fullgraph=True)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> None:
+        with torch._dynamo.config.patch(recompile_limit=2**16, accumulated_recompile_limit=2**16):
+            made(*args)
+
+    return call
 
 
 def allow_in_graph(function: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""The one ATen-level operator of ours, which stands in programs that torch.compile runs in this process.
+"""The ATen-level operator that stands for ours in programs that torch.compile runs in this process.
 
     hop::run(operator, arguments, tensors, sizes) -> tensors
 

@@ -372,10 +372,11 @@ DYNAMIC8 = Codebook("dynamic8", 8, torch.uint8, dynamic_map(7, signed=True))
 DYNAMIC8_UNSIGNED = Codebook("dynamic8_unsigned", 8, torch.uint8, dynamic_map(7, signed=False))
 DYNAMIC4 = Codebook("dynamic4", 4, torch.uint8, dynamic_map(3, signed=True))
 LINEAR4_UNSIGNED = Codebook("linear4_unsigned", 4, torch.uint8, tuple((k + 1) / 16 for k in range(16)))
+LINEAR4_UNSIGNED_ZERO = Codebook("linear4_unsigned_zero", 4, torch.uint8, tuple(float32(k / 15) for k in range(16)))
 
 FORMATS = (
     *(INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0),
-    *(DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED),
+    *(DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED, LINEAR4_UNSIGNED_ZERO),
 )
 
 for _format in FORMATS:

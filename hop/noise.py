@@ -38,7 +38,7 @@ class Noise(Hop):
             raise TypeError(f"noise: seed must be a tensor, got {type(seed).__name__}")
         if seed.dtype != torch.int64 or seed.dim():
             raise ValueError(f"noise: seed must be int64 of shape (), got {seed.dtype} of {tuple(seed.shape)}")
-        if isinstance(stream, bool) or not isinstance(stream, int) or not 0 <= stream <= _WORD:
+        if isinstance(stream, bool) or not isinstance(stream, int | torch.SymInt) or not 0 <= stream <= _WORD:
             raise ValueError(f"noise: stream must be an integer from 0 to 2^32 - 1, got {stream!r}")
         return (seed, stream, list(shape)), {}
 

@@ -13,6 +13,7 @@ from hop.formats import (
     INT4,
     INT8,
     LINEAR4_UNSIGNED,
+    LINEAR4_UNSIGNED_ZERO,
     TERNARY,
     UINT4,
     UINT8,
@@ -74,6 +75,7 @@ STATE8 = Quantizer(DYNAMIC8, (256,), Amax(floor=1e-12), flat=True)
 STATE8_UNSIGNED = Quantizer(DYNAMIC8_UNSIGNED, (256,), Amax(floor=1e-12), flat=True)
 STATE4 = Quantizer(DYNAMIC4, (128,), Amax(floor=1e-12), flat=True)
 STATE4_UNSIGNED = Quantizer(LINEAR4_UNSIGNED, (128,), Amax(floor=1e-12), flat=True)
+STATE4_UNSIGNED_ZERO = Quantizer(LINEAR4_UNSIGNED_ZERO, (128,), Amax(floor=1e-12), flat=True)
 STATE_FP8 = Quantizer(E4M3, (256,), Amax(floor=1e-12), flat=True)
 
 PRESETS = {name: value for name, value in list(globals().items()) if isinstance(value, Quantizer)}

@@ -38,6 +38,7 @@ namespace avx512 {
 namespace {
 #include "quantize_numbers.h"
 #include "dequantize_decode.h"
+#include "bytes_avx512.h"
 #include "dequantize_avx512.h"
 #include "dequantize_run.h"
 }  // namespace

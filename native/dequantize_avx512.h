@@ -109,6 +109,32 @@ struct BookNumbers {
     }
 };
 
+// Numbers of up to 256 codes.
+struct BookBytes {
+    const ByteTables tables;
+    explicit BookBytes(const uint8_t* bytes) : tables(bytes) {}
+
+    // Where the codes of what ByteTables takes come from.
+    template <class T>
+    static __m512i order() {
+        alignas(64) static constexpr struct Order {
+            uint8_t at[64];
+            constexpr Order() : at() {
+                for (int p = 0; p < 64; ++p) {
+                    const int k = p % 16 / 4, lane = p / 16 * 4 + p % 4;
+                    at[p] = uint8_t(T::infinity == 0x7f80 ? k / 2 * 32 + lane * 2 + k % 2 : k * 16 + lane);
+                }
+            }
+        } order;
+        return _mm512_load_si512(order.at);
+    }
+
+    template <class T>
+    HOP_MEMBER void of(__m512i codes, Numbers& f) const {
+        tables.of(_mm512_permutexvar_epi8(order<T>(), codes), f.v);
+    }
+};
+
 // To the nearest bfloat16, in the upper halves; NaN are those of hardware, which rounding leaves NaN.
 HOP_INLINE __m512i rounded(__m512 x) {
     const __m512i b = _mm512_castps_si512(x), up = _mm512_add_epi32(b, _mm512_set1_epi32(0x7fff));
@@ -198,8 +224,9 @@ static bool decode_quickly(const DequantizeCall& c, const uint8_t* zeros, const 
     if (q.format == HOP_FLOAT) return decode_blocks<T, bits, false>(codes, n, size, steps, FloatNumbers(q), out);
     if (q.format == HOP_CODEBOOK) {
         const bool few = q.size <= 16 && q.bits <= 4;
-        return few ? decode_blocks<T, bits, false>(codes, n, size, steps, BookNumbers<true>{q.numbers}, out)
-                   : decode_blocks<T, bits, false>(codes, n, size, steps, BookNumbers<false>{q.numbers}, out);
+        if (few) return decode_blocks<T, bits, false>(codes, n, size, steps, BookNumbers<true>{q.numbers}, out);
+        if (q.tables) return decode_blocks<T, bits, false>(codes, n, size, steps, BookBytes(q.tables), out);
+        return decode_blocks<T, bits, false>(codes, n, size, steps, BookNumbers<false>{q.numbers}, out);
     }
     const IntegerNumbers integers{zeros ? 0 : q.zero, sign_of(q)};
     if (!zeros) return decode_blocks<T, bits, false>(codes, n, size, steps, integers, out);

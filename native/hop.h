@@ -161,6 +161,7 @@ struct hop_quantizer {
     const float* thresholds;                          // codebooks: the least number of each code, NaN after the last
     const float* numbers;                             // codebooks
     const uint8_t* index;                             // of hop_codebook_index, or nullptr
+    const uint8_t* tables;                            // of hop_codebook_tables, or nullptr
 };
 
 // (batch, rows, cols), blocks of (tile_rows, tile_cols), the last of each cut off; rows of x lie row_stride apart.
@@ -168,10 +169,14 @@ struct hop_blocks {
     int64_t batch, rows, cols, tile_rows, tile_cols, row_stride;
 };
 
-enum { HOP_INDEX_SIZE = 65536 };
+enum { HOP_INDEX_SIZE = 65536, HOP_TABLES_SIZE = 2049 };
 
 // Fills HOP_INDEX_SIZE bytes with where to look for a number's code; HOP_UNSUPPORTED if numbers lie too close.
 HOP_API int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index);
+
+// Fills HOP_TABLES_SIZE bytes: the first, second, third and fourth bytes of 256 numbers, the same of the thresholds after
+// the first, and whether codes may be found by products with 1 / scale. Arrays have 257 floats at least.
+HOP_API void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables);
 
 // x -> codes, several to a byte below 8 bits; scale and second (zero points, or global_amax) as the rule stores them.
 // given_scale takes the place of the rule: float32, or codes if given_codes. noise makes rounding stochastic.
@@ -196,3 +201,39 @@ HOP_API int hop_transpose(int64_t batch, int64_t rows, int64_t cols, int32_t byt
 
 // count random bytes: stream number `stream` of the seed, which is read from memory.
 HOP_API void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads);
+
+// ---- a step of an optimizer, in float32, bit for bit that of hop/optim/updates.py
+
+enum UpdateRule { HOP_ADAM = 0, HOP_SGD = 1, HOP_LION = 2 };
+enum UpdateFlag {
+    HOP_COUPLED = 1,    // weight decay is added to the gradient
+    HOP_NESTEROV = 2,   // HOP_SGD
+    HOP_MAXIMIZE = 4,   // the gradient is negated
+    HOP_STOCHASTIC = 8  // p is bfloat16, and rounded with the noise of `seed` and `stream`, two bytes for each element
+};
+enum { HOP_STATES = 3, HOP_NUMBERS = 9, HOP_LEAST_BLOCK = 16, HOP_MOST_BLOCK = 2048 };
+
+// A state: floats, or codes and scales of blocks, of HOP_LEAST_BLOCK elements at least, that divide HOP_MOST_BLOCK.
+struct hop_state {
+    const hop_quantizer* quantizer;  // nullptr: floats of `dtype`
+    int64_t block;
+    int32_t dtype;
+    float least;  // HOP_AMAX: what part of the largest in its block a number above 0 is at least; 0 for none
+    void* data;
+    float* scale;
+};
+
+struct hop_update {
+    int32_t rule, flags, states;
+    int32_t p_dtype, grad_dtype;
+    uint32_t stream;
+    uint64_t seed;
+    int64_t count;
+    float numbers[HOP_NUMBERS];  // in the order of hop/optim/updates.py
+    void* p;
+    const void* grad;
+    struct hop_state state[HOP_STATES];
+};
+
+// Changes p and the states. HOP_UNSUPPORTED, before anything has changed, for blocks or rules of scales of others.
+HOP_API int hop_step(const struct hop_update* update, int32_t threads);

@@ -68,6 +68,7 @@ namespace {
 #include "quantize_stats.h"
 #include "quantize_scales.h"
 #include "quantize_encode.h"
+#include "bytes_avx512.h"
 #include "quantize_avx512.h"
 #include "quantize_codes_avx512.h"
 #include "quantize_stats_avx512.h"
@@ -103,6 +104,27 @@ int hop_codebook_index(const float* thresholds, int32_t size, uint8_t* index) {
         index[high] = static_cast<uint8_t>(lower);
     }
     return HOP_OK;
+}
+
+// Products find codes where no two thresholds would be left by the index, and none is so small that quotients lose digits.
+void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables) {
+    const auto bits = [](float x) {
+        uint32_t b;
+        std::memcpy(&b, &x, 4);
+        return b;
+    };
+    for (int32_t i = 0; i < 256; ++i)
+        for (int32_t byte = 0; byte < 4; ++byte) {
+            tables[256 * byte + i] = static_cast<uint8_t>(bits(numbers[i]) >> (8 * byte));
+            tables[1024 + 256 * byte + i] = static_cast<uint8_t>(bits(thresholds[i + 1]) >> (8 * byte));
+        }
+    bool even = true;
+    for (int32_t i = 1; i < size; ++i) {
+        const float t = thresholds[i], lowered = t * (t < 0 ? 1 + 2 * hop::kLower : 1 - 2 * hop::kLower);
+        const bool both = bits(lowered) >> 16 == bits(thresholds[i - 1]) >> 16;
+        even = even && !(both && size > 16) && std::fabs(t) >= 0x1p-98f;
+    }
+    tables[2048] = even;
 }
 
 int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,

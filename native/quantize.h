@@ -12,6 +12,8 @@ namespace hop {
 constexpr int64_t kColumns = 4096;     // of a row at a time: as float32 they stay in the first cache
 constexpr int64_t kLarge = 64 * 1024;  // elements above which threads share a block
 
+constexpr float kLower = 0x1p-20f;  // 8 units of the last place at least: see quantize_codes_avx512.h
+
 struct QuantizeCall {
     const hop_quantizer& q;
     const hop_blocks& blocks;

@@ -100,38 +100,75 @@ struct FloatCodes {
 
 // ---- codebooks
 
+// Products with 1 / scale find the codes of quotients, unless a threshold is close: three roundings move one by 3 units
+// of its last place at most. The index is asked for a number that is smaller by kLower, so that the threshold that it
+// leaves to compare with is the close one, though it may be where the index goes on.
+constexpr int32_t kClose = 4;
+
+// Of at most 16 codes, or, with tables of the thresholds after the first, of more by an index.
 template <class T, int size, bool few>
 struct BookCodes {
-    const float* scale;
+    const float *scale, *inverse;  // inverse is nullptr where quotients are needed
     const hop_quantizer& q;
+    const ByteTables* next;
 
     HOP_MEMBER __m512i operator()(const Four& x, int64_t block) const {
-        Four s;
-        spread<size>(scale + block, s, T::infinity == 0x7f80);
+        constexpr bool interleaved = T::infinity == 0x7f80;
+        Four by;
         __m512i n[4];
-        for (int k = 0; k < 4; ++k) {
-            const __m512 y = _mm512_div_ps(x.v[k], s.v[k]);
-            const __mmask16 known = _mm512_cmp_ps_mask(y, y, _CMP_ORD_Q);
-            n[k] = _mm512_mask_mov_epi32(_mm512_set1_epi32(q.zero_code), known, few ? search(y) : look_up(y));
+        if (inverse) {
+            spread<size>(inverse + block, by, interleaved);
+            uint32_t close = 0;
+            for (int k = 0; k < 4; ++k) by.v[k] = _mm512_mul_ps(x.v[k], by.v[k]);
+            codes_of(by, n, close);
+            if (__builtin_expect(!close, 1)) return bytes_of<T>(n);
         }
+        uint32_t any = 0;
+        spread<size>(scale + block, by, interleaved);
+        for (int k = 0; k < 4; ++k) by.v[k] = _mm512_div_ps(x.v[k], by.v[k]);
+        codes_of(by, n, any);
         return bytes_of<T>(n);
     }
-    HOP_MEMBER __m512i search(__m512 y) const {
-        const __m512 table = _mm512_loadu_ps(q.thresholds);
+    HOP_MEMBER void codes_of(const Four& y, __m512i n[4], uint32_t& close) const {
+        if (few) {
+            for (int k = 0; k < 4; ++k) n[k] = search(y.v[k], close);
+        } else {
+            __m512 threshold[4];
+            for (int k = 0; k < 4; ++k) n[k] = look_up(y.v[k]);
+            next->of_lanes(n, threshold);
+            for (int k = 0; k < 4; ++k) {
+                const __mmask16 reached = _mm512_cmp_ps_mask(y.v[k], threshold[k], _CMP_GE_OQ);
+                close |= near(y.v[k], threshold[k]);
+                n[k] = _mm512_mask_add_epi32(n[k], reached, n[k], _mm512_set1_epi32(1));
+            }
+        }
+        for (int k = 0; k < 4; ++k) {
+            const __mmask16 known = _mm512_cmp_ps_mask(y.v[k], y.v[k], _CMP_ORD_Q);
+            n[k] = _mm512_mask_mov_epi32(_mm512_set1_epi32(q.zero_code), known, n[k]);
+        }
+    }
+    HOP_MEMBER static uint32_t near(__m512 y, __m512 threshold) {
+        const __m512i gap = _mm512_sub_epi32(_mm512_castps_si512(y), _mm512_castps_si512(threshold));
+        return _mm512_cmple_epu32_mask(_mm512_add_epi32(gap, _mm512_set1_epi32(kClose)), _mm512_set1_epi32(2 * kClose));
+    }
+    HOP_MEMBER __m512i search(__m512 y, uint32_t& close) const {
+        const __m512 table = _mm512_loadu_ps(q.thresholds), above = _mm512_loadu_ps(q.thresholds + 1);
         __m512i code = _mm512_setzero_si512();
         for (int step = 8; step; step /= 2) {
             const __m512i next = _mm512_add_epi32(code, _mm512_set1_epi32(step));
             const __mmask16 reached = _mm512_cmp_ps_mask(y, _mm512_permutexvar_ps(next, table), _CMP_GE_OQ);
             code = _mm512_mask_mov_epi32(code, reached, next);
         }
+        close |= near(y, _mm512_permutexvar_ps(code, table)) | near(y, _mm512_permutexvar_ps(code, above));
         return code;
     }
+    // The least code of numbers that share the upper half of y, lowered.
     HOP_MEMBER __m512i look_up(__m512 y) const {
-        const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(y), 16);
-        const __m512i found = _mm512_and_si512(_mm512_i32gather_epi32(high, q.index, 1), _mm512_set1_epi32(0xff));
-        const __m512 next = _mm512_i32gather_ps(found, q.thresholds + 1, 4);
-        const __mmask16 reached = _mm512_cmp_ps_mask(y, next, _CMP_GE_OQ);
-        return _mm512_mask_add_epi32(found, reached, found, _mm512_set1_epi32(1));
+        const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(y));
+        const float by = inverse ? kLower : 0;
+        const __m512 factor = _mm512_mask_mov_ps(_mm512_set1_ps(1 - by), negative, _mm512_set1_ps(1 + by));
+        const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(_mm512_mul_ps(y, factor)), 16);
+        return _mm512_and_si512(_mm512_i32gather_epi32(high, q.index, 1), _mm512_set1_epi32(0xff));
     }
 };
 
@@ -193,8 +230,18 @@ static bool encode_row(const RowOfBlocks<T>& r) {
         if (r.known) return all(FloatCodes<T, size, true, false>{by, r.f});
         return all(FloatCodes<T, size, false, false>{by, r.f});
     }
-    if (r.q.size <= 16) return all(BookCodes<T, size, true>{by, r.q});
-    return r.q.index && all(BookCodes<T, size, false>{by, r.q});
+    if (!r.q.tables || (r.q.size > 16 && !r.q.index)) return false;
+    float inverse[kColumns / 16 + 16];
+    bool even = r.q.tables[2048];
+    for (int64_t i = 0; i < divide_up(r.n, r.size); ++i) {
+        const float magnitude = float_of(bits_of(by[i]) & kMagnitude);
+        even = even & (magnitude > 0x1p-100f) & (magnitude < 0x1p100f);
+        inverse[i] = 1.0f / by[i];
+    }
+    const float* products = even ? inverse : nullptr;
+    if (r.q.size <= 16) return all(BookCodes<T, size, true>{by, products, r.q, nullptr});
+    const ByteTables next(r.q.tables + 1024);
+    return all(BookCodes<T, size, false>{by, products, r.q, &next});
 }
 
 template <class T, int size>

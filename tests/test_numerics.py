@@ -314,8 +314,8 @@ class TestEdges(unittest.TestCase):
     def test_shapes_and_dtypes(self, _name, q):
         g = generator(3)
         kinds = itertools.cycle(KINDS.values())
-        for shape, dtype, given in itertools.product(SHAPES, DTYPES, [False, True]):
-            self.check(q, next(kinds)(shape, g).to(dtype), g, given)
+        for i, (shape, dtype) in enumerate(itertools.product(SHAPES, DTYPES)):
+            self.check(q, next(kinds)(shape, g).to(dtype), g, given=i % 2 == i // len(DTYPES) % 2)
 
     def empty(self, q: Quantizer) -> None:
         for i, shape in enumerate(EMPTY):

@@ -3,19 +3,24 @@
 import copy
 import io
 import unittest
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import hop
-from hop import optim
+from hop import optim, presets
+from hop.kernels import native, native_step
+from hop.optim import step
 from hop.presets import STATE8, STATE8_UNSIGNED
 
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "adam": (optim.Adam, torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),
+    "decoupled": (optim.Adam, torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": True}),
     "adamw": (optim.AdamW, torch.optim.AdamW, {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6}),
     "amsgrad": (optim.AdamW, torch.optim.AdamW, {"lr": 1e-2, "amsgrad": True, "maximize": True}),
     "sgd": (optim.SGD, torch.optim.SGD, {"lr": 1e-2, "weight_decay": 0.1}),
@@ -59,6 +64,14 @@ class TestFloatStates(unittest.TestCase):
         run(theirs(b, foreach=False, **options), b, range(6))
         for x, y in zip(a, b, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+    def test_float64(self):
+        a, b = parameters(torch.float64), parameters(torch.float64)
+        run(optim.AdamW(a, state=None), a, range(4))
+        run(torch.optim.AdamW(b, foreach=False), b, range(4))
+        for x, y in zip(a, b, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-13)
+        run(optim.AdamW8bit(a), a, range(2))
 
     def test_lion_by_hand(self):
         a = parameters()
@@ -114,6 +127,32 @@ class TestQuantizedStates(unittest.TestCase):
             differ = (want.codes != state[name].codes).float().mean()
             assert differ < 1e-3  # rounding of float32
             torch.testing.assert_close(want.scale, state[name].scale, rtol=1e-6, atol=0.0)
+
+    @parameterized.expand(
+        [
+            (name, q)
+            for name, q in presets.PRESETS.items()
+            if name.startswith("STATE") and q not in (STATE8, presets.STATE4)
+        ]
+    )
+    def test_means_of_squares_stay_above_zero(self, _name, unsigned):
+        """Where they would be rounded to 0, and the gradient is 0 from then on, steps stay below ten learning rates."""
+        largest = []
+        for state in (None, {"exp_avg": STATE8, "exp_avg_sq": unsigned}):
+            (p,) = params = [nn.Parameter(torch.zeros(8192))]
+            optimizer = optim.AdamW(params, lr=1.0, weight_decay=0.0, state=state)
+            moved = [torch.zeros(())]
+            for i in range(12):
+                p.grad = torch.zeros_like(p)
+                p.grad[::256] = 1.0
+                p.grad[1:8000:2] = 1e-4 * (i == 0)
+                before = p.detach().clone()
+                optimizer.step()
+                moved.append((p.detach() - before).abs().max())
+            largest.append(max(moved))
+        square = _numbers(optimizer.state[p]["exp_avg_sq"])
+        assert (square[1:8000:2] > 0).all() and (square[8001::2] == 0).all() == (0 in unsigned.format.numbers)
+        assert largest[0] < 3 and largest[1] < 10
 
     def test_small_parameters_stay_floats(self):
         params = parameters()
@@ -224,11 +263,127 @@ class TestQuantizedStates(unittest.TestCase):
         assert optimizer.step(closure) < first
 
 
+STEPS: dict[str, Any] = {
+    **QUANTIZED,
+    "coupled": lambda p, **k: optim.Adam(p, amsgrad=True, weight_decay=0.1, maximize=True, state=optim.BITS8_FP8, **k),
+    "nesterov": lambda p, **k: optim.SGD(p, momentum=0.9, nesterov=True, weight_decay=0.1, state=optim.FP8, **k),
+    "plain": lambda p, **k: optim.SGD(p, weight_decay=0.1, **k),
+    "floats": lambda p, **k: optim.AdamW(p, state=None, **k),
+    "rounded": lambda p, **k: optim.Lion(p, weight_decay=0.1, stochastic_rounding=True, seed=5, **k),
+    "small blocks": lambda p, **k: optim.AdamW(p, state=replace(STATE8, block=(16,)), **k),
+    "odd blocks": lambda p, **k: optim.AdamW(p, state=replace(STATE8, block=(100,)), **k),  # not taken by the kernel
+    "rows": lambda p, **k: optim.AdamW(p, state=presets.INT8_ROW, **k),  # nor are these
+}
+
+
+def bits(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All that a step changes, as integers; one for all NaN, whose sign and payload mean nothing."""
+    found = []
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        for x in (p.detach(), *optimizer.state[p].values()):
+            held = x.buffers().values() if isinstance(x, hop.QuantizedTensor) else (x,)
+            for b in held:
+                wide = b.to(torch.float32)
+                found.append(torch.where(wide.isnan(), torch.nan, wide).view(torch.int32))
+    return found
+
+
+def nasty(p: Tensor, step: int) -> Tensor:
+    """Gradients of many sizes, with zeros, subnormal numbers, and what overflows when it is squared."""
+    g = torch.Generator().manual_seed(step)
+    x = torch.randn(p.shape, generator=g) * 10.0 ** torch.randint(
+        -12, 8, (p.shape[0],) + (1,) * (p.dim() - 1), generator=g
+    )
+    x = torch.where(torch.rand(p.shape, generator=g) < 0.2, 0.0, x)
+    return torch.where(torch.rand(p.shape, generator=g) < 0.001, 1e-40 if step % 2 else 3e19, x).to(p.dtype)
+
+
+class TestNative(unittest.TestCase):
+    """The kernel against the reference, bit for bit."""
+
+    @parameterized.expand([(f"{k}_{d}", k, d) for k in STEPS for d in (torch.float32, torch.bfloat16, torch.float16)])
+    def test_equals_reference(self, _name, kind, dtype):
+        shapes = (*SHAPES, (5000, 3), (1,), (2, 4096))
+        g = torch.Generator().manual_seed(0)
+        start = [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
+        runs = {}
+        for level in ("off", *native.LEVELS):
+            params = [nn.Parameter(x.clone()) for x in start]
+            optimizer = STEPS[kind](params, min_numel=1000)
+            with native.use(level):
+                for step in range(3):
+                    for p in params:
+                        p.grad = nasty(p, step)
+                    optimizer.step()
+            runs[level] = bits(optimizer)
+        for level in native.LEVELS:
+            assert all(torch.equal(x, y) for x, y in zip(runs[level], runs["off"], strict=True)), level
+
+    def test_takes_what_it_says(self):
+        def reason(p: Tensor, quantizer: str, *buffers: Tensor) -> str | None:
+            return native_step.declines(("adam", (), None, 0, p, p, [quantizer], buffers, [0.0]))
+
+        x = torch.zeros(64, 32)
+        made = hop.quantize(STATE8, x)
+        assert reason(x, "", x) is None and reason(x, str(STATE8), made.codes, made.scale) is None
+        assert "not torch.float64" in str(reason(x.double(), "", x))
+        assert "not of 100" in str(reason(x, str(replace(STATE8, block=(100,))), made.codes, made.scale))
+        assert "for flat blocks" in str(reason(x, str(presets.INT8_ROW), made.codes, made.scale))
+        with native.use("off"):
+            assert "switched off" in str(reason(x, "", x))
+
+    def test_layouts(self):
+        """Parameters, gradients and states that do not lie row by row."""
+        results = []
+        for level in ("off", "amx"):
+            g = torch.Generator().manual_seed(0)
+            params = [nn.Parameter(torch.randn(16, 8, 8, 8, generator=g).to(memory_format=torch.channels_last))]
+            params.append(nn.Parameter(torch.randn(128, 64, generator=g).T))
+            for state in (None, optim.BITS8, optim.BITS4):
+                optimizer = optim.AdamW(params, state=state)
+                with native.use(level):
+                    for _ in range(2):
+                        for p in params:
+                            p.grad = torch.randn(p.shape, generator=g)
+                        optimizer.step()
+            results.append(params)
+        for x, y in zip(*results, strict=True):
+            assert torch.equal(x, y) and x.stride() == y.stride()
+
+    def test_autograd_sees_the_change(self):
+        p = nn.Parameter(torch.ones(4))
+        optimizer = optim.SGD([p], lr=0.1)
+        loss = (p * p).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+class TestFused(unittest.TestCase):
+    @pytest.mark.full
+    def test_equals_reference(self):
+        """The step as Inductor compiles it for GPUs: one program for all shapes, rounded as the reference."""
+        g = torch.Generator().manual_seed(0)
+        q, numbers = optim.FP8["exp_avg"], torch.tensor([0.1, 0.9, 1.0, 0.01, 0.0])
+        for i, shape in enumerate(((64, 100), (3, 7, 300))):
+            p, grad, m = (torch.randn(shape, generator=g) for _ in range(3))
+            held = hop.quantize(q, m).buffers().values()
+            results = []
+            for write in (step.write_updated, step.write_fused):
+                own, buffers = p.to(torch.bfloat16), [b.clone() for b in held]
+                with native.use("off"):
+                    write("sgd coupled", numbers, torch.tensor(7), i, own, grad, [str(q)], buffers)
+                results.append([own, *(b.float() for b in buffers)])
+            assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+            assert not torch.equal(results[0][0], p.to(torch.bfloat16))
+
+
 class TestCompiled(unittest.TestCase):
     @parameterized.expand(QUANTIZED)
     @pytest.mark.full
     def test_whole_step(self, kind):
-        """One graph, whose parameters are those of eager mode but for the rounding of float32."""
+        """One graph, which does what eager mode does."""
         a, b = parameters()[:2], parameters()[:2]
         ours, other = QUANTIZED[kind](a), QUANTIZED[kind](b)
         step = torch.compile(lambda: other.step(), fullgraph=True, backend="aot_eager")
@@ -237,8 +392,27 @@ class TestCompiled(unittest.TestCase):
                 give_gradients(params, i)
             ours.step()
             step()
-        for x, y in zip(a, b, strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+        assert all(torch.equal(x, y) for x, y in zip(bits(ours), bits(other), strict=True))
+
+    @pytest.mark.full
+    def test_learning_rates(self):
+        """By Inductor: floats, each with a program of its own, as in torch.optim; and a tensor, with one for all."""
+        for lr in (0.01, torch.tensor(0.01)):
+            a, b = parameters(torch.bfloat16), parameters(torch.bfloat16)
+            ours, other = optim.AdamW8bit(a, lr=lr), optim.AdamW8bit(b, lr=lr)
+            counted = CompileCounterWithBackend("inductor")
+            step = torch.compile(lambda o=other: o.step(), fullgraph=True, backend=counted)
+            for i in range(4):
+                for params, o in ((a, ours), (b, other)):
+                    give_gradients(params, i)
+                    if isinstance(lr, Tensor):
+                        lr.fill_(0.5**i)
+                    else:
+                        o.param_groups[0]["lr"] = 0.5**i
+                ours.step()
+                step()
+            assert all(torch.equal(x, y) for x, y in zip(bits(ours), bits(other), strict=True))
+            assert counted.frame_count == 1 or not isinstance(lr, Tensor)
 
 
 class TestStochasticRounding(unittest.TestCase):
@@ -270,19 +444,42 @@ class TestStochasticRounding(unittest.TestCase):
 
 
 class TestErrors(unittest.TestCase):
-    def test_nonfinite(self):
+    @parameterized.expand([("eager", False), ("compiled", True)])
+    def test_nonfinite(self, _name, compiled):
         params = parameters()
         optimizer = optim.AdamW8bit(params, error_if_nonfinite=True)
         run(optimizer, params, range(2))
+        step = (
+            torch.compile(lambda: optimizer.step(), fullgraph=True, backend="aot_eager") if compiled else optimizer.step
+        )
         before = [p.detach().clone() for p in params], copy.deepcopy(optimizer.state_dict()["state"])
         give_gradients(params, 2)
         assert params[3].grad is not None
         params[3].grad[0, 0, 0] = float("inf")
         with pytest.raises(FloatingPointError, match="AdamW8bit: the gradient of parameter 3 of group 0"):
-            optimizer.step()
+            step()
         assert all(torch.equal(a, b) for a, b in zip(params, before[0], strict=True))
         for k, state in optimizer.state_dict()["state"].items():
             assert all(torch.equal(_numbers(x), _numbers(before[1][k][name])) for name, x in state.items())
+
+    @parameterized.expand([("8", optim.AdamW8bit), ("4", optim.AdamW4bit), ("fp8", optim.AdamWFp8)])
+    def test_what_is_no_number(self, _name, make):
+        """It makes a NaN of the parameter, which one sees; of the states of others in its block none."""
+        for bad in (float("nan"), float("inf")):
+            (p,) = params = [nn.Parameter(torch.ones(2, 4096))]
+            optimizer = make(params)
+            for i in range(3):
+                p.grad = torch.full_like(p, 0.01)
+                if i == 1:
+                    p.grad[0, 5] = bad
+                optimizer.step()
+            others = torch.arange(p.numel()).view(p.shape) != 5
+            assert p[0, 5].isnan() and p[others].isfinite().all()
+            for name in ("exp_avg", "exp_avg_sq"):
+                x = _numbers(optimizer.state[p][name])
+                assert x[others].isfinite().all() and (x[1] > 0).all()
+                if bad != bad:
+                    assert (x[others] > 0).all()
 
     def test_arguments(self):
         params = parameters()
@@ -296,6 +493,8 @@ class TestErrors(unittest.TestCase):
         ):
             with pytest.raises(error, match=text):
                 optim.AdamW(params, **options)
+        with pytest.raises(ValueError, match="AdamW: differentiable must be False"):
+            optim.AdamW(params, differentiable=True, foreach=True, fused=None, capturable=True)
         with pytest.raises(ValueError, match="SGD: nesterov needs a momentum above 0"):
             optim.SGD(params, nesterov=True)
         with pytest.raises(TypeError, match=r"parameters must be floating point, got one of torch\.int64"):

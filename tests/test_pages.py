@@ -9,7 +9,7 @@ from parameterized import parameterized
 from PIL import Image
 
 import hop
-from docs import make, training_tables
+from docs import make, optimizers_tables, training_tables
 from hop import formats, scaling
 from hop.quantizer import Quantizer
 
@@ -66,6 +66,21 @@ class TestTrainingRuns(unittest.TestCase):
         picture, path = training_tables.draw(), make.DOCS / "finetune.png"
         assert picture == training_tables.draw() and max(len(picture), path.stat().st_size) < 60_000
         assert "(finetune.png)" in (make.DOCS / "training_runs.md").read_text()
+        with Image.open(path) as shown, Image.open(io.BytesIO(picture)) as drawn:
+            assert shown.size == drawn.size
+
+
+class TestOptimizersRuns(unittest.TestCase):
+    def test_what_diverged_is_no_number(self):
+        assert optimizers_tables.difference(0.0123, " %") == "+1.23 %" and optimizers_tables.number(0.5) == "0.5000"
+        for off in (float("nan"), float("inf"), 1e9):
+            assert optimizers_tables.difference(off) == optimizers_tables.number(off) == "diverged"
+
+    def test_picture(self):
+        """The same each time, small, and on the page."""
+        picture, path = optimizers_tables.draw(), make.DOCS / "optimizers.png"
+        assert picture == optimizers_tables.draw() and max(len(picture), path.stat().st_size) < 60_000
+        assert "(optimizers.png)" in (make.DOCS / "optimizers_runs.md").read_text()
         with Image.open(path) as shown, Image.open(io.BytesIO(picture)) as drawn:
             assert shown.size == drawn.size
 

@@ -1145,6 +1145,7 @@ IN_PLACE: dict[str, Callable[[Any, Tensor], Any]] = {
     "zeroed": lambda b, x: hop.dequantize(b.zero_()) + x,
     "into_plain": lambda b, x: x.copy_(b) + 1,
 }
+PROGRAMS = [*ON_QUANTIZED, *QUANTIZING, *IN_PLACE]
 QUICK = [(name, QUANTIZERS[name]) for name in ("int8_row", "int4", "mxfp8", "nvfp4", "state8")]
 OTHER = [row for row in BY_NAME if row not in QUICK]
 WHICH = {"int8_row_dynamic", "int4_static", "state8_static"}  # in the quick suite
@@ -1157,9 +1158,14 @@ PRODUCT = [
 @pytest.mark.filterwarnings("ignore:.*QuantizedTensor:UserWarning")
 class TestCompile(unittest.TestCase):
     def check(self, q: Quantizer, dynamic: bool | None, backend: str = "aot_eager") -> None:
+        """All programs; with dynamic sizes, which take long to trace, two of five with each quantizer of QUICK."""
+        place = QUICK.index(next(row for row in QUICK if row[1] == q)) if dynamic else 0
+        left_out = [name for i, name in enumerate(PROGRAMS) if dynamic and (i + place) % len(QUICK) > 1]
         dtype = torch.float32 if backend == "inductor" else torch.bfloat16  # Inductor does not round in between
         b = made(q, 64, 128, dtype=dtype)
         for name, program in ON_QUANTIZED.items():
+            if name in left_out:
+                continue
             with self.subTest(program=name):
                 want = quietly(program, b)[0]
                 if isinstance(want, TypeError):
@@ -1171,11 +1177,15 @@ class TestCompile(unittest.TestCase):
                     assert shares[0] == shares[1]
         x = torch.randn(64, 128).to(dtype)
         for name, program in QUANTIZING.items():
+            if name in left_out:
+                continue
             with self.subTest(program=name):
                 want = quietly(program, q, x)[0]
                 if not isinstance(want, TypeError):
                     assert_alike(compiled(program, dynamic, backend)(q, x), want)
         for name, program in IN_PLACE.items():
+            if name in left_out:
+                continue
             with self.subTest(program=name):
                 if name == "viewed" and type(quietly(lambda: b.view(-1))[0]) is Tensor:
                     continue  # no view: what is written there stays there
@@ -1189,7 +1199,7 @@ class TestCompile(unittest.TestCase):
     def test_programs(self, _name, q, dynamic):
         self.check(q, dynamic)
 
-    @parameterized.expand(PRODUCT)
+    @parameterized.expand([row for row in PRODUCT if row[0] not in WHICH])
     @pytest.mark.full
     def test_every_program(self, _name, q, dynamic):
         self.check(q, dynamic)

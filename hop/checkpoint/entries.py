@@ -6,7 +6,8 @@ A quantized tensor is taken apart into its buffers, which DCP writes, cuts and r
               ->  "weight.codes[0:32,0:64]", ...           in pieces, if boundaries of shards cut a block
 
 The checkpoint's metadata say of "weight" which quantizer, shape, dtype and usages it has, and why it is in pieces, if
-it is; a piece is read by the shard with the same boundaries alone.
+it is; a piece is read by the shard with the same boundaries alone, or, where blocks run over each shard, by those that
+quantize its numbers anew.
 """
 
 from collections.abc import Mapping

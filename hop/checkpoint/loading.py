@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from hop import _compile
+from hop.checkpoint import regroup
 from hop.checkpoint.entries import KEY, describe, entry_name, taken_apart
 from hop.checkpoint.shards import Chunk, Part
 from hop.tensor.table import Cut
@@ -25,12 +26,17 @@ from hop.tensor.table import Cut
 class LoadPlanner(DefaultLoadPlanner):
     """A planner for dcp.load, of what SavePlanner, or DCP's own planner, has planned.
 
+    Codes and scales are read as they were saved. The one exception are tensors whose blocks run over each part
+    (Quantizer.flat: states of optimizers), where parts have other boundaries than they were saved with, which cut
+    blocks: their numbers are quantized anew, in blocks over each new part (hop.checkpoint.regroup).
+
     Args:
         allow_partial_load: whether entries that the checkpoint lacks stay as they are.
 
     Raises (from dcp.load, inside its CheckpointException), before anything is written:
         ValueError: an entry has another quantizer, shape, dtype or usages than its tensor, is quantized where the
-            tensor is not, or the other way round; boundaries of shards cut a block or a byte; entries do not cover it.
+            tensor is not, or the other way round; boundaries of shards cut a block or a byte, of blocks that do not run
+            over each part; entries do not cover it.
         RuntimeError: an entry is missing.
     """
 
@@ -42,6 +48,8 @@ class LoadPlanner(DefaultLoadPlanner):
         self.state_dict, parts = taken_apart(self.state_dict)
         described = (metadata.planner_data or {}).get(KEY, {})
         self.chunks: dict[str, Chunk] = {}
+        self.regrouped: dict[str, regroup.Regrouped] = {}  # by entry
+        regions = regroup.regions(metadata.state_dict_metadata)
         for fqn, value in self.state_dict.items():
             if fqn in described:
                 raise ValueError(
@@ -53,7 +61,13 @@ class LoadPlanner(DefaultLoadPlanner):
             if fqn not in described and self.allow_partial_load and fqn not in metadata.state_dict_metadata:
                 continue
             saved = _checked(fqn, part, described.get(fqn), metadata)
-            if not part.is_empty():
+            if part.is_empty():
+                continue
+            if part.tensor.quantizer.flat and not _fits(fqn, part, saved, metadata):
+                own = regroup.Regrouped(fqn, part, regions.get(entry_name(fqn, "codes")) if saved["pieces"] else None)
+                self.regrouped |= dict.fromkeys(own.by_entry, own)
+                self.chunks |= _checked_sizes(own.chunks(), metadata)
+            else:
                 self.chunks |= _read(fqn, part, saved, metadata)
 
     def create_local_plan(self) -> Any:
@@ -83,7 +97,14 @@ class LoadPlanner(DefaultLoadPlanner):
             container = container[_own_key(container, key)]
         container[_own_key(container, last)] = torch.load(value, weights_only=True)
 
+    def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
+        entry = read_item.dest_index.fqn
+        if entry in self.regrouped:
+            self.regrouped[entry].commit(entry, tensor.numel())
+
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        if index.fqn in self.regrouped:
+            return self.regrouped[index.fqn].buffer(index.fqn)
         chunk = self.chunks.get(index.fqn)
         return super().lookup_tensor(index) if chunk is None else chunk.buffer.detach()
 
@@ -120,6 +141,17 @@ def _checked(fqn: str, part: Part, saved: Any, metadata: Any) -> Mapping[str, An
     return saved
 
 
+def _fits(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> bool:
+    """Whether the checkpoint has the codes of this part as they are."""
+    if saved["pieces"] is not None:
+        return entry_name(fqn, "codes", part.region()) in metadata.state_dict_metadata
+    try:
+        part.chunks()
+    except Cut:
+        return False
+    return True
+
+
 def _read(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> dict[str, Chunk]:
     """The entries that this process reads, and where to."""
     entries = metadata.state_dict_metadata
@@ -139,13 +171,17 @@ def _read(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> dict
             chunks = {entry_name(fqn, name): chunk for name, chunk in part.chunks().items()}
         except Cut as error:
             raise ValueError(f"{fqn!r}: the part {part.region()} cannot be loaded: {error}") from error
+    return _checked_sizes(chunks, metadata)
+
+
+def _checked_sizes(chunks: Mapping[str, Chunk], metadata: Any) -> dict[str, Chunk]:
     for entry, chunk in chunks.items():
-        held = entries.get(entry)
+        held = metadata.state_dict_metadata.get(entry)
         wanted = (tuple(chunk.size), chunk.buffer.dtype)
         has = (tuple(held.size), held.properties.dtype) if isinstance(held, TensorStorageMetadata) else None
         if has != wanted:
             raise ValueError(f"{entry!r} must be {wanted} in the checkpoint, got {has or 'no tensor'}")
-    return chunks
+    return dict(chunks)
 
 
 def _own_key(container: Any, key: Any) -> Any:

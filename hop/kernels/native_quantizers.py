@@ -24,7 +24,7 @@ from hop.scaling import AbsMean, Amax, BlockScaling, CurrentScaling, Given, Micr
 
 _RULES = {Given: 0, Amax: 1, MinMax: 2, AbsMean: 3, CurrentScaling: 4, BlockScaling: 4, Microscaling: 5, TwoLevel: 6}
 _FORMATS = {Integer: 0, Float: 1, Codebook: 2}
-_INDEX_SIZE = 65536
+_INDEX_SIZE, _TABLES_SIZE = 65536, 2049
 _COLUMNS = 512  # blocks up to so many columns begin at whole bytes, as several are taken at a time
 
 
@@ -38,7 +38,7 @@ class _Quantizer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in _names.split()),
         *((name, ctypes.c_float) for name in ("floor", "range", "inverse", "top", "inverse_top")),
-        *((name, ctypes.c_void_p) for name in ("thresholds", "numbers", "index")),
+        *((name, ctypes.c_void_p) for name in ("thresholds", "numbers", "index", "tables")),
     )
 
 
@@ -86,7 +86,8 @@ def plan(quantizer: str) -> Plan | str:
         s.size, s.zero_code = len(format.book), format._zero_code
         kept = _tables(format)
         s.thresholds, s.numbers = ctypes.addressof(kept[0]), ctypes.addressof(kept[1])
-        s.index = ctypes.addressof(kept[2]) if len(kept) > 2 else None
+        s.tables = ctypes.addressof(kept[2])
+        s.index = ctypes.addressof(kept[3]) if len(kept) > 3 else None
     s.affine = q.scale.has_zero_point()
     _describe_rule(s, q.scale, format)
     return Plan(q, s, kept)
@@ -109,16 +110,18 @@ def _describe_rule(s: _Quantizer, rule: Rule, format: Format) -> None:
 
 
 def _tables(format: Codebook) -> tuple[Any, ...]:
-    """Thresholds, numbers, and the index if there is one; NaN where there is no code."""
+    """Thresholds, numbers, their tables, and the index if there is one; NaN where there is no code."""
     size = 272
     thresholds, numbers = ((ctypes.c_float * size)(*[float("nan")] * size) for _ in range(2))
     thresholds[: len(format.book)] = list(format._thresholds)
     numbers[: len(format.book)] = list(format.book)
     index = (ctypes.c_uint8 * (_INDEX_SIZE + 4))()  # four bytes are read at a time
     library: Any = native.library().functions
+    tables = (ctypes.c_uint8 * _TABLES_SIZE)()
+    library.hop_codebook_tables(thresholds, numbers, len(format.book), tables)
     if len(format.book) > 16 and library.hop_codebook_index(thresholds, len(format.book), index) == 0:
-        return thresholds, numbers, index
-    return thresholds, numbers
+        return thresholds, numbers, tables, index
+    return thresholds, numbers, tables
 
 
 def _unsupported(q: Quantizer) -> str | None:

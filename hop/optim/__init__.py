@@ -5,6 +5,7 @@ updates.py     the updates, as functions of float32 tensors
 rounding.py    float32 to bfloat16, stochastically
 optimizer.py   what all optimizers share
 optimizers.py  AdamW, Adam, SGD, Lion
+torchao_states.py  states of torchao.optim
 """
 
 from hop.optim.optimizers import SGD as SGD
@@ -18,3 +19,4 @@ from hop.optim.states import BITS4 as BITS4
 from hop.optim.states import BITS8 as BITS8
 from hop.optim.states import BITS8_FP8 as BITS8_FP8
 from hop.optim.states import FP8 as FP8
+from hop.optim.torchao_states import load_torchao_state as load_torchao_state

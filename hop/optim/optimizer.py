@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hop.leaves import dequantize
-from hop.optim.rounding import rounded
-from hop.optim.states import BITS8, States, fresh, local, quantizer, spelled
+from hop.optim.states import BITS8, States, fresh, is_placed, local, quantizer, spelled
+from hop.optim.step import step_
+from hop.optim.updates import Rule
 from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
-_OWN = ("state", "min_numel", "error_if_nonfinite")  # options that a state_dict does not change
+_OWN = (
+    "state",
+    "min_numel",
+    "error_if_nonfinite",
+    "decoupled_weight_decay",
+)  # options that a state_dict does not change
 _STREAMS = 2**16  # of random numbers, for each param group
 
 
@@ -26,6 +31,10 @@ class Options(TypedDict, total=False):
     stochastic_rounding: bool
     error_if_nonfinite: bool
     seed: int | None
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool
+    differentiable: bool
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -42,7 +51,13 @@ class Optimizer(torch.optim.Optimizer):
         stochastic_rounding: bool = False,
         error_if_nonfinite: bool = False,
         seed: int | None = None,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
+        if differentiable:
+            raise ValueError(f"{self._name}: differentiable must be False, as codes have no gradient; got True")
         if isinstance(min_numel, bool) or not isinstance(min_numel, int) or min_numel < 0:
             raise ValueError(f"{self._name}: min_numel must be an integer of at least 0, got {min_numel!r}")
         if seed is None:
@@ -69,10 +84,12 @@ class Optimizer(torch.optim.Optimizer):
         """The names of the states of a group."""
         raise NotImplementedError
 
-    def _update(
-        self, group: dict[str, Any], step: Any, p: Tensor, grad: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The parameter and its states after a step, all in float32."""
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        """What a step does with the parameters of a group."""
+        raise NotImplementedError
+
+    def _options(self, group: dict[str, Any]) -> Sequence[float]:
+        """The options of the rule but lr."""
         raise NotImplementedError
 
     # ---- a step
@@ -92,52 +109,53 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self._check_finite()
+            zeros, errors = self._zeros()
             for number, group in enumerate(self.param_groups):
                 params: list[Tensor] = []
                 self._init_group(group, params)
                 places = [i for i, p in enumerate(group["params"]) if p.grad is not None]
-                for place, p in zip(places, params, strict=True):
-                    self._step(group, p, number * _STREAMS + place)
+                step_(
+                    str(self._rule(group)),
+                    self._options(group),
+                    group["lr"],
+                    group["seed"] if group["stochastic_rounding"] else None,
+                    [number * _STREAMS + i for i in places],
+                    [self.state[p]["step"] for p in params],
+                    [local(p) for p in params],
+                    [self._gradient(p) for p in params],
+                    [local(self.state[p][name]) for p in params for name in self._names(group)],
+                    zeros,
+                    errors,
+                )
         return loss
 
-    def _check_finite(self) -> None:
+    def _zeros(self) -> tuple[list[Tensor], list[str]]:
+        """Of each gradient that must be finite a number, 0 if it is on all processes, and what to say otherwise."""
+        zeros, errors = [], []
         for number, group in enumerate(self.param_groups):
             for place, p in enumerate(group["params"] if group["error_if_nonfinite"] else ()):
-                if p.grad is not None and not bool(local(p.grad).isfinite().all()):
-                    raise FloatingPointError(
+                if p.grad is not None:
+                    total = (p.grad * 0).sum()
+                    zeros.append(total.full_tensor() if isinstance(total, DTensor) else total)
+                    errors.append(
                         f"{self._name}: the gradient of parameter {place} of group {number}, of shape "
                         f"{tuple(p.shape)}, has a NaN or an infinity; nothing was changed. Skip the step, or scale the "
                         "loss down"
                     )
+        return zeros, errors
 
     def _init_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Append the parameters that have a gradient, and make their states. Dynamo runs what has this name in
-        optimizers, and does not trace it."""
-        for p in group["params"]:
-            if p.grad is None:
-                continue
-            params.append(p)
-            state = self.state[p]
-            if not state:
-                state["step"] = torch.tensor(0.0)
-                for name in self._names(group):
-                    state[name] = fresh(p, self._quantizer(group, p, name))
-
-    def _step(self, group: dict[str, Any], p: Tensor, stream: int) -> None:
-        state = self.state[p]
-        state["step"] += 1
-        step = state["step"] if torch.compiler.is_compiling() else state["step"].item()
-        grad = self._gradient(p)
-        held = {name: local(state[name]) for name in self._names(group)}
-        wide = {name: _wide(x) for name, x in held.items()}
-        new, states = self._update(group, step, _wide(local(p)), -grad if group["maximize"] else grad, wide)
-        if group["stochastic_rounding"] and p.dtype == torch.bfloat16:
-            seed = state["step"].to(torch.int64) + group["seed"]
-            new = rounded(new, seed.to(new.device), stream)
-        local(p).copy_(new)
-        for name, x in states.items():
-            held[name].copy_(x)
+        """Append the parameters that have a gradient, and make their states; with the first group those of all groups.
+        Dynamo runs what has this name in optimizers, and does not trace it; states that the first call does not make
+        are none to it."""
+        for other in self.param_groups if group is self.param_groups[0] else (group,):
+            for p in other["params"]:
+                state = None if p.grad is None else self.state[p]
+                if state is not None and not state:
+                    state["step"] = torch.tensor(0.0)
+                    for name in self._names(other):
+                        state[name] = fresh(p, self._quantizer(other, p, name))
+        params += [p for p in group["params"] if p.grad is not None]
 
     def _gradient(self, p: Tensor) -> Tensor:
         grad = p.grad
@@ -146,7 +164,7 @@ class Optimizer(torch.optim.Optimizer):
             raise RuntimeError(f"{self._name}: the gradient of a parameter is sparse; make it dense")
         if isinstance(p, DTensor) and isinstance(grad, DTensor) and grad.placements != p.placements:
             grad = grad.redistribute(p.device_mesh, p.placements)
-        return _wide(local(grad))
+        return local(grad)
 
     def _quantizer(self, group: dict[str, Any], p: Tensor, name: str) -> Quantizer | None:
         text = group["state"].get(name)
@@ -156,8 +174,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over states and options: of this optimizer, or of one of torch.optim with the same parameters. What the
-        states hold is quantized as this optimizer says, and nothing is shared with `state_dict`."""
-        own = [{k: group[k] for k in _OWN} for group in self.param_groups]
+        states hold is quantized as this optimizer says, and nothing is shared with `state_dict`.
+
+        States may be placed otherwise than the parameters are: whole where these are DTensors, or the other way round.
+        They are then quantized anew; all processes of the mesh must call this. hop.checkpoint.save and load, with
+        torch.distributed.checkpoint.state_dict, do the same from files, for any number of processes."""
+        own = [{k: group[k] for k in _OWN if k in group} for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, kept in zip(self.param_groups, own, strict=True):
             for name, value in self.defaults.items():
@@ -181,10 +203,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def _fitted(self, group: dict[str, Any], p: Tensor, name: str, x: Tensor) -> Tensor:
         q, held = self._quantizer(group, p, name), local(x)
-        if isinstance(held, QuantizedTensor) and held.quantizer == q:
+        if isinstance(held, QuantizedTensor) and held.quantizer == q and is_placed(x, p):
             return x.clone()
         return fresh(p, q, x)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return dequantize(x, torch.float32) if isinstance(x, QuantizedTensor) else x.to(torch.float32)

@@ -6,16 +6,17 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import Unpack
 
-from hop.optim import updates
 from hop.optim.optimizer import Optimizer, Options
 from hop.optim.states import BITS4, FP8
+from hop.optim.updates import Rule
 
 
 class Adam(Optimizer):
     """torch.optim.Adam, whose states are quantized. The update is computed in float32, one parameter after the other.
 
     Args:
-        params, lr, betas, eps, weight_decay, amsgrad, maximize: as torch.optim.Adam has them. lr may be a tensor.
+        params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as torch.optim.Adam has them.
+            lr may be a tensor. foreach, fused and capturable are taken, and change nothing.
         state: what quantizes the states "exp_avg", "exp_avg_sq" and "max_exp_avg_sq": a mapping from these names to
             quantizers, such as hop.optim.BITS8, BITS4, FP8 or BITS8_FP8; a quantizer for all; None for floats. A param
             group may have its own.
@@ -23,14 +24,12 @@ class Adam(Optimizer):
         stochastic_rounding: round bfloat16 parameters stochastically, so that updates smaller than half a unit are not
             lost: unbiased, and a function of the seed, the step and the parameter's position.
         error_if_nonfinite: raise FloatingPointError, before anything has changed, where a gradient has a NaN or an
-            infinity, either of which makes a NaN of all states in its block.
+            infinity. Otherwise its parameter becomes NaN, and an infinity makes zeros of the other states in its block.
         seed: of stochastic rounding; by default drawn from PyTorch's generator.
 
     Raises:
         TypeError, ValueError: an argument is of a wrong type or out of its range.
     """
-
-    _decoupled = False
 
     def __init__(
         self,
@@ -40,30 +39,31 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
+        *,
+        decoupled_weight_decay: bool = False,
         **options: Unpack[Options],
     ) -> None:
         _check(self._name, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
             params,
-            defaults | {"amsgrad": amsgrad},
+            defaults | {"amsgrad": amsgrad, "decoupled_weight_decay": decoupled_weight_decay},
             **options,
         )
 
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
         return ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * bool(group["amsgrad"]))
 
-    def _update(
-        self, group: dict[str, Any], step: Any, p: Tensor, grad: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-        return updates.adam(p, grad, state, step=step, decoupled=self._decoupled, **options)
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        coupled = not group["decoupled_weight_decay"] and group["weight_decay"] != 0
+        return Rule("adam", coupled=coupled, maximize=group["maximize"])
+
+    def _options(self, group: dict[str, Any]) -> Sequence[float]:
+        return *group["betas"], group["eps"], group["weight_decay"]
 
 
 class AdamW(Adam):
     """torch.optim.AdamW, whose states are quantized. Arguments are those of Adam; weight_decay is 0.01 by default."""
-
-    _decoupled = True
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class AdamW(Adam):
         amsgrad: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)
 
 
 class AdamW8bit(AdamW):
@@ -124,11 +124,12 @@ class SGD(Optimizer):
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _update(
-        self, group: dict[str, Any], step: Any, p: Tensor, grad: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        options = {name: group[name] for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov")}
-        return updates.sgd(p, grad, state, step=step, **options)
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        coupled, nesterov = group["weight_decay"] != 0, bool(group["nesterov"])
+        return Rule("sgd", coupled=coupled, nesterov=nesterov, maximize=group["maximize"])
+
+    def _options(self, group: dict[str, Any]) -> Sequence[float]:
+        return group["momentum"], group["dampening"], group["weight_decay"]
 
 
 class Lion(Optimizer):
@@ -153,11 +154,11 @@ class Lion(Optimizer):
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
         return ("exp_avg",)
 
-    def _update(
-        self, group: dict[str, Any], step: Any, p: Tensor, grad: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        options = {name: group[name] for name in ("lr", "betas", "weight_decay")}
-        return updates.lion(p, grad, state, **options)
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        return Rule("lion", maximize=group["maximize"])
+
+    def _options(self, group: dict[str, Any]) -> Sequence[float]:
+        return *group["betas"], group["weight_decay"]
 
 
 def _check(name: str, *, betas: tuple[Any, ...] = (), **numbers: Any) -> None:

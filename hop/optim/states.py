@@ -5,12 +5,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hop.impls.quantize import quantize
 from hop.leaves import dequantize
 from hop.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
 from hop.quantizer import Quantizer
+from hop.scaling import Amax
 from hop.tensor import QuantizedTensor
 
 SIGNED = ("exp_avg", "momentum_buffer")
@@ -59,9 +60,61 @@ def quantizer(text: str) -> Quantizer:
     return Quantizer.parse(text)
 
 
+@functools.cache
+def least_part(text: str) -> float:
+    """What part of the largest number in a block the least one above 0 is; 0.0 for blocks that are not flat, or have
+    another rule than Amax.
+
+    A mean of squares above 0 is stored as this part of its block at least (`raised`). Smaller ones would become 0, by
+    whose root a step is divided: then it is as large as the mean of gradients over eps."""
+    q = quantizer(text)
+    if not q.flat or not isinstance(q.scale, Amax):
+        return 0.0
+    zero = q.format.zero
+    return min(n - zero for n in q.format.numbers if n > zero) / (q.format.max - zero)
+
+
+def raised(text: str, x: Tensor) -> Tensor:
+    """x, in float32, whose numbers above 0 are at least `least_part` of the largest in their block."""
+    part, q = least_part(text), quantizer(text)
+    if not part:
+        return x
+    assert isinstance(q.scale, Amax)
+    (block,) = q.block
+    count = x.numel()
+    magnitudes = x.abs().reshape(-1)
+    magnitudes = torch.where(magnitudes.isnan(), 0.0, magnitudes)
+    magnitudes = torch.nn.functional.pad(magnitudes, (0, -count % block)).reshape(-1, block)
+    lowest = magnitudes.amax(1).clamp(q.scale.floor, torch.finfo(torch.float32).max) * part
+    lowest = lowest.repeat_interleave(block)[:count].reshape(x.shape)
+    return torch.where((x > 0) & (x < lowest), lowest, x)
+
+
 def local(x: Tensor) -> Tensor:
     """The part of a tensor that this process has."""
     return x.to_local() if isinstance(x, DTensor) else x
+
+
+def is_placed(x: Tensor, p: Tensor) -> bool:
+    """Whether this process has the same part of x as of p."""
+    if isinstance(x, DTensor) and isinstance(p, DTensor):
+        return x.device_mesh == p.device_mesh and x.placements == p.placements
+    return isinstance(x, DTensor) == isinstance(p, DTensor)
+
+
+def _part(x: Tensor, p: Tensor) -> Tensor:
+    """The numbers of x that this process has of p. Where x is placed otherwise, which all processes then know, its
+    numbers travel: codes of blocks over one part are none of another."""
+    own = local(x)
+    own = dequantize(own, p.dtype) if isinstance(own, QuantizedTensor) else own.clone()
+    if is_placed(x, p):
+        return own
+    if isinstance(x, DTensor):
+        own = DTensor.from_local(own, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+        own = own.full_tensor()
+    if isinstance(p, DTensor):
+        own = distribute_tensor(own, p.device_mesh, p.placements, src_data_rank=None).to_local()
+    return own
 
 
 def fresh(p: Tensor, q: Quantizer | None, like: Tensor | None = None) -> Tensor:
@@ -69,9 +122,7 @@ def fresh(p: Tensor, q: Quantizer | None, like: Tensor | None = None) -> Tensor:
     if like is None:
         own = torch.zeros_like(local(p), memory_format=torch.preserve_format, requires_grad=False)
     else:
-        own = local(like)
-        own = dequantize(own, p.dtype) if isinstance(own, QuantizedTensor) else own.clone()
-        own = own.to(dtype=p.dtype, device=p.device)
+        own = _part(like, p).to(dtype=p.dtype, device=p.device)
     if q is not None:
         own = quantize(q, own)
     if not isinstance(p, DTensor):

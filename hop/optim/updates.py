@@ -1,85 +1,133 @@
-"""The updates of one parameter, as functions of float32 tensors, in the order of operations of torch.optim.
+"""What a step does to one parameter: the numbers that it takes, and functions of tensors in float32, or all in float64.
 
-Each gives the new parameter and the new states. Numbers that change from step to step are Python numbers, or tensors of
-shape ().
+The numbers of a step are Python floats, computed in float64, and rounded to the dtype of the tensors.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-Number = Any
+Number = Any  # a float, or a tensor of shape ()
+
+_FLAGS = ("coupled", "nesterov", "maximize")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a step does, but for its numbers.
+
+    Args:
+        name: "adam", "sgd" or "lion".
+        coupled: whether weight decay is added to the gradient; otherwise it shrinks the parameter.
+        nesterov: of "sgd".
+        maximize: whether the gradient is negated.
+    """
+
+    name: str
+    coupled: bool = False
+    nesterov: bool = False
+    maximize: bool = False
+
+    means: ClassVar = 1
+    """How many states, the first ones, are means of gradients, not of their squares."""
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f for f in _FLAGS if getattr(self, f))])
+
+    @classmethod
+    def parse(cls, text: str) -> "Rule":
+        name, *flags = text.split()
+        return cls(name, **dict.fromkeys(flags, True))
+
+    def numbers(self, step: float, lr: float, options: Sequence[float]) -> tuple[float, ...]:
+        """The numbers of a step, of which 1 is the first, from the options of the rule."""
+        return _NUMBERS[self.name](self, step, lr, *options)
+
+    def update(
+        self, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The parameter and its states after a step."""
+        return _UPDATES[self.name](self, numbers, p, -grad if self.maximize else grad, states)
+
+
+def _adam_numbers(
+    rule: Rule, step: float, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
+) -> tuple[float, ...]:
+    decay = 1.0 if rule.coupled else 1 - lr * weight_decay
+    rate, scale = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
+    return decay, weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, rate, scale, eps
 
 
 def adam(
-    p: Tensor,
-    grad: Tensor,
-    state: dict[str, Tensor],
-    *,
-    step: Number,
-    lr: Number,
-    betas: tuple[Number, Number],
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-) -> tuple[Tensor, dict[str, Tensor]]:
+    rule: Rule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
     """Adam (Kingma and Ba 2015), with decoupled weight decay AdamW (Loshchilov and Hutter 2019):
 
-        m = β₁ m + (1 - β₁) g        v = β₂ v + (1 - β₂) g²        p = p - lr / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
+        m = β₁ m + (1 - β₁) g        v = β₂ v + (1 - β₂) g²        p = decay p - rate m / (√v scale + ε)
 
-    With "max_exp_avg_sq" among the states its largest v takes the place of v (Reddi et al. 2018)."""
-    beta1, beta2 = betas
-    if weight_decay and decoupled:
-        p = p * (1 - lr * weight_decay)
-    elif weight_decay:
+    rate = lr / (1 - β₁ᵗ), scale = 1 / √(1 - β₂ᵗ), decay = 1 - lr λ; coupled: decay = 1, and g + λ p in the place of g.
+    The largest v takes the place of v where there is a third state (Reddi et al. 2018).
+
+    Options: β₁, β₂, ε, λ. Numbers: decay, λ, β₁, 1 - β₁, β₂, 1 - β₂, rate, scale, ε. States: m, v, the largest v."""
+    decay, weight_decay, beta1, rest1, beta2, rest2, rate, scale, eps = numbers
+    mean, square, *largest = states
+    if rule.coupled:
         grad = grad + p * weight_decay
-    mean = state["exp_avg"].lerp(grad, 1 - beta1)
-    square = state["exp_avg_sq"] * beta2 + grad * grad * (1 - beta2)
-    new, largest = {"exp_avg": mean, "exp_avg_sq": square}, square
-    if "max_exp_avg_sq" in state:
-        new["max_exp_avg_sq"] = largest = torch.maximum(state["max_exp_avg_sq"], square)
-    rate = lr / (1 - beta1**step)
-    denominator = largest.sqrt() / (1 - beta2**step) ** 0.5 + eps
-    return p - rate * (mean / denominator), new
+    mean = mean * beta1 + grad * rest1
+    square = square * beta2 + grad * grad * rest2
+    largest = [torch.maximum(x, square) for x in largest]
+    top = largest[0] if largest else square
+    return p * decay - mean / (_root(top) * scale + eps) * rate, [mean, square, *largest]
+
+
+def _root(x: Tensor) -> Tensor:
+    """√x to the nearest float32, which PyTorch's own on the CPU misses at times, by one unit."""
+    return x.to(torch.float64).sqrt().to(x.dtype) if x.is_cpu else x.sqrt()
+
+
+def _sgd_numbers(
+    rule: Rule, step: float, lr: float, momentum: float, dampening: float, weight_decay: float
+) -> tuple[float, ...]:
+    return weight_decay, momentum, 1 - dampening, lr, float(step == 1)
 
 
 def sgd(
-    p: Tensor,
-    grad: Tensor,
-    state: dict[str, Tensor],
-    *,
-    lr: Number,
-    momentum: float,
-    dampening: float,
-    weight_decay: float,
-    nesterov: bool,
-    step: Number,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Stochastic gradient descent, with momentum as torch.optim.SGD has it: b = momentum · b + (1 - dampening) · g, in
-    the first step b = g."""
-    if weight_decay:
+    rule: Rule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Stochastic gradient descent, with momentum μ as torch.optim.SGD has it: b = μ b + (1 - dampening) g, in the first
+    step b = g, and p = p - lr b; nesterov: p = p - lr (g + μ b). λ p is added to g if coupled.
+
+    Options: μ, dampening, λ. Numbers: λ, μ, 1 - dampening, lr, and whether it is the first step: 1 or 0. States: b, or
+    none."""
+    weight_decay, momentum, rest, lr, first = numbers
+    if rule.coupled:
         grad = grad + p * weight_decay
-    if not momentum:
-        return p - lr * grad, {}
-    first = torch.as_tensor(step) == 1  # a tensor where it is one: no program for the first step alone
-    buffer = torch.where(first, grad, state["momentum_buffer"] * momentum + grad * (1 - dampening))
-    grad = grad + momentum * buffer if nesterov else buffer
-    return p - lr * grad, {"momentum_buffer": buffer}
+    if not states:
+        return p - grad * lr, []
+    is_first = torch.as_tensor(first, device=p.device) != 0
+    buffer = torch.where(is_first, grad, states[0] * momentum + grad * rest)
+    return p - (grad + buffer * momentum if rule.nesterov else buffer) * lr, [buffer]
+
+
+def _lion_numbers(
+    rule: Rule, step: float, lr: float, beta1: float, beta2: float, weight_decay: float
+) -> tuple[float, ...]:
+    return 1 - lr * weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, lr
 
 
 def lion(
-    p: Tensor,
-    grad: Tensor,
-    state: dict[str, Tensor],
-    *,
-    lr: Number,
-    betas: tuple[Number, Number],
-    weight_decay: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Lion (Chen et al. 2023): p = p - lr · (sign(β₁ m + (1 - β₁) g) + λ p), m = β₂ m + (1 - β₂) g."""
-    beta1, beta2 = betas
-    mean = state["exp_avg"]
-    if weight_decay:
-        p = p * (1 - lr * weight_decay)
-    return p - lr * mean.lerp(grad, 1 - beta1).sign(), {"exp_avg": mean.lerp(grad, 1 - beta2)}
+    rule: Rule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Lion (Chen et al. 2023): p = (1 - lr λ) p - lr sign(β₁ m + (1 - β₁) g), then m = β₂ m + (1 - β₂) g.
+
+    Options: β₁, β₂, λ. Numbers: 1 - lr λ, β₁, 1 - β₁, β₂, 1 - β₂, lr. States: m."""
+    decay, beta1, rest1, beta2, rest2, lr = numbers
+    (mean,) = states
+    return p * decay - (mean * beta1 + grad * rest1).sign() * lr, [mean * beta2 + grad * rest2]
+
+
+_NUMBERS = {"adam": _adam_numbers, "sgd": _sgd_numbers, "lion": _lion_numbers}
+_UPDATES = {"adam": adam, "sgd": sgd, "lion": lion}

@@ -31,13 +31,14 @@ struct Bytes {
 
 struct Book {
     float thresholds[272], numbers[272];
-    std::vector<uint8_t> index = std::vector<uint8_t>(HOP_INDEX_SIZE + 4);
+    std::vector<uint8_t> index = std::vector<uint8_t>(HOP_INDEX_SIZE + 4), tables = std::vector<uint8_t>(HOP_TABLES_SIZE);
     explicit Book(int32_t size) {
         for (int i = 0; i < 272; ++i) thresholds[i] = numbers[i] = std::numeric_limits<float>::quiet_NaN();
         for (int i = 0; i < size; ++i) {
             numbers[i] = 2.0f * static_cast<float>(i) / static_cast<float>(size - 1) - 1;
             thresholds[i] = i ? (numbers[i - 1] + numbers[i]) / 2 : -std::numeric_limits<float>::infinity();
         }
+        hop_codebook_tables(thresholds, numbers, size, tables.data());
     }
 };
 
@@ -70,7 +71,7 @@ void choose_format(Case& c) {
         q.bits = below(2) ? 4 : 8;
         q.size = q.bits == 4 ? 16 : 256;
         c.book = std::make_shared<Book>(q.size);
-        q.thresholds = c.book->thresholds, q.numbers = c.book->numbers;
+        q.thresholds = c.book->thresholds, q.numbers = c.book->numbers, q.tables = c.book->tables.data();
         const bool found = hop_codebook_index(q.thresholds, q.size, c.book->index.data()) == HOP_OK;
         q.index = found && q.size > 16 ? c.book->index.data() : nullptr;
         q.range = 1;

@@ -1,0 +1,199 @@
+"""A step of the parameters of a group, in place.
+
+    hop::step_(rule, options, lr, lr_tensor, seed, streams, steps!, params!, grads, quantizers, buffers!, zeros, errors)
+
+What a compiled program holds is this call, one for each group; it does there what it does in eager mode. `rule` is the
+spelling of a Rule, `options` are its options; with a seed, bfloat16 parameters are rounded stochastically, each by a
+stream of its own. `steps` count. `quantizers` has the spelling of the quantizer of each state, parameter by parameter,
+"" for floats, and `buffers` the tensors of all states in turn. Everything is computed in float32, of float64 parameters
+in float64, and rounded once.
+Where one of `zeros` is not 0, FloatingPointError is raised, with the text from `errors`, before anything has changed.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop import _compile, copies
+from hop.kernels import native_step as native
+from hop.leaves import dequantize_buffers, quantize_buffers
+from hop.optim.rounding import rounded
+from hop.optim.states import least_part, raised
+from hop.optim.updates import Rule
+from hop.quantizer import Quantizer
+from hop.tensor import QuantizedTensor
+
+_USAGES = [copies.ROWWISE]
+
+_library = torch.library.Library("hop", "FRAGMENT")
+_library.define(
+    "step_(str rule, float[] options, float lr, Tensor? lr_tensor, int? seed, int[] streams, Tensor(a!)[] steps, "
+    "Tensor(b!)[] params, Tensor[] grads, str[] quantizers, Tensor(c!)[] buffers, "
+    "Tensor[] zeros, str[] errors) -> ()"
+)
+
+
+def step_(
+    rule: str,
+    options: Sequence[float],
+    lr: float | Tensor,
+    seed: int | None,
+    streams: Sequence[int],
+    steps: Sequence[Tensor],
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    states: Sequence[Tensor],
+    zeros: Sequence[Tensor],
+    errors: Sequence[str],
+) -> None:
+    """A step of parameters, whose states are in turn. None is a DTensor."""
+    quantizers = [str(x.quantizer) if isinstance(x, QuantizedTensor) else "" for x in states]
+    buffers = [b for x in states for b in (x.buffers().values() if isinstance(x, QuantizedTensor) else (x,))]
+    own, tensor = (0.0, lr) if isinstance(lr, Tensor) else (lr, None)
+    call = _step if _compile.is_plain_eager() else torch.ops.hop.step_.default
+    call(rule, options, own, tensor, seed, streams, steps, params, grads, quantizers, buffers, zeros, errors)
+
+
+_compile.allow_in_graph(step_)
+
+
+def _step(
+    rule: str,
+    options: Sequence[float],
+    lr: float,
+    lr_tensor: Tensor | None,
+    seed: int | None,
+    streams: Sequence[int],
+    steps: Sequence[Tensor],
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    quantizers: Sequence[str],
+    buffers: Sequence[Tensor],
+    zeros: Sequence[Tensor],
+    errors: Sequence[str],
+) -> None:
+    for zero, error in zip(zeros, errors, strict=True):
+        if not zero.item() == 0:
+            raise FloatingPointError(error)
+    parsed, lr = Rule.parse(rule), lr if lr_tensor is None else lr_tensor.item()
+    held = _each(quantizers, buffers, len(params))
+    for p, grad, stream, step, (names, own) in zip(params, grads, streams, steps, held, strict=True):
+        step += 1
+        count = step.item()
+        numbers = parsed.numbers(count, lr, options)
+        key = None if seed is None or p.dtype != torch.bfloat16 else seed + int(count)
+        least = [least_part(name) if name and i >= Rule.means else 0.0 for i, name in enumerate(names)]
+        call = (rule, numbers, key, stream, p, grad, names, own, least)
+        if native.declines(call) is None:
+            native.step_(call)
+        else:
+            _write(call)
+
+
+_library.impl("step_", _step, "CompositeExplicitAutograd")
+torch.library.register_fake("hop::step_", lambda *args: None, lib=_library)
+
+
+def _each(
+    quantizers: Sequence[str], buffers: Sequence[Tensor], count: int
+) -> Iterator[tuple[Sequence[str], Sequence[Tensor]]]:
+    """The quantizers and buffers of each parameter."""
+    number, at = len(quantizers) // count if count else 0, 0
+    for i in range(count):
+        names = quantizers[i * number : (i + 1) * number]
+        end = at + sum(_buffers(name) for name in names)
+        yield names, buffers[at:end]
+        at = end
+
+
+@functools.lru_cache(maxsize=1024)
+def _buffers(quantizer: str) -> int:
+    """How many a state has."""
+    return 1 + len(Quantizer.parse(quantizer).stored()) if quantizer else 1
+
+
+def _write(call: tuple[Any, ...]) -> None:
+    """The step by PyTorch's operators; on a GPU fused by Inductor."""
+    rule, numbers, seed, stream, p, grad, quantizers, buffers, _ = call
+    key = None if seed is None else torch.tensor(seed, device=p.device)
+    given = torch.tensor(numbers, dtype=_wide(p), device=p.device)
+    (write_fused if p.is_cuda else write_updated)(rule, given, key, stream, p, grad, quantizers, buffers)
+
+
+def write_fused(
+    rule: str,
+    numbers: Tensor,
+    seed: Tensor | None,
+    stream: int,
+    p: Tensor,
+    grad: Tensor,
+    quantizers: Sequence[str],
+    buffers: Sequence[Tensor],
+) -> None:
+    """As `write_updated`, compiled: tensors of all shapes share programs where blocks run over them as one row."""
+    whole = all(x.is_contiguous() for x in (p, *buffers))
+    if p.numel() > 1 and whole and all(Quantizer.parse(q).flat for q in quantizers if q):
+        p, grad, buffers = p.view(-1), grad.reshape(-1), [b.view(-1) for b in buffers]
+    _compiled()(rule, numbers, seed, 0 if seed is None else stream, p, grad, list(quantizers), list(buffers))
+
+
+@functools.cache
+def _compiled() -> Any:
+    return _compile.compiled(write_updated)
+
+
+def write_updated(
+    rule: str,
+    numbers: Tensor,
+    seed: Tensor | None,
+    stream: int,
+    p: Tensor,
+    grad: Tensor,
+    quantizers: Sequence[str],
+    buffers: Sequence[Tensor],
+) -> None:
+    """The step of one parameter in plain ATen, with its numbers in float32 and the seed of its rounding."""
+    new = updated(rule, numbers, seed, stream, p, grad, quantizers, buffers)
+    for old, x in zip((p, *buffers), new, strict=True):
+        old.copy_(x)
+
+
+def _wide(p: Tensor) -> torch.dtype:
+    """In which a step is computed."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def updated(
+    rule: str,
+    numbers: Tensor,
+    seed: Tensor | None,
+    stream: int,
+    p: Tensor,
+    grad: Tensor,
+    quantizers: Sequence[str],
+    buffers: Sequence[Tensor],
+) -> list[Tensor]:
+    """The parameter and the buffers of its states after a step: what one means."""
+    held, at = [], 0
+    for q in quantizers:
+        held.append(buffers[at : at + _buffers(q)])
+        at += _buffers(q)
+    wide = _wide(p)
+    states = [
+        dequantize_buffers(q, list(own), _USAGES, list(p.shape), torch.float32).to(wide) if q else own[0].to(wide)
+        for q, own in zip(quantizers, held, strict=True)
+    ]
+    found, states = Rule.parse(rule).update(numbers.unbind(), p.to(wide), grad.to(wide), states)
+    new = [found.to(p.dtype) if seed is None else rounded(found, seed, stream)]
+    for i, (q, own, x) in enumerate(zip(quantizers, held, states, strict=True)):
+        x = x.to(torch.float32) if q else x
+        if q and i >= Rule.means:
+            x = raised(q, x)
+        new += quantize_buffers(q, x, None, None, None, _USAGES) if q else [x.to(own[0].dtype)]
+    return new
+
+
+_compile.allow_in_graph(updated)

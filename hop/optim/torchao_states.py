@@ -1,0 +1,87 @@
+"""States of the optimizers of torchao.optim, which hold the same codes and scales:
+
+    OptimState8bit    codes of the parameter's shape       scale, one for each block      qmap, the codebook
+    OptimState4bit    two codes a byte, the first high     the same                       the same
+    OptimStateFp8     codes in e4m3                        the same                       -
+
+torchao itself is not imported: what holds its states has done so.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from hop.formats import Codebook
+from hop.optim.optimizer import Optimizer
+from hop.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
+from hop.quantizer import Quantizer
+from hop.tensor import QuantizedTensor
+
+_QUANTIZERS: dict[str, dict[bool, Quantizer]] = {
+    "OptimState8bit": {True: STATE8, False: STATE8_UNSIGNED},
+    "OptimState4bit": {True: STATE4, False: STATE4_UNSIGNED},
+    "OptimStateFp8": {True: STATE_FP8},
+}
+
+
+def load_torchao_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Take over the states and options of an optimizer of torchao.optim, of the same parameters.
+
+    Codes and scales stay as they are, to the bit, where this optimizer has the same quantizer for a state: AdamW8bit of
+    either library, AdamW4bit, AdamWFp8. Other states, such as those with another block size, are quantized anew; an
+    optimizer whose `state` has quantizers with that block size, such as dataclasses.replace(hop.presets.STATE4,
+    block=(256,)), takes them as they are. Nothing is shared with `state_dict`.
+
+    Args:
+        optimizer: of hop.optim, such as AdamW8bit.
+        state_dict: what the other's state_dict() gives, which may come from torch.load.
+
+    Raises:
+        TypeError: `optimizer` is none of hop.optim, or a state is of an unknown type.
+        ValueError: `state_dict` is of no optimizer, or has other param groups than `optimizer`; a codebook is another
+            than torchao's.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be one of hop.optim, got {type(optimizer).__name__}")
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        keys = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else type(state_dict).__name__
+        raise ValueError(f"state_dict must be an optimizer's, with 'state' and 'param_groups'; got {keys}")
+    states = {
+        number: {name: _converted(f"state {name!r} of parameter {number}", x) for name, x in state.items()}
+        for number, state in state_dict["state"].items()
+    }
+    given = [dict(group) for group in state_dict["param_groups"]]
+    for group, own in zip(given, optimizer.param_groups, strict=False):  # load_state_dict compares their numbers
+        if not isinstance(own["lr"], Tensor):  # torchao makes a tensor of any
+            group |= {key: float(group[key]) for key in ("lr", "initial_lr") if key in group}
+    optimizer.load_state_dict({"state": states, "param_groups": given})
+
+
+def _converted(where: str, x: Any) -> Any:
+    if isinstance(x, DTensor):
+        local = _converted(where, x.to_local())
+        return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+    if not isinstance(x, Tensor) or type(x) is Tensor:
+        return x
+    name = type(x).__name__
+    if name not in _QUANTIZERS:
+        raise TypeError(f"{where} must be a tensor, or one of {', '.join(_QUANTIZERS)}; got {name}")
+    return _quantized(where, x, _QUANTIZERS[name][getattr(x, "signed", True)])
+
+
+def _quantized(where: str, x: Any, quantizer: Quantizer) -> Tensor:
+    quantizer, codes = dataclasses.replace(quantizer, block=(x.block_size,)), x.codes
+    if isinstance(quantizer.format, Codebook):
+        numbers = torch.tensor(quantizer.format.numbers, dtype=torch.float32)
+        if not torch.equal(x.qmap.cpu(), numbers):
+            raise ValueError(
+                f"{where}: its codebook is not that of {quantizer.format.name}; dequantize it, and load the numbers by "
+                "load_state_dict"
+            )
+    if quantizer.per_byte() == 2:  # the first is the low one here
+        codes = (codes >> 4) | (codes << 4)
+    return QuantizedTensor({"codes": codes, "scale": x.scale}, quantizer, x.shape, x.dtype)

@@ -1,0 +1,107 @@
+// A step of an optimizer on quantized states, as hop/optim/updates.py defines it.
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "cpu.h"
+#include "isa.h"
+#include "parallel.h"
+#include "quantize.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
+#pragma GCC diagnostic ignored "-Wunused-function"      // of the headers, which quantize more than states
+#endif
+
+namespace hop {
+namespace {
+
+// Memory of this thread, valid until its next call.
+char* scratch(size_t bytes) {
+    static thread_local Scratch own;
+    own.trim();
+    return own.get(bytes);
+}
+
+}  // namespace
+
+namespace portable {
+namespace {
+#include "quantize_numbers.h"
+#include "quantize_stats.h"
+#include "quantize_scales.h"
+#include "quantize_encode.h"
+#include "quantize_plain.h"
+#include "quantize_measure.h"
+#include "quantize_run.h"
+#include "dequantize_decode.h"
+#include "dequantize_plain.h"
+#include "dequantize_run.h"
+#include "noise_plain.h"
+#include "update_run.h"
+}  // namespace
+}  // namespace portable
+
+#if defined(__x86_64__)
+HOP_BEGIN_TARGET(HOP_AVX2)
+namespace avx2 {
+namespace {
+#include "quantize_numbers.h"
+#include "quantize_stats.h"
+#include "quantize_scales.h"
+#include "quantize_encode.h"
+#include "quantize_plain.h"
+#include "quantize_measure.h"
+#include "quantize_run.h"
+#include "dequantize_decode.h"
+#include "dequantize_plain.h"
+#include "dequantize_run.h"
+#include "noise_plain.h"
+#include "update_run.h"
+}  // namespace
+}  // namespace avx2
+HOP_END_TARGET
+
+HOP_BEGIN_TARGET(HOP_AVX512)
+namespace avx512 {
+namespace {
+#include "quantize_numbers.h"
+#include "quantize_stats.h"
+#include "quantize_scales.h"
+#include "quantize_encode.h"
+#include "bytes_avx512.h"
+#include "quantize_avx512.h"
+#include "quantize_codes_avx512.h"
+#include "quantize_stats_avx512.h"
+#include "quantize_measure.h"
+#include "quantize_run.h"
+#include "dequantize_decode.h"
+#include "dequantize_avx512.h"
+#include "dequantize_run.h"
+#include "noise_avx512.h"
+#include "update_run.h"
+}  // namespace
+}  // namespace avx512
+HOP_END_TARGET
+#endif
+}  // namespace hop
+
+int hop_step(const hop_update* u, int32_t threads) {
+    for (int32_t i = 0; i < u->states; ++i) {
+        const hop_state& s = u->state[i];
+        if (!s.quantizer) continue;
+        const bool one_scale = s.quantizer->rule == HOP_AMAX || s.quantizer->rule == HOP_CURRENT_SCALING;
+        if (!one_scale || s.block < HOP_LEAST_BLOCK || s.block > HOP_MOST_BLOCK || HOP_MOST_BLOCK % s.block != 0)
+            return HOP_UNSUPPORTED;
+    }
+    switch (hop::level()) {
+#if defined(__x86_64__)
+        case hop::Level::amx:
+        case hop::Level::avx512: return hop::avx512::update(*u, threads);
+        case hop::Level::avx2: return hop::avx2::update(*u, threads);
+#endif
+        default: return hop::portable::update(*u, threads);
+    }
+}
