@@ -651,9 +651,10 @@ class TestOddGraphs(unittest.TestCase):
         assert int(state["zero"]) == 3 and float(state["last"]) == float(x.sum())
 
     def test_what_is_no_program(self):
-        for bad in (nn.Linear(2, 2), None, "model.pt2"):
-            with self.assertRaisesRegex(TypeError, "program must be a torch.export.ExportedProgram, got "):
-                export.to_integer(bad)
+        for name in "to_integer to_qdq to_onnx to_executorch to_torch from_torch lower follow_dtype ranges".split():
+            for bad in (nn.Linear(2, 2), None, "model.pt2"):
+                with self.assertRaisesRegex(TypeError, f"{name}: program must be a torch.export.ExportedProgram, got "):
+                    getattr(export, name)(bad)
         with self.assertRaisesRegex(TypeError, "requantize must be a convention of hop.requantization"):
             export.to_integer(exported(nn.Linear(2, 2), torch.randn(1, 2)), requantize="even")
 

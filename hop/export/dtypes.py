@@ -6,7 +6,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hop.export.program import graph_of, rebuilt, value
+from hop.export.program import check_program, graph_of, rebuilt, value
 
 DEQUANTIZE = {"torchao.dequantize_affine.default": ("output_dtype", 2)}
 """Operators that say which dtype they give, with the name of that argument and the place of the scale."""
@@ -34,7 +34,11 @@ def follow_dtype(program: ExportedProgram) -> ExportedProgram:
 
     Returns:
         A program of equal inputs and outputs. It holds parts of tensors that are subclasses as plain tensors.
+
+    Raises:
+        TypeError: `program` is no ExportedProgram.
     """
+    check_program(program, "follow_dtype")
     program = program.run_decompositions({})
     graph = graph_of(program)
     state: dict[str, Any] = dict(program.state_dict)

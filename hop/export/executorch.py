@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from hop._hop import Hop, decompositions
 from hop.export.folding import folded
 from hop.export.lowering import lower
-from hop.export.program import value
+from hop.export.program import check_program, value
 from hop.export.qdq import to_qdq
 
 if TYPE_CHECKING:
@@ -57,11 +57,13 @@ def to_executorch(
 
     Raises:
         ImportError: ExecuTorch is not installed.
-        TypeError: a value is of a dtype that ExecuTorch has no kernels for, such as 8-bit floats.
+        TypeError: `program` is no ExportedProgram, or a value is of a dtype that ExecuTorch has no kernels for, such as
+            8-bit floats.
         NotImplementedError: an operator, or a convolution of three dimensions, has no portable kernel; XNNPACK would
             take a layer whose weight alone is quantized in groups, which it computes without the scales; or a backend
             took what it cannot run, found by loading the file where this runtime has the backend.
     """
+    check_program(program, "to_executorch")
     try:
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge, to_edge_transform_and_lower
         from executorch.runtime import Runtime

@@ -36,7 +36,17 @@ from hop.export.held import (
     run_view,
     unit,
 )
-from hop.export.program import constant, emit, graph_of, propagate, rebuilt, tensors_of, value, without_unused
+from hop.export.program import (
+    check_program,
+    constant,
+    emit,
+    graph_of,
+    propagate,
+    rebuilt,
+    tensors_of,
+    value,
+    without_unused,
+)
 from hop.export.report import Report, Rewritten, Row
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, VALUE, aten
 from hop.quantizer import Quantizer
@@ -61,10 +71,11 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
     Returns the program and a report of what was rewritten and what was left, with the reasons. Raises TypeError for
     what is no ExportedProgram.
     """
-    if not isinstance(program, ExportedProgram):
-        raise TypeError(f"program must be a torch.export.ExportedProgram, got {type(program).__name__}")
+    check_program(program, "to_integer")
     if requantize is not None and not isinstance(requantize, Requantization):
-        raise TypeError(f"requantize must be a convention of hop.requantization or None, got {requantize!r}")
+        raise TypeError(
+            f"to_integer: requantize must be a convention of hop.requantization or None, got {requantize!r}"
+        )
     plain = program.run_decompositions({})  # functional; subclasses as the tensors that they hold
     graph = graph_of(plain)
     rewriter = _Rewriter(plain, graph, requantize or Reciprocal())

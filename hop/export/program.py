@@ -15,6 +15,15 @@ from hop import _compile
 from hop._compile import FakeTensor
 
 
+def check_program(program: Any, name: str) -> None:
+    """Raise TypeError for what is no exported program, in the words of the function of that name."""
+    if not isinstance(program, ExportedProgram):
+        raise TypeError(
+            f"{name}: program must be a torch.export.ExportedProgram, got a {type(program).__name__}; "
+            "torch.export.export makes one of a model, torch.export.load reads one"
+        )
+
+
 def graph_of(program: ExportedProgram) -> Graph:
     """A copy of the program's graph, to be edited. What its nodes know of their values, `meta["val"]`, is shared."""
     graph = copy.deepcopy(program.graph)

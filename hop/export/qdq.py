@@ -22,7 +22,7 @@ from hop._compile import FakeTensor, OpOverload
 from hop.export import encodings
 from hop.export.encodings import RANGES, Encoding
 from hop.export.folding import Constants, known_tensors
-from hop.export.program import graph_of, propagate, rebuilt, value, without_unused
+from hop.export.program import check_program, graph_of, propagate, rebuilt, value, without_unused
 from hop.export.report import Report, Rewritten, Row
 from hop.formats import INT4, INT8, Integer
 from hop.impls.scaled import scaled_buffers
@@ -61,10 +61,9 @@ def to_qdq(program: ExportedProgram, *, target: str | None = None) -> Rewritten:
     Returns the program and a report of what was written and what was left, with the reasons. Raises TypeError for what
     is no ExportedProgram, ValueError for an unknown target.
     """
-    if not isinstance(program, ExportedProgram):
-        raise TypeError(f"program must be a torch.export.ExportedProgram, got {type(program).__name__}")
+    check_program(program, "to_qdq")
     if target not in (None, "xnnpack"):
-        raise ValueError(f'target must be "xnnpack" or None, got {target!r}')
+        raise ValueError(f'to_qdq: target must be "xnnpack" or None, got {target!r}')
     writer = _Writer(program.run_decompositions({}), target)
     writer.run()
     constants = writer.constants

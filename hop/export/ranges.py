@@ -21,6 +21,7 @@ from hop._compile import HigherOrderOperator, OpOverload
 from hop.export import intervals, provenance
 from hop.export.intervals import Integers, Known, Reals, Sum
 from hop.export.lowering import lower
+from hop.export.program import check_program
 from hop.export.table import table
 
 aten = torch.ops.aten
@@ -120,8 +121,7 @@ def ranges(program: ExportedProgram, inputs: Mapping[str, tuple[float, float]] |
         ValueError: `inputs` names none of the program's inputs, or its bounds are no two ascending numbers that the
             dtype holds.
     """
-    if not isinstance(program, ExportedProgram):
-        raise TypeError(f"ranges: program must be a torch.export.ExportedProgram, got {type(program).__name__}")
+    check_program(program, "ranges")
     lowered = lower(program)
     owners = {node: own.name for own, group in provenance.descendants(program.graph, lowered.graph) for node in group}
     with torch.no_grad():

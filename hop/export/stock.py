@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map_only
 
 from hop import _compile
-from hop.export.program import graph_of, rebuilt, value
+from hop.export.program import check_program, graph_of, rebuilt, value
 from hop.impls.out_dtype import operator
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.promotion import common_dtype, is_integer
@@ -126,11 +126,7 @@ def _values(args: Any) -> tuple[Any, ...]:
 def _exchanged(
     name: str, program: ExportedProgram, old: Any, new: Any, exchange: _Exchange, strict: bool
 ) -> ExportedProgram:
-    if not isinstance(program, ExportedProgram):
-        raise TypeError(
-            f"hop.export.{name}: program must be a torch.export.ExportedProgram, got a {type(program).__name__}; "
-            "torch.export.export makes one"
-        )
+    check_program(program, f"hop.export.{name}")
     kept: list[str] = []
 
     def edit(graph: Graph) -> Graph:

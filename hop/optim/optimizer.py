@@ -76,7 +76,10 @@ class Optimizer(torch.optim.Optimizer):
         group["state"] = spelled(self._name, group["state"])
         for p in group["params"]:
             if not p.is_floating_point():
-                raise TypeError(f"{self._name}: parameters must be floating point, got one of {p.dtype}")
+                raise TypeError(
+                    f"{self._name}: parameters must be floating point, got one of {p.dtype} and shape "
+                    f"{tuple(p.shape)}; pass those that are trained"
+                )
 
     # ---- what a subclass says
 
@@ -161,7 +164,10 @@ class Optimizer(torch.optim.Optimizer):
         grad = p.grad
         assert grad is not None
         if grad.is_sparse:
-            raise RuntimeError(f"{self._name}: the gradient of a parameter is sparse; make it dense")
+            raise RuntimeError(
+                f"{self._name}: the gradient of a parameter of shape {tuple(p.shape)} is sparse, and it must be dense; "
+                "give its layer sparse=False, or use torch.optim.SparseAdam for it"
+            )
         if isinstance(p, DTensor) and isinstance(grad, DTensor) and grad.placements != p.placements:
             grad = grad.redistribute(p.device_mesh, p.placements)
         return local(grad)

@@ -46,10 +46,12 @@ def load_torchao_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> N
             than torchao's.
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be one of hop.optim, got {type(optimizer).__name__}")
+        raise TypeError(f"load_torchao_state: optimizer must be one of hop.optim, got {type(optimizer).__name__}")
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         keys = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else type(state_dict).__name__
-        raise ValueError(f"state_dict must be an optimizer's, with 'state' and 'param_groups'; got {keys}")
+        raise ValueError(
+            f"load_torchao_state: state_dict must be an optimizer's, with 'state' and 'param_groups'; got {keys}"
+        )
     states = {
         number: {name: _converted(f"state {name!r} of parameter {number}", x) for name, x in state.items()}
         for number, state in state_dict["state"].items()

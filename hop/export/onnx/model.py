@@ -12,6 +12,7 @@ from hop.export.onnx.constants import INT4
 from hop.export.onnx.factors import in_bytes
 from hop.export.onnx.operators import BYTES, CONVOLUTION, FLOOR_DIVIDE, MATMUL
 from hop.export.onnx.products import product
+from hop.export.program import check_program
 from hop.impls.out_dtype import operator as out_dtype
 
 if TYPE_CHECKING:
@@ -45,11 +46,7 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
         NotImplementedError: the program has a convolution of 16-bit integers, or average pooling of integers with
             ceil_mode, which ONNX has not.
     """
-    if not isinstance(program, ExportedProgram):
-        raise TypeError(
-            f"to_onnx: program must be a torch.export.ExportedProgram, as torch.export.export gives it; got a "
-            f"{type(program).__name__}"
-        )
+    check_program(program, "to_onnx")
     if weights not in BYTES:
         raise ValueError(f"to_onnx: weights must be torch.uint8 or torch.int8, got {weights}")
     try:
