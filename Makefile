@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-kernels bench docs lint gpu sanitize clean
+.PHONY: help demo test test-all test-exhaustive bench docs lint gpu sanitize clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -48,7 +48,7 @@ test: $(VENV)/dev ## every operator on every route once
 test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## operators, routes, formats, dtypes, GPU kernels and runtimes crossed
 	@$(PYTEST) -m "not exhaustive"
 
-test-kernels: $(VENV)/dev $(VENV)/cuda ## every form of the GPU kernels with every tile, in the emulator
+test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what test-all takes samples of (hours)
 	@$(PYTEST) -m exhaustive
 
 bench: $(VENV)/bench ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md

@@ -1,8 +1,10 @@
 """Options and state shared by all tests."""
 
 import os
+import re
 import shutil
 import sys
+import zlib
 
 import pytest
 import torch
@@ -22,7 +24,18 @@ def pytest_configure(config):
         pytest.exit("--device cuda: PyTorch finds no CUDA device here", returncode=0)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config, items):
+    families = {}
+    for item in items:
+        if mark := item.get_closest_marker("sampled"):
+            name = re.sub(r"_\d.*", "", getattr(item, "originalname", item.name))
+            families.setdefault((item.parent.nodeid, name, *mark.args), []).append(item)
+    for (*_, n), family in families.items():
+        # By a hash of the names, since every n-th of a product may leave out a whole row of it.
+        family.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        for item in family[-(-len(family) // n) :]:
+            item.add_marker(pytest.mark.exhaustive)
     compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
     for item in items:
         if item.get_closest_marker("compiler") and not compiler:

@@ -43,6 +43,7 @@ def cases() -> list[tuple[str, Variant]]:
 
 class TestCompile(unittest.TestCase):
     @parameterized.expand(cases())
+    @pytest.mark.sampled(3)
     def test_instructions_and_registers(self, _, variant):
         check_code(variant)
 
@@ -177,12 +178,14 @@ class TestEmulated(unittest.TestCase):
         torch.manual_seed(0)
 
     @parameterized.expand([(str(t), t) for t in TILES])
+    @pytest.mark.sampled(3)
     def test_each_tile(self, _, tile):
         """Tails in all dimensions, and several tiles for a block, so that all stages are used again."""
         rows, columns = (tile.n + 5, 5 * tile.m - 30) if tile.swap else (2 * tile.m - 20, 2 * tile.n - 48)
         check(product(FORM, rows, columns, 400), tile, multiprocessors=tile.cluster[0] * tile.cluster[1])
 
     @parameterized.expand([(f"{i}_{short(f.lhs)}_{short(f.out)}", i, f) for i, f in enumerate(FORMS)])
+    @pytest.mark.sampled(3)
     def test_each_form(self, _, i, form):
         tiles = (Tile(64, 64), Tile(64, 32, swap=True), Tile(64, 128, pingpong=True))
         tile = next(t for t in tiles[i % 3 :] + tiles if fitting(form, t))
@@ -190,6 +193,7 @@ class TestEmulated(unittest.TestCase):
 
     @parameterized.expand([(str(t), t, FORMS[i % 10 :: 10]) for i, t in enumerate(TILES)])
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_each_tile_with_some_forms(self, _, tile, forms):
         self._check_all(forms, tile)
 

@@ -317,7 +317,7 @@ class TestCache(KernelFolder):
         with mock.patch.object(hopper, "build", side_effect=AssertionError("compiled again")):
             start = time.perf_counter()
             again = hopper.compiled(self.variant)
-            assert time.perf_counter() - start < 0.5
+            assert time.perf_counter() - start < 5
         a, b = torch.ones(16, 64, dtype=S8), torch.ones(32, 64, dtype=S8).mT
         with self.assertRaisesRegex(ValueError, "device_type=cuda"):  # its own checks
             again(a, b, torch.empty(16, 32, dtype=torch.int32), None, None, 1)

@@ -644,11 +644,13 @@ class TestRegistryKernels(unittest.TestCase):
 
     @parameterized.expand(zip(range(len(REGISTRY_CASES)), itertools.cycle(TILES)))
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_each_case_compiles(self, index, size):
         self.compiles("100a", REGISTRY_CASES[index][1], size)
 
     @parameterized.expand([(i, ("103a", "110a")[i % 2]) for i in range(len(REGISTRY_CASES))])
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_each_target_compiles(self, index, target):
         case = REGISTRY_CASES[index][1]
         if target == "103a" and case.lhs in INTEGERS:

@@ -82,6 +82,7 @@ def checked(program: Any, x: Tensor, want: Tensor) -> None:
 class TestOurs(unittest.TestCase):
     @parameterized.expand([(f"{m}_{s}", m, s) for m in MODELS for s in SPELLINGS])
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_cast_before_export(self, _name, model, spelling):
         cast, dtype = SPELLINGS[spelling]
         module, x = cast(MODELS[model]()), torch.randn(3, 64).to(dtype)
@@ -91,6 +92,7 @@ class TestOurs(unittest.TestCase):
 
     @parameterized.expand([(f"{m}_{s}", m, s) for m in MODELS for s in SPELLINGS])
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_cast_after_loading(self, _name, model, spelling):
         """Export in bfloat16, save, load, cast the module of the program, and export it again."""
         cast, dtype = SPELLINGS[spelling]

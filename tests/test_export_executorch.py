@@ -190,6 +190,7 @@ def codes_of(shape: tuple[int, ...]) -> Tensor:
 class TestPresets(unittest.TestCase):
     @parameterized.expand([(name,) for name in SUPPORT])
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_quantized_there(self, name):
         """quantize and dequantize of each preset: equal, or refused, as the table of the page says."""
         q = presets.PRESETS[name]

@@ -229,6 +229,7 @@ class TestAgreement(unittest.TestCase):
 
     @parameterized.expand([(case.name,) for case in CASES])
     @pytest.mark.full
+    @pytest.mark.sampled(4)
     def test_a_million(self, name):
         counts = [self.check(BY_NAME[name], draw) for draw in range(3)]
         differ, outputs = (sum(n) for n in zip(*counts, strict=True))
@@ -337,6 +338,7 @@ class TestPT2E(unittest.TestCase):
 
     @parameterized.expand(QUANTIZERS)
     @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_digits(self, name):
         """On real pictures."""
         images = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 16
@@ -563,6 +565,7 @@ class TestOddGraphs(unittest.TestCase):
     """Whatever is left is as it was: never a wrong graph."""
 
     @parameterized.expand([(f"{name}_{kind}", name, kind) for name in ODD for kind in ("static", "dynamic")])
+    @pytest.mark.sampled(3)
     def test_odd(self, _name, name, kind):
         function, rewritten, left = ODD[name]
         model, x = Holding(function), torch.randn(6, 32)

@@ -319,11 +319,13 @@ class TestEqual(unittest.TestCase):
 
     @parameterized.expand(names("layers"))
     @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_layers(self, name):
         self.check("layers", name)
 
     @parameterized.expand(names("chains"))
     @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_chains(self, name):
         self.check("chains", name)
 

@@ -418,6 +418,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 class TestElementwise(unittest.TestCase):
     @parameterized.expand(list(ELEMENTWISE))
+    @pytest.mark.sampled(2)
     def test_every_pair(self, name):
         """All 65 536 pairs: the last result has the bounds that it takes."""
         values = torch.arange(-128, 128, dtype=torch.int8)
@@ -463,6 +464,7 @@ def chain(rule: str, seed: int, low: float | None) -> tuple[Any, list[Tensor]]:
 class TestRandomPrograms(unittest.TestCase):
     @parameterized.expand([(rule, i) for i, rule in enumerate(RULES)])
     @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_bounds_hold(self, rule, i):
         p, inputs = chain(rule, i, low=None if i % 2 else 0.0)
         found, lowered = ranges(p), lower(p)

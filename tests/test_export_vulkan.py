@@ -19,6 +19,7 @@ pytestmark = MARKS
 class TestCasts(unittest.TestCase):
     @parameterized.expand([("4w",), ("8da4w",)])
     @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_cast_afterwards_as_never_cast(self, config):
         x = torch.randn(4, 64)
         model = decoder()
@@ -55,6 +56,7 @@ class Cache(nn.Module):
 class TestCache(unittest.TestCase):
     @parameterized.expand([(f"{c}_{r}", c, r) for c in ("float", "4w", "8da4w") for r in ("all", "written")])
     @pytest.mark.full
+    @pytest.mark.sampled(6)
     def test_partitions(self, _name, config, reads):
         """Cut, traced again by each of ExecuTorch's passes, and written."""
         from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from parameterized import parameterized
@@ -362,6 +363,7 @@ class TestValues(unittest.TestCase):
 
 class TestRoutes(unittest.TestCase):
     @parameterized.expand(ALL)
+    @pytest.mark.sampled(3)
     def test_equal_on_each(self, _name, network, rule):
         """Compiled, exported, lowered by a step and to core ATen, saved and loaded: the same bits."""
         model, x = Network(network, rule).eval(), inputs(network)
@@ -502,6 +504,7 @@ class TestDtypes(unittest.TestCase):
         assert count == {"perceptron": 3, "unfused": 4, "convolutional": 7}[network]
 
     @parameterized.expand([(f"{layer}_{rule}", layer, rule) for layer in LAYERS for rule in RULES])
+    @pytest.mark.sampled(3)
     def test_lowered_to_aten(self, _name, layer, rule):
         """From codes to codes: integers alone by the conventions of fixed point. By the others exactly the floats that
         the convention names; and an addition, which has two units, goes through real numbers."""
@@ -620,6 +623,7 @@ class TestGradients(unittest.TestCase):
             assert clipped.any() and not grad[clipped].any() and grad[~clipped].any(), name  # type: ignore[index]
 
     @parameterized.expand(ALL)
+    @pytest.mark.sampled(3)
     def test_equal_compiled_and_checkpointed(self, _name, network, rule):
         """The gradients of eager, bit for bit: from a compiled program, and computed again in the backward pass."""
         net = Trained(network, rule)

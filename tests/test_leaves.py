@@ -258,6 +258,7 @@ class TestCopies(unittest.TestCase):
     )
 
     @parameterized.expand([(r.name, r) for r in routes.ROUTES if not r.compiler and r.name not in ("vmap", "func")])
+    @pytest.mark.sampled(3)
     def test_routes(self, _name, route):
         cases = [leaf.case(s) for leaf, s in itertools.product((QUANTIZE, DEQUANTIZE), self.SETTINGS)]
         gradients = [QUANTIZE.case(s) for s in self.SETTINGS]
@@ -276,16 +277,19 @@ COMPILERS = [r for r in routes.BATCHED if r.compiler for _ in range(4 if r.name 
 @pytest.mark.full
 class TestEveryPresetOnEveryRoute(unittest.TestCase):
     @parameterized.expand([(f"{r.name}_{s.name}", r, s) for r, s in itertools.product(routes.SINGLE, ALL_SETTINGS)])
+    @pytest.mark.sampled(6)
     def test_single(self, _name, route, setting):
         route.run(*_cases([setting]))
 
     # Tracing and compiling take long: each such route runs some of the settings, and together they run all.
     @parameterized.expand([(r.name, i, r) for i, r in enumerate(PROGRAMS)])
+    @pytest.mark.sampled(2)
     def test_program(self, _name, i, route):
         route.run(*_cases(ALL_SETTINGS[i :: len(PROGRAMS)]))
 
     @parameterized.expand([(f"{r.name}_{i}", i, r) for i, r in enumerate(COMPILERS)])
     @pytest.mark.compiler
+    @pytest.mark.sampled(3)
     def test_compiled_program(self, _name, i, route):
         route.run(*_cases(ALL_SETTINGS[i::16]))
 

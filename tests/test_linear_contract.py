@@ -110,6 +110,7 @@ class TestFakes(unittest.TestCase):
     """Number, shape, dtype and stride of what the fakes return, against what the operators do."""
 
     @parameterized.expand(ALL_SCHEMES)
+    @pytest.mark.sampled(2)
     def test_product(self, _name, scheme):
         choices = itertools.product(FLAGS, (False, True), MODES, (False, True), ("no", "miss", "hit"))
         for flags, bias, parallel, save_original, keep in choices:
@@ -533,5 +534,6 @@ class TestCompiled(unittest.TestCase):
     @parameterized.expand([(name, s, i) for i, (name, s) in enumerate(ALL_SCHEMES)])
     @pytest.mark.full
     @pytest.mark.compiler
+    @pytest.mark.sampled(5)
     def test_inductor(self, _name, scheme, i):
         self._check(scheme, _compiled_cases(scheme, i, 4), "inductor", False)

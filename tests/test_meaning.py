@@ -461,6 +461,7 @@ class TestEveryFormatOnEveryRoute(unittest.TestCase):
     """The full product of operators, formats and routes; of routes that trace programs, diagonals of it."""
 
     @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(routes.SINGLE, OPERATORS)])
+    @pytest.mark.sampled(8)
     def test_single(self, _name, route, op):
         route.run([op.case(f) for f in FORMATS], [op.case(GRADIENT)])
 
@@ -471,6 +472,7 @@ class TestEveryFormatOnEveryRoute(unittest.TestCase):
             if not r.compiler and "training" not in r.name
         ]
     )
+    @pytest.mark.sampled(6)
     def test_program(self, _name, route, i):
         route.run(_diagonal(3 * i), [])
 
@@ -482,6 +484,7 @@ class TestEveryFormatOnEveryRoute(unittest.TestCase):
         ]
     )
     @pytest.mark.compiler
+    @pytest.mark.sampled(2)
     def test_compiled_program(self, _name, route, i):
         route.run(_diagonal(10 * i + 1), [])
 

@@ -270,6 +270,7 @@ class TestValues(unittest.TestCase):
 
     @parameterized.expand(ALL)
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_many(self, _name, q):
         for kind, dtype in itertools.product(KINDS, DTYPES[:2]):
             with self.subTest(f"{kind} {dtype}"):
@@ -741,6 +742,7 @@ class TestFast(unittest.TestCase):
 
     @parameterized.expand(ALL)
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_all_kinds(self, _name, q):
         for kind, dtype in itertools.product(KINDS, DTYPES[:2]):
             with self.subTest(f"{kind} {dtype}"):
@@ -803,6 +805,7 @@ class TestCompiled(unittest.TestCase):
 
     @parameterized.expand([(i,) for i in range(12)])
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_all(self, i):
         """Twelve programs, in one dtype each, row-wise and column-wise."""
         chosen = dict(ALL[i::12])

@@ -135,6 +135,7 @@ class TestProduct(unittest.TestCase):
 
     @parameterized.expand([(name, q, i) for i, (name, q) in enumerate(QUANTIZERS)])
     @pytest.mark.full
+    @pytest.mark.sampled(6)
     def test_each_across_a_compile_boundary(self, _name, q, i):
         """Another ninth for each quantizer: graphs of whole products take minutes to compile."""
         self._across_a_compile_boundary(q, list(product(q))[i % 9 :: 9])

@@ -362,6 +362,7 @@ class TestViews(unittest.TestCase):
 
     @parameterized.expand(BY_NAME)
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_rules_in_other_shapes(self, _name, q):
         for (i, shape), (op, call_name, call) in itertools.product(enumerate(MORE_SHAPES), CALLS):
             with self.subTest(op=str(op), call=call_name, shape=shape):
@@ -369,6 +370,7 @@ class TestViews(unittest.TestCase):
 
     @parameterized.expand([(name, q) for name, q in P.PRESETS.items() if not isinstance(q.scale, Given)])
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_rules_of_presets(self, _name, q):
         for shape, (op, call_name, call) in itertools.product([(130, 70), (2, 3, 4, 32)], CALLS):
             with self.subTest(op=str(op), call=call_name, shape=shape):
@@ -1201,12 +1203,14 @@ class TestCompile(unittest.TestCase):
 
     @parameterized.expand([row for row in PRODUCT if row[0] not in WHICH])
     @pytest.mark.full
+    @pytest.mark.sampled(5)
     def test_every_program(self, _name, q, dynamic):
         self.check(q, dynamic)
 
     @parameterized.expand(QUICK)
     @pytest.mark.full
     @pytest.mark.compiler
+    @pytest.mark.sampled(5)
     def test_every_program_in_inductor(self, _name, q):
         self.check(q, None, "inductor")
 
@@ -1323,6 +1327,7 @@ class TestExport(unittest.TestCase):
 
     @parameterized.expand(OTHER)
     @pytest.mark.full
+    @pytest.mark.sampled(2)
     def test_parameter_of_others(self, _name, q):
         self.check_parameter(q)
 

@@ -89,6 +89,7 @@ class TestScaled(unittest.TestCase):
     @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name not in QUICK for part in (0, 1)])
     @pytest.mark.compiler
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_compiled_program_at_length(self, _name: str, route: Route, part: int):
         route.run(*scaled_program(part))
 
@@ -100,6 +101,7 @@ def quantized_program() -> tuple[list[Case], list[Case]]:
 
 class TestQuantized(unittest.TestCase):
     @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, QUANTIZED)])
+    @pytest.mark.sampled(2)
     def test_single(self, _name, route, operator):
         route.run([operator.case()], operator.gradient_cases())
 
@@ -115,5 +117,6 @@ class TestQuantized(unittest.TestCase):
     @parameterized.expand([(r.name, r) for r in COMPILED if r.name not in QUICK])
     @pytest.mark.compiler
     @pytest.mark.full
+    @pytest.mark.sampled(3)
     def test_compiled_program_at_length(self, _name: str, route: Route):
         route.run(*quantized_program())

@@ -144,6 +144,7 @@ class TestLinear(unittest.TestCase):
 
     @parameterized.expand(PAIRS)
     @pytest.mark.full
+    @pytest.mark.sampled(8)
     def test_all_pairs(self, _name, lhs, rhs):
         for i, ((m, k, n), dtype) in enumerate(itertools.product([*SIZES, (40, 200, 33)], DTYPES)):
             with self.subTest(f"{m, k, n} {dtype}"):
@@ -272,6 +273,7 @@ class TestMatrices(unittest.TestCase):
 
     @parameterized.expand([(name,) for name in RIGHT])
     @pytest.mark.full
+    @pytest.mark.sampled(8)
     def test_mm_of_many_sizes(self, name):
         for i, (left, (m, k, n)) in enumerate(itertools.product(INTEGERS, [*SIZES, (33, 160, 40), (32, 32, 32)])):
             with self.subTest(f"{left} {m, k, n}"):
@@ -1108,6 +1110,7 @@ class TestFloats(unittest.TestCase):
 
     @parameterized.expand([(f"{a}__{b}", a, b) for a, b in FLOAT_PAIRS])
     @pytest.mark.full
+    @pytest.mark.sampled(8)
     def test_many(self, _name, left, right):
         for i, ((m, k, n), output) in enumerate(itertools.product([(1, 1, 1), (17, 256, 32), (4, 300, 128)], DTYPES)):
             self.linear(left, right, m, k, n, output, generator(i))
