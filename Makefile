@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-exhaustive bench docs lint gpu sanitize clean
+.PHONY: help demo test test-all test-exhaustive bench docs tables lint gpu sanitize clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -35,6 +35,10 @@ $(VENV)/bench: $(VENV)/dev $(VENV)/demo
 	@$(PIP) --editable '.[bench]'
 	@touch $@
 
+$(VENV)/docs: $(VENV)/dev
+	@$(PIP) --editable '.[docs]'
+	@touch $@
+
 $(VENV)/runtimes: $(VENV)/dev
 	@$(PIP) --editable '.[onnx,executorch]'
 	@touch $@
@@ -54,7 +58,10 @@ test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what 
 bench: $(VENV)/bench ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
 	@$(PY) -m benchmarks
 
-docs: $(VENV)/dev ## draw the gallery; write the tables that pages show of the code
+docs: $(VENV)/docs ## build the site from docs/ into build/site; warnings are errors, links and headings are checked
+	@$(PY) -m sphinx -q -W --keep-going -d build/doctrees docs build/site && echo "build/site/index.html"
+
+tables: $(VENV)/dev ## write what pages show of the code and of results: tables, the gallery, diagrams
 	@$(PY) -m docs.make
 
 lint: $(VENV)/dev $(VENV)/demo $(VENV)/runtimes ## ruff and pyright

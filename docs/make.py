@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import hop
-from docs import distributed_tables, gpu_tables, optimizers_tables, training_tables
+from docs import diagrams, distributed_tables, gpu_tables, optimizers_tables, training_tables
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
 from hop.export import encodings
 from hop.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
@@ -396,6 +396,8 @@ def main() -> None:
         (folder / f"{name}.png").write_bytes(draw(subject))
     (DOCS / "finetune.png").write_bytes(training_tables.draw())
     (DOCS / "optimizers.png").write_bytes(optimizers_tables.draw())
+    for name, draw_diagram in diagrams.DIAGRAMS.items():
+        (DOCS / name).write_text(draw_diagram())
     for name in TABLES:
         (DOCS / name).write_text(page(name))
     print(

@@ -376,7 +376,7 @@ class TestInputs(unittest.TestCase):
                 ranges(p, {"args_0": wrong})  # type: ignore[dict-item]
         with pytest.raises(ValueError, match=r"torch.int8 holds -128 to 127"):
             ranges(p, {"args_0": (0, 200)})
-        with pytest.raises(TypeError, match=r"must be a torch.export.ExportedProgram, got Linear"):
+        with pytest.raises(TypeError, match=r"must be a torch.export.ExportedProgram, got a Linear"):
             ranges(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from parameterized import parameterized
 from PIL import Image
 
 import hop
-from docs import make, optimizers_tables, training_tables
+from docs import diagrams, make, optimizers_tables, training_tables
 from hop import formats, scaling
 from hop.quantizer import Quantizer
 
@@ -21,7 +21,11 @@ THIRDS = formats.Codebook("thirds", 2, torch.uint8, (-1.0, -1 / 3, 1 / 3, 1.0))
 class TestTables(unittest.TestCase):
     @parameterized.expand([(name,) for name in make.TABLES if name != "gallery.md"])
     def test_page_is_up_to_date(self, name):
-        assert (make.DOCS / name).read_text() == make.page(name), "run make docs"
+        assert (make.DOCS / name).read_text() == make.page(name), "run make tables"
+
+    @parameterized.expand(diagrams.DIAGRAMS.items())
+    def test_diagram_is_up_to_date(self, name, draw):
+        assert (make.DOCS / name).read_text() == draw(), "run make tables"
 
     def test_every_rule_says_what_it_does(self):
         from hop.tensor.table import RULES
@@ -33,7 +37,7 @@ class TestGallery(unittest.TestCase):
     def test_one_picture_for_each_format(self):
         names = {f.name for f in formats.FORMATS if not isinstance(f, formats.PowerOfTwo)}
         found = {path.stem for path in (make.DOCS / "gallery").glob("*.png")}
-        assert names < found == set(make.subjects()), "run make docs"
+        assert names < found == set(make.subjects()), "run make tables"
 
     def test_pictures_are_small_and_shown(self):
         page = (make.DOCS / "gallery.md").read_text()
@@ -46,7 +50,7 @@ class TestGallery(unittest.TestCase):
         """One row, measured again."""
         page = (make.DOCS / "gallery.md").read_text()
         ratios = [f"{ratio:.1f}" for _, _, _, _, ratio in make.errors(make.subjects()["nvfp4"])]
-        assert f"| [nvfp4](#nvfp4) | blocks of 1×16 | {ratios[0]} | {ratios[1]} |" in page, "run make docs"
+        assert f"| [nvfp4](#nvfp4) | blocks of 1×16 | {ratios[0]} | {ratios[1]} |" in page, "run make tables"
 
     def test_drawn_alike(self):
         """From the same numbers, the same picture; of a format that the library does not have, too."""

@@ -33,7 +33,9 @@ class LoadPlanner(DefaultLoadPlanner):
     Args:
         allow_partial_load: whether entries that the checkpoint lacks stay as they are.
 
-    Raises (from dcp.load, inside its CheckpointException), before anything is written:
+    Errors come from dcp.load, inside its CheckpointException, before anything is written.
+
+    Raises:
         ValueError: an entry has another quantizer, shape, dtype or usages than its tensor, is quantized where the
             tensor is not, or the other way round; boundaries of shards cut a block or a byte, of blocks that do not run
             over each part; entries do not cover it.

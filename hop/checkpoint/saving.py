@@ -36,7 +36,9 @@ class SavePlanner(DefaultSavePlanner):
     Args:
         dedup_save_to_lowest_rank: as DefaultSavePlanner has it.
 
-    Raises (from dcp.save, inside its CheckpointException):
+    Errors come from dcp.save, inside its CheckpointException.
+
+    Raises:
         ValueError: two entries of one name; a DTensor of partial sums; processes with different quantizers for one
             tensor; a value that torch.load(weights_only=True) would not read back.
     """
