@@ -1,5 +1,6 @@
-"""The code on the pages runs, and their links lead somewhere."""
+"""The code on the pages runs, the commands exist, and their links lead somewhere."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from hop.kernels import native
 
 ROOT = Path(__file__).parents[1]
 NEEDS = {"export_onnx": ("onnxscript", "onnxruntime")}  # optional packages of the code on a page
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+EXTRAS = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
 
 
 class TestDocs(unittest.TestCase):
@@ -43,3 +46,24 @@ class TestDocs(unittest.TestCase):
     def test_links(self, _name, page):
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), target
+
+    @parameterized.expand([(p.stem, p) for p in PAGES])
+    def test_commands_exist(self, _name, page):
+        """What a page says to type: targets of make, extras of the package, files and modules that Python runs."""
+        text = page.read_text().replace("\\\n", " ")
+        blocks = re.findall(r"^```(?:console|sh)?\n(.*?)^```", text, re.S | re.M)
+        spoken = [line for block in blocks for line in block.splitlines()]
+        spoken += re.findall(r"`((?:make|python|pip|torchrun) [^`\n]+)`", text)
+        for line in spoken:
+            program, *words = line.split("#")[0].split() or [""]
+            if program == "make":
+                assert words and set(words) <= TARGETS, line
+            elif program == "pip":
+                for extra in re.findall(r"\[([\w,]+)\]", line):
+                    assert set(extra.split(",")) <= EXTRAS, line
+            elif program in ("python", "torchrun", ".venv/bin/python"):
+                files = [word for word in words if word.endswith(".py")]
+                assert all((ROOT / file).is_file() for file in files), line
+                if "-m" in words:
+                    module = words[words.index("-m") + 1]
+                    assert importlib.util.find_spec(module) is not None, line
