@@ -29,7 +29,7 @@ def explain(
         hop explain aten.mm int32 int8:128x1024 int8:1024x256
         hop explain aten.linear bf16 INT8_ROW:16x1024 INT8_ROW:256x1024.pack f32:256
         hop explain aten.linear.default bf16 bf16:1x1024 INT4_32:256x1024
-        hop explain aten.conv2d f32 INT8_TENSOR:1x8x32x32 INT8_CONV:16x8x3x3 none stride=[2,2]
+        hop explain aten.conv2d f32 INT8_TENSOR:1x8x9x9 INT8_CONV:16x8x3x3 stride=[2,2]
     """
     where = _device(device)
     operator, result = arguments.operator(op), arguments.output(output)

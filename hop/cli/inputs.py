@@ -5,6 +5,7 @@ inputs, and evaluates sizes written as text, either of which can run any code. D
 numbers alone.
 """
 
+import importlib
 import logging
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from hop import storage
+from hop.cli.output import quietly
 from hop.export import encodings
 from hop.export.program import value
 
@@ -72,7 +74,8 @@ def _register(archive: zipfile.ZipFile) -> None:
 
 def _import_torchao() -> None:
     try:
-        import torchao.quantization  # noqa: F401
+        with quietly():
+            importlib.import_module("torchao.quantization")
     except ImportError as error:
         raise ValueError("the program calls operators of torchao, which is not installed: pip install torchao") from error
 
@@ -221,7 +224,7 @@ def _npz(path: Path) -> Mapping[str, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as found:
             return {name: torch.from_numpy(found[name].copy()) for name in found.files}
-    except (zipfile.BadZipFile, EOFError, TypeError, UnpicklingError) as error:
+    except (zipfile.BadZipFile, EOFError, TypeError, ValueError, UnpicklingError) as error:
         raise ValueError(f"{path} is no file of numpy's arrays of numbers: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import re
 import sys
@@ -53,6 +54,17 @@ def working(what: str) -> Iterator[None]:
     console = Console(stderr=True)
     with console.status(escape(what)) if console.is_terminal else contextlib.nullcontext():
         yield
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without what other libraries log of themselves; errors are logged."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 class Bar:
