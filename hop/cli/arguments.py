@@ -1,11 +1,11 @@
 """Arguments of operators as words of a command line: read, never run.
 
-    int8:128x256             a tensor of a dtype, with random numbers
-    INT8_ROW:128x256         a quantized tensor, by a preset of hop.presets, of random floats
-    float32:                 a tensor without dimensions
-    int8:256x128.t           made of 256x128, and transposed; .pack: packed by hop.pack; .channels_last
-    1  0.5  true  none  [1,1]     numbers, and lists of them
-    stride=[2,2]             any of these by the name of the argument
+int8:128x256             a tensor of a dtype, with random numbers
+INT8_ROW:128x256         a quantized tensor, by a preset of hop.presets, of random floats
+float32:                 a tensor without dimensions
+int8:256x128.t           made of 256x128, and transposed; .pack: packed by hop.pack; .channels_last
+1  0.5  true  none  [1,1]     numbers, and lists of them
+stride=[2,2]             any of these by the name of the argument
 """
 
 import json

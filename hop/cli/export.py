@@ -159,7 +159,9 @@ def _checked(model: Path, out: Path, to: To | None, options: Options) -> To:
         raise typer.BadParameter(f"{out} must end in one of {ends}", param_hint="'--out'")
     route = ROUTES[name]
     if out.suffix != route.suffix:
-        raise typer.BadParameter(f"--to {name} writes files that end in {route.suffix}, got {out}", param_hint="'--out'")
+        raise typer.BadParameter(
+            f"--to {name} writes files that end in {route.suffix}, got {out}", param_hint="'--out'"
+        )
     if out.exists() and out.samefile(model):
         raise typer.BadParameter(f"{out} is the program itself; name another file", param_hint="'--out'")
     if not out.parent.is_dir():
@@ -169,5 +171,3 @@ def _checked(model: Path, out: Path, to: To | None, options: Options) -> To:
             takers = " and ".join(f"--to {n}" for n, r in ROUTES.items() if option in r.options)
             raise typer.BadParameter(f"it is for {takers}, not for --to {name}", param_hint=f"'--{option}'")
     return name
-
-

@@ -56,8 +56,8 @@ def load_program(path: str | Path) -> ExportedProgram:
 
 
 _FAILURES = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, EOFError),
-    *(UnpicklingError, zipfile.BadZipFile),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError),
+    *(EOFError, UnpicklingError, zipfile.BadZipFile),
 )
 
 
@@ -77,7 +77,9 @@ def _import_torchao() -> None:
         with quietly():
             importlib.import_module("torchao.quantization")
     except ImportError as error:
-        raise ValueError("the program calls operators of torchao, which is not installed: pip install torchao") from error
+        raise ValueError(
+            "the program calls operators of torchao, which is not installed: pip install torchao"
+        ) from error
 
 
 @contextmanager
@@ -185,7 +187,19 @@ def _hint(size: Any, name: str) -> int:
     return int(hint)
 
 
-_MOVES = ("_to_copy", "to", "view", "reshape", "expand", "slice", "unsqueeze", "squeeze", "clone", "contiguous", "alias")
+_MOVES = (
+    "_to_copy",
+    "to",
+    "view",
+    "reshape",
+    "expand",
+    "slice",
+    "unsqueeze",
+    "squeeze",
+    "clone",
+    "contiguous",
+    "alias",
+)
 
 
 def _rows(node: Node) -> int:
@@ -246,7 +260,9 @@ def _found(data: Mapping[str, Tensor], position: int, w: Wanted, path: str | Pat
     names = (w.name, str(position), f"arr_{position}")
     found = next((data[n] for n in names if n in data), None)
     if found is None:
-        raise ValueError(f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(data) or 'nothing'}")
+        raise ValueError(
+            f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(data) or 'nothing'}"
+        )
     val = value(w.node)
     if not isinstance(val, Tensor):
         raise ValueError(f"input {position} of the program, {w.name!r}, is no tensor, and cannot be read from a file")

@@ -68,7 +68,9 @@ COMMANDS = (list_, build)
 def _ahead(arch: str):
     ahead = gpu.ahead()
     if arch not in ahead.ARCHITECTURES:
-        raise typer.BadParameter(f"must be one of {', '.join(ahead.ARCHITECTURES)}, got {arch!r}", param_hint="'--arch'")
+        raise typer.BadParameter(
+            f"must be one of {', '.join(ahead.ARCHITECTURES)}, got {arch!r}", param_hint="'--arch'"
+        )
     return ahead
 
 
