@@ -15,6 +15,7 @@ import tempfile
 import unittest
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -48,7 +49,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return status, out.getvalue(), err.getvalue()
 
 
-def as_json(*arguments: str) -> object:
+def as_json(*arguments: str) -> Any:
     status, out, err = run(*arguments, "--json")
     assert status in (0, 1) and err == "", err
 
@@ -240,7 +241,7 @@ class TestInputs(Files):
         program = inputs.load_program(self.path("int8.pt2"))
         ((ids, mask, more),) = found = inputs.load_inputs(program)
         assert ids.shape == mask.shape == (4, 6) and more["x"].shape == (4, 6, 16)
-        assert ids.max() > 1 and 0 <= ids.min() and ids.max() < 50 and set(mask.unique().tolist()) == {0, 1}
+        assert ids.max() > 1 and ids.min() >= 0 and ids.max() < 50 and set(mask.unique().tolist()) == {0, 1}
         assert torch.equal(inputs.load_inputs(program)[0][0], ids)
         assert not torch.equal(inputs.load_inputs(program, seed=1)[0][0], ids)
         program.module()(*found[0])
@@ -513,7 +514,10 @@ class TestAsAProgram(unittest.TestCase):
         assert done.stdout.split() == ["e4m3", "e5m2", "e2m1", "e8m0"], done.stderr
 
     def test_starts_with_little_more_than_torch(self):
-        code = "import sys, torch; before = set(sys.modules); from hop import cli; cli.main(['formats']); print(*set(sys.modules) - before)"
+        code = (
+            "import sys, torch; before = set(sys.modules); from hop import cli; cli.main(['formats']);"
+            "print(*set(sys.modules) - before)"
+        )
         new = {m.split(".")[0] for m in self.start(f'{sys.executable} -c "{code}"').stdout.splitlines()[-1].split()}
         assert "typer" in new and not new & {"torchao", "onnx", "cutlass", "benchmarks", "executorch", "numpy", "sympy"}
 
