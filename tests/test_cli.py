@@ -473,6 +473,7 @@ class TestBench(Files):
             (["nothing"], 2, "no group of benchmarks is named 'nothing'; there are mm, "),
             (["--results", none, "--compare", none], 1, "no case in common"),
             (["--results", text], 1, "text.json is no JSON"),
+            (["--json", "nowhere/new.json"], 2, "there is no folder nowhere"),
         ):
             found, _, err = run("bench", *words)
             assert found == status and said in err and err.count("\n") == 1
@@ -485,6 +486,20 @@ class TestBench(Files):
 
 def as_json_file(path: str) -> dict:
     return json.loads(Path(path).read_text())
+
+
+def on_terminal(words: list[str], **environment: str) -> str:
+    """What a program writes to a terminal."""
+    mine, theirs = pty.openpty()
+    more = {"TERM": "xterm-256color", "COLUMNS": "100", **environment}
+    subprocess.run(words, stdout=theirs, stderr=theirs, cwd=ROOT, env={**ENVIRONMENT, **more}, check=True)
+    os.close(theirs)
+    found = b""
+    with contextlib.suppress(OSError):  # which says that the other side is closed
+        while part := os.read(mine, 65536):
+            found += part
+    os.close(mine)
+    return found.decode()
 
 
 class TestAsAProgram(unittest.TestCase):
@@ -521,16 +536,24 @@ class TestAsAProgram(unittest.TestCase):
         new = {m.split(".")[0] for m in self.start(f'{sys.executable} -c "{code}"').stdout.splitlines()[-1].split()}
         assert "typer" in new and not new & {"torchao", "onnx", "cutlass", "benchmarks", "executorch", "numpy", "sympy"}
 
+    def test_rows_stand_above_a_bar(self):
+        """On a terminal, each on a line of its own, and the bar is gone at the end."""
+        code = (
+            "import time; from hop.cli.output import Bar\n"
+            "with Bar(2, 'work', ticks=False) as bar:\n"
+            "    for i in range(2): bar.doing(f'part {i}'); bar.show(f'row {i}', style='red'); bar.step()\n"
+        )
+        shown = on_terminal([sys.executable, "-c", code])
+        assert "part 1" in shown and "2/2" in shown
+        rows = [line for line in shown.splitlines() if "row " in line]
+        assert [line[line.index("row ") :][:5] for line in rows] == ["row 0", "row 1"]
+        assert all("\x1b[2K" in line.partition("row ")[0] for line in rows) and shown.rstrip().endswith("\x1b[2K")
+
     def test_colours_on_a_terminal_alone(self):
         words = [sys.executable, "-m", "hop", "explain", "aten.mm", "int32", "int8:4x4", "int8:4x4"]
         plain = "integer product: chosen"
         for more, shown in (({}, f"\x1b[32m{plain}\x1b[0m"), ({"NO_COLOR": "1"}, plain)):
-            mine, theirs = pty.openpty()
-            environment = {**ENVIRONMENT, "TERM": "xterm-256color", **more}
-            subprocess.run(words, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment, check=True)
-            os.close(theirs)
-            assert os.read(mine, 4096).decode().strip() == shown
-            os.close(mine)
+            assert on_terminal(words, **more).strip() == shown
 
 
 class TestPage(unittest.TestCase):

@@ -51,7 +51,7 @@ def operator(text: str) -> OpOverload:
         raise typer.BadParameter(f"{text!r} is no operator; spell it as aten.linear.default", param_hint="OP")
     namespace, name, overload = match.groups()
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
-    overloads = packet.overloads() if hasattr(packet, "overloads") else []
+    overloads = [] if packet is None or not hasattr(packet, "overloads") else packet.overloads()
     found = getattr(packet, overload or "default", None) if (overload or "default") in overloads else None
     if not isinstance(found, OpOverload):
         known = f"; its overloads are {', '.join(overloads)}" if overloads else ""

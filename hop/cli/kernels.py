@@ -57,7 +57,7 @@ def build(pattern: Pattern = "*", arch: Architecture = "sm_90a", processes: Proc
     with Bar(rest, "compile") as bar:
         for i, (variant, error) in enumerate(ahead.build(found, processes), 1):
             bar.step()
-            show(f"{i}/{rest} {variant.name}{f': {error}' if error else ''}", style="red" if error else None)
+            bar.show(f"{i}/{rest} {variant.name}{f': {error}' if error else ''}", style="red" if error else None)
             failed += error is not None
     return 1 if failed else 0
 
