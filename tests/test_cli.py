@@ -176,10 +176,15 @@ class TestExplain(unittest.TestCase):
 
     def test_strides_and_layouts_reach_the_kernels(self):
         op = torch.ops.aten.mm.default
-        with mock.patch.object(hop, "explain", lambda *args, **kwargs: seen.append((args, kwargs)) or "it: chosen"):
-            seen = []
+        seen = []
+
+        def explained(*args: Any, **kwargs: Any) -> str:
+            seen.append((args, kwargs))
+            return "it: chosen"
+
+        with mock.patch.object(hop, "explain", explained):
             run("explain", "aten.mm", "int32", "int8:4x8", "int8:6x8.t")
-            run("explain", "aten.linear", "INT8_TENSOR_STATIC_AFFINE", "INT8_ROW:4x8", "INT4_32:8x64.pack")
+            run("explain", "aten.linear", "INT8_TENSOR_STATIC_AFFINE", "INT8_ROW:4x64", "INT4_32:8x64.pack")
             run("explain", "aten.abs", "f32", "int8:2x4x3x3.channels_last")
         (mm, _), (linear, given), (_, _) = seen
         assert mm[0] is op and mm[3].shape == (8, 6) and mm[3].stride() == (1, 8)
@@ -207,6 +212,13 @@ class TestExplain(unittest.TestCase):
     def test_what_the_operator_refuses(self):
         status, _, err = run("explain", "aten.linear", "bf16", "INT8_ROW:4x8")
         assert status == 1 and err.startswith("hop: ") and err.count("\n") == 1
+        status, out, err = run("explain", "aten.mm", "int32", "int8:4x4", "int8:5x4")
+        assert status == 1 and out == "" and "[4, 4] X [5, 4]" in err and err.count("\n") == 1
+
+    def test_says_what_the_call_gives(self):
+        assert as_json("explain", "aten.mm", "i32", "int8:4x8", "int8:6x8.t")["result"] == "int32:4x6"
+        static = as_json("explain", "aten.linear", "INT8_TENSOR_STATIC", "INT8_ROW:4x8", "INT8_ROW:6x8.pack")
+        assert static["result"] == "INT8_TENSOR_STATIC:4x6"
 
 
 class TestInfo(unittest.TestCase):
