@@ -35,16 +35,19 @@ from hop.kernels import native
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "command_line.md"
 COMMANDS = (*([c.__name__] for c in cli.COMMANDS), ["kernels", "list"], ["kernels", "build"])
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-# What a session's own terminal or CI may set would change what the commands show.
-for _name in ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
-    ENVIRONMENT.pop(_name, None)
+COLOURS = ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")  # what they mean for colours is tested alone
+ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k not in COLOURS}, "PYTHONPATH": str(ROOT)}
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
     """The exit status, stdout and stderr of a command, in this process."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    plain = {k: v for k, v in os.environ.items() if k not in COLOURS}
+    with (
+        mock.patch.dict(os.environ, plain, clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         status = cli.main(arguments)
     return status, out.getvalue(), err.getvalue()
 
@@ -475,6 +478,8 @@ class TestBench(Files):
             assert len(as_json_file(self.path("new.json"))["rows"]) == 2
             status, out, err = run("bench", "mine", "--json", "-")
             assert status == 0 and len(json.loads(out)["rows"]) == 2 and "NOT MET" in err
+            status, out, err = run("bench", "mine", "--json", "-", "--compare", self.path("new.json"))
+            assert status == 0 and len(json.loads(out)["rows"]) == 2 and "0 of 2 cases" in err
             assert run("bench", "--json", self.path("part.json"))[0] == 130
             assert len(as_json_file(self.path("part.json"))["rows"]) == 3
 
