@@ -259,6 +259,17 @@ class TestXnnpack(unittest.TestCase):
             x = torch.randn(n, 48)
             assert torch.equal(run(manager, x), module(x))
 
+    def test_rows_of_a_dynamic_batch(self):
+        """Their scales have a symbol in their shape."""
+        module = layer(LINEAR, presets.INT8_ROW, (8, 16), x=presets.INT8_ROW_AFFINE, output=torch.float32)
+        rows = torch.export.Dim("rows", min=2, max=64)
+        program = torch.export.export(module, (torch.randn(4, 16),), dynamic_shapes=(({0: rows},),))
+        written = to_qdq(program)
+        assert not written.report.left
+        x = torch.randn(7, 16)
+        want = module(x)
+        assert (written.program.module()(x) - want).abs().max() < 1e-5 * want.abs().max()
+
     @parameterized.expand([("exact", True), ("any", False)])
     @pytest.mark.full
     def test_int4_in_groups(self, _name, is_bfloat16):

@@ -408,7 +408,9 @@ class _Writer:
             i: Any = user.args[1]
             found, buffer = made[i], value(user)
             if i:
-                found = self.call(node, aten.reshape.default, found, list(buffer.shape))
+                if value(found).shape != buffer.shape:  # those of rows are of the shape they are given in, symbols too
+                    sizes = [n if isinstance(n, int) else -1 for n in buffer.shape]
+                    found = self.call(node, aten.reshape.default, found, sizes)
                 found = self.call(node, aten._to_copy.default, found, dtype=buffer.dtype)
                 if (source := self.known.get(self.source(made[i]))) is not None and source.numel() == 1:
                     self.known[found] = source
