@@ -58,6 +58,11 @@ LAYERS = {
         *("hop.copies", "hop.presets"),
         *VALUES,
     },
+    "hop.report": {
+        *("hop._compile", "hop._hop", "hop.impls", "hop.leaves", "hop.tensor", "hop.nn", "hop.export"),
+        *("hop.presets", "hop.schemes"),
+        *VALUES,
+    },
     "cutlass_kernels": set(),
 }
 
