@@ -55,7 +55,7 @@ LAYERS = {
     },
     "hop.export": {
         *("hop._compile", "hop._hop", "hop.impls", "hop.kernels", "hop.leaves", "hop.tensor", "hop.nn"),
-        *("hop.copies", "hop.presets"),
+        *("hop.copies", "hop.presets", "hop.schemes"),
         *VALUES,
     },
     "hop.report": {

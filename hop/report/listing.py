@@ -25,7 +25,7 @@ from hop.quantizer import Quantizer
 from hop.report.measuring import Meter, Pair
 from hop.report.pairing import inner_operator, module_of, path_of
 from hop.report.rows import INPUT, MOVE, OTHER, PRODUCT, QUANTIZE, Error, Operand, Row
-from hop.report.values import Spread, Type, numbers, of_quantizer, type_of
+from hop.report.values import Spread, Type, numbers, of_quantizer
 from hop.schemes import Scheme
 
 _ATTENTION = aten.scaled_dot_product_attention.default  # whose first two arguments are factors
@@ -71,7 +71,9 @@ class _Listing:
         assert result is not None
         lines = seen.explained.splitlines()
         kernel = lines[-1].removesuffix(": chosen") if lines else "" if node.op == "placeholder" else "PyTorch"
-        largest = max((n for n in node.all_input_nodes if n in self.held), key=lambda n: self.held[n][1].numel(), default=None)
+        largest = max(
+            (n for n in node.all_input_nodes if n in self.held), key=lambda n: self.held[n][1].numel(), default=None
+        )
         return Row(
             name=node.name,
             path=path_of(node),
@@ -188,4 +190,3 @@ def parameter_bytes(meter: Meter) -> int:
 def _spread(x: Tensor) -> Spread | None:
     given = numbers(x.detach())
     return None if given is None else Spread.of(given)
-

@@ -64,7 +64,14 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None alone, as JSON has them; infinite numbers and NaN as strings."""
         rows = [
-            {**asdict(r), "formats": r.formats, "kind": r.kind, "changes": r.changes, "added": r.error.added if r.error else None} for r in self.rows
+            {
+                **asdict(r),
+                "formats": r.formats,
+                "kind": r.kind,
+                "changes": [[asdict(t) for t in change] for change in r.changes],
+                "added": r.error.added if r.error else None,
+            }
+            for r in self.rows
         ]
         return plain(
             {

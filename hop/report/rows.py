@@ -121,8 +121,8 @@ class Row:
     @property
     def quantizes_inside(self) -> bool:
         """Whether it is a product of low-bit factors that takes a float one and quantizes it itself."""
-        read = [o.type for o in self.operands if o.type is not None]
-        return self.sort == PRODUCT and self.kind == LOW_BIT and not {*self.computes}.issubset(read)
+        given = sum(o.type is not None and o.type.kind == LOW_BIT for o in self.operands)
+        return self.sort == PRODUCT and sum(t.kind == LOW_BIT for t in self.computes) > given
 
     @property
     def changes(self) -> tuple[tuple[Type, Type], ...]:
