@@ -71,9 +71,7 @@ class _Listing:
         assert result is not None
         lines = seen.explained.splitlines()
         kernel = lines[-1].removesuffix(": chosen") if lines else "" if node.op == "placeholder" else "PyTorch"
-        largest = max(
-            (n for n in node.all_input_nodes if n in self.held), key=lambda n: self.held[n][1].numel(), default=None
-        )
+        held = [self.held[n][1] for n in node.all_input_nodes if n in self.held]
         return Row(
             name=node.name,
             path=path_of(node),
@@ -87,11 +85,11 @@ class _Listing:
             output=self.outputs.get(node),
             kernel=kernel,
             reasons=tuple(lines[:-1]),
-            parameter_bytes=sum(self.held[n][1].nbytes for n in node.all_input_nodes if n in self.held),
+            parameter_bytes=sum(x.nbytes for x in held),
             seconds=self.meter.seconds(node) if node.op == "call_function" else None,
             error=self._error(node),
             values=seen.values,
-            weights=None if largest is None else _spread(self.held[largest][1]),
+            weights=_spread(max(held, key=Tensor.numel)) if held else None,
         )
 
     def _operand(self, node: Node) -> Operand:

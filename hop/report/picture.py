@@ -7,6 +7,7 @@ from hop.report.values import FLOAT, INTEGER, LOW_BIT
 
 if TYPE_CHECKING:
     from hop.report.report import Report
+    from hop.report.sweeping import Sweep
 
 COLOURS = {FLOAT: "#0072b2", INTEGER: "#009e73", LOW_BIT: "#d55e00"}  # of Okabe and Ito, apart for the colour-blind
 
@@ -34,4 +35,29 @@ def of_report(report: "Report") -> Any:
         top.legend(frameon=False)
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def of_sweep(sweep: "Sweep") -> Any:
+    """Quality over bytes: the candidates, the front of those that none beats in both, and their times."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    best = set(sweep.front)
+    shown = [row for row in sweep.rows if row.scheme and math.isfinite(row.quality)]
+    for row in shown:
+        colour = COLOURS[FLOAT] if row in best else "0.6"
+        place = (row.parameter_bytes / 1e6, row.quality)
+        axes.plot(*place, "o", color=colour, ms=7)
+        axes.annotate(
+            f"{row.name}, {1e3 * row.seconds:.1f} ms", place, xytext=(6, 4), textcoords="offset points", fontsize=8
+        )
+    line = [(r.parameter_bytes / 1e6, r.quality) for r in sweep.front if r in shown]
+    axes.plot([x for x, _ in line], [y for _, y in line], "--", color=COLOURS[FLOAT], lw=1)
+    axes.set_xlabel("parameters, MB")
+    axes.set_ylabel("loss, turned" if any(row.loss is not None for row in sweep.rows) else "SQNR of the outputs, dB")
+    axes.set_title(sweep.name or "quality over bytes")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.15, y=0.1)
     return figure

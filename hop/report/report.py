@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hop.export.table import table
 from hop.report import page, picture, words
+from hop.report.plain import plain
 from hop.report.rows import Row
 
 if TYPE_CHECKING:
@@ -63,16 +64,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None alone, as JSON has them; infinite numbers and NaN as strings."""
-        rows = [
-            {
-                **asdict(r),
-                "formats": r.formats,
-                "kind": r.kind,
-                "changes": [[asdict(t) for t in change] for change in r.changes],
-                "added": r.error.added if r.error else None,
-            }
-            for r in self.rows
-        ]
+        rows = [_spelled(row) for row in self.rows]
         return plain(
             {
                 "name": self.name,
@@ -134,10 +126,8 @@ class Report:
         return f"{self.summary}\n\n{table(names, lines, right=4)}"
 
 
-def plain(x: Any) -> Any:
-    """x as JSON has it: numbers that it has not as strings, "inf", "-inf" and "nan"."""
-    if isinstance(x, dict):
-        return {key: plain(v) for key, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [plain(v) for v in x]
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+def _spelled(row: Row) -> dict[str, Any]:
+    """A row as a dict, with what follows from its fields."""
+    changes = [[asdict(of) for of in change] for change in row.changes]
+    derived = {"formats": row.formats, "kind": row.kind, "changes": changes}
+    return {**asdict(row), **derived, "added": None if row.error is None else row.error.added}

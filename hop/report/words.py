@@ -93,9 +93,8 @@ def _floats(rows: Sequence[Row]) -> str:
     names = ", ".join(where(row) for row in left[:_MOST])
     more = f" and {len(left) - _MOST} more" if len(left) > _MOST else ""
     weight = f", with {size(held)} of parameters" if (held := sum(row.parameter_bytes for row in left)) else ""
-    return (
-        f"{len(left)} of {len(products)} products, convolutions and embeddings are still float{weight}: {names}{more}."
-    )
+    count = f"{len(left)} of {len(products)} products, convolutions and embeddings"
+    return f"{count} are still float{weight}: {names}{more}."
 
 
 def _changes(rows: Sequence[Row]) -> str:
