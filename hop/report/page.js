@@ -111,12 +111,12 @@ rows.forEach((row, i) => {
 
 const columns = [
   { key: "index", title: "Flow", width: null },
-  { key: "name", title: "Node" },
+  { key: "name", title: "Node", className: "name-column" },
   { key: "operator", title: "Operator", className: "operator-column" },
   { key: "formats", title: "Computes in", className: "formats-column" },
   { key: "kernel", title: "Kernel", className: "kernel-column" },
   { key: "sqnr", title: "SQNR dB", className: "number" },
-  { key: "parameter_bytes", title: "Parameters", className: "number bytes-column" },
+  { key: "parameter_bytes", title: "Bytes", className: "number bytes-column" },
   { key: "milliseconds", title: "ms", className: "number ms-column" },
 ].filter((column) => column.key !== "sqnr" || data.report === null || data.report.has_reference);
 const numeric = new Set(["index", "sqnr", "parameter_bytes", "milliseconds"]);
@@ -235,7 +235,7 @@ function cells(row, found) {
     index: () => [rail(row, found)],
     name: () => [
       make("div", { class: "name", title: row.name }, row.name, row.output === null ? null : make("span", { class: "tag" }, `output ${row.output}`)),
-      make("div", { class: "path", title: row.path }, row.path || " "),
+      make("div", { class: "path", title: row.path }, make("bdi", {}, row.path || " ")),
     ],
     operator: () => [make("div", { title: row.operator }, row.operator.replaceAll(".default", ""))],
     formats: () => formats(row),
@@ -299,7 +299,8 @@ function details(row, found) {
   const picture = draw("svg", { width: LANE * (LANES + 1) + 6, "aria-hidden": "true" });
   for (const { lane, kind } of found ? found.below : [])
     picture.append(draw("line", { class: `edge ${kind}`, x1: middle(lane), x2: middle(lane), y1: 0, y2: "100%" }));
-  const cell = make("td", { class: "panel", colspan: columns.length - 1 }, panel(row));
+  const seen = [...table.tHead.rows[0].cells].filter((head) => getComputedStyle(head).display !== "none");
+  const cell = make("td", { class: "panel", colspan: seen.length - 1 }, panel(row));
   return make("tr", { class: "details", id: `details-${row.index}` }, make("td", { class: "flow" }, picture), cell);
 }
 
@@ -307,7 +308,7 @@ function render() {
   listed = shown();
   const found = state.key === "index" && !state.down ? rails(listed) : null;
   table.dataset.lanes = found ? Math.min(LANES + 1, Math.max(1, ...found.map((r) => r.width))) : 1;
-  flow.style.width = `${LANE * table.dataset.lanes + 10}px`;
+  flow.style.width = `${Math.max(66, LANE * table.dataset.lanes + 10)}px`;
   const made = document.createDocumentFragment();
   state.focus = Math.max(0, Math.min(state.focus, listed.length - 1));
   listed.forEach((row, i) => {
@@ -363,14 +364,7 @@ const flow = document.createElement("col");
 
 function begin() {
   document.getElementById("layers").hidden = false;
-  const widths = { name: "27%", operator: "19%", formats: "15%", kernel: "12%" };
-  const group = make("colgroup", {}, flow);
-  for (const column of columns.slice(1)) {
-    const col = make("col", { class: column.className || null });
-    if (widths[column.key]) col.style.width = widths[column.key];
-    group.append(col);
-  }
-  table.prepend(group);
+  table.prepend(make("colgroup", {}, flow, ...columns.slice(1).map((column) => make("col", { class: column.className || null }))));
   for (const column of columns) {
     const button = make("button", { type: "button", title: `Sort by ${column.title}` }, column.title);
     button.addEventListener("click", () => {
@@ -405,6 +399,7 @@ function begin() {
     toggle(line);
   });
   body.addEventListener("keydown", onKey);
+  for (const width of [1000, 720, 520]) matchMedia(`(max-width: ${width}px)`).addEventListener("change", render);
   legend();
   render();
 }
@@ -431,5 +426,94 @@ function tiles() {
   add(String(rows.length), "nodes");
 }
 
+// ---- the sweep: a picture of quality over bytes, and a table
+
+function nice(low, high, count) {
+  const rough = (high - low || 1) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  const found = [];
+  for (let x = Math.ceil(low / step) * step; x <= high + 1e-9 * step; x += step) found.push(Number(x.toPrecision(12)));
+  return found;
+}
+
+function scatter(all, sweep) {
+  const width = 560, height = 400, left = 48, right = 18, top = 14, bottom = 40;
+  const points = all.filter((row) => row.scheme && Number.isFinite(number(row.quality)));
+  const xs = points.map((row) => row.parameter_bytes / 1e6), ys = points.map((row) => number(row.quality));
+  const pad = (low, high, share) => [low - share * (high - low || 1), high + share * (high - low || 1)];
+  const [x0, x1] = pad(Math.min(...xs), Math.max(...xs), 0.12), [y0, y1] = pad(Math.min(...ys), Math.max(...ys), 0.1);
+  const x = (value) => left + ((value - x0) / (x1 - x0)) * (width - left - right);
+  const y = (value) => height - bottom - ((value - y0) / (y1 - y0)) * (height - top - bottom);
+  const words = sweep.has_loss ? "−loss" : "SQNR of the outputs, dB";
+  const picture = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${words} over megabytes of parameters; the table has the numbers` });
+  picture.setAttribute("width", "100%");
+  for (const value of nice(x0, x1, 6)) picture.append(
+    draw("line", { class: "grid", x1: x(value), x2: x(value), y1: top, y2: height - bottom }),
+    draw("text", { class: "label", x: x(value), y: height - bottom + 16, "text-anchor": "middle" }, String(value)));
+  for (const value of nice(y0, y1, 6)) picture.append(
+    draw("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
+    draw("text", { class: "label", x: left - 7, y: y(value) + 4, "text-anchor": "end" }, String(value)));
+  picture.append(
+    draw("text", { class: "label", x: (left + width - right) / 2, y: height - 5, "text-anchor": "middle" }, "parameters, MB"),
+    draw("text", { class: "label", x: 12, y: height / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${height / 2})` }, words));
+  const front = points.filter((row) => row.front).sort((a, b) => a.parameter_bytes - b.parameter_bytes);
+  const line = front.map((row) => `${x(row.parameter_bytes / 1e6)} ${y(number(row.quality))}`);
+  if (line.length > 1) picture.append(draw("path", { class: "front", d: `M${line.join("L")}` }));
+  const taken = points.map((row) => [x(row.parameter_bytes / 1e6) - 6, y(number(row.quality)) - 6, 12, 12]);
+  for (const row of points) {
+    const cx = x(row.parameter_bytes / 1e6), cy = y(number(row.quality)), wide = 6.1 * row.name.length;
+    const places = [4, -9, 17, -21, 29].flatMap((dy) => [[cx + 10, cy + dy], [cx - 10 - wide, cy + dy], [cx - wide / 2, cy + dy - 2]]).filter(([, py]) => py !== cy + 2);
+    const covered = ([px, py]) => taken.reduce((sum, [a, b, w, h]) =>
+      sum + Math.max(0, Math.min(px + wide, a + w) - Math.max(px, a)) * Math.max(0, Math.min(py + 1, b + h) - Math.max(py - 10, b)), px < left || px + wide > width ? 1e4 : 0);
+    const [lx, ly] = places.reduce((best, place) => (covered(place) < covered(best) ? place : best));
+    taken.push([lx, ly - 11, wide, 11]);
+    const told = `${row.name}: ${decibels(row.sqnr)} dB, cosine ${row.cosine.toFixed(4)}, ${bytes(row.parameter_bytes)}, ${milliseconds(row.seconds)} ms`;
+    picture.append(
+      draw("g", { class: "pick" }, draw("title", {}, told), draw("circle", { class: row.front ? "point best" : "point", cx, cy, r: 5 }),
+        draw("text", { class: "label", x: lx, y: ly }, row.name)));
+  }
+  return picture;
+}
+
+function beginSweep(sweep) {
+  const box = document.getElementById("sweep");
+  box.hidden = false;
+  const order = { key: null, down: false };
+  const fields = [
+    ["name", "Scheme"], ["sqnr", "SQNR dB"], ["cosine", "Cosine"], ...(sweep.has_loss ? [["loss", "Loss"]] : []),
+    ["parameter_bytes", "Parameters"], ["seconds", "ms"], ["slowdown", "× float"],
+  ];
+  const text = {
+    name: (row) => row.name, sqnr: (row) => decibels(row.sqnr), cosine: (row) => number(row.cosine).toFixed(5),
+    loss: (row) => short(row.loss), parameter_bytes: (row) => bytes(row.parameter_bytes),
+    seconds: (row) => (1e3 * row.seconds).toPrecision(3), slowdown: (row) => row.slowdown.toFixed(2),
+  };
+  const head = make("tr"), lines = make("tbody");
+  const fill = () => {
+    const sorted = sweep.rows.slice();
+    if (order.key) sorted.sort((a, b) => {
+      const [x, y] = [a, b].map((row) => (order.key === "name" ? row.name : number(row[order.key])));
+      return (x === y ? 0 : x < y ? -1 : 1) * (order.down ? -1 : 1);
+    });
+    lines.replaceChildren(...sorted.map((row) =>
+      make("tr", { class: row.pareto ? "best" : null },
+        ...fields.map(([key]) => make("td", { class: key === "name" ? null : "number" }, text[key](row), key === "name" && row.pareto ? make("span", { class: "tag" }, "Pareto") : null, key === "name" && row.left ? make("span", { class: "tag" }, `${row.left} left float`) : null)))));
+    [...head.cells].forEach((cell, i) => cell.setAttribute("aria-sort", fields[i][0] !== order.key ? "none" : order.down ? "descending" : "ascending"));
+  };
+  for (const [key, title] of fields) {
+    const button = make("button", { type: "button", title: `Sort by ${title}` }, title);
+    button.addEventListener("click", () => {
+      Object.assign(order, { down: order.key === key ? !order.down : key === "sqnr" || key === "cosine", key });
+      fill();
+    });
+    head.append(make("th", { scope: "col", class: key === "name" ? null : "number" }, button));
+  }
+  fill();
+  const table = make("table", { "aria-label": "Schemes" }, make("thead", {}, head), lines);
+  const hint = make("p", { class: "hint" }, "Pareto: no other is as good, as small and as fast, and better in one of the three. The line joins those that none beats in quality and bytes.");
+  box.append(make("h2", {}, "What other formats would cost"), make("div", { class: "both" }, make("div", {}, scatter(sweep.rows, sweep)), make("div", { class: "scroll" }, table, hint)));
+}
+
 tiles();
+if (data.sweep) beginSweep(data.sweep);
 if (data.report) begin();
