@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 from parameterized import parameterized
 
 from benchmarks import roofline
-from benchmarks.__main__ import PAGE, _here, page, ratio, updated
+from benchmarks.__main__ import PAGE, page, updated
 from benchmarks.roofline import RESULTS
+from benchmarks.running import here, ratio
 from benchmarks.timing import Row, interleaved
 
 
@@ -43,12 +44,12 @@ class TestPage(unittest.TestCase):
         assert PAGE.read_text() == page(PAGE.read_text()), "run make bench"
 
     def test_update(self):
-        here = json.loads(RESULTS.read_text()) | _here()
-        first, new = Row(**here["rows"][0]), Row("g", "c", 1.0, "p", 2.0)
-        got = updated(here, [replace(first, ours_ms=0.5), new])
-        assert got["rows"] == [here["rows"][0] | {"ours_ms": 0.5}, *here["rows"][1:], asdict(new)]
+        held = json.loads(RESULTS.read_text()) | here()
+        first, new = Row(**held["rows"][0]), Row("g", "c", 1.0, "p", 2.0)
+        got = updated(held, [replace(first, ours_ms=0.5), new])
+        assert got["rows"] == [held["rows"][0] | {"ours_ms": 0.5}, *held["rows"][1:], asdict(new)]
         with self.assertRaisesRegex(ValueError, "threads 99"):
-            updated(here | {"threads": 99}, [new])
+            updated(held | {"threads": 99}, [new])
 
 
 class TestRoofline(unittest.TestCase):

@@ -1,0 +1,69 @@
+"""Two files of results, case by case.
+
+A case has become slower if ours takes longer in proportion to its peer, which ran in turns with it and so met the same
+machine; where the peer takes no time, if ours takes longer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.running import time_of
+from benchmarks.timing import Row
+
+SLOWER = 1.15  # times as long; runs of one machine differ by less
+
+
+@dataclass(frozen=True)
+class Change:
+    """A case of two results."""
+
+    old: Row
+    new: Row
+
+    @property
+    def factor(self) -> float:
+        """How many times as long ours takes now, in proportion to the peer."""
+        if self.old.peer_ms > 0 and self.new.peer_ms > 0:
+            return self.new.times / self.old.times
+        return self.new.ours_ms / self.old.ours_ms
+
+    def line(self, slower: float) -> str:
+        """The times and how many times as fast as the peer ours was and is."""
+        old, new = (f"{time_of(r.ours_ms):>11}{_speedup(r):>7}" for r in (self.old, self.new))
+        words = "SLOWER" if self.factor > slower else "faster" if self.factor < 1 / slower else ""
+        return f"{self.new.group:12}{self.new.case:42}{self.new.peer:24}{old}  {new}{self.factor:>8.2f}  {words}".rstrip()
+
+
+HEADER = f"{'':12}{'case':42}{'peer':24}{'old':>11}{'ratio':>7}  {'new':>11}{'ratio':>7}{'takes':>8}"
+
+
+def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """The cases of both results, in the order of the new ones.
+
+    Raises:
+        ValueError: one is no file of results, or they have no case in common.
+    """
+    first, second = (_rows(r, name) for r, name in ((old, "old"), (new, "new")))
+    found = [Change(first[key], row) for key, row in second.items() if key in first]
+    if not found:
+        raise ValueError("the two results have no case in common")
+    return found
+
+
+def conditions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What was otherwise when the two were measured."""
+    names = ("torch", "threads", "capability")
+    return [f"{n} was {old.get(n)}, and is {new.get(n)}" for n in names if old.get(n) != new.get(n)]
+
+
+def _rows(results: Mapping[str, Any], which: str) -> dict[tuple[str, str, str], Row]:
+    try:
+        rows = [Row(**r) for r in results["rows"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the {which} file holds no results of hop bench --json: {error}") from error
+    return {(r.group, r.case, r.peer): r for r in rows}
+
+
+def _speedup(row: Row) -> str:
+    return f"{row.speedup:.2f}" if row.peer_ms > 0 else ""

@@ -1,0 +1,68 @@
+"""Which benchmarks there are, and how a row is shown."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from benchmarks import cases, convolutions, minilm, native, optimizers, training
+from benchmarks.timing import Row
+
+Group = Callable[[], Iterator[Row]]
+
+GROUPS: list[Group] = [
+    *(*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS, *training.GROUPS, *optimizers.GROUPS, *minilm.GROUPS)
+]
+NAMES = [g.__name__ for g in GROUPS]
+HEADER = f"{'':12}{'case':42}{'ours':>11}  {'peer':24}{'':>11}{'ratio':>9}  target"
+
+
+def chosen(names: Sequence[str]) -> list[Group]:
+    """The groups of these names, all without names. Raises ValueError for another name."""
+    if odd := [n for n in names if n not in NAMES]:
+        raise ValueError(f"no group of benchmarks is named {odd[0]!r}; there are {', '.join(NAMES)}")
+    return [g for g in GROUPS if not names or g.__name__ in names]
+
+
+def line(row: Row) -> str:
+    ours, peer = f"{row.case:42}{time_of(row.ours_ms):>11}", f"{row.peer:24}{time_of(row.peer_ms):>11}"
+    return f"{row.group:12}{ours}  {peer}{ratio(row):>9}  {verdict(row)}"
+
+
+def ratio(row: Row) -> str:
+    """How many times as fast ours is; where that is the target, how many times as long or how much longer it takes."""
+    if row.target.endswith("times"):
+        return f"{row.times:.1f} times" if row.times >= 2 else f"{row.times:.2f} times"
+    if row.target.endswith("s"):
+        unit = row.target.split()[-1]
+        over = {"µs": row.over_us, "ms": row.over_us / 1e3, "s": row.over_us / 1e6}[unit]
+        return f"{over:+.2f} {unit}"
+    return f"{row.speedup:.2f}" if row.speedup < 10 else f"{row.speedup:.0f}"
+
+
+def verdict(row: Row) -> str:
+    return "" if row.met is None else f"{row.target} {'met' if row.met else 'NOT MET'}"
+
+
+def time_of(ms: float) -> str:
+    return f"{ms * 1e3:.2f} µs" if ms < 0.1 else f"{ms:.3f} ms" if ms < 100 else f"{ms:.0f} ms"
+
+
+def here() -> dict[str, Any]:
+    """What results of one table have in common."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def results(rows: Sequence[Row]) -> dict[str, Any]:
+    """Rows as what a file of results holds."""
+    return {**here(), "rows": [asdict(r) for r in rows]}
+
+
+def summary(rows: Sequence[Row]) -> str:
+    missed = [r for r in rows if r.met is False]
+    return f"{sum(r.met is True for r in rows)} targets met, {len(missed)} missed"

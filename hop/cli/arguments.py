@@ -1,0 +1,150 @@
+"""Arguments of operators as words of a command line: read, never run.
+
+    int8:128x256             a tensor of a dtype, with random numbers
+    INT8_ROW:128x256         a quantized tensor, by a preset of hop.presets, of random floats
+    float32:                 a tensor without dimensions
+    int8:256x128.t           made of 256x128, and transposed; .pack: packed by hop.pack; .channels_last
+    1  0.5  true  none  [1,1]     numbers, and lists of them
+    stride=[2,2]             any of these by the name of the argument
+"""
+
+import json
+import re
+from typing import Any
+
+import torch
+import typer
+from torch import Tensor
+
+import hop
+from hop import presets
+from hop._compile import OpOverload
+from hop.quantizer import Quantizer
+from hop.scaling import Given
+from hop.tensor import QuantizedTensor
+
+_SHORT = {
+    **{"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16},
+    **{"i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64},
+    **{"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2},
+}
+_DTYPES = {name: x for name, x in vars(torch).items() if isinstance(x, torch.dtype)} | _SHORT
+_OPERATOR = re.compile(r"([a-z_]\w*)\.([a-z_]\w*)(?:\.(\w+))?", re.IGNORECASE | re.ASCII)
+_TENSOR = re.compile(r"(\w+):(|\d+(?:x\d+)*)((?:\.\w+)*)", re.ASCII)
+_NAMED = re.compile(r"([a-z_]\w*)=(.+)", re.IGNORECASE | re.ASCII)
+_MODIFIERS = ("t", "pack", "channels_last")
+_WORDS = {"none": None, "true": True, "false": False}
+
+
+def operator(text: str) -> OpOverload:
+    """An operator of torch.ops, spelled aten.mm.default, or aten.mm if its overload is the default one."""
+    match = _OPERATOR.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no operator; spell it as aten.linear.default", param_hint="OP")
+    namespace, name, overload = match.groups()
+    packet = getattr(getattr(torch.ops, namespace, None), name, None)
+    overloads = packet.overloads() if hasattr(packet, "overloads") else []
+    found = getattr(packet, overload or "default", None) if (overload or "default") in overloads else None
+    if not isinstance(found, OpOverload):
+        known = f"; its overloads are {', '.join(overloads)}" if overloads else ""
+        raise typer.BadParameter(f"torch.ops has no operator {text}{known}", param_hint="OP")
+    return found
+
+
+def output(text: str) -> torch.dtype | Quantizer:
+    """What an operator is to give: a dtype, or a preset."""
+    found = _kind(text)
+    if found is None:
+        raise _unknown(text, "OUTPUT")
+    return found
+
+
+def values(words: list[str], device: torch.device) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and the named arguments that words spell, tensors on a device."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for word in words:
+        if (match := _NAMED.fullmatch(word)) is not None:
+            kwargs[match[1]] = _value(match[2], device)
+        elif kwargs:
+            raise typer.BadParameter(f"{word!r} stands behind a named argument; put it before", param_hint="ARG")
+        else:
+            args.append(_value(word, device))
+    return args, kwargs
+
+
+def described(x: Any) -> str:
+    """A value as the command line spells it, or nearly."""
+    if isinstance(x, QuantizedTensor):
+        name = next((n for n, q in presets.PRESETS.items() if q == x.quantizer), str(x.quantizer))
+        return f"{name}:{'x'.join(map(str, x.shape))}"
+    return f"{_name(x.dtype)}:{'x'.join(map(str, x.shape))}" if isinstance(x, Tensor) else str(x)
+
+
+def _value(word: str, device: torch.device) -> Any:
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    if (match := _TENSOR.fullmatch(word)) is not None:
+        return _tensor(*match.groups(), device=device)
+    if (dtype := _DTYPES.get(word)) is not None:
+        return dtype
+    try:
+        found = json.loads(word)
+    except ValueError:
+        found = word
+    if isinstance(found, str | dict):
+        raise typer.BadParameter(
+            f"{word!r} is no argument; spell tensors as int8:128x256 or INT8_ROW:128x256, and numbers and lists as 1 or "
+            "[1,1]",
+            param_hint="ARG",
+        )
+    return found
+
+
+def _tensor(name: str, sizes: str, modifiers: str, *, device: torch.device) -> Tensor:
+    kind, asked = _kind(name), modifiers.split(".")[1:]
+    if kind is None:
+        raise _unknown(name, "ARG")
+    shape = [int(n) for n in sizes.split("x")] if sizes else []
+    if odd := [m for m in asked if m not in _MODIFIERS]:
+        raise typer.BadParameter(f"{odd[0]!r} must be one of {', '.join(_MODIFIERS)}", param_hint="ARG")
+    x = _random(shape, torch.float32 if isinstance(kind, Quantizer) else kind, device)
+    if "channels_last" in asked:
+        x = x.to(memory_format=torch.channels_last)
+    if isinstance(kind, Quantizer):
+        x = hop.quantize(kind, x, **given(kind, device))
+    x = hop.pack(x) if "pack" in asked else x
+    return x.transpose(-2, -1) if "t" in asked else x
+
+
+def _random(shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if dtype.is_floating_point or dtype.is_complex:
+        wide = torch.rand(shape, device=device) + 0.5  # positive, as a scale must be
+        return wide.to(dtype)
+    if dtype == torch.bool:
+        return torch.randint(2, shape, device=device, dtype=torch.int8).to(dtype)
+    info = torch.iinfo(dtype)
+    return torch.randint(max(info.min, -128), min(info.max, 127) + 1, shape, device=device, dtype=dtype)
+
+
+def given(q: Quantizer, device: torch.device) -> dict[str, Tensor]:
+    """A scale and a zero point for a quantizer that has no rule for them; nothing for others."""
+    if not isinstance(q.scale, Given):
+        return {}
+    found = {"scale": torch.ones((), device=device)}
+    return found | ({"zero_point": torch.zeros((), device=device, dtype=q.format.dtype)} if q.scale.affine else {})
+
+
+def _kind(name: str) -> torch.dtype | Quantizer | None:
+    return _DTYPES.get(name, presets.PRESETS.get(name.upper()))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _unknown(name: str, where: str) -> typer.BadParameter:
+    return typer.BadParameter(
+        f"{name!r} is neither a dtype of torch, such as int8 or bf16, nor one of hop.presets: {', '.join(presets.PRESETS)}",
+        param_hint=where,
+    )

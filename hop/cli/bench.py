@@ -1,0 +1,120 @@
+"""hop bench: the benchmarks of the source tree."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import hop
+from hop.cli.output import Bar, as_json, say, show
+
+File = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here; - is stdout.")]
+Compare = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Compare with these results.")
+]
+Results = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Take these, and run nothing.")
+]
+
+
+def bench(
+    group: Annotated[list[str] | None, typer.Argument(help="Which to run.", show_default="all")] = None,
+    json_file: File = None,
+    compare: Compare = None,
+    results: Results = None,
+    slower: Annotated[float, typer.Option(min=1.0, help="How many times as long is slower.")] = 1.15,
+    list_: Annotated[bool, typer.Option("--list", help="Print the names of the groups, and end.")] = False,
+) -> int:
+    """Run the benchmarks: ours against a peer in one process, in turns. They lie in the source tree, beside hop/.
+
+    The ratio is how many times as fast ours is. With --compare each case is shown with its old and its new time, and how
+    many times as long it takes now in proportion to the peer, which met the same machine. An interrupted run writes the
+    results that it has.
+
+    Exit status: 0; 1 if a case has become slower than --slower allows; 2 if there is no such group.
+
+    Examples:
+        hop bench --list
+        hop bench mm overhead --json before.json
+        hop bench mm overhead --compare before.json
+        hop bench --results after.json --compare before.json --slower 1.05
+    """
+    running = _benchmarks("running")
+    if list_:
+        show("\n".join(running.NAMES))
+        return 0
+    try:
+        groups = running.chosen(group or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="GROUP") from error
+    old = None if compare is None else _read(compare)
+    new = _measured(groups, json_file) if results is None else _read(results)
+    return 0 if old is None else _compared(old, new, slower)
+
+
+def _measured(groups: list[Any], file: Path | None) -> dict[str, Any]:
+    """The results of groups; rows are shown as they come, and written when the last one is there, or no more come."""
+    running, timing = _benchmarks("running"), _benchmarks("timing")
+    timing.keep_freed_memory()
+    tell = say if file == Path("-") else show  # JSON alone is on stdout
+    tell(running.HEADER, style="bold")
+    rows = []
+    try:
+        with Bar(len(groups), "") as bar:
+            for one in groups:
+                bar.say(one.__name__)
+                for row in one():
+                    rows.append(row)
+                    tell(running.line(row), style="red" if row.met is False else None)
+                bar.step()
+    finally:
+        found = running.results(rows)
+        _write(found, file)
+    tell(running.summary(rows))
+    return found
+
+
+def _write(results: dict[str, Any], file: Path | None) -> None:
+    if file == Path("-"):
+        print(as_json(results), flush=True)
+    elif file is not None:
+        file.write_text(as_json(results) + "\n")
+
+
+def _compared(old: dict[str, Any], new: dict[str, Any], slower: float) -> int:
+    comparing = _benchmarks("comparing")
+    changes = comparing.compared(old, new)
+    for difference in comparing.conditions(old, new):
+        say(f"measured otherwise: {difference}", style="yellow")
+    show(comparing.HEADER, style="bold")
+    for change in changes:
+        show(change.line(slower), style="red" if change.factor > slower else None)
+    worse = sum(change.factor > slower for change in changes)
+    show(f"{worse} of {len(changes)} cases take more than {slower:g} times as long", style="red" if worse else "green")
+    return 1 if worse else 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict) or "rows" not in found:
+        raise ValueError(f"{path} holds no results of hop bench --json: it has no rows")
+    return found
+
+
+def _benchmarks(name: str) -> Any:
+    """A module of the source tree's benchmarks."""
+    root = Path(hop.__file__).resolve().parents[1]
+    if not (root / "benchmarks" / f"{name}.py").is_file():
+        raise FileNotFoundError(
+            f"the benchmarks are part of the source tree, and there are none in {root}: run hop bench from a checkout "
+            "that is installed in place (pip install --editable .)"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module(f"benchmarks.{name}")

@@ -1,0 +1,173 @@
+"""hop export: a saved program in, a program or a file for another runtime out."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+import torch
+import typer
+from torch.export import ExportedProgram
+
+from hop.cli.inputs import load_program
+from hop.cli.output import quietly, show, show_json, working
+from hop.export import lower, to_executorch, to_integer, to_onnx, to_qdq
+from hop.export.report import Report
+from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Reciprocal
+
+To = Literal["integer", "qdq", "aten", "onnx", "executorch"]
+Requantize = Literal["reciprocal", "division", "multiplier", "gemmlowp", "tflite", "away", "even"]
+Target = Literal["xnnpack", "vulkan"]
+Weights = Literal["uint8", "int8"]
+
+CONVENTIONS = {
+    **{"reciprocal": Reciprocal(), "division": Division(), "multiplier": FloatMultiplier()},
+    **{"gemmlowp": GEMMLOWP, "tflite": TFLITE},
+    **{"away": FixedPoint(rounding="away"), "even": FixedPoint(rounding="even")},
+}
+
+
+def _or(choices: Any) -> str:
+    *most, last = get_args(choices)
+    return f"{', '.join(most)} or {last}"
+
+
+class Options(NamedTuple):
+    """What the command was given for a route; None where it was not."""
+
+    requantize: Requantize | None
+    target: Target | None
+    weights: Weights | None
+
+
+class Route(NamedTuple):
+    """A way to export.
+
+    suffix: of the file that it writes. options: those that it takes. write: the program and the options to a file; it
+    gives a report, if it makes one.
+    """
+
+    suffix: str
+    options: tuple[str, ...]
+    write: Callable[[ExportedProgram, Options, Path], Report | None]
+
+
+def _integer(program: ExportedProgram, options: Options, out: Path) -> Report:
+    made = to_integer(program, requantize=CONVENTIONS.get(options.requantize or ""))
+    torch.export.save(made.program, out)
+    return made.report
+
+
+def _qdq(program: ExportedProgram, options: Options, out: Path) -> Report:
+    if options.target == "vulkan":
+        raise typer.BadParameter("--to qdq knows xnnpack alone", param_hint="'--target'")
+    made = to_qdq(program, target=options.target)
+    torch.export.save(made.program, out)
+    return made.report
+
+
+def _aten(program: ExportedProgram, options: Options, out: Path) -> None:
+    torch.export.save(lower(program), out)
+
+
+def _onnx(program: ExportedProgram, options: Options, out: Path) -> None:
+    to_onnx(program, weights=getattr(torch, options.weights or "uint8")).save(out)
+
+
+def _executorch(program: ExportedProgram, options: Options, out: Path) -> None:
+    partitioners = [] if options.target is None else [_partitioner(options.target)]
+    to_executorch(program, partitioners=partitioners).save(str(out))
+
+
+def _partitioner(target: Target) -> Any:
+    try:
+        from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    except ImportError as error:
+        raise ImportError("--to executorch needs ExecuTorch: pip install 'torch-hop[executorch]'") from error
+    return {"xnnpack": XnnpackPartitioner, "vulkan": VulkanPartitioner}[target]()
+
+
+ROUTES: dict[To, Route] = {
+    "integer": Route(".pt2", ("requantize",), _integer),
+    "qdq": Route(".pt2", ("target",), _qdq),
+    "aten": Route(".pt2", (), _aten),
+    "onnx": Route(".onnx", ("weights",), _onnx),
+    "executorch": Route(".pte", ("target",), _executorch),
+}
+
+
+def export(
+    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="Where to write it; .pt2, .onnx or .pte.")],
+    to: Annotated[
+        To | None, typer.Option(metavar="ROUTE", help=f"{_or(To)}.", show_default="by the end of OUT")
+    ] = None,
+    requantize: Annotated[
+        Requantize | None,
+        typer.Option(
+            metavar="RULE", help=f"How sums become codes, for integer: {_or(Requantize)}.", show_default="reciprocal"
+        ),
+    ] = None,
+    target: Annotated[
+        Target | None,
+        typer.Option(metavar="BACKEND", help=f"What takes parts over, for executorch and qdq: {_or(Target)}."),
+    ] = None,
+    weights: Annotated[
+        Weights | None,
+        typer.Option(metavar="DTYPE", help=f"What holds weights, for onnx: {_or(Weights)}.", show_default="uint8"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> int:
+    """Write what a saved program is in exact integers, in core ATen, or for another runtime; say what was rewritten.
+
+    integer: quantized parts in exact integers (.pt2, the default there). qdq: quantize and dequantize around float
+    operators. aten: core ATen, of the same integers. onnx: an ONNX model (.onnx). executorch: a file for ExecuTorch's
+    runtime (.pte).
+
+    Only for files that you trust: PyTorch unpickles parts of them, which can run any code.
+
+    Examples:
+        hop export quantized.pt2 -o integers.pt2
+        hop export quantized.pt2 -o integers.pt2 --requantize tflite
+        hop export integers.pt2 -o lowered.pt2 --to aten
+        hop export integers.pt2 -o model.onnx
+        hop export integers.pt2 -o model.pte --target xnnpack
+    """
+    options = Options(requantize, target, weights)
+    route = ROUTES[_checked(model, out, to, options)]
+    with working(f"loading {model}"):
+        program = load_program(model)
+    with working(f"writing {out}"), quietly():
+        report = route.write(program, options, out)
+    size = out.stat().st_size
+    if as_json:
+        rows = [] if report is None else [asdict(r) for r in report.rows]
+        show_json({"file": str(out), "bytes": size, "rows": rows})
+        return 0
+    if report is not None:
+        show(str(report))
+    show(f"wrote {out}, {size:,} bytes", style="green")
+    return 0
+
+
+def _checked(model: Path, out: Path, to: To | None, options: Options) -> To:
+    """The route, by its name or by the end of `out`."""
+    name = to or next((n for n, r in ROUTES.items() if r.suffix == out.suffix), None)
+    if name is None:
+        ends = ", ".join(sorted({r.suffix for r in ROUTES.values()}))
+        raise typer.BadParameter(f"{out} must end in one of {ends}", param_hint="'--out'")
+    route = ROUTES[name]
+    if out.suffix != route.suffix:
+        raise typer.BadParameter(f"--to {name} writes files that end in {route.suffix}, got {out}", param_hint="'--out'")
+    if out.exists() and out.samefile(model):
+        raise typer.BadParameter(f"{out} is the program itself; name another file", param_hint="'--out'")
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="'--out'")
+    for option, given in options._asdict().items():
+        if given is not None and option not in route.options:
+            takers = " and ".join(f"--to {n}" for n, r in ROUTES.items() if option in r.options)
+            raise typer.BadParameter(f"it is for {takers}, not for --to {name}", param_hint=f"'--{option}'")
+    return name
+
+

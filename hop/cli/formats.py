@@ -1,0 +1,106 @@
+"""hop formats: the number formats, and the numbers of one."""
+
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from hop.cli.output import show, show_json
+from hop.export.table import table
+from hop.formats import FORMATS, Codebook, Float, Format, Integer, PowerOfTwo
+
+_KINDS = {Integer: "integer", Float: "float", Codebook: "codebook", PowerOfTwo: "power of two"}
+
+
+def _names(incomplete: str) -> list[str]:
+    return [f.name for f in FORMATS if f.name.startswith(incomplete)]
+
+
+def formats(
+    name: Annotated[
+        str | None, typer.Argument(help="Show the codes of this one.", show_default="list all", autocompletion=_names)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the number formats, or show one: its codes, their bits, and the number that each stands for.
+
+    The numbers are those of the codes, before any scale. In JSON, infinities and NaN are the strings "inf", "-inf" and
+    "nan".
+
+    Examples:
+        hop formats
+        hop formats e2m1          its sixteen codes
+        hop formats int8 --json
+    """
+    if name is None:
+        found = [facts(f) for f in FORMATS]
+        if as_json:
+            show_json(found)
+        else:
+            show(_listing(found))
+        return
+    chosen = next((f for f in FORMATS if f.name == name.lower()), None)
+    if chosen is None:
+        known = ", ".join(f.name for f in FORMATS)
+        raise typer.BadParameter(f"{name!r} is no format; there are {known}", param_hint="NAME")
+    if as_json:
+        show_json({**facts(chosen), "codes": [{"code": c, "number": n} for c, n in codes(chosen)]})
+        return
+    show(_heading(chosen), style="bold")
+    for code, number in codes(chosen):
+        show(f"0x{code:02x}  {_bits(chosen, code)}  {number:.9g}")
+
+
+def facts(fmt: Format) -> dict[str, Any]:
+    """What the list says of a format."""
+    return {
+        "name": fmt.name,
+        "kind": _KINDS[type(fmt)],
+        "bits": fmt.bits,
+        "dtype": str(fmt.dtype).removeprefix("torch."),
+        "numbers": len(fmt.numbers),
+        "smallest": fmt.min,
+        "largest": fmt.max,
+        "least_above_zero": min(n for n in fmt.numbers if n > 0),
+    }
+
+
+def codes(fmt: Format) -> list[tuple[int, float]]:
+    """Each code, as the unsigned number of its bits, and its number: NaN and infinities too, where a code is one.
+    Without those that stand for nothing."""
+    bits = torch.arange(len(fmt.numbers) if isinstance(fmt, Codebook) else 2**fmt.bits)
+    if fmt.dtype.is_floating_point:
+        held = bits.to(torch.uint8).view(fmt.dtype)
+    else:
+        held = torch.where(bits >= 2 ** (fmt.bits - 1), bits - 2**fmt.bits, bits) if fmt.dtype.is_signed else bits
+        held = held.to(fmt.dtype)
+    numbers = fmt.decode(held).tolist()
+    known = set(fmt.numbers)
+    return [(c, n) for c, n in zip(bits.tolist(), numbers, strict=True) if n in known or not isinstance(fmt, Integer)]
+
+
+def _listing(found: list[dict[str, Any]]) -> str:
+    names = ("name", "kind", "dtype", "bits", "numbers", "smallest", "largest", "least above 0")
+    rows = [
+        (f["name"], f["kind"], f["dtype"], str(f["bits"]), str(f["numbers"]))
+        + tuple(f"{f[key]:.6g}" for key in ("smallest", "largest", "least_above_zero"))
+        for f in found
+    ]
+    return table(names, rows, right=3)
+
+
+def _heading(fmt: Format) -> str:
+    f = facts(fmt)
+    return (
+        f"{f['name']}: {f['kind']} of {f['bits']} bits in {f['dtype']}, {f['numbers']} numbers "
+        f"from {f['smallest']:.9g} to {f['largest']:.9g}"
+    )
+
+
+def _bits(fmt: Format, code: int) -> str:
+    """The bits; of a float its sign, its exponent and its mantissa apart."""
+    text = f"{code:0{fmt.bits}b}"
+    if not isinstance(fmt, Float):
+        return text
+    parts = (text[0], text[1 : 1 + fmt.exponent_bits], text[1 + fmt.exponent_bits :])
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,168 @@
+"""hop info: what is installed here, and what can run."""
+
+import importlib.metadata
+import platform
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import typer
+
+import cutlass_kernels
+import hop
+from cutlass_kernels import ahead
+from hop.cli.explain import kernels
+from hop.cli.output import show, show_json
+from hop.export.table import table
+from hop.kernels import native
+
+
+class Package(NamedTuple):
+    """A distribution that the library can use."""
+
+    name: str
+    extra: str  # of torch-hop, which installs it
+    purpose: str
+
+
+PACKAGES = (
+    Package("safetensors", "safetensors", "quantized tensors in files"),
+    Package("onnx", "onnx", "programs to ONNX"),
+    Package("onnxscript", "onnx", "programs to ONNX"),
+    Package("onnxruntime", "onnx", "running them"),
+    Package("executorch", "executorch", "programs to ExecuTorch"),
+    Package("nvidia-cutlass-dsl", "cuda", "our kernels for GPUs"),
+    Package("apache-tvm-ffi", "cuda", "launching them"),
+    Package("nvidia-cutlass-operators", "cuda", "NVIDIA's kernels for Blackwell"),
+    Package("tqdm", "progress", "a progress bar of calibration"),
+    Package("matplotlib", "gallery", "pictures of formats"),
+    Package("bitsandbytes", "bench", "a peer in the benchmarks"),
+    Package("transformers", "demo", "the demonstration"),
+    Package("torchao", "dev", "its checkpoints and programs; a peer in tests"),
+)
+_FEATURES = ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16")
+
+
+def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show what is installed, what this machine has, and which kernels can run here, or why not.
+
+    Examples:
+        hop info
+        hop info --json
+        HOP_NATIVE=off hop info     without the native kernels
+    """
+    found = facts()
+    if as_json:
+        show_json(found)
+        return
+    _pairs("Versions", found["versions"])
+    _pairs("CPU", {k: ", ".join(v) if isinstance(v, list) else str(v) for k, v in found["cpu"].items()})
+    _section("GPUs", "\n".join(f"{g['name']}, capability {g['capability']}" for g in found["gpus"]) or "none")
+    _pairs("Kernels", {name: _status(k) for name, k in found["kernels"].items()})
+    _pairs("What runs", {case: f"{chosen}" for case, chosen in found["cases"].items()})
+    rows = [(p["name"], p["version"] or "-", p["purpose"], _hint(p)) for p in found["packages"]]
+    _section("Optional packages", table(("package", "version", "for", ""), rows, right=4))
+
+
+def facts() -> dict[str, Any]:
+    """All that the command shows."""
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return {
+        "versions": {
+            "hop": hop.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        },
+        "cpu": _cpu(),
+        "gpus": [
+            {
+                "name": torch.cuda.get_device_name(i),
+                "capability": ".".join(map(str, torch.cuda.get_device_capability(i))),
+            }
+            for i in gpus
+        ],
+        "kernels": {"native, on CPU": _native(), "CuTe DSL, on GPUs": _cute()},
+        "cases": {name: _chosen(*case) for name, case in _cases().items()},
+        "packages": [{**p._asdict(), "version": _version(p.name)} for p in PACKAGES],
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    known: dict[str, Any] = dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
+    return {
+        "name": known.get("cpu_name") or platform.processor() or platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "features": [name for name in _FEATURES if known.get(name)],
+    }
+
+
+def _native() -> dict[str, Any]:
+    library = native.library()
+    reason = library.declines()
+    return {"available": reason is None, "reason": reason, "detail": "" if reason else f"up to {library.level()}"}
+
+
+def _cute() -> dict[str, Any]:
+    reason = cutlass_kernels.missing()
+    try:
+        built = sum(map(ahead.is_built, found := ahead.matching()))
+        detail = f"{built} of {len(found)} compiled"
+    except PermissionError as error:
+        reason, detail = reason or str(error), ""
+    if not torch.cuda.is_available():
+        reason = "; ".join(filter(None, (reason, "there is no GPU")))
+    return {"available": reason is None, "reason": reason, "detail": detail}
+
+
+def _cases() -> dict[str, tuple[Any, ...]]:
+    """Some calls of each kind, whose kernels are asked."""
+    aten, presets = torch.ops.aten, hop.presets
+    x, w = torch.ones(16, 256), torch.ones(64, 256)
+
+    def linear(lhs: hop.Quantizer | None, rhs: hop.Quantizer) -> tuple[Any, ...]:
+        left = x.bfloat16() if lhs is None else hop.quantize(lhs, x)
+        return aten.linear.default, torch.bfloat16, left, hop.pack(hop.quantize(rhs, w))
+
+    image, filters = torch.ones(1, 8, 16, 16), torch.ones(8, 8, 3, 3)
+    conv = (hop.quantize(presets.INT8_TENSOR, image), hop.quantize(presets.INT8_CONV, filters))
+    codes = torch.ones(16, 256, dtype=torch.int8), torch.ones(256, 64, dtype=torch.int8)
+    return {
+        "int8 by int8, linear": linear(presets.INT8_ROW, presets.INT8_ROW),
+        "int8 by int8, convolution": (aten.conv2d.default, torch.bfloat16, *conv),
+        "bfloat16 by int4": linear(None, presets.INT4_32),
+        "fp8 by fp8": linear(presets.FP8_ROW, presets.FP8_ROW),
+        "MXFP8 by MXFP8": linear(presets.MXFP8, presets.MXFP8),
+        "NVFP4 by NVFP4": linear(presets.NVFP4, presets.NVFP4),
+        "out_dtype, int8 by int8": (aten.mm.default, torch.int32, *codes),
+    }
+
+
+def _chosen(op: Any, output: Any, *args: Any) -> str:
+    return kernels(op, output, list(args), {})[-1]["name"]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _hint(package: dict[str, Any]) -> str:
+    return "" if package["version"] else f"pip install 'torch-hop[{package['extra']}]'"
+
+
+def _status(kernel: dict[str, Any]) -> str:
+    words = "available" if kernel["available"] else f"not available: {kernel['reason']}"
+    return f"{words} ({kernel['detail']})" if kernel["detail"] else words
+
+
+def _pairs(title: str, pairs: dict[str, Any]) -> None:
+    width = max(map(len, pairs))
+    _section(title, "\n".join(f"{name:{width}}  {value}" for name, value in pairs.items()))
+
+
+def _section(title: str, text: str) -> None:
+    show(title, style="bold")
+    show("\n".join(f"  {line}" for line in text.splitlines()))

@@ -1,0 +1,277 @@
+"""Programs and inputs from files.
+
+torch.export.load is not safe on files of people whom you do not trust: it unpickles tensor subclasses and example
+inputs, and evaluates sizes written as text, either of which can run any code. Data are read from formats that hold
+numbers alone.
+"""
+
+import importlib
+import logging
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from hop import storage
+from hop.cli.output import quietly
+from hop.export import encodings
+from hop.export.program import value
+
+Inputs = list[tuple[Any, ...]]
+
+
+# ---- programs
+
+
+def load_program(path: str | Path) -> ExportedProgram:
+    """A program that torch.export.save wrote. Only for files that you trust: see the top of this file.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        ValueError: it holds no program, or one of another version or with operators that are not there.
+    """
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _register(archive)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is no exported program, which torch.export.save writes: {error}") from error
+    with path.open("rb") as file, _first_failure() as failures:
+        try:
+            program = torch.export.load(file)
+        except _FAILURES as error:
+            reason = failures[0] if failures else error
+            words = str(reason).strip().split("\n")[0] or type(reason).__name__
+            raise ValueError(f"{path} cannot be read as an exported program: {words}") from reason
+    return program
+
+
+_FAILURES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, EOFError),
+    *(UnpicklingError, zipfile.BadZipFile),
+)
+
+
+def _register(archive: zipfile.ZipFile) -> None:
+    """Bring in the libraries whose operators a program calls: those of quantize and dequantize nodes."""
+    for name in archive.namelist():
+        if "/models/" in name and name.endswith(".json"):
+            text = archive.read(name)
+            if b"quantized_decomposed" in text:
+                encodings.operator("quantize_per_tensor")
+            if b"torchao" in text:
+                _import_torchao()
+
+
+def _import_torchao() -> None:
+    try:
+        with quietly():
+            importlib.import_module("torchao.quantization")
+    except ImportError as error:
+        raise ValueError("the program calls operators of torchao, which is not installed: pip install torchao") from error
+
+
+@contextmanager
+def _first_failure() -> Iterator[list[BaseException]]:
+    """What torch.export.load logs instead of raising it, in its place in a list."""
+    found: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
+            found.append(record.exc_info[1])
+        return False
+
+    logger = logging.getLogger("torch.export")
+    logger.addFilter(keep)
+    try:
+        yield found
+    finally:
+        logger.removeFilter(keep)
+
+
+# ---- their inputs
+
+
+class Wanted(NamedTuple):
+    """An input of a program."""
+
+    name: str
+    node: Node
+    constant: Any  # the value that it was exported for, of what is no tensor
+    example: Any  # what it was exported with, None if the file does not say
+
+
+def load_inputs(program: ExportedProgram, path: str | Path | None = None, *, seed: int = 0) -> Inputs:
+    """The positional arguments of a program, one tuple or several.
+
+    Args:
+        path: a file .npz or .safetensors. Each input is found there by its name in the program, or by its place: "0",
+            or "arr_0", which numpy.savez gives. Arrays with a dimension more than the inputs have, in front, hold as
+            many inputs, one after the other. Without a path, inputs are random: see `random_inputs`.
+        seed: of random inputs.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        ValueError: the file does not hold what the program takes, or the program takes what cannot be read or drawn.
+    """
+    wanted = inputs_of(program)
+    if path is None:
+        return [_arguments(program, random_inputs(wanted, seed))]
+    found = _read(Path(path))
+    values = {w.name: _found(found, i, w, path) for i, w in enumerate(wanted) if w.constant is None}
+    counts = {len(v) for w in wanted if (v := values.get(w.name)) is not None and v.dim() == _dims(w) + 1}
+    if len(counts) > 1:
+        raise ValueError(f"{path}: arrays hold different numbers of inputs: {sorted(counts)}")
+    made = []
+    for i in range(counts.pop() if counts else 1):
+        leaves = []
+        for w in wanted:
+            x = values.get(w.name)
+            leaves.append(w.constant if x is None else x[i] if x.dim() > _dims(w) else x)
+        made.append(_arguments(program, leaves))
+    return made
+
+
+def inputs_of(program: ExportedProgram) -> list[Wanted]:
+    """The inputs of a program, in their order."""
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    examples = tree_leaves(program.example_inputs) if program.example_inputs is not None else []
+    specs = [s for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+    examples = examples if len(examples) == len(specs) else [None] * len(specs)
+    return [
+        Wanted(s.arg.name, nodes[s.arg.name], s.arg.value if isinstance(s.arg, ConstantArgument) else None, example)
+        for s, example in zip(specs, examples, strict=True)
+    ]
+
+
+def random_inputs(wanted: list[Wanted], seed: int = 0) -> list[Any]:
+    """Inputs of the sizes that a program was exported with: floats are normal; integers of 8 and 16 bits any that there
+    are; wider ones 0 or 1, as masks are, and where a table is read by them, such as that of an embedding, any of its
+    rows; booleans either."""
+    generator = torch.Generator().manual_seed(seed)
+    return [_drawn(w, generator) for w in wanted]
+
+
+def _drawn(w: Wanted, generator: torch.Generator) -> Any:
+    val = value(w.node)
+    if w.constant is not None or not isinstance(val, Tensor):
+        return w.constant if w.constant is not None else w.example
+    shape = w.example.shape if isinstance(w.example, Tensor) else [_hint(n, w.name) for n in val.shape]
+    if val.dtype.is_floating_point or val.dtype.is_complex:
+        wide = torch.float64 if val.dtype == torch.float64 else torch.float32
+        made = torch.randn(shape, generator=generator, dtype=val.dtype if val.dtype.is_complex else wide)
+    else:
+        low, high = 0, _rows(w.node)
+        if val.dtype != torch.bool and (info := torch.iinfo(val.dtype)).bits <= 16:
+            low, high = info.min, info.max + 1
+        made = torch.randint(low, high, shape, generator=generator)
+    return made.to(dtype=val.dtype, device=val.device)
+
+
+def _hint(size: Any, name: str) -> int:
+    if isinstance(size, int):
+        return size
+    if (hint := size.node.hint) is None:
+        raise ValueError(f"the program does not say which sizes {name!r} has; give it as data")
+    return int(hint)
+
+
+_MOVES = ("_to_copy", "to", "view", "reshape", "expand", "slice", "unsqueeze", "squeeze", "clone", "contiguous", "alias")
+
+
+def _rows(node: Node) -> int:
+    """How many rows every table has that is read by the integers of a node; 2 if none is."""
+    found = []
+    for user in node.users:
+        args = list(user.args)
+        words = str(args[0] if str(user.target).startswith("hop_") else user.target).split(".")
+        tensors = [a for a in args if isinstance(a, Node) and isinstance(value(a), Tensor)]
+        indices = [a for a in tensors[1:] + [x for a in args if isinstance(a, list | tuple) for x in a] if a is node]
+        if len(words) > 1 and words[1] in ("embedding", "index_select", "index") and indices:
+            dim = args[1] if words[1] == "index_select" else 0
+            found.append(int(_hint(value(tensors[0]).shape[dim], node.name)))
+        elif len(words) > 1 and words[1] in _MOVES and tensors[0] is node and (rows := _rows(user)) > 2:
+            found.append(rows)
+    return min(found, default=2)
+
+
+# ---- files of data
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise ValueError(f"{path}: data are read from {' and '.join(_READERS)}, and not from {path.suffix or 'others'}")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    return reader(path)
+
+
+def _npz(path: Path) -> Mapping[str, Tensor]:
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise ImportError(f"{path}: arrays of numpy need numpy: pip install numpy, or use .safetensors") from error
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return {name: torch.from_numpy(found[name].copy()) for name in found.files}
+    except (zipfile.BadZipFile, EOFError, TypeError, ValueError, UnpicklingError) as error:
+        raise ValueError(f"{path} is no file of numpy's arrays of numbers: {error}") from error
+
+
+def _safetensors(path: Path) -> Mapping[str, Tensor]:
+    try:
+        from safetensors import SafetensorError
+    except ImportError as error:
+        raise ImportError(f"{path}: its format needs safetensors: pip install 'torch-hop[safetensors]'") from error
+    try:
+        return storage.load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no file of safetensors: {error}") from error
+
+
+_READERS: dict[str, Callable[[Path], Mapping[str, Tensor]]] = {".npz": _npz, ".safetensors": _safetensors}
+
+
+def _found(data: Mapping[str, Tensor], position: int, w: Wanted, path: str | Path) -> Tensor:
+    names = (w.name, str(position), f"arr_{position}")
+    found = next((data[n] for n in names if n in data), None)
+    if found is None:
+        raise ValueError(f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(data) or 'nothing'}")
+    val = value(w.node)
+    if not isinstance(val, Tensor):
+        raise ValueError(f"input {position} of the program, {w.name!r}, is no tensor, and cannot be read from a file")
+    if found.dtype != val.dtype:
+        raise ValueError(f"{path}: {w.name!r} is {found.dtype}, and the program takes {val.dtype}")
+    sizes = found.shape[max(found.dim() - val.dim(), 0) :]
+    fits = all(not isinstance(n, int) or n == its for n, its in zip(val.shape, sizes, strict=False))
+    if found.dim() - val.dim() not in (0, 1) or not fits:
+        raise ValueError(
+            f"{path}: {w.name!r} has shape {tuple(found.shape)}, and the program takes ({', '.join(map(str, val.shape))}), or "
+            "several of these along a dimension more in front"
+        )
+    return found.to(val.device)
+
+
+def _dims(w: Wanted) -> int:
+    return value(w.node).dim()
+
+
+def _arguments(program: ExportedProgram, leaves: list[Any]) -> tuple[Any, ...]:
+    spec = program.call_spec.in_spec
+    args, kwargs = tree_unflatten(leaves, spec) if spec is not None else (leaves, {})
+    if kwargs:
+        raise ValueError(
+            f"the program takes the arguments {', '.join(kwargs)} by name, and programs are run here on positional ones; "
+            "export it with them so"
+        )
+    return tuple(args)

@@ -1,0 +1,83 @@
+"""hop verify: two programs on the same inputs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hop.cli.inputs import load_inputs, load_program
+from hop.cli.output import show, show_json, working
+from hop.export import Comparison
+from hop.export import verify as compare
+
+Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
+Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]
+Seed = Annotated[int, typer.Option(help="Of random inputs.")]
+
+
+def verify(
+    a: Program,
+    b: Program,
+    data: Data = None,
+    seed: Seed = 0,
+    at_least: Annotated[
+        float | None, typer.Option(metavar="DB", help="Outputs may differ, down to this SQNR.", show_default="equal")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Run two programs on the same inputs, and show where they differ: the outputs, and what corresponds between.
+
+    Exit status: 0 if all outputs are equal, or with --at-least, if all floats among them reach that ratio of signal to
+    noise, in decibels, and the integers are equal; 1 if not, or if the two cannot be compared.
+
+    --data names inputs as program A does, or counts them: "0", "1", or "arr_0". An array with a dimension more in front
+    holds several inputs. Without it, inputs are drawn by the seed, in the sizes that A was exported with: floats are
+    normal; integers of 8 and 16 bits any that there are; wider ones 0 or 1, and where they are the indices of a table,
+    any of its rows.
+
+    Only for files that you trust: PyTorch unpickles parts of them, which can run any code.
+
+    Examples:
+        hop verify model.pt2 lowered.pt2
+        hop verify float.pt2 int8.pt2 --data batch.npz --at-least 30
+        hop verify a.pt2 b.pt2 --json
+    """
+    with working(f"loading {a} and {b}"):
+        programs = load_program(a), load_program(b)
+        inputs = load_inputs(programs[0], data, seed=seed)
+    with working("running both"):
+        found = compare(*programs, inputs)
+    is_met = all(_reaches(row, at_least) for row in found.outputs)
+    if as_json:
+        show_json(as_dict(found, is_met))
+    else:
+        show(str(found))
+        show(_answer(is_met, at_least), style="green" if is_met else "red")
+    return 0 if is_met else 1
+
+
+def as_dict(found: Comparison, is_met: bool) -> dict[str, Any]:
+    """What --json shows."""
+    rows = [
+        {
+            **{"a": r.a, "b": r.b, "operator": r.operator, "output": r.output, "dtype": str(r.dtype).removeprefix("torch.")},
+            **{"shape": list(r.shape), "elements": r.elements, "differing": r.differing, "largest": r.largest},
+            "sqnr": r.sqnr,
+        }
+        for r in found.rows
+    ]
+    first = None if found.first is None else found.first.a
+    counts = {"only_a": found.only_a, "only_b": found.only_b, "inputs": found.inputs}
+    return {"holds": is_met, "first": first, **counts, "rows": rows}
+
+
+def _reaches(row: Any, bound: float | None) -> bool:
+    if row.differing == 0:
+        return True
+    return bound is not None and row.sqnr is not None and row.sqnr >= bound
+
+
+def _answer(is_met: bool, bound: float | None) -> str:
+    if bound is None:
+        return "the outputs are equal" if is_met else "the outputs differ"
+    return f"the outputs are {'within' if is_met else 'not within'} {bound:g} dB"
