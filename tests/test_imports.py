@@ -64,7 +64,7 @@ LAYERS = {
         *VALUES,
     },
     "hop.cli": {
-        *("hop._compile", "hop.kernels", "hop.presets", "hop.export", "hop.storage", "hop.tensor", "cutlass_kernels"),
+        *("hop._compile", "hop.kernels", "hop.presets", "hop.export", "hop.report", "hop.storage", "hop.tensor", "cutlass_kernels"),
         *VALUES,
     },
     "cutlass_kernels": set(),

@@ -24,9 +24,9 @@ from hop.scaling import Given
 from hop.tensor import QuantizedTensor
 
 _SHORT = {
-    **{"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16},
-    **{"i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64},
-    **{"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2},
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
+    "i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
+    "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
 }
 _DTYPES = {name: x for name, x in vars(torch).items() if isinstance(x, torch.dtype)} | _SHORT
 _OPERATOR = re.compile(r"([a-z_]\w*)\.([a-z_]\w*)(?:\.(\w+))?", re.IGNORECASE | re.ASCII)

@@ -21,9 +21,9 @@ Target = Literal["xnnpack", "vulkan"]
 Weights = Literal["uint8", "int8"]
 
 CONVENTIONS = {
-    **{"reciprocal": Reciprocal(), "division": Division(), "multiplier": FloatMultiplier()},
-    **{"gemmlowp": GEMMLOWP, "tflite": TFLITE},
-    **{"away": FixedPoint(rounding="away"), "even": FixedPoint(rounding="even")},
+    "reciprocal": Reciprocal(), "division": Division(), "multiplier": FloatMultiplier(),
+    "gemmlowp": GEMMLOWP, "tflite": TFLITE,
+    "away": FixedPoint(rounding="away"), "even": FixedPoint(rounding="even"),
 }
 
 

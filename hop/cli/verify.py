@@ -60,8 +60,8 @@ def as_dict(found: Comparison, is_met: bool) -> dict[str, Any]:
     """What --json shows."""
     rows = [
         {
-            **{"a": r.a, "b": r.b, "operator": r.operator, "output": r.output, "dtype": str(r.dtype).removeprefix("torch.")},
-            **{"shape": list(r.shape), "elements": r.elements, "differing": r.differing, "largest": r.largest},
+            "a": r.a, "b": r.b, "operator": r.operator, "output": r.output, "dtype": str(r.dtype).removeprefix("torch."),
+            "shape": list(r.shape), "elements": r.elements, "differing": r.differing, "largest": r.largest,
             "sqnr": r.sqnr,
         }
         for r in found.rows

@@ -51,7 +51,6 @@ class Meter(Runner):
         super().__init__(program, name, caller)
         self.seen: dict[Node, Seen] = {node: Seen() for node in self.graph.nodes}
         self.times = False  # which of the two
-        self.on_node: Callable[[], None] = lambda: None
         given = [n for n in self.graph.nodes if n.op == "placeholder"]
         if isinstance(program, ExportedProgram):
             specs = zip(given, program.graph_signature.input_specs, strict=True)
@@ -63,7 +62,6 @@ class Meter(Runner):
             seen = self.seen[node]
             if not self.times and (node in self.inputs or node.op == "call_function" or seen.type is None):
                 seen.add(value)
-            self.on_node()
             yield node, value
 
     def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
