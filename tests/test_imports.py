@@ -64,7 +64,8 @@ LAYERS = {
         *VALUES,
     },
     "hop.cli": {
-        *("hop._compile", "hop.kernels", "hop.presets", "hop.export", "hop.report", "hop.storage", "hop.tensor", "cutlass_kernels"),
+        *("hop._compile", "hop.kernels", "hop.presets", "hop.export", "hop.storage", "hop.tensor", "cutlass_kernels"),
+        "hop.report",
         *VALUES,
     },
     "cutlass_kernels": set(),

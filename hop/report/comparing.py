@@ -47,10 +47,10 @@ def compare(
     """
     if runs < 1:
         raise ValueError(f"compare: runs must be at least 1, got {runs}; each node's time is the median of so many")
-    given = inputs_of("compare", data, model, reference)
+    given = inputs_of("compare", data, {"model": model} | ({} if reference is None else {"reference": reference}))
     tell = progress or (lambda what, done, of: None)
-    a = Meter(exported("compare", "model", model, given), "model", "compare")
-    b = None if reference is None else Meter(exported("compare", "reference", reference, given), "reference", "compare")
+    a = Meter(exported("compare", model, given), "model", "compare")
+    b = None if reference is None else Meter(exported("compare", reference, given), "reference", "compare")
     found = [] if b is None else [Pair(x, y, caller="compare") for x, y in pairs(a.graph, b.graph)]
     total, done = len(given) + runs, 0
     with torch.no_grad():
@@ -70,10 +70,16 @@ def compare(
     return Report(rows_of(a, found), len(given), b is not None, parameter_bytes(a), name)
 
 
-def inputs_of(caller: str, data: Data | None, *models: Any) -> list[tuple[Any, ...]]:
-    """The arguments of each run."""
+def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The arguments of each run of models, which are named for errors."""
+    for name, model in models.items():
+        if not isinstance(model, Program | nn.Module):
+            raise TypeError(
+                f"{caller}: {name} must be a torch.export.ExportedProgram, its module() or a torch.nn.Module; got "
+                f"{type(model).__name__}"
+            )
     if data is None:
-        kept = (m.example_inputs for m in models if isinstance(m, ExportedProgram))
+        kept = (m.example_inputs for m in models.values() if isinstance(m, ExportedProgram))
         found = next((inputs for inputs in kept if inputs is not None), None)
         if found is None or found[1]:
             raise ValueError(f"{caller}: data is None, and no program keeps positional arguments; pass a tuple of them")
@@ -89,15 +95,10 @@ def inputs_of(caller: str, data: Data | None, *models: Any) -> list[tuple[Any, .
     return given
 
 
-def exported(caller: str, name: str, model: Any, data: list[tuple[Any, ...]]) -> Program:
+def exported(caller: str, model: Program | nn.Module, data: list[tuple[Any, ...]]) -> Program:
     """The program of a module, for shapes as `data` has them."""
     if isinstance(model, Program):
         return model
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"{caller}: {name} must be a torch.export.ExportedProgram, its module() or a torch.nn.Module; got "
-            f"{type(model).__name__}"
-        )
     leaves = [tree_leaves(arguments) for arguments in data]
     if len({len(x) for x in leaves}) != 1:
         raise ValueError(f"{caller}: data has tuples with different numbers of tensors")

@@ -95,8 +95,8 @@ def sweep(
         TypeError: model is no program and no module, data no tuple and no list of tuples, or a candidate no Scheme.
         ValueError: there is no data, or the journal is of another model or other data.
     """
-    chosen, given = options or Options(), inputs_of("sweep", data, model)
-    program = exported("sweep", "model", model, given)
+    chosen, given = options or Options(), inputs_of("sweep", data, {"model": model})
+    program = exported("sweep", model, given)
     if not isinstance(program, ExportedProgram):
         raise TypeError(
             f"sweep: model must be a torch.export.ExportedProgram or a torch.nn.Module that is not a graph; got "
