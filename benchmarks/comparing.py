@@ -32,7 +32,9 @@ class Change:
         """The times and how many times as fast as the peer ours was and is."""
         old, new = (f"{time_of(r.ours_ms):>11}{_speedup(r):>7}" for r in (self.old, self.new))
         words = "SLOWER" if self.factor > slower else "faster" if self.factor < 1 / slower else ""
-        return f"{self.new.group:12}{self.new.case:42}{self.new.peer:24}{old}  {new}{self.factor:>8.2f}  {words}".rstrip()
+        return (
+            f"{self.new.group:12}{self.new.case:42}{self.new.peer:24}{old}  {new}{self.factor:>8.2f}  {words}".rstrip()
+        )
 
 
 HEADER = f"{'':12}{'case':42}{'peer':24}{'old':>11}{'ratio':>7}  {'new':>11}{'ratio':>7}{'takes':>8}"

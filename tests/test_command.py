@@ -67,7 +67,7 @@ class TestKernels(KernelFolder):
         [
             (("kernels", "list", "nothing"), 1, "no kernel is named 'nothing'"),
             (("kernels", "build", "--arch", "sm_80"), 2, "must be one of sm_90a, got 'sm_80'"),
-            (("kernels", "build", "--processes", "0"), 2, "0"),
+            (("kernels", "build", "--processes", "0"), 2, "'--processes'"),
             (("kernels", "make"), 2, "No such command 'make'"),
         ]
     )

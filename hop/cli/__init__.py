@@ -32,7 +32,6 @@ from hop.cli.verify import verify
 
 COMMANDS: tuple[Callable[..., int | None], ...] = (info, formats, explain, verify, report, export, bench)
 
-_USAGE, _PROBLEM = typer.BadParameter.__mro__[1:3]  # not understood, and all that the library itself raises
 _ERRORS = (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 _LONGEST = 600  # characters of a message
 
@@ -69,10 +68,10 @@ def _run(arguments: list[str], program: str, debug: bool) -> int:
         raise
     except (typer.Abort, KeyboardInterrupt):
         return 130
-    except (_PROBLEM, *_ERRORS) as error:
+    except (typer.TyperException, *_ERRORS) as error:
         if debug:
             traceback.print_exc()
-        is_usage = isinstance(error, _USAGE)
+        is_usage = isinstance(error, typer.TyperException) and error.exit_code == 2
         if text := _words(error):
             where = getattr(getattr(error, "ctx", None), "command_path", program)
             say(f"{where}: {text}{f' ({where} --help says more)' if is_usage else ''}", style="red")
@@ -83,7 +82,7 @@ def _words(error: BaseException) -> str:
     """A message on one line."""
     if type(error).__name__ == "NoArgsIsHelpError":  # the help has been shown
         return ""
-    text = error.format_message() if isinstance(error, _PROBLEM) else str(error)  # type: ignore[attr-defined]
+    text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
     if isinstance(error, KeyError) or not text.strip():
         text = f"{type(error).__name__}: {text}"
     text = " ".join(text.strip().split("\n\n")[0].split())

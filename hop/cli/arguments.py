@@ -1,11 +1,11 @@
 """Arguments of operators as words of a command line: read, never run.
 
-    int8:128x256             a tensor of a dtype, with random numbers
-    INT8_ROW:128x256         a quantized tensor, by a preset of hop.presets, of random floats
-    float32:                 a tensor without dimensions
-    int8:256x128.t           made of 256x128, and transposed; .pack: packed by hop.pack; .channels_last
-    1  0.5  true  none  [1,1]     numbers, and lists of them
-    stride=[2,2]             any of these by the name of the argument
+int8:128x256             a tensor of a dtype, with random numbers
+INT8_ROW:128x256         a quantized tensor, by a preset of hop.presets, of random floats
+float32:                 a tensor without dimensions
+int8:256x128.t           made of 256x128, and transposed; .pack: packed by hop.pack; .channels_last
+1  0.5  true  none  [1,1]     numbers, and lists of them
+stride=[2,2]             any of these by the name of the argument
 """
 
 import json
@@ -24,9 +24,17 @@ from hop.scaling import Given
 from hop.tensor import QuantizedTensor
 
 _SHORT = {
-    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
-    "i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
-    "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
 }
 _DTYPES = {name: x for name, x in vars(torch).items() if isinstance(x, torch.dtype)} | _SHORT
 _OPERATOR = re.compile(r"([a-z_]\w*)\.([a-z_]\w*)(?:\.(\w+))?", re.IGNORECASE | re.ASCII)
@@ -43,7 +51,7 @@ def operator(text: str) -> OpOverload:
         raise typer.BadParameter(f"{text!r} is no operator; spell it as aten.linear.default", param_hint="OP")
     namespace, name, overload = match.groups()
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
-    overloads = packet.overloads() if hasattr(packet, "overloads") else []
+    overloads = [] if packet is None or not hasattr(packet, "overloads") else packet.overloads()
     found = getattr(packet, overload or "default", None) if (overload or "default") in overloads else None
     if not isinstance(found, OpOverload):
         known = f"; its overloads are {', '.join(overloads)}" if overloads else ""
@@ -94,8 +102,8 @@ def _value(word: str, device: torch.device) -> Any:
         found = word
     if isinstance(found, str | dict):
         raise typer.BadParameter(
-            f"{word!r} is no argument; spell tensors as int8:128x256 or INT8_ROW:128x256, and numbers and lists as 1 or "
-            "[1,1]",
+            f"{word!r} is no argument; spell tensors as int8:128x256 or INT8_ROW:128x256, and numbers and lists as "
+            "1 or [1,1]",
             param_hint="ARG",
         )
     return found
@@ -127,7 +135,7 @@ def _random(shape: list[int], dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.randint(max(info.min, -128), min(info.max, 127) + 1, shape, device=device, dtype=dtype)
 
 
-def given(q: Quantizer, device: torch.device) -> dict[str, Tensor]:
+def given(q: Quantizer, device: torch.device) -> dict[str, Any]:
     """A scale and a zero point for a quantizer that has no rule for them; nothing for others."""
     if not isinstance(q.scale, Given):
         return {}
@@ -145,6 +153,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def _unknown(name: str, where: str) -> typer.BadParameter:
     return typer.BadParameter(
-        f"{name!r} is neither a dtype of torch, such as int8 or bf16, nor one of hop.presets: {', '.join(presets.PRESETS)}",
+        f"{name!r} is neither a dtype of torch, such as int8 or bf16, nor one of hop.presets: "
+        f"{', '.join(presets.PRESETS)}",
         param_hint=where,
     )

@@ -11,6 +11,8 @@ import typer
 import hop
 from hop.cli.output import Bar, as_json, say, show
 
+_STDOUT = Path("-")
+
 File = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here; - is stdout.")]
 Compare = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Compare with these results.")
@@ -30,9 +32,9 @@ def bench(
 ) -> int:
     """Run the benchmarks: ours against a peer in one process, in turns. They lie in the source tree, beside hop/.
 
-    The ratio is how many times as fast ours is. With --compare each case is shown with its old and its new time, and how
-    many times as long it takes now in proportion to the peer, which met the same machine. An interrupted run writes the
-    results that it has.
+    The ratio is how many times as fast ours is. With --compare each case is shown with its old and its new time, and
+    how many times as long it takes now in proportion to the peer, which met the same machine. An interrupted run writes
+    the results that it has.
 
     Exit status: 0; 1 if a case has become slower than --slower allows; 2 if there is no such group.
 
@@ -50,6 +52,8 @@ def bench(
         groups = running.chosen(group or [])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="GROUP") from error
+    if json_file is not None and not json_file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {json_file.parent}", param_hint="'--json'")
     old = None if compare is None else _read(compare)
     new = _measured(groups, json_file) if results is None else _read(results)
     return 0 if old is None else _compared(old, new, slower)
@@ -59,26 +63,28 @@ def _measured(groups: list[Any], file: Path | None) -> dict[str, Any]:
     """The results of groups; rows are shown as they come, and written when the last one is there, or no more come."""
     running, timing = _benchmarks("running"), _benchmarks("timing")
     timing.keep_freed_memory()
-    tell = say if file == Path("-") else show  # JSON alone is on stdout
+    tell = say if file == _STDOUT else show  # JSON alone is on stdout
     tell(running.HEADER, style="bold")
     rows = []
     try:
-        with Bar(len(groups), "") as bar:
+        with Bar(len(groups), "", ticks=False) as bar:  # nothing runs beside what is timed
+            above = bar.say if file == _STDOUT else bar.show
             for one in groups:
-                bar.say(one.__name__)
+                bar.doing(one.__name__)
                 for row in one():
                     rows.append(row)
-                    tell(running.line(row), style="red" if row.met is False else None)
+                    above(running.line(row), style="red" if row.met is False else None)
                 bar.step()
     finally:
         found = running.results(rows)
-        _write(found, file)
+        if rows:
+            _write(found, file)
     tell(running.summary(rows))
     return found
 
 
 def _write(results: dict[str, Any], file: Path | None) -> None:
-    if file == Path("-"):
+    if file == _STDOUT:
         print(as_json(results), flush=True)
     elif file is not None:
         file.write_text(as_json(results) + "\n")

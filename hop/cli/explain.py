@@ -58,4 +58,6 @@ def _device(name: str) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise typer.BadParameter(f"{name!r} is no device of PyTorch: cpu, cuda, cuda:1", param_hint="'--device'") from error
+        raise typer.BadParameter(
+            f"{name!r} is no device of PyTorch: cpu, cuda, cuda:1", param_hint="'--device'"
+        ) from error

@@ -13,17 +13,21 @@ from hop.cli.inputs import load_program
 from hop.cli.output import quietly, show, show_json, working
 from hop.export import lower, to_executorch, to_integer, to_onnx, to_qdq
 from hop.export.report import Report
-from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Reciprocal
+from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Reciprocal, Requantization
 
 To = Literal["integer", "qdq", "aten", "onnx", "executorch"]
 Requantize = Literal["reciprocal", "division", "multiplier", "gemmlowp", "tflite", "away", "even"]
 Target = Literal["xnnpack", "vulkan"]
 Weights = Literal["uint8", "int8"]
 
-CONVENTIONS = {
-    "reciprocal": Reciprocal(), "division": Division(), "multiplier": FloatMultiplier(),
-    "gemmlowp": GEMMLOWP, "tflite": TFLITE,
-    "away": FixedPoint(rounding="away"), "even": FixedPoint(rounding="even"),
+CONVENTIONS: dict[Requantize, Requantization] = {
+    "reciprocal": Reciprocal(),
+    "division": Division(),
+    "multiplier": FloatMultiplier(),
+    "gemmlowp": GEMMLOWP,
+    "tflite": TFLITE,
+    "away": FixedPoint(rounding="away"),
+    "even": FixedPoint(rounding="even"),
 }
 
 
@@ -53,7 +57,7 @@ class Route(NamedTuple):
 
 
 def _integer(program: ExportedProgram, options: Options, out: Path) -> Report:
-    made = to_integer(program, requantize=CONVENTIONS.get(options.requantize or ""))
+    made = to_integer(program, requantize=None if options.requantize is None else CONVENTIONS[options.requantize])
     torch.export.save(made.program, out)
     return made.report
 
@@ -88,7 +92,7 @@ def _partitioner(target: Target) -> Any:
     return {"xnnpack": XnnpackPartitioner, "vulkan": VulkanPartitioner}[target]()
 
 
-ROUTES: dict[To, Route] = {
+ROUTES: dict[str, Route] = {
     "integer": Route(".pt2", ("requantize",), _integer),
     "qdq": Route(".pt2", ("target",), _qdq),
     "aten": Route(".pt2", (), _aten),
@@ -135,7 +139,7 @@ def export(
         hop export integers.pt2 -o model.pte --target xnnpack
     """
     options = Options(requantize, target, weights)
-    route = ROUTES[_checked(model, out, to, options)]
+    route = _route(model, out, to, options)
     with working(f"loading {model}"):
         program = load_program(model)
     with working(f"writing {out}"), quietly():
@@ -151,7 +155,7 @@ def export(
     return 0
 
 
-def _checked(model: Path, out: Path, to: To | None, options: Options) -> To:
+def _route(model: Path, out: Path, to: str | None, options: Options) -> Route:
     """The route, by its name or by the end of `out`."""
     name = to or next((n for n, r in ROUTES.items() if r.suffix == out.suffix), None)
     if name is None:
@@ -159,7 +163,9 @@ def _checked(model: Path, out: Path, to: To | None, options: Options) -> To:
         raise typer.BadParameter(f"{out} must end in one of {ends}", param_hint="'--out'")
     route = ROUTES[name]
     if out.suffix != route.suffix:
-        raise typer.BadParameter(f"--to {name} writes files that end in {route.suffix}, got {out}", param_hint="'--out'")
+        raise typer.BadParameter(
+            f"--to {name} writes files that end in {route.suffix}, got {out}", param_hint="'--out'"
+        )
     if out.exists() and out.samefile(model):
         raise typer.BadParameter(f"{out} is the program itself; name another file", param_hint="'--out'")
     if not out.parent.is_dir():
@@ -168,6 +174,4 @@ def _checked(model: Path, out: Path, to: To | None, options: Options) -> To:
         if given is not None and option not in route.options:
             takers = " and ".join(f"--to {n}" for n, r in ROUTES.items() if option in r.options)
             raise typer.BadParameter(f"it is for {takers}, not for --to {name}", param_hint=f"'--{option}'")
-    return name
-
-
+    return route

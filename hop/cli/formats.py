@@ -82,8 +82,10 @@ def codes(fmt: Format) -> list[tuple[int, float]]:
 def _listing(found: list[dict[str, Any]]) -> str:
     names = ("name", "kind", "dtype", "bits", "numbers", "smallest", "largest", "least above 0")
     rows = [
-        (f["name"], f["kind"], f["dtype"], str(f["bits"]), str(f["numbers"]))
-        + tuple(f"{f[key]:.6g}" for key in ("smallest", "largest", "least_above_zero"))
+        [
+            *(f["name"], f["kind"], f["dtype"], str(f["bits"]), str(f["numbers"])),
+            *(f"{f[key]:.6g}" for key in ("smallest", "largest", "least_above_zero")),
+        ]
         for f in found
     ]
     return table(names, rows, right=3)

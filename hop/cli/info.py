@@ -39,7 +39,17 @@ PACKAGES = (
     Package("transformers", "demo", "the demonstration"),
     Package("torchao", "dev", "its checkpoints and programs; a peer in tests"),
 )
-_FEATURES = ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16")
+_FEATURES = (
+    "avx2",
+    "avx512_f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+)
 
 
 def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

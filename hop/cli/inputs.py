@@ -8,7 +8,7 @@ numbers alone.
 import importlib
 import logging
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,7 +21,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from hop import storage
+from hop.cli import data
 from hop.cli.output import quietly
 from hop.export import encodings
 from hop.export.program import value
@@ -56,8 +56,8 @@ def load_program(path: str | Path) -> ExportedProgram:
 
 
 _FAILURES = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, EOFError),
-    *(UnpicklingError, zipfile.BadZipFile),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError),
+    *(EOFError, UnpicklingError, zipfile.BadZipFile),
 )
 
 
@@ -77,7 +77,9 @@ def _import_torchao() -> None:
         with quietly():
             importlib.import_module("torchao.quantization")
     except ImportError as error:
-        raise ValueError("the program calls operators of torchao, which is not installed: pip install torchao") from error
+        raise ValueError(
+            "the program calls operators of torchao, which is not installed: pip install torchao"
+        ) from error
 
 
 @contextmanager
@@ -126,7 +128,7 @@ def load_inputs(program: ExportedProgram, path: str | Path | None = None, *, see
     wanted = inputs_of(program)
     if path is None:
         return [_arguments(program, random_inputs(wanted, seed))]
-    found = _read(Path(path))
+    found = data.read(Path(path))
     values = {w.name: _found(found, i, w, path) for i, w in enumerate(wanted) if w.constant is None}
     counts = {len(v) for w in wanted if (v := values.get(w.name)) is not None and v.dim() == _dims(w) + 1}
     if len(counts) > 1:
@@ -185,7 +187,19 @@ def _hint(size: Any, name: str) -> int:
     return int(hint)
 
 
-_MOVES = ("_to_copy", "to", "view", "reshape", "expand", "slice", "unsqueeze", "squeeze", "clone", "contiguous", "alias")
+_MOVES = (
+    "_to_copy",
+    "to",
+    "view",
+    "reshape",
+    "expand",
+    "slice",
+    "unsqueeze",
+    "squeeze",
+    "clone",
+    "contiguous",
+    "alias",
+)
 
 
 def _rows(node: Node) -> int:
@@ -204,49 +218,16 @@ def _rows(node: Node) -> int:
     return min(found, default=2)
 
 
-# ---- files of data
+# ---- from a file
 
 
-def _read(path: Path) -> Mapping[str, Tensor]:
-    reader = _READERS.get(path.suffix)
-    if reader is None:
-        raise ValueError(f"{path}: data are read from {' and '.join(_READERS)}, and not from {path.suffix or 'others'}")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file")
-    return reader(path)
-
-
-def _npz(path: Path) -> Mapping[str, Tensor]:
-    try:
-        import numpy as np
-    except ImportError as error:
-        raise ImportError(f"{path}: arrays of numpy need numpy: pip install numpy, or use .safetensors") from error
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            return {name: torch.from_numpy(found[name].copy()) for name in found.files}
-    except (zipfile.BadZipFile, EOFError, TypeError, ValueError, UnpicklingError) as error:
-        raise ValueError(f"{path} is no file of numpy's arrays of numbers: {error}") from error
-
-
-def _safetensors(path: Path) -> Mapping[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-    except ImportError as error:
-        raise ImportError(f"{path}: its format needs safetensors: pip install 'torch-hop[safetensors]'") from error
-    try:
-        return storage.load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no file of safetensors: {error}") from error
-
-
-_READERS: dict[str, Callable[[Path], Mapping[str, Tensor]]] = {".npz": _npz, ".safetensors": _safetensors}
-
-
-def _found(data: Mapping[str, Tensor], position: int, w: Wanted, path: str | Path) -> Tensor:
+def _found(held: Mapping[str, Tensor], position: int, w: Wanted, path: str | Path) -> Tensor:
     names = (w.name, str(position), f"arr_{position}")
-    found = next((data[n] for n in names if n in data), None)
+    found = next((held[n] for n in names if n in held), None)
     if found is None:
-        raise ValueError(f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(data) or 'nothing'}")
+        raise ValueError(
+            f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(held) or 'nothing'}"
+        )
     val = value(w.node)
     if not isinstance(val, Tensor):
         raise ValueError(f"input {position} of the program, {w.name!r}, is no tensor, and cannot be read from a file")
@@ -255,9 +236,10 @@ def _found(data: Mapping[str, Tensor], position: int, w: Wanted, path: str | Pat
     sizes = found.shape[max(found.dim() - val.dim(), 0) :]
     fits = all(not isinstance(n, int) or n == its for n, its in zip(val.shape, sizes, strict=False))
     if found.dim() - val.dim() not in (0, 1) or not fits:
+        shape = ", ".join(map(str, val.shape))
         raise ValueError(
-            f"{path}: {w.name!r} has shape {tuple(found.shape)}, and the program takes ({', '.join(map(str, val.shape))}), or "
-            "several of these along a dimension more in front"
+            f"{path}: {w.name!r} has shape {tuple(found.shape)}, and the program takes ({shape}), or several of these "
+            "along a dimension more in front"
         )
     return found.to(val.device)
 
@@ -271,7 +253,7 @@ def _arguments(program: ExportedProgram, leaves: list[Any]) -> tuple[Any, ...]:
     args, kwargs = tree_unflatten(leaves, spec) if spec is not None else (leaves, {})
     if kwargs:
         raise ValueError(
-            f"the program takes the arguments {', '.join(kwargs)} by name, and programs are run here on positional ones; "
-            "export it with them so"
+            f"the program takes the arguments {', '.join(kwargs)} by name, and programs are run here on positional "
+            "ones: export it with positional arguments"
         )
     return tuple(args)

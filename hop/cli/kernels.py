@@ -57,7 +57,7 @@ def build(pattern: Pattern = "*", arch: Architecture = "sm_90a", processes: Proc
     with Bar(rest, "compile") as bar:
         for i, (variant, error) in enumerate(ahead.build(found, processes), 1):
             bar.step()
-            show(f"{i}/{rest} {variant.name}{f': {error}' if error else ''}", style="red" if error else None)
+            bar.show(f"{i}/{rest} {variant.name}{f': {error}' if error else ''}", style="red" if error else None)
             failed += error is not None
     return 1 if failed else 0
 
@@ -68,7 +68,9 @@ COMMANDS = (list_, build)
 def _ahead(arch: str):
     ahead = gpu.ahead()
     if arch not in ahead.ARCHITECTURES:
-        raise typer.BadParameter(f"must be one of {', '.join(ahead.ARCHITECTURES)}, got {arch!r}", param_hint="'--arch'")
+        raise typer.BadParameter(
+            f"must be one of {', '.join(ahead.ARCHITECTURES)}, got {arch!r}", param_hint="'--arch'"
+        )
     return ahead
 
 

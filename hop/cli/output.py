@@ -68,20 +68,23 @@ def quietly() -> Iterator[None]:
 
 
 class Bar:
-    """How far a command has come; on a terminal, on stderr.
+    """How far a command has come; on a terminal, on stderr. What is shown and said within it goes through it.
 
-    Attributes:
-        is_shown: whether anybody sees it.
+    Args:
+        total: how many steps there are.
+        ticks: whether its clock runs between steps, by a thread that wakes ten times a second.
     """
 
-    def __init__(self, total: int, what: str) -> None:
-        console = Console(stderr=True)
-        self.is_shown = console.is_terminal
+    def __init__(self, total: int, what: str, *, ticks: bool = True) -> None:
+        self._console = Console(stderr=True, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        # What is written to stdout goes through the bar's console only if both are the same terminal.
-        redirect = sys.stdout.isatty()
         self._progress = Progress(
-            *columns, console=console, transient=True, disable=not self.is_shown, redirect_stdout=redirect
+            *columns,
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+            auto_refresh=ticks,
+            redirect_stdout=sys.stdout.isatty(),  # elsewhere it goes where it goes
         )
         self._task = self._progress.add_task(escape(what), total=total)
 
@@ -94,11 +97,22 @@ class Bar:
 
     def step(self) -> None:
         """One more is done."""
-        self._progress.advance(self._task)
+        self._progress.update(self._task, advance=1, refresh=True)
 
-    def say(self, what: str) -> None:
+    def doing(self, what: str) -> None:
         """What is being done now."""
-        self._progress.update(self._task, description=escape(what))
+        self._progress.update(self._task, description=escape(what), refresh=True)
+
+    def show(self, text: str, *, style: str | None = None) -> None:
+        """As `show`, above the bar where both are on a terminal."""
+        if self._console.is_terminal and sys.stdout.isatty():
+            _print(self._console, text, style)
+        else:
+            show(text, style=style)
+
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """As `say`, above the bar."""
+        _print(self._console, text, style)
 
 
 def examples(doc: str) -> tuple[str, str]:

@@ -58,13 +58,9 @@ def verify(
 
 def as_dict(found: Comparison, is_met: bool) -> dict[str, Any]:
     """What --json shows."""
+    names = ("a", "b", "operator", "output", "shape", "elements", "differing", "largest", "sqnr")
     rows = [
-        {
-            "a": r.a, "b": r.b, "operator": r.operator, "output": r.output, "dtype": str(r.dtype).removeprefix("torch."),
-            "shape": list(r.shape), "elements": r.elements, "differing": r.differing, "largest": r.largest,
-            "sqnr": r.sqnr,
-        }
-        for r in found.rows
+        {**{n: getattr(row, n) for n in names}, "dtype": str(row.dtype).removeprefix("torch.")} for row in found.rows
     ]
     first = None if found.first is None else found.first.a
     counts = {"only_a": found.only_a, "only_b": found.only_b, "inputs": found.inputs}
