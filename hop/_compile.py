@@ -587,9 +587,9 @@ def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Grap
 
 
 def faked(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`function(*args, **kwargs)`, where the fake tensors are an exported program's. With the rules that tracing has for
-    operators that PyTorch makes of others, such as pad: without them these take symbolic sizes for the numbers that they
-    were exported with."""
+    """`function(*args, **kwargs)`, where the fake tensors are an exported program's. With the rules that tracing has
+    for operators that PyTorch makes of others, such as pad: without them these take symbolic sizes for the numbers that
+    they were exported with."""
     from torch._dispatch.python import enable_python_dispatcher
 
     mode = next((x.fake_mode for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)), None)

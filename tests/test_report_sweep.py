@@ -64,7 +64,7 @@ class TestSweep(unittest.TestCase):
 
         found = hop.report.sweep(Small().eval(), data, TWO, loss=loss, options=ONCE)
         assert seen == [[(16, 8), (3, 8)]] * 3 and found.inputs == 2
-        assert all(row.quality == -row.loss for row in found.rows) and "loss" in found.summary
+        assert all(row.loss and row.quality == -row.loss for row in found.rows) and "loss" in found.summary
 
     def test_pareto(self):
         """The first is better in nothing, the others are each best in something."""

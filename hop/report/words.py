@@ -105,7 +105,8 @@ def _changes(rows: Sequence[Row]) -> str:
         told = ", ".join(f"{count} × {a} to {b}" for (a, b), count in pairs.most_common(_MOST))
         places = "place" if sum(pairs.values()) == 1 else "places"
         said = f"Values change their format in {sum(pairs.values())} {places}: {told}."
-    return f"{said} {inside} products quantize floats themselves." if inside else said
+    told = "One product quantizes floats itself." if inside == 1 else f"{inside} products quantize floats themselves."
+    return f"{said} {told}" if inside else said
 
 
 def _costs(rows: Sequence[Row], parameter_bytes: int) -> str:
