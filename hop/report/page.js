@@ -281,13 +281,14 @@ function kernels(row) {
 }
 
 function panel(row) {
-  const box = make("div", { class: "panels" }, facts(row));
-  if (row.error) box.append(comparison(row));
-  if (row.error && row.error.spread) box.append(histogram(row.error.spread, "Error"));
-  if (row.values) box.append(histogram(row.values, "Values of the result"));
-  if (row.weights) box.append(histogram(row.weights, "Weights"));
-  if (row.kernel) box.append(kernels(row));
-  return box;
+  const words = make("div", { class: "words" }, facts(row));
+  if (row.kernel) words.append(kernels(row));
+  const charts = make("div", { class: "charts" });
+  if (row.error) charts.append(comparison(row));
+  if (row.error && row.error.spread) charts.append(histogram(row.error.spread, "Error"));
+  if (row.values) charts.append(histogram(row.values, "Values of the result"));
+  if (row.weights) charts.append(histogram(row.weights, "Weights"));
+  return make("div", { class: "panels" }, words, charts);
 }
 
 // ---- the table
