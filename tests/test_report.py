@@ -15,7 +15,8 @@ from parameterized import parameterized
 import hop
 import hop.export
 import hop.report
-from hop import presets
+from hop import copies, presets
+from hop.leaves import quantize_buffers
 from hop.report import page
 from hop.report.pairing import pairs, path_of
 from hop.report.values import Spread, type_of
@@ -103,7 +104,9 @@ class TestCompare(unittest.TestCase):
         found = hop.report.compare(program)
         assert not found.has_reference and found.first is None and not found.losses
         assert all(row.error is None for row in found.rows) and "no reference" in found.summary
-        assert "are float (float32)" in found.summary and found.parameter_bytes == 4 * (64 * 32 + 32 + 32 * 8 + 8)
+        assert "compute in floats (float32)" in found.summary and found.parameter_bytes == 4 * (
+            64 * 32 + 32 + 32 * 8 + 8
+        )
         again = hop.report.compare(program.module(), data=[inputs, inputs])
         assert [r.operator for r in again.rows] == [r.operator for r in found.rows]
         assert again.parameter_bytes == found.parameter_bytes
@@ -132,6 +135,8 @@ class TestCompare(unittest.TestCase):
         assert kinds.count("quantize") == 2 and "2 × float32 to int8, 2 × int8 to float32" in direct.summary
         (q, _) = [row for row in direct.rows if row.sort == "quantize"]
         assert q.result.name == "int8 by 1×all" and [a.name for a, _ in q.changes] == ["float32"]
+        said = quantize_buffers.explain(str(presets.INT8_ROW), inputs[0], None, None, None, [copies.ROWWISE])
+        assert [*q.reasons, f"{q.kernel}: chosen"] == said.splitlines()
 
     def test_what_is_still_float(self):
         _, (x,) = small()

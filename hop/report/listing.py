@@ -1,6 +1,7 @@
 """The rows of a report, from what was measured."""
 
 import math
+import operator
 from typing import Any
 
 from torch import Tensor
@@ -146,7 +147,7 @@ def _sort(node: Node, operands: tuple[Operand, ...], result: Type) -> str:
         return PRODUCT
     is_move = not isinstance(op, OpOverload) or op.is_view or op in _MOVES
     changes = bool(operands) and all(o.type is not None and o.type.format != result.format for o in operands)
-    if node.target in _FORMATS or (is_move and changes):
+    if node.target in _FORMATS or (is_move and changes and node.target is not operator.getitem):
         return QUANTIZE
     return MOVE if is_move and operands else OTHER
 

@@ -128,6 +128,8 @@ class Row:
     def changes(self) -> tuple[tuple[Type, Type], ...]:
         """Where a format changes: from an operand that another row computes, to the result. Masks, indices and the
         other integers beside floats are no such operands, but for those that a cast or a dequantization reads."""
+        if self.operator == "getitem":  # a list has a type for each item
+            return ()
         read = [o.type for o in self.operands if o.row is not None and o.type is not None]
         read = [t for t in read if t.kind != INTEGER or self.sort == QUANTIZE]
         return tuple((t, self.result) for t in read if t.format != self.result.format)

@@ -86,15 +86,21 @@ def _floats(rows: Sequence[Row]) -> str:
         return "There is no matrix product, convolution or embedding."
     left = [row for row in products if row.is_float]
     if not left:
-        return f"All {len(products)} products, convolutions and embeddings compute in low precision."
+        return f"{_all(len(products))} in low precision."
     if len(left) == len(products):
         kinds = ", ".join(sorted({row.result.format for row in left}))
-        return f"All {len(products)} products, convolutions and embeddings are float ({kinds})."
+        return f"{_all(len(products))} in floats ({kinds})."
     names = ", ".join(where(row) for row in left[:_MOST])
     more = f" and {len(left) - _MOST} more" if len(left) > _MOST else ""
     weight = f", with {size(held)} of parameters" if (held := sum(row.parameter_bytes for row in left)) else ""
     count = f"{len(left)} of {len(products)} products, convolutions and embeddings"
     return f"{count} are still float{weight}: {names}{more}."
+
+
+def _all(count: int) -> str:
+    if count == 1:
+        return "The one product, convolution or embedding computes"
+    return f"All {count} products, convolutions and embeddings compute"
 
 
 def _changes(rows: Sequence[Row]) -> str:
