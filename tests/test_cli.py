@@ -35,16 +35,19 @@ from hop.kernels import native
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "command_line.md"
 COMMANDS = (*([c.__name__] for c in cli.COMMANDS), ["kernels", "list"], ["kernels", "build"])
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-# What a session's own terminal or CI may set would change what the commands show.
-for _name in ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
-    ENVIRONMENT.pop(_name, None)
+COLOURS = ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")  # what they mean for colours is tested alone
+ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k not in COLOURS}, "PYTHONPATH": str(ROOT)}
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
     """The exit status, stdout and stderr of a command, in this process."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    plain = {k: v for k, v in os.environ.items() if k not in COLOURS}
+    with (
+        mock.patch.dict(os.environ, plain, clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         status = cli.main(arguments)
     return status, out.getvalue(), err.getvalue()
 
@@ -176,10 +179,15 @@ class TestExplain(unittest.TestCase):
 
     def test_strides_and_layouts_reach_the_kernels(self):
         op = torch.ops.aten.mm.default
-        with mock.patch.object(hop, "explain", lambda *args, **kwargs: seen.append((args, kwargs)) or "it: chosen"):
-            seen = []
+        seen = []
+
+        def explained(*args: Any, **kwargs: Any) -> str:
+            seen.append((args, kwargs))
+            return "it: chosen"
+
+        with mock.patch.object(hop, "explain", explained):
             run("explain", "aten.mm", "int32", "int8:4x8", "int8:6x8.t")
-            run("explain", "aten.linear", "INT8_TENSOR_STATIC_AFFINE", "INT8_ROW:4x8", "INT4_32:8x64.pack")
+            run("explain", "aten.linear", "INT8_TENSOR_STATIC_AFFINE", "INT8_ROW:4x64", "INT4_32:8x64.pack")
             run("explain", "aten.abs", "f32", "int8:2x4x3x3.channels_last")
         (mm, _), (linear, given), (_, _) = seen
         assert mm[0] is op and mm[3].shape == (8, 6) and mm[3].stride() == (1, 8)
@@ -207,6 +215,13 @@ class TestExplain(unittest.TestCase):
     def test_what_the_operator_refuses(self):
         status, _, err = run("explain", "aten.linear", "bf16", "INT8_ROW:4x8")
         assert status == 1 and err.startswith("hop: ") and err.count("\n") == 1
+        status, out, err = run("explain", "aten.mm", "int32", "int8:4x4", "int8:5x4")
+        assert status == 1 and out == "" and "[4, 4] X [5, 4]" in err and err.count("\n") == 1
+
+    def test_says_what_the_call_gives(self):
+        assert as_json("explain", "aten.mm", "i32", "int8:4x8", "int8:6x8.t")["result"] == "int32:4x6"
+        static = as_json("explain", "aten.linear", "INT8_TENSOR_STATIC", "INT8_ROW:4x8", "INT8_ROW:6x8.pack")
+        assert static["result"] == "INT8_TENSOR_STATIC:4x6"
 
 
 class TestInfo(unittest.TestCase):
@@ -463,6 +478,8 @@ class TestBench(Files):
             assert len(as_json_file(self.path("new.json"))["rows"]) == 2
             status, out, err = run("bench", "mine", "--json", "-")
             assert status == 0 and len(json.loads(out)["rows"]) == 2 and "NOT MET" in err
+            status, out, err = run("bench", "mine", "--json", "-", "--compare", self.path("new.json"))
+            assert status == 0 and len(json.loads(out)["rows"]) == 2 and "0 of 2 cases" in err
             assert run("bench", "--json", self.path("part.json"))[0] == 130
             assert len(as_json_file(self.path("part.json"))["rows"]) == 3
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +57,7 @@ def bench(
         raise typer.BadParameter(f"there is no folder {json_file.parent}", param_hint="'--json'")
     old = None if compare is None else _read(compare)
     new = _measured(groups, json_file) if results is None else _read(results)
-    return 0 if old is None else _compared(old, new, slower)
+    return 0 if old is None else _compared(old, new, slower, say if json_file == _STDOUT else show)
 
 
 def _measured(groups: list[Any], file: Path | None) -> dict[str, Any]:
@@ -90,16 +91,16 @@ def _write(results: dict[str, Any], file: Path | None) -> None:
         file.write_text(as_json(results) + "\n")
 
 
-def _compared(old: dict[str, Any], new: dict[str, Any], slower: float) -> int:
+def _compared(old: dict[str, Any], new: dict[str, Any], slower: float, tell: Callable[..., None]) -> int:
     comparing = _benchmarks("comparing")
     changes = comparing.compared(old, new)
     for difference in comparing.conditions(old, new):
         say(f"measured otherwise: {difference}", style="yellow")
-    show(comparing.HEADER, style="bold")
+    tell(comparing.HEADER, style="bold")
     for change in changes:
-        show(change.line(slower), style="red" if change.factor > slower else None)
+        tell(change.line(slower), style="red" if change.factor > slower else None)
     worse = sum(change.factor > slower for change in changes)
-    show(f"{worse} of {len(changes)} cases take more than {slower:g} times as long", style="red" if worse else "green")
+    tell(f"{worse} of {len(changes)} cases take more than {slower:g} times as long", style="red" if worse else "green")
     return 1 if worse else 0
 
 

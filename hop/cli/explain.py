@@ -4,11 +4,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import hop
 from hop.cli import arguments
 from hop.cli.output import show, show_json
 from hop.quantizer import Quantizer
+from hop.tensor import QuantizedTensor
 
 
 def explain(
@@ -37,9 +40,10 @@ def explain(
     if isinstance(result, Quantizer):
         kwargs = {f"output_{name}": x for name, x in arguments.given(result, where).items()} | kwargs
     asked = kernels(operator, result, args, kwargs)
+    made = _made(operator, result, args, kwargs)
     if as_json:
         given = [*map(arguments.described, args), *(f"{k}={arguments.described(v)}" for k, v in kwargs.items())]
-        show_json({"op": str(operator), "output": output, "arguments": given, "kernels": asked})
+        show_json({"op": str(operator), "output": output, "arguments": given, "result": made, "kernels": asked})
         return
     for kernel in asked:
         show(f"{kernel['name']}: {kernel['reason'] or 'chosen'}", style=None if kernel["reason"] else "green")
@@ -52,6 +56,20 @@ def kernels(op: Any, result: Any, args: list[Any], kwargs: dict[str, Any]) -> li
         {"name": name, "chosen": words == "chosen", "reason": None if words == "chosen" else words}
         for name, words in lines
     ]
+
+
+def _made(op: Any, result: Any, args: list[Any], kwargs: dict[str, Any]) -> str | None:
+    """What the call gives, found without computing it; None if the operator says so only by running. Raises what the
+    operator raises for shapes that do not fit, of which kernels are not asked."""
+    is_scaled = isinstance(result, Quantizer) or any(
+        isinstance(x, QuantizedTensor) for x in tree_leaves((args, kwargs))
+    )
+    args, kwargs = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
+    call: Any = hop.scaled if is_scaled else hop.out_dtype
+    try:
+        return arguments.described(call(op, result, *args, **kwargs))
+    except NotImplementedError:
+        return None
 
 
 def _device(name: str) -> torch.device:
