@@ -46,18 +46,21 @@ def of_sweep(sweep: "Sweep") -> Any:
     axes = figure.subplots()
     best = set(sweep.front)
     shown = [row for row in sweep.rows if row.scheme and math.isfinite(row.quality)]
-    for row in shown:
-        colour = COLOURS[FLOAT] if row in best else "0.6"
+    near = 0.04 * (max((r.quality for r in shown), default=0) - min((r.quality for r in shown), default=0))
+    heights: list[float] = []  # of the labels at the right of their points
+    for row in sorted(shown, key=lambda row: row.quality):
         place = (row.parameter_bytes / 1e6, row.quality)
-        axes.plot(*place, "o", color=colour, ms=7)
-        axes.annotate(
-            f"{row.name}, {1e3 * row.seconds:.1f} ms", place, xytext=(6, 4), textcoords="offset points", fontsize=8
-        )
+        axes.plot(*place, "o", color=COLOURS[FLOAT] if row in best else "0.6", ms=7)
+        is_left = bool(heights) and row.quality - heights[-1] < near
+        words = f"{row.name}, {1e3 * row.seconds:.3g} ms"
+        side: dict[str, Any] = {"xytext": (-7, -3), "ha": "right"} if is_left else {"xytext": (7, -3)}
+        axes.annotate(words, place, textcoords="offset points", fontsize=8, **side)
+        heights += [] if is_left else [row.quality]
     line = [(r.parameter_bytes / 1e6, r.quality) for r in sweep.front if r in shown]
     axes.plot([x for x, _ in line], [y for _, y in line], "--", color=COLOURS[FLOAT], lw=1)
     axes.set_xlabel("parameters, MB")
     axes.set_ylabel("loss, turned" if any(row.loss is not None for row in sweep.rows) else "SQNR of the outputs, dB")
     axes.set_title(sweep.name or "quality over bytes")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.15, y=0.1)
+    axes.margins(x=0.3, y=0.1)
     return figure
