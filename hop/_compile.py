@@ -17,7 +17,7 @@ import math
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -584,6 +584,17 @@ def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Grap
     mode = next((x.fake_mode for x in tree_leaves(values) if isinstance(x, FakeTensor)), None)
     with torch.no_grad(), mode or contextlib.nullcontext():
         return make_fx(as_decomposition(function))(*values)
+
+
+def faked(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`function(*args, **kwargs)`, where the fake tensors are an exported program's. With the rules that tracing has
+    for operators that PyTorch makes of others, such as pad: without them these take symbolic sizes for the numbers that
+    they were exported with."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    mode = next((x.fake_mode for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)), None)
+    with torch.no_grad(), mode or contextlib.nullcontext(), enable_python_dispatcher():
+        return function(*args, **kwargs)
 
 
 def core_decompositions() -> Any:

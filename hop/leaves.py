@@ -170,6 +170,12 @@ class Dequantize(Composite):
         tensors = list(x.buffers().values())
         return dequantize_buffers(str(x.quantizer), tensors, list(x.usages), list(x.shape), dtype or x.dtype)
 
+    def explain(self, /, *args: Any, **kwargs: Any) -> str:
+        (x, *dtype), _ = self.check(*args, **kwargs)
+        buffers = list(x.buffers().values())
+        given = [str(x.quantizer), buffers, list(x.usages), list(x.shape), *(dtype or [x.dtype])]
+        return dequantize_buffers.explain(*given)
+
     def differentiable(self, /, *args: Any) -> bool:
         return True
 

@@ -55,11 +55,17 @@ LAYERS = {
     },
     "hop.export": {
         *("hop._compile", "hop._hop", "hop.impls", "hop.kernels", "hop.leaves", "hop.tensor", "hop.nn"),
-        *("hop.copies", "hop.presets"),
+        *("hop.copies", "hop.presets", "hop.schemes"),
+        *VALUES,
+    },
+    "hop.report": {
+        *("hop._compile", "hop._hop", "hop.impls", "hop.leaves", "hop.tensor", "hop.nn", "hop.export"),
+        *("hop.presets", "hop.schemes"),
         *VALUES,
     },
     "hop.cli": {
         *("hop._compile", "hop.kernels", "hop.presets", "hop.export", "hop.storage", "hop.tensor", "cutlass_kernels"),
+        "hop.report",
         *VALUES,
     },
     "cutlass_kernels": set(),

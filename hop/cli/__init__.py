@@ -27,9 +27,10 @@ from hop.cli.export import export
 from hop.cli.formats import formats
 from hop.cli.info import info
 from hop.cli.output import examples, say
+from hop.cli.report import report
 from hop.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (info, formats, explain, verify, export, bench)
+COMMANDS: tuple[Callable[..., int | None], ...] = (info, formats, explain, verify, report, export, bench)
 
 _ERRORS = (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 _LONGEST = 600  # characters of a message

@@ -8,6 +8,7 @@ from hop.export.onnx import to_onnx as to_onnx
 from hop.export.qdq import to_qdq as to_qdq
 from hop.export.ranges import Ranges as Ranges
 from hop.export.ranges import ranges as ranges
+from hop.export.scheme import to_scheme as to_scheme
 from hop.export.stock import from_torch as from_torch
 from hop.export.stock import to_torch as to_torch
 from hop.export.verify import Comparison as Comparison

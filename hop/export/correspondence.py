@@ -50,7 +50,12 @@ def _fit(a: Node, b: Node, *, same_dtype: bool) -> bool:
         return False
     if (kind(x) == "quantized") != (kind(y) == "quantized"):
         x, y = held(x), held(y)
-    if kind(x) != kind(y) or (same_dtype and x.dtype != y.dtype) or len(x.shape) != len(y.shape):
+    return kind(x) == kind(y) and not (same_dtype and x.dtype != y.dtype) and same_shape(x, y)
+
+
+def same_shape(x: Any, y: Any) -> bool:
+    """Whether two tensors have one shape, as far as their sizes are known."""
+    if len(x.shape) != len(y.shape):
         return False
     sizes = zip(x.shape, y.shape, strict=True)
     return all(not (isinstance(m, int) and isinstance(n, int)) or m == n for m, n in sizes)

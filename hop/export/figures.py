@@ -62,6 +62,7 @@ class Figures:
     dtype: torch.dtype = torch.float32
     shape: tuple[int, ...] = field(default=())
     dropped: bool = False
+    caller: str = "verify"
 
     def row(self) -> Row:
         sqnr = None
@@ -70,7 +71,7 @@ class Figures:
         a, b = (_name(x, part) for x, part in zip((self.a, self.b), self.parts, strict=True))
         assert self.elements is not None
         counts = self.elements, self.differing, self.largest
-        return Row(a, b, _operator(self.a), self.output, self.dtype, self.shape, *counts, sqnr)
+        return Row(a, b, operator_name(self.a), self.output, self.dtype, self.shape, *counts, sqnr)
 
     def add(self, x: Any, y: Any) -> None:
         if x is None and y is None:  # an output that is none
@@ -88,7 +89,7 @@ class Figures:
                 self.dropped, self.elements = True, None
                 return
             shapes = " and ".join(str(tuple(v.shape)) if isinstance(v, Tensor) else type(v).__name__ for v in (x, y))
-            raise ValueError(f"verify: output {self.output} has different shapes: {shapes}")
+            raise ValueError(f"{self.caller}: output {self.output} has different shapes: {shapes}")
         if self.elements is None:
             self.elements, self.shape, self.dtype = 0, tuple(x.shape), held(x).dtype
         self.elements += x.numel()
@@ -124,7 +125,8 @@ def _name(x: Any, part: str | None) -> str:
     return name if part is None else f"{name}.{part}"
 
 
-def _operator(a: Any) -> str:
+def operator_name(a: Any) -> str:
+    """What a node calls, with the operator that an operator of ours runs; of what is no call, what it is."""
     if not isinstance(a, Node) or a.op != "call_function":
         return a.op if isinstance(a, Node) else "constant"
     name = str(a.target) if isinstance(a.target, OpOverload) else getattr(a.target, "__name__", str(a.target))

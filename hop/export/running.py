@@ -16,12 +16,12 @@ from hop.export.figures import Figures
 class Runner:
     """A program whose nodes run one at a time."""
 
-    def __init__(self, program: Any, name: str) -> None:
+    def __init__(self, program: Any, name: str, caller: str = "verify") -> None:
         if not isinstance(program, ExportedProgram | GraphModule):
             raise TypeError(
-                f"verify: {name} must be a torch.export.ExportedProgram or its module(), got {type(program).__name__}"
+                f"{caller}: {name} must be a torch.export.ExportedProgram or its module(), got {type(program).__name__}"
             )
-        self.program, self.name = program, name
+        self.program, self.name, self.caller = program, name, caller
         self.module = program.graph_module if isinstance(program, ExportedProgram) else program
         self.graph = self.module.graph
         self.writes = any(isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in self.graph.nodes)
@@ -45,11 +45,15 @@ class Runner:
             if node.op == "output":
                 return
             if node.op != "placeholder":
-                found = interpreter.run_node(node)
+                found = self.run(interpreter, node)
                 interpreter.env[node] = self._own(found) if node.op == "get_attr" else found
             yield node, interpreter.env[node]
             for dead in self.done_after.get(node, []):
                 del interpreter.env[dead]
+
+    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+        """The value of a node, whose operands are in `interpreter.env`."""
+        return interpreter.run_node(node)
 
     def _given(self, arguments: tuple[Any, ...]) -> dict[Node, Any]:
         placeholders = self.graph.find_nodes(op="placeholder")
@@ -63,7 +67,7 @@ class Runner:
         self._check(wanted, len(leaves))
         if self.program.call_spec.in_spec not in (None, spec):
             raise ValueError(
-                f"verify: the inputs are nested as {spec}, and {self.name} was exported for "
+                f"{self.caller}: the inputs are nested as {spec}, and {self.name} was exported for "
                 f"{self.program.call_spec.in_spec}"
             )
         rest, state, constants = iter(leaves), self.program.state_dict, self.program.constants
@@ -78,14 +82,14 @@ class Runner:
                 value = constants[s.target]
             else:
                 raise ValueError(
-                    f"verify: {self.name} has an input of kind {s.kind.name}, {node.name}, without a value"
+                    f"{self.caller}: {self.name} has an input of kind {s.kind.name}, {node.name}, without a value"
                 )
             env[node] = self._own(value)
         return env
 
     def _check(self, wanted: int, got: int) -> None:
         if wanted != got:
-            raise ValueError(f"verify: {self.name} takes {wanted} tensors or numbers, and inputs have {got}")
+            raise ValueError(f"{self.caller}: {self.name} takes {wanted} tensors or numbers, and inputs have {got}")
 
     def _own(self, x: Any) -> Any:
         """x, which the program may write to."""

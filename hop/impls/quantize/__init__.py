@@ -141,6 +141,10 @@ class Quantize(Composite):
         names = [b.name for b in copies.describe(parsed, x.shape, tuple(usages))]
         return QuantizedTensor(dict(zip(names, buffers, strict=True)), parsed, x.shape, x.dtype)
 
+    def explain(self, /, *args: Any, **kwargs: Any) -> str:
+        (*args, _), kwargs = self.check(*args, **kwargs)
+        return quantize_buffers.explain(*args, **kwargs)
+
     def differentiable(self, /, *args: Any) -> bool:
         return True
 

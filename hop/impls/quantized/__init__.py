@@ -24,6 +24,7 @@ from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import straight_through
 from hop.impls.quantized import calls, gradient, operands
 from hop.impls.quantized.calls import Call, Scales, check_op, taken
+from hop.impls.scaled import explain as explain_scaled
 from hop.impls.scaled import scaled, through_activation
 from hop.impls.scaled.gradient import with_derivatives
 from hop.impls.scaled.roles import BIAS, LHS, RHS
@@ -60,6 +61,19 @@ class Quantized(Composite):
         options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
         made = scaled(op, output, *args, **options, **kwargs)
         return made if made.dtype == dtype else made.rebuilt(made.buffers(), dtype=dtype)
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> str:
+        """Which kernel the product of the codes takes."""
+        (op, scheme, dtype, *rest), kwargs = self.check(*args, **kwargs)
+        call = taken(op, scheme, dtype, rest, kwargs)
+        found = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
+        if not any(isinstance(x, QuantizedTensor) for x in found):
+            return "reference: chosen"
+        output, scales = call.scheme.output, call.scales
+        if output is None:
+            return explain_scaled(op, call.dtype, *found, **kwargs)
+        options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
+        return explain_scaled(op, output, *found, **options, **kwargs)
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         return True

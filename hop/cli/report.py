@@ -1,0 +1,121 @@
+"""hop report: what a program computes, node by node, as a page; and what other formats would cost."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch.export import ExportedProgram
+
+from hop.cli.inputs import Inputs, load_inputs, load_program
+from hop.cli.output import Bar, say, show, show_json, working
+from hop.report import CANDIDATES, Options, Sweep, compare
+from hop.report import sweep as run_sweep
+from hop.report.measuring import Progress
+
+File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
+Other = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="The same of the float program, to compare with.")
+]
+Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", dir_okay=False, help="The page.", show_default="MODEL.html")
+]
+Seed = Annotated[int, typer.Option(help="Of random inputs.")]
+Runs = Annotated[int, typer.Option(min=1, help="How often each is timed.")]
+TriesSchemes = Annotated[bool, typer.Option("--sweep", help="Try schemes on a float program too.")]
+Only = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Which of them, with commas between.", show_default="all")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and write a page only with --output.")]
+
+
+def report(
+    model: File,
+    reference: Other = None,
+    data: Data = None,
+    output: Output = None,
+    seed: Seed = 0,
+    runs: Runs = 3,
+    sweep: TriesSchemes = False,
+    schemes: Only = None,
+    as_json: Json = False,
+) -> None:
+    """Run a program and write a page on it: each node with its formats, its kernel, its bytes, its time, where its
+    numbers lie, and beside a reference its error.
+
+    The page is one file, which needs no network. --data is read as hop verify reads it.
+
+    With --sweep, the linear layers, convolutions and embeddings of a float program are tried in other formats, and the
+    page begins with what each costs: quality, bytes, time. Each result is kept at once in a file beside the page, which
+    ends in .sweep.jsonl: a sweep that is interrupted goes on from there when the command is run again.
+
+    Only for files that you trust: PyTorch unpickles parts of them, which can run any code.
+
+    Examples:
+        hop report int8.pt2 --reference float.pt2 --data batch.npz -o report.html
+        hop report float.pt2 --sweep --schemes int8,fp8,nvfp4
+        hop report int8.pt2 --json
+    """
+    chosen = _chosen(schemes, sweep)
+    page = output or Path(f"{model.stem}.html")
+    with working(f"loading {model}"):
+        program = load_program(model)
+        other = None if reference is None else load_program(reference)
+        inputs = load_inputs(program, data, seed=seed)
+    if data is None:
+        say("inputs are random; give real ones by --data for errors and ranges that mean something")
+    with _bar() as progress:
+        found = compare(program, other, inputs, runs=runs, name=model.name, progress=progress)
+    tried = _sweep(program, inputs, chosen, page, Options(runs, model.name)) if sweep else None
+    if as_json:
+        show_json({"report": found.to_dict(), "sweep": None if tried is None else tried.to_dict()})
+    else:
+        show("\n".join([*([] if tried is None else [str(tried), tried.summary, ""]), found.summary]))
+    if output is not None or not as_json:
+        found.save(page, tried)
+        say(f"wrote {page}")
+
+
+def _chosen(schemes: str | None, sweep: bool) -> dict[str, Any]:
+    if schemes is None:
+        return dict(CANDIDATES)
+    names = [name.strip() for name in schemes.split(",")]
+    unknown = [name for name in names if name not in CANDIDATES]
+    if unknown or not sweep:
+        rule = f"{unknown[0]!r} is none of {', '.join(CANDIDATES)}" if unknown else "it goes with --sweep"
+        raise typer.BadParameter(rule, param_hint="'--schemes'")
+    return {name: CANDIDATES[name] for name in names}
+
+
+def _sweep(program: ExportedProgram, inputs: Inputs, chosen: dict[str, Any], page: Path, options: Options) -> Sweep:
+    journal = page.with_suffix(".sweep.jsonl")
+    try:
+        with _bar() as progress:
+            told = Options(options.rounds, options.name, progress)
+            return run_sweep(program, inputs, chosen, journal=journal, options=told)
+    except KeyboardInterrupt:
+        say(f"interrupted; what is done is in {journal}, and the same command goes on from there")
+        raise
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A bar that begins with the first news."""
+    bars: list[Bar] = []
+    seen = [0]
+
+    def tell(what: str, done: int, of: int) -> None:
+        if not bars:
+            bars.append(Bar(of, what).__enter__())
+        bars[0].say(what)
+        for _ in range(done - seen[0]):
+            bars[0].step()
+        seen[0] = done
+
+    try:
+        yield tell
+    finally:
+        for bar in bars:
+            bar.__exit__()

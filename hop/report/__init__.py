@@ -1,0 +1,24 @@
+"""Reports of programs: where the error enters, what is still float, which kernel ran, what another format would cost.
+
+values.py      types and histograms of values        rows.py       the rows of a report
+pairing.py     which nodes of two programs belong together
+measuring.py   what is measured while they run       listing.py    rows, from what was measured
+comparing.py   compare                               report.py     Report
+words.py       a report in words                     picture.py    pictures, by matplotlib
+page.py        a report as a page of HTML, with page.html, page.css and page.js
+trying.py      sweep                                 sweeping.py   Sweep
+journal.py     what of a sweep is done               plain.py      values as JSON has them
+"""
+
+from hop.report.comparing import compare as compare
+from hop.report.report import Report as Report
+from hop.report.rows import Error as Error
+from hop.report.rows import Operand as Operand
+from hop.report.rows import Row as Row
+from hop.report.sweeping import Candidate as Candidate
+from hop.report.sweeping import Sweep as Sweep
+from hop.report.trying import CANDIDATES as CANDIDATES
+from hop.report.trying import Options as Options
+from hop.report.trying import sweep as sweep
+from hop.report.values import Spread as Spread
+from hop.report.values import Type as Type

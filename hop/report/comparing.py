@@ -1,0 +1,116 @@
+"""compare: a program, node by node, beside a reference."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hop.export.running import compare as run_both
+from hop.report.listing import parameter_bytes, rows_of
+from hop.report.measuring import Meter, Pair, Progress
+from hop.report.pairing import pairs
+from hop.report.report import Report
+
+Program = ExportedProgram | GraphModule
+Data = tuple[Any, ...] | Sequence[tuple[Any, ...]]
+
+
+def compare(
+    model: Program | nn.Module,
+    reference: Program | nn.Module | None = None,
+    data: Data | None = None,
+    *,
+    runs: int = 3,
+    name: str = "",
+    progress: Progress | None = None,
+) -> Report:
+    """Run a model and look at each value that it computes, beside those of a reference if there is one.
+
+    Args:
+        model: an exported program, its `module()`, or a module, which is exported with `data`.
+        reference: the same, of a program with the same inputs: usually the float model.
+        data: the positional arguments of both, or a list of them; by default those that a program was exported with.
+        runs: how often the model runs on the first arguments, for the times.
+        name: what the report calls the model.
+        progress: called with what is being done, how much of it is, and how much there is.
+
+    Returns:
+        A Report: a row for each value.
+
+    Raises:
+        TypeError: model or reference is no program and no module, or data no tuple and no list of tuples.
+        ValueError: there is no data, or it does not fit a program; or `runs` is below 1.
+    """
+    if runs < 1:
+        raise ValueError(f"compare: runs must be at least 1, got {runs}; each node's time is the median of so many")
+    given = inputs_of("compare", data, {"model": model} | ({} if reference is None else {"reference": reference}))
+    tell = progress or (lambda what, done, of: None)
+    a = Meter(exported("compare", model, given), "model", "compare")
+    b = None if reference is None else Meter(exported("compare", reference, given), "reference", "compare")
+    found = [] if b is None else [Pair(x, y, caller="compare") for x, y in pairs(a.graph, b.graph)]
+    total, done = len(given) + runs, 0
+    with torch.no_grad():
+        for arguments in given:
+            tell("looking at values", done, total)
+            if b is None:
+                for _ in a.steps(arguments):
+                    pass
+            else:
+                run_both(a, b, arguments, list(found), [])
+            done += 1
+        for _ in range(runs):
+            tell("taking times", done, total)
+            a.time(given[0])
+            done += 1
+    tell("taking times", done, total)
+    return Report(rows_of(a, found), len(given), b is not None, parameter_bytes(a), name)
+
+
+def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The arguments of each run of models, which are named for errors."""
+    for name, model in models.items():
+        if not isinstance(model, Program | nn.Module):
+            raise TypeError(
+                f"{caller}: {name} must be a torch.export.ExportedProgram, its module() or a torch.nn.Module; got "
+                f"{type(model).__name__}"
+            )
+    if data is None:
+        kept = (m.example_inputs for m in models.values() if isinstance(m, ExportedProgram))
+        found = next((inputs for inputs in kept if inputs is not None), None)
+        if found is None or found[1]:
+            raise ValueError(f"{caller}: data is None, and no program keeps positional arguments; pass a tuple of them")
+        return [tuple(found[0])]
+    given = [data] if isinstance(data, tuple) else list(data) if isinstance(data, Sequence) else None
+    if given is None or not all(isinstance(x, tuple) for x in given):
+        raise TypeError(
+            f"{caller}: data must be the tuple of the model's positional arguments, or a list of such tuples; got "
+            f"{type(data).__name__}"
+        )
+    if not given:
+        raise ValueError(f"{caller}: data is an empty list; pass at least one tuple of arguments")
+    return given
+
+
+def exported(caller: str, model: Program | nn.Module, data: list[tuple[Any, ...]]) -> Program:
+    """The program of a module, for shapes as `data` has them."""
+    if isinstance(model, Program):
+        return model
+    leaves = [tree_leaves(arguments) for arguments in data]
+    if len({len(x) for x in leaves}) != 1:
+        raise ValueError(f"{caller}: data has tuples with different numbers of tensors")
+    columns = iter(zip(*leaves, strict=True))
+    shapes = tree_map(lambda _: _shape(next(columns)), data[0])
+    with torch.no_grad():
+        return torch.export.export(model, data[0], dynamic_shapes=shapes)
+
+
+def _shape(column: tuple[Any, ...]) -> dict[int, Any] | None:
+    """Which sizes of an input differ from one tuple to the next."""
+    if not isinstance(column[0], Tensor):
+        return None
+    sizes = zip(*(x.shape for x in column), strict=True)
+    return {i: Dim.AUTO for i, of in enumerate(sizes) if len(set(of)) > 1} or None

@@ -1,0 +1,191 @@
+"""The rows of a report, from what was measured."""
+
+import math
+import operator
+from typing import Any
+
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from hop._compile import OpOverload
+from hop.export.figures import operator_name
+from hop.export.program import value
+from hop.impls.out_dtype import operator as out_dtype_operator
+from hop.impls.pack import pack_operator
+from hop.impls.quantize import fake_quantize_operator, quantize_operator
+from hop.impls.quantized import quantized_operator
+from hop.impls.quantized.calls import Scales
+from hop.impls.scaled import scaled_buffers, scaled_operator
+from hop.impls.scaled.operands import Operand as Encoded
+from hop.impls.scaled.operands import decode
+from hop.impls.scaled.roles import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, aten
+from hop.leaves import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
+from hop.quantizer import Quantizer
+from hop.report.measuring import Meter, Pair
+from hop.report.pairing import inner_operator, module_of, path_of
+from hop.report.rows import INPUT, MOVE, OTHER, PRODUCT, QUANTIZE, Error, Operand, Row
+from hop.report.values import Spread, Type, numbers, of_quantizer
+from hop.schemes import Scheme
+
+_ATTENTION = aten.scaled_dot_product_attention.default  # whose first two arguments are factors
+_PRODUCTS = {op for op, roles in ROLES.items() if roles.family in (MATRIX, CONVOLUTION, EMBEDDING)} | {_ATTENTION}
+_MOVES = {aten.clone.default, aten.dropout.default, aten.cat.default, aten.stack.default, aten._to_copy.default}
+_FORMATS = {
+    *(quantize_operator, fake_quantize_operator, dequantize_operator, pack_operator),
+    *(quantize_buffers, dequantize_buffers, buffers_operator),
+}
+_ARGUMENTS = {  # where those of the inner operator begin
+    out_dtype_operator: 2,
+    scaled_operator: 4,
+    scaled_buffers: 4,
+    quantized_operator: 4 + len(Scales._fields),
+}
+
+
+def rows_of(meter: Meter, found: list[Pair]) -> tuple[Row, ...]:
+    """A row for each input, and each value of tensors that the program computes."""
+    return tuple(_Listing(meter, found).rows)
+
+
+class _Listing:
+    def __init__(self, meter: Meter, found: list[Pair]) -> None:
+        self.meter, self.rows = meter, []
+        self.pairs = {pair.a: pair for pair in found if pair.elements is not None}
+        self.outputs = {node: i for i, (node, _) in reversed(list(enumerate(meter.outputs)))}
+        self.held = _held(meter)
+        self.places: dict[Node, int] = {}
+        self.ratios: dict[Node, float] = {}  # the SQNR of what a node has, or of what came into it
+        for node in meter.graph.nodes:
+            is_row = node in meter.inputs or node.op == "call_function"
+            if is_row and meter.seen[node].type is not None:
+                self.places[node] = len(self.rows)
+                self.rows.append(self._row(node))
+            else:
+                self.ratios[node] = self._before(node)
+
+    def _row(self, node: Node) -> Row:
+        seen = self.meter.seen[node]
+        operands = tuple(self._operand(n) for n in node.all_input_nodes if self.meter.seen[n].type is not None)
+        result = _spelled(node) or seen.type
+        assert result is not None
+        lines = seen.explained.splitlines()
+        kernel = lines[-1].removesuffix(": chosen") if lines else "" if node.op == "placeholder" else "PyTorch"
+        held = [self.held[n][1] for n in node.all_input_nodes if n in self.held]
+        return Row(
+            name=node.name,
+            path=path_of(node),
+            module=module_of(node),
+            operator="input" if node.op == "placeholder" else operator_name(node),
+            sort=_sort(node, operands, result),
+            operands=operands,
+            computes=self._factors(node) or (result,),
+            result=result,
+            shape=seen.shape,
+            output=self.outputs.get(node),
+            kernel=kernel,
+            reasons=tuple(lines[:-1]),
+            parameter_bytes=sum(x.nbytes for x in held),
+            seconds=self.meter.seconds(node) if node.op == "call_function" else None,
+            error=self._error(node),
+            values=seen.values,
+            weights=_spread(max(held, key=Tensor.numel)) if held else None,
+        )
+
+    def _operand(self, node: Node) -> Operand:
+        name = self.held[node][0] if node in self.held else node.name
+        return Operand(name, _spelled(node) or self.meter.seen[node].type, self.places.get(node))
+
+    def _factors(self, node: Node) -> tuple[Type, ...]:
+        """The types of the two factors of a product; of an embedding, of its weight."""
+        op = inner_operator(node)
+        if op not in _PRODUCTS:
+            return ()
+        start = _ARGUMENTS.get(node.target, 0)  # type: ignore[call-overload]
+        args: Any = node.args[start:]
+        if node.target is scaled_buffers:
+            args = decode(op, args)
+        if op is _ATTENTION:
+            factors = [args[0], args[1]]
+        else:
+            factors = [ROLES[op].find(role, tuple(args)) for role in (LHS, RHS)]
+        types = [self._type(x) for x in factors]
+        if node.target is quantized_operator:
+            scheme = Scheme.parse(str(node.args[1]))
+            for i, q in enumerate((scheme.lhs, scheme.rhs)):
+                if q is not None and types[i] is not None:
+                    types[i] = of_quantizer(q)
+        return tuple(t for t in types if t is not None)
+
+    def _type(self, x: Any) -> Type | None:
+        if isinstance(x, Encoded):
+            return of_quantizer(x.quantizer)
+        return (_spelled(x) or self.meter.seen[x].type) if isinstance(x, Node) else None
+
+    def _before(self, node: Node) -> float:
+        return min((self.ratios[n] for n in node.all_input_nodes), default=math.inf)
+
+    def _error(self, node: Node) -> Error | None:
+        before = self._before(node)
+        pair = self.pairs.get(node)
+        self.ratios[node] = before
+        if pair is None:
+            return None
+        figures = pair.row()
+        if figures.sqnr is not None:
+            self.ratios[node] = figures.sqnr
+        counts = figures.elements, figures.differing
+        return Error(pair.b.name, *counts, figures.sqnr, figures.largest, before, pair.spread)
+
+
+def _sort(node: Node, operands: tuple[Operand, ...], result: Type) -> str:
+    if node.op == "placeholder":
+        return INPUT
+    op = inner_operator(node)
+    if op in _PRODUCTS:
+        return PRODUCT
+    is_move = not isinstance(op, OpOverload) or op.is_view or op in _MOVES
+    changes = bool(operands) and all(o.type is not None and o.type.format != result.format for o in operands)
+    if node.target in _FORMATS or (is_move and changes and node.target is not operator.getitem):
+        return QUANTIZE
+    return MOVE if is_move and operands else OTHER
+
+
+def _spelled(node: Any) -> Type | None:
+    """The quantizer of a list of buffers, which the node spells."""
+    if not isinstance(node, Node) or not isinstance(value(node), list | tuple):
+        return None
+    at = {quantize_buffers: 0, scaled_buffers: 1}.get(node.target)  # type: ignore[call-overload]
+    return None if at is None else of_quantizer(Quantizer.parse(str(node.args[at])))
+
+
+def _held(meter: Meter) -> dict[Node, tuple[str, Tensor]]:
+    """The parameters, buffers and constants of the program by their nodes, with their names in the model."""
+    found: dict[Node, tuple[str, Tensor]] = {}
+    if isinstance(meter.program, ExportedProgram):
+        specs = meter.program.graph_signature.input_specs
+        tensors = {**meter.program.constants, **meter.program.state_dict}
+        for node, spec in zip(meter.graph.find_nodes(op="placeholder"), specs, strict=True):
+            x = tensors.get(spec.target or "")
+            if spec.kind is not InputKind.USER_INPUT and isinstance(x, Tensor):
+                found[node] = (str(spec.target), x)
+        return found
+    for node in meter.graph.find_nodes(op="get_attr"):
+        x: Any = meter.module
+        for part in str(node.target).split("."):
+            x = getattr(x, part)
+        if isinstance(x, Tensor):
+            found[node] = (str(node.target), x)
+    return found
+
+
+def parameter_bytes(meter: Meter) -> int:
+    """Of all that the program holds and reads, each tensor once."""
+    held = {id(x): x.nbytes for node, (_, x) in _held(meter).items() if node.users}
+    return sum(held.values())
+
+
+def _spread(x: Tensor) -> Spread | None:
+    given = numbers(x.detach())
+    return None if given is None else Spread.of(given)

@@ -1,0 +1,104 @@
+"""What is measured while programs run: of each node of one, and of each pair of nodes of two."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from hop._hop import Hop
+from hop.export.figures import Figures
+from hop.export.running import Runner
+from hop.report.values import Spread, Type, numbers, type_of
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+
+
+@dataclass(eq=False)
+class Seen:
+    """What is known of a node."""
+
+    type: Type | None = None
+    shape: tuple[int, ...] = ()
+    values: Spread | None = None
+    bytes: int = 0
+    explained: str = ""
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, x: Any) -> None:
+        """A value of it."""
+        first = x[0] if isinstance(x, list | tuple) and x else x
+        if self.type is None and isinstance(first, Tensor):
+            self.type, self.shape = type_of(first), tuple(first.shape)
+            self.bytes = sum(t.nbytes for t in tree_leaves(x) if isinstance(t, Tensor))
+        given = numbers(x)
+        if given is not None:
+            spread = Spread.of(given)
+            self.values = spread if self.values is None else self.values + spread
+
+
+class Meter(Runner):
+    """A program that looks at each value that it computes, or at the time that each takes."""
+
+    def __init__(self, program: Any, name: str, caller: str) -> None:
+        super().__init__(program, name, caller)
+        self.seen: dict[Node, Seen] = {node: Seen() for node in self.graph.nodes}
+        self.times = False  # which of the two
+        given = [n for n in self.graph.nodes if n.op == "placeholder"]
+        if isinstance(program, ExportedProgram):
+            specs = zip(given, program.graph_signature.input_specs, strict=True)
+            given = [node for node, spec in specs if spec.kind is InputKind.USER_INPUT]
+        self.inputs: frozenset[Node] = frozenset(given)
+
+    def steps(self, arguments: tuple[Any, ...]) -> Any:
+        for node, value in super().steps(arguments):
+            seen = self.seen[node]
+            if not self.times and (node in self.inputs or node.op == "call_function" or seen.type is None):
+                seen.add(value)
+            yield node, value
+
+    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+        seen = self.seen[node]
+        if not self.times:
+            if isinstance(node.target, Hop) and not seen.explained:
+                args, kwargs = interpreter.fetch_args_kwargs_from_env(node)
+                seen.explained = node.target.explain(*args, **kwargs)
+            return super().run(interpreter, node)
+        start = time.perf_counter()
+        found = super().run(interpreter, node)
+        if isinstance(found, Tensor) and found.is_cuda:
+            torch.cuda.synchronize(found.device)
+        seen.seconds.append(time.perf_counter() - start)
+        return found
+
+    def time(self, arguments: tuple[Any, ...]) -> None:
+        """Run once more, for the times."""
+        self.times = True
+        for _ in self.steps(arguments):
+            pass
+        self.times = False
+
+    def seconds(self, node: Node) -> float | None:
+        taken = self.seen[node].seconds
+        return statistics.median(taken) if taken else None
+
+
+@dataclass(eq=False)
+class Pair(Figures):
+    """A node and that of the reference, with where their differences lie."""
+
+    spread: Spread | None = None
+
+    def add(self, x: Any, y: Any) -> None:
+        super().add(y, x)  # the signal is the reference's
+        of_x, of_y = numbers(x), numbers(y)
+        if of_x is not None and of_y is not None and of_x.shape == of_y.shape:
+            spread = Spread.of(of_x - of_y.to(of_x.device))
+            self.spread = spread if self.spread is None else self.spread + spread

@@ -1,0 +1,48 @@
+"""The page of a report: one file of HTML that needs nothing else, neither a network nor another file.
+
+page.html is its frame, page.css its looks, page.js what it does with the data, which stands in it as JSON. A policy in
+its head (Content-Security-Policy) allows this script and this style by their hashes, and nothing else: no request, no
+other script.
+"""
+
+import base64
+import hashlib
+import json
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+_FOLDER = Path(__file__).parent
+
+
+def html(report: dict[str, Any] | None, sweep: dict[str, Any] | None = None) -> str:
+    """The page of `Report.to_dict()`, of `Sweep.to_dict()`, or of both."""
+    style, script = _read("page.css"), _read("page.js")
+    known = report or sweep or {}
+    title = known.get("name") or "report"
+    sentences = [*(sweep or {}).get("summary", ()), *(report or {}).get("summary", ())]
+    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src '{_hash(style)}'; "
+    policy += f"script-src '{_hash(script)}'"
+    return Template(_read("page.html")).substitute(
+        policy=escape(policy),
+        title=escape(title),
+        summary="\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences),
+        style=style,
+        script=script,
+        data=embedded({"report": report, "sweep": sweep}),
+    )
+
+
+def embedded(data: Any) -> str:
+    """JSON that can stand in a script element: no character of it begins a tag, a comment or an entity."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII alone
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

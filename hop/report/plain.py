@@ -1,0 +1,13 @@
+"""Values as JSON has them."""
+
+import math
+from typing import Any
+
+
+def plain(x: Any) -> Any:
+    """x as JSON has it: numbers that it has not as strings, "inf", "-inf" and "nan"."""
+    if isinstance(x, dict):
+        return {key: plain(v) for key, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [plain(v) for v in x]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x

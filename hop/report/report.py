@@ -1,0 +1,133 @@
+"""Report: what compare found, for people, for programs and for notebooks."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hop.export.table import table
+from hop.report import page, picture, words
+from hop.report.plain import plain
+from hop.report.rows import Row
+
+if TYPE_CHECKING:
+    from hop.report.sweeping import Sweep
+
+
+@dataclass(frozen=True)
+class Report:
+    """What hop.report.compare found.
+
+    Attributes:
+        rows: one for each value, in the order in which the program computes them.
+        inputs: how many tuples of arguments it ran on.
+        has_reference: whether there was a reference; without one, no row has an error.
+        parameter_bytes: of all parameters and constants that the program reads, each once, with their scales.
+        name: of the model.
+    """
+
+    rows: tuple[Row, ...]
+    inputs: int
+    has_reference: bool
+    parameter_bytes: int
+    name: str = ""
+
+    @cached_property
+    def summary(self) -> str:
+        """Sentences: where the error enters first, which rows add most to it, what is still float, where formats
+        change, what it costs."""
+        return "\n".join(self.sentences)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The same, one by one."""
+        return words.summary(self.rows, self.has_reference, self.parameter_bytes)
+
+    @property
+    def first(self) -> Row | None:
+        """The first row that differs from the reference; None if none does, or there is no reference."""
+        return words.first_error(self.rows)
+
+    @property
+    def losses(self) -> list[Row]:
+        """The rows that add to the error of what they read, the greatest noise first."""
+        return words.losses(self.rows)
+
+    def row(self, name: str) -> Row:
+        """The row of a node. Raises KeyError where there is none."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"report: no row is named {name!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Lists, dicts, strings, numbers and None alone, as JSON has them; infinite numbers and NaN as strings."""
+        rows = [_spelled(row) for row in self.rows]
+        return plain(
+            {
+                "name": self.name,
+                "summary": list(self.sentences),
+                "inputs": self.inputs,
+                "has_reference": self.has_reference,
+                "parameter_bytes": self.parameter_bytes,
+                "rows": rows,
+            }
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def to_dataframe(self) -> Any:
+        """A pandas.DataFrame of the rows, without histograms; its index is their names. Needs pandas."""
+        import pandas
+
+        columns = {
+            "path": [r.path for r in self.rows],
+            "operator": [r.operator for r in self.rows],
+            "sort": [r.sort for r in self.rows],
+            "formats": [r.formats for r in self.rows],
+            "result": [r.result.name for r in self.rows],
+            "kind": [r.result.kind for r in self.rows],
+            "shape": [r.shape for r in self.rows],
+            "kernel": [r.kernel for r in self.rows],
+            "sqnr": [math.nan if r.error is None or r.error.sqnr is None else r.error.sqnr for r in self.rows],
+            "added": [math.nan if r.error is None else r.error.added for r in self.rows],
+            "parameter_bytes": [r.parameter_bytes for r in self.rows],
+            "milliseconds": [math.nan if r.seconds is None else 1e3 * r.seconds for r in self.rows],
+        }
+        return pandas.DataFrame(columns, index=pandas.Index([r.name for r in self.rows], name="node"))
+
+    def plot(self) -> Any:
+        """A matplotlib.figure.Figure: SQNR along the program, and what each product adds. Needs matplotlib."""
+        return picture.of_report(self)
+
+    def html(self, sweep: "Sweep | None" = None) -> str:
+        """A page that needs nothing else: no network, no other file. With a sweep, that is shown above."""
+        return page.html(self.to_dict(), None if sweep is None else sweep.to_dict())
+
+    def save(self, path: str | Path, sweep: "Sweep | None" = None) -> None:
+        """Write the page to a file."""
+        Path(path).write_text(self.html(sweep), encoding="utf-8")
+
+    def __str__(self) -> str:
+        shown = [row for row in self.rows if row.sort not in ("move", "input")]
+        names = ("node", "operator", "formats", "kernel", "SQNR dB", "bytes", "ms")
+        lines = [
+            (
+                *(row.name, row.operator, row.formats, row.kernel),
+                "" if row.error is None or row.error.sqnr is None else f"{row.error.sqnr:.1f}",
+                f"{row.parameter_bytes:,}" if row.parameter_bytes else "",
+                "" if row.seconds is None else f"{1e3 * row.seconds:.3f}",
+            )
+            for row in shown
+        ]
+        return f"{self.summary}\n\n{table(names, lines, right=4)}"
+
+
+def _spelled(row: Row) -> dict[str, Any]:
+    """A row as a dict, with what follows from its fields."""
+    changes = [[asdict(of) for of in change] for change in row.changes]
+    derived = {"formats": row.formats, "kind": row.kind, "changes": changes}
+    return {**asdict(row), **derived, "added": None if row.error is None else row.error.added}

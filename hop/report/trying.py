@@ -1,0 +1,204 @@
+"""sweep: what other formats would cost a model, and what they would save."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
+
+from hop import presets, schemes
+from hop.export.scheme import to_scheme
+from hop.report.comparing import Data, exported, inputs_of
+from hop.report.journal import Journal, fingerprint
+from hop.report.listing import parameter_bytes
+from hop.report.measuring import Meter, Progress
+from hop.report.sweeping import Candidate, Sweep
+from hop.report.values import numbers
+from hop.schemes import Scheme
+
+CANDIDATES: Mapping[str, Scheme] = {
+    "int8": schemes.INT8_DYNAMIC,
+    "int8 weights": Scheme(None, presets.INT8_ROW),
+    "int8 × int4 groups": schemes.INT8_DA_INT4_W,
+    "int4 groups, weights": schemes.INT4_W,
+    "fp8": Scheme(presets.FP8_ROW, presets.FP8_ROW),
+    "fp8 weights": Scheme(None, presets.FP8_ROW),
+    "mxfp8": Scheme(presets.MXFP8, presets.MXFP8),
+    "mxfp4": Scheme(presets.MXFP4, presets.MXFP4),
+    "mxfp4 weights": Scheme(None, presets.MXFP4),
+    "nvfp4": Scheme(presets.NVFP4, presets.NVFP4),
+    "nvfp4 weights": Scheme(None, presets.NVFP4),
+}
+"""What `sweep` tries by default: activations and weights, or weights alone."""
+
+FLOAT = "float"  # the model as it is
+Loss = Callable[[list[Any]], float]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The rest of what a sweep may be told.
+
+    Args:
+        rounds: how often each candidate runs for its time, by turns with the float model.
+        name: what the sweep calls the model.
+        progress: called with what is being done, how many candidates are done, and how many there are.
+    """
+
+    rounds: int = 5
+    name: str = ""
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"sweep: rounds must be at least 1, got {self.rounds}")
+
+    def tell(self, what: str, done: int, of: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, of)
+
+
+def sweep(
+    model: ExportedProgram | nn.Module,
+    data: Data | None = None,
+    candidates: Mapping[str, Scheme] | None = None,
+    *,
+    loss: Loss | None = None,
+    journal: str | Path | None = None,
+    options: "Options | None" = None,
+) -> Sweep:
+    """Try schemes on a float model: what each does to its outputs, its bytes and its time.
+
+    The products of the model run in each scheme as hop.export.to_scheme puts them there.
+
+    Args:
+        model: an exported program, or a module, which is exported with `data`.
+        data: its positional arguments, or a list of them; by default those that a program was exported with.
+        candidates: schemes by name; CANDIDATES by default.
+        loss: a function of the outputs for all arguments, a list, to one number, less of which is better. Then that is
+            the quality; otherwise the SQNR of the outputs.
+        journal: a file of JSON lines, to which each candidate is written once it is done. A sweep that finds one of
+            the same model and data goes on where it ended.
+        options: the rest, see Options.
+
+    Returns:
+        A Sweep.
+
+    Raises:
+        TypeError: model is no program and no module, data no tuple and no list of tuples, or a candidate no Scheme.
+        ValueError: there is no data, or the journal is of another model or other data.
+    """
+    chosen, given = options or Options(), inputs_of("sweep", data, {"model": model})
+    program = exported("sweep", model, given)
+    if not isinstance(program, ExportedProgram):
+        raise TypeError(
+            f"sweep: model must be a torch.export.ExportedProgram or a torch.nn.Module that is not a graph; got "
+            f"{type(program).__name__}"
+        )
+    wanted = CANDIDATES if candidates is None else candidates
+    for name, scheme in wanted.items():
+        if not isinstance(scheme, Scheme):
+            raise TypeError(f"sweep: candidates[{name!r}] must be a hop.Scheme, got {scheme!r}")
+    notes = Journal(journal, fingerprint(program, given, [chosen.rounds, loss is not None]))
+    known = {(row["name"], row["scheme"]): Candidate(**row) for row in notes.lines}
+    with torch.no_grad():
+        rows = _run(program, wanted, _Trial(program, given, loss, chosen), known, notes)
+    return Sweep(tuple(rows), len(given), chosen.name)
+
+
+def _run(
+    program: ExportedProgram,
+    wanted: Mapping[str, Scheme],
+    trial: "_Trial",
+    known: Mapping[tuple[str, str], Candidate],
+    notes: Journal,
+) -> list[Candidate]:
+    rows: list[Candidate] = []
+    everything: list[tuple[str, Scheme | None]] = [(FLOAT, None), *wanted.items()]
+    for done, (name, scheme) in enumerate(everything):
+        trial.options.tell(name, done, len(everything))
+        key = (name, "" if scheme is None else str(scheme))
+        row = known.get(key)
+        if row is None:
+            made = None if scheme is None else to_scheme(program, scheme)
+            row = replace(trial.measured(program if made is None else made.program), name=name, scheme=key[1])
+            if made is not None:
+                row = replace(row, rewritten=len(made.report.rewritten), left=len(made.report.left))
+            notes.add(asdict(row))
+        rows.append(row)
+    trial.options.tell("done", len(everything), len(everything))
+    return rows
+
+
+class _Trial:
+    """Measures programs against the float one, on the same arguments."""
+
+    def __init__(
+        self, program: ExportedProgram, data: list[tuple[Any, ...]], loss: Loss | None, options: Options
+    ) -> None:
+        self.data, self.loss, self.options = data, loss, options
+        self.float: Any = program.module()
+        self.wanted = [self.float(*arguments) for arguments in data]
+
+    def measured(self, program: ExportedProgram) -> Candidate:
+        module: Any = program.module()
+        outputs = [module(*arguments) for arguments in self.data]
+        own, floats = [], []
+        for _ in range(self.options.rounds):  # by turns, so that what else the machine does slows both
+            floats.append(_seconds(self.float, self.data[0]))
+            own.append(_seconds(module, self.data[0]))
+        return Candidate(
+            name=FLOAT,
+            scheme="",
+            sqnr=_sqnr(outputs, self.wanted),
+            cosine=_cosine(outputs, self.wanted),
+            loss=None if self.loss is None else float(self.loss(outputs)),
+            parameter_bytes=parameter_bytes(Meter(program, "model", "sweep")),
+            seconds=statistics.median(own),
+            float_seconds=statistics.median(floats),
+            rewritten=0,
+            left=0,
+        )
+
+
+def _seconds(run: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
+    start = time.perf_counter()
+    found = tree_leaves(run(*arguments))
+    for x in found:
+        if isinstance(x, Tensor) and x.is_cuda:
+            torch.cuda.synchronize(x.device)
+    return time.perf_counter() - start
+
+
+def _pairs(outputs: Any, wanted: Any) -> list[tuple[Tensor, Tensor]]:
+    """The outputs that are floats, beside those of the float model."""
+    both = zip(tree_leaves(outputs), tree_leaves(wanted), strict=True)
+    found = [(numbers(x), numbers(y)) for x, y in both]
+    return [(x.double(), y.double()) for x, y in found if x is not None and y is not None]
+
+
+def _sqnr(outputs: Any, wanted: Any) -> float:
+    pairs = _pairs(outputs, wanted)
+    signal = sum(y.square().sum().item() for _, y in pairs)
+    noise = sum((x - y).square().sum().item() for x, y in pairs)
+    if math.isnan(noise) or signal == 0:
+        return math.inf if noise == 0 else -math.inf
+    return math.inf if noise == 0 else 10 * math.log10(signal / noise) if noise < math.inf else -math.inf
+
+
+def _cosine(outputs: Any, wanted: Any) -> float:
+    """The mean over all rows, rows of zeros left out."""
+    found = []
+    for x, y in _pairs(outputs, wanted):
+        x, y = (v.reshape(-1, v.shape[-1]) if v.dim() else v.reshape(1, 1) for v in (x, y))
+        lengths = x.norm(dim=1) * y.norm(dim=1)
+        found.append(((x * y).sum(1) / lengths)[lengths > 0])
+    rows = torch.cat(found) if found else torch.zeros(0)
+    return rows.mean().item() if rows.numel() else math.nan

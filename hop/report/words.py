@@ -1,0 +1,135 @@
+"""A report in words: where the error enters, what adds to it, what is still float, where formats change."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from hop.report.rows import PRODUCT, Row
+
+_MOST = 3  # rows that a sentence names
+
+
+def summary(rows: Sequence[Row], has_reference: bool, parameter_bytes: int) -> tuple[str, ...]:
+    """Sentences, the most important one first."""
+    found = [_errors(rows), *_losses(rows)] if has_reference else [_NO_REFERENCE]
+    found += [_floats(rows), _changes(rows), _costs(rows, parameter_bytes)]
+    return tuple(sentence for sentence in found if sentence)
+
+
+_NO_REFERENCE = "There is no reference, so that nothing is said of errors."
+
+
+def where(row: Row) -> str:
+    """A row as people find it: its name and its submodule."""
+    return f"{row.name} ({row.path})" if row.path else row.name
+
+
+def decibels(sqnr: float) -> str:
+    return "exact" if sqnr == math.inf else f"{sqnr:.1f} dB"
+
+
+def first_error(rows: Sequence[Row]) -> Row | None:
+    """The first row that differs from the reference."""
+    return next((row for row in rows if row.error is not None and row.error.differing), None)
+
+
+def losses(rows: Sequence[Row]) -> list[Row]:
+    """The rows that add to the error of what they read, the greatest noise first."""
+    return sorted((row for row in rows if row.error and row.error.added > 0), key=_added, reverse=True)
+
+
+def _added(row: Row) -> float:
+    return row.error.added if row.error is not None else 0.0
+
+
+def _errors(rows: Sequence[Row]) -> str:
+    compared = [row for row in rows if row.error is not None]
+    if not compared:
+        return "No value corresponds with one of the reference."
+    first = first_error(rows)
+    if first is None:
+        return f"All {len(compared)} values that correspond with one of the reference are equal to it."
+    assert first.error is not None
+    sqnr = first.error.sqnr
+    at = "" if sqnr is None else f", with an SQNR of {decibels(sqnr)}"
+    said = f"The error enters first at {where(first)}, {first.operator}, in {first.formats}{at}."
+    ends = [row for row in compared if row.output is not None]
+    told = [
+        f"output {row.output} has {decibels(row.error.sqnr)}" if row.error and row.error.sqnr is not None else ""
+        for row in ends
+    ]
+    told = [t for t in told if t][:_MOST]
+    return f"{said} At the end {', '.join(told)}." if told else said
+
+
+def _losses(rows: Sequence[Row]) -> list[str]:
+    said = []
+    found = [row for row in losses(rows) if row is not first_error(rows)]
+    low, floats = ([row for row in found if row.is_float == flag][:_MOST] for flag in (False, True))
+    for own, what in (
+        (low, "Of what computes in other formats than floats, these lose most beyond what comes in"),
+        (floats, "Floats pass on what comes in; these make it larger beside the signal"),
+    ):
+        told = [
+            f"{where(row)} from {decibels(row.error.before)} to {decibels(row.error.sqnr)}"
+            for row in own
+            if row.error is not None and row.error.sqnr is not None
+        ]
+        if told:
+            said.append(f"{what}: {'; '.join(told)}.")
+    return said
+
+
+def _floats(rows: Sequence[Row]) -> str:
+    products = [row for row in rows if row.sort == PRODUCT]
+    if not products:
+        return "There is no matrix product, convolution or embedding."
+    left = [row for row in products if row.is_float]
+    if not left:
+        return f"{_all(len(products))} in low precision."
+    if len(left) == len(products):
+        kinds = ", ".join(sorted({row.result.format for row in left}))
+        return f"{_all(len(products))} in floats ({kinds})."
+    names = ", ".join(where(row) for row in left[:_MOST])
+    more = f" and {len(left) - _MOST} more" if len(left) > _MOST else ""
+    weight = f", with {size(held)} of parameters" if (held := sum(row.parameter_bytes for row in left)) else ""
+    count = f"{len(left)} of {len(products)} products, convolutions and embeddings"
+    return f"{count} are still float{weight}: {names}{more}."
+
+
+def _all(count: int) -> str:
+    if count == 1:
+        return "The one product, convolution or embedding computes"
+    return f"All {count} products, convolutions and embeddings compute"
+
+
+def _changes(rows: Sequence[Row]) -> str:
+    pairs = Counter((a.format, b.format) for row in rows for a, b in row.changes)
+    inside = sum(row.quantizes_inside for row in rows)
+    said = "Between nodes, no value changes its format."
+    if pairs:
+        told = ", ".join(f"{count} × {a} to {b}" for (a, b), count in pairs.most_common(_MOST))
+        places = "place" if sum(pairs.values()) == 1 else "places"
+        said = f"Values change their format in {sum(pairs.values())} {places}: {told}."
+    told = "One product quantizes floats itself." if inside == 1 else f"{inside} products quantize floats themselves."
+    return f"{said} {told}" if inside else said
+
+
+def _costs(rows: Sequence[Row], parameter_bytes: int) -> str:
+    seconds = sum(row.seconds or 0 for row in rows)
+    slow = max(rows, key=lambda row: row.seconds or 0, default=None)
+    if slow is None or not slow.seconds:
+        return f"Parameters take {size(parameter_bytes)}."
+    share = 100 * slow.seconds / seconds
+    return (
+        f"Parameters take {size(parameter_bytes)}; its nodes take {1e3 * seconds:.3g} ms one by one, of which "
+        f"{where(slow)} takes {share:.0f} %."
+    )
+
+
+def size(count: int) -> str:
+    """Bytes, as people say them."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} bytes"
