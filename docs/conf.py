@@ -26,7 +26,10 @@ exclude_patterns = ["gallery/*"]
 
 myst_heading_anchors = 3  # links to headings are checked, too
 myst_enable_extensions = ["deflist"]
-suppress_warnings = ["misc.highlighting_failure"]  # spellings and shell lines are no language
+suppress_warnings = [
+    "misc.highlighting_failure",  # spellings and shell lines are no language
+    "toc.empty_glob",  # a pattern of the index may name a page that is not written yet
+]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
