@@ -26,10 +26,7 @@ exclude_patterns = ["gallery/*"]
 
 myst_heading_anchors = 3  # links to headings are checked, too
 myst_enable_extensions = ["deflist"]
-suppress_warnings = [
-    "misc.highlighting_failure",  # spellings and shell lines are no language
-    "toc.empty_glob",  # a pattern of the index may name a page that is not written yet
-]
+suppress_warnings = ["misc.highlighting_failure"]  # spellings and shell lines are no language
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -86,7 +83,15 @@ def _signature(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, sign
     return (_ADDRESS.sub("", signature) if signature else signature, returns)
 
 
+def _present(_app: Any, name: str, source: list[str]) -> None:
+    """The index without those of its patterns that no page fits."""
+    if name == "index":
+        lines = source[0].splitlines(keepends=True)
+        source[0] = "".join(s for s in lines if "*" not in s or any(Path(__file__).parent.glob(f"{s.strip()}.md")))
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", _present)
     app.connect("autodoc-process-docstring", _docstring, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _restore, priority=900)  # after it
     app.connect("autodoc-process-signature", _signature)
