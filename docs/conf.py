@@ -83,7 +83,15 @@ def _signature(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, sign
     return (_ADDRESS.sub("", signature) if signature else signature, returns)
 
 
+def _present(_app: Any, name: str, source: list[str]) -> None:
+    """The index without those of its patterns that no page fits."""
+    if name == "index":
+        lines = source[0].splitlines(keepends=True)
+        source[0] = "".join(s for s in lines if "*" not in s or any(Path(__file__).parent.glob(f"{s.strip()}.md")))
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", _present)
     app.connect("autodoc-process-docstring", _docstring, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _restore, priority=900)  # after it
     app.connect("autodoc-process-signature", _signature)

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Mixed- and low-precision operators for PyTorch that mean one thing everywhere."""
 
 from hop import calibration as calibration

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Rules to find a static scale from data: what `hop.quantize` then takes as scale= and zero_point=.
 
     found = hop.calibration.percentile(q, *batches, percent=99.9)
@@ -82,14 +83,15 @@ def _error(q: Quantizer, x: Tensor, found: dict[str, Tensor]) -> Tensor:
 def _range(q: Quantizer, batches: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """The least and the largest number of each block; 0 for NaN."""
     known = [_known(x) for x in batches]
-    low = [_served(q).per_block(x, lambda cut, dims: cut.amin(dims)) for x in known]
-    high = [_served(q).per_block(x, lambda cut, dims: cut.amax(dims)) for x in known]
+    low = [_served(q).per_block(x, torch.amin) for x in known]
+    high = [_served(q).per_block(x, torch.amax) for x in known]
     return torch.stack(low).amin(0), torch.stack(high).amax(0)
 
 
 def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], Tensor], percent: float) -> Tensor:
     """The percentile of change(x) in each block of all batches; 0 where there is no number."""
-    own, rows = _served(q), []
+    own = _served(q)
+    rows: list[Tensor] = []
     for x in batches:
         changed = change(x.to(torch.float32)).clamp(-LARGEST, LARGEST)
         cut, dims = blocks.split(changed.reshape(own.rows(x.shape)), own.block, fill=math.nan)

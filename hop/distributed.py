@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Layers of hop.nn on several processes. `import hop` does not import this module, which imports torch.distributed.
 
 PyTorch's own styles of parallelize_module take layers of hop.nn whose scales are found anew in each call. A layer that

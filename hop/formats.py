@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Number formats: which numbers an element of a quantized tensor can be, and the code of each.
 
 A format is a frozen value; adding one is adding a constant at the end of this file. `encode` takes float32 to codes and

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The random Hadamard transform, which spreads an outlier over its block."""
 
 import functools

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The operators on buffers that stand in graphs, and those that take a quantized tensor apart.
 
     hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages, [factor, [stream]]) -> buffers

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Memory formats: channels last, or contiguous; and matrices that lie transposed.
 
     (N, C, *S) lies channels last if (N, *S, C) is contiguous, and it is not so itself.

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Random bits of stochastic rounding, as a function of a seed: the same in eager mode, compiled, and on every device.
 
     hop_noise(seed, stream, shape) -> uint8

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The quantizers that people use, by name. `PRESETS` lists them; any other is a Quantizer with fields of your own.
 
 A name is the format and what shares a scale: TENSOR, ROW, COLUMN, the size of a group along the last dimension, a tile.

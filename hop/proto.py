@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """TensorProto: a tensor without data, quantized or plain."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Quantizer: a frozen value that says how a float tensor becomes codes and scales, and back.
 
     x ≈ (decode(codes) - zero_point) · s        one s, and one zero point, for each block
@@ -234,7 +235,11 @@ class Quantizer(Value):
 
     def scale_slope(self, x: Tensor, scale: Tensor) -> Tensor | float:
         """The derivative of each block's s by the given `scale`."""
-        amax = self.per_block(x.to(torch.float32), lambda cut, dims: self._blocks(cut, dims, x.dtype).amax())
+
+        def largest(cut: Tensor, dims: list[int]) -> Tensor:
+            return self._blocks(cut, dims, x.dtype).amax()
+
+        amax = self.per_block(x.to(torch.float32), largest)
         return self.scale.slope(amax, scale.to(torch.float32), self.format)
 
     def spread(self, scale: Tensor, shape: Sequence[int]) -> Tensor:

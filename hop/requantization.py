@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Requantization: how hop.scaled goes from an exact integer sum to the codes of its output.
 
 With the sum n of the products of codes, each less its zero point, the scales s_lhs and s_rhs of the operands, and the

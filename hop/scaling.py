@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Scale rules: from the elements of a block to its scale, and from the scale to what is encoded.
 
 A rule is a frozen value; adding one is adding a class here. x is float32, cut into blocks; reductions run over a block,

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Scheme: a frozen value that says how the operands of a matrix product, convolution or embedding are quantized, and
 how their gradient is computed; and the schemes that people use, by name. `SCHEMES` lists them.
 

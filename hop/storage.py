@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Quantized tensors in safetensors files: the buffers as tensors, and what they are in the file's metadata.
 
     "name:codes", "name:scale", ...    the buffers of the quantized tensor "name"
@@ -12,7 +13,7 @@ Needs the package `safetensors`: pip install 'torch-hop[safetensors]'.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,16 +61,17 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
         ValueError: the file does not hold what its metadata describes.
     """
     with _safetensors().safe_open(str(path), "pt", device=str(device)) as file:
-        text = (file.metadata() or {}).get(_KEY, "{}")
+        held: dict[str, str] = file.metadata() or {}
+        text = held.get(_KEY, "{}")
         flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
     try:
-        described = json.loads(text)
+        described: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"load_file: {path}: its metadata is no JSON: {error}") from error
     if not isinstance(described, dict):
         raise ValueError(f"load_file: {path}: its metadata is no JSON object")
     found: dict[str, Tensor] = {}
-    for name, entry in described.items():
+    for name, entry in cast(dict[str, Any], described).items():
         try:
             found[name] = _built(name, entry, flat, device)
         except (LookupError, TypeError, ValueError, RecursionError) as error:
@@ -82,11 +84,12 @@ def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.d
     fields = {"quantizer", "shape", "dtype", "usages"}
     if not isinstance(entry, dict) or entry.keys() != fields:
         raise ValueError(f"its entry must have the fields {sorted(fields)}, got {entry!r}")
-    shape = entry["shape"]
-    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
+    entry = cast(dict[str, Any], entry)
+    shape: Any = entry["shape"]
+    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in cast(list[Any], shape)):
         raise ValueError(f"shape must be a list of sizes, got {shape!r}")
     proto = TensorProto(
-        tuple(shape),
+        tuple(cast(list[int], shape)),
         spelling.dtype(entry["dtype"]),
         device,
         quantizer=Quantizer.parse(entry["quantizer"]),
@@ -101,7 +104,7 @@ def _built(name: str, entry: Any, flat: dict[str, Tensor], device: str | torch.d
 
 def _safetensors() -> Any:
     try:
-        import safetensors.torch
+        import safetensors.torch  # pyright: ignore[reportUnusedImport]  it becomes an attribute
     except ImportError as error:
         raise ImportError("hop.storage needs the package safetensors: pip install 'torch-hop[safetensors]'") from error
     return safetensors

@@ -14,9 +14,16 @@ from hop.kernels import native
 
 ROOT = Path(__file__).parents[1]
 NEEDS = {"export_onnx": ("onnxscript", "onnxruntime")}  # optional packages of the code on a page
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
 EXTRAS = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to the headings of a page end with: their words in small letters, joined by hyphens."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.*)$", text, re.M))
+    return {word.strip().replace(" ", "-") for word in words}
 
 
 class TestDocs(unittest.TestCase):
@@ -46,6 +53,19 @@ class TestDocs(unittest.TestCase):
     def test_links(self, _name, page):
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), target
+
+    @parameterized.expand([(p.stem, p) for p in PAGES])
+    def test_headings_that_links_name(self, _name, page):
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
+            assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+    def test_files_of_the_map(self):
+        """The map of the code names files and folders that exist, and each file of tests that it names has tests."""
+        named = re.findall(r"`((?:\w+/)+[\w.]*|setup\.py)`", (ROOT / "docs/code_map.md").read_text())
+        assert len(named) > 100
+        for path in map(ROOT.joinpath, named):
+            assert path.exists(), path
+            assert not path.name.startswith("test_") or "def test_" in path.read_text(), path
 
     @parameterized.expand([(p.stem, p) for p in PAGES])
     def test_commands_exist(self, _name, page):

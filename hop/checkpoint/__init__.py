@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Distributed checkpoints of quantized tensors, on torch.distributed.checkpoint (DCP).
 
     hop.checkpoint.save(state_dict, folder, step=10)      each step a folder of its own, whole or not there

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Checkpoints of a run in one folder, each there as a whole or not at all.
 
     folder/step_10/                  DCP's files, and hop.json: the size and SHA-256 of each
@@ -15,9 +16,9 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -177,13 +178,15 @@ def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
         raise FileNotFoundError(f"step {step}: {folder} has no such checkpoint, but those of steps {steps(folder)}")
     path = folder / f"step_{found}" / _MANIFEST
     try:
-        manifest = json.loads(path.read_text())
+        manifest: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; load another step of {steps(folder)}") from error
-    files = manifest.get("files") if isinstance(manifest, dict) and manifest.get("version") == _VERSION else None
-    if not isinstance(files, dict) or _METADATA not in files or any(set(f) != _FIELDS for f in files.values()):
+    known = cast(dict[str, Any], manifest) if isinstance(manifest, dict) else {}
+    files = known.get("files") if known.get("version") == _VERSION else None
+    described = cast(dict[str, Any], files) if isinstance(files, dict) else {}
+    if _METADATA not in described or any(set(f) != _FIELDS for f in described.values()):
         raise ValueError(f"{path} is no manifest of version {_VERSION}; load another step of {steps(folder)}")
-    return found, files
+    return found, described
 
 
 def _verify(path: Path, saved: dict[str, Any]) -> None:
@@ -212,7 +215,7 @@ _HARMLESS = {("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), (
 
 
 @contextlib.contextmanager
-def _own_exceptions() -> Iterator[None]:
+def _own_exceptions() -> Generator[None, None, None]:
     """The exception of the first process that had one, instead of DCP's collection of them, and no warning that there
     is one process only."""
     try:

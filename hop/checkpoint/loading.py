@@ -1,9 +1,10 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The planner of a load: all is compared with the tensors of the state dict before the first byte is read."""
 
 import io
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class LoadPlanner(DefaultLoadPlanner):
     def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
         super().set_up_planner(state_dict, metadata, is_coordinator)
         self.state_dict, parts = taken_apart(self.state_dict)
-        described = (metadata.planner_data or {}).get(KEY, {})
+        described = cast(dict[str, Any], (metadata.planner_data or {}).get(KEY, {}))
         self.chunks: dict[str, Chunk] = {}
         self.regrouped: dict[str, regroup.Regrouped] = {}  # by entry
         regions = regroup.regions(metadata.state_dict_metadata)
@@ -94,7 +95,7 @@ class LoadPlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         # as DCP's own planner, which unpickles anything, and makes keys of dicts that are numbers texts
         *path, last = self.mappings[read_item.dest_index.fqn]
-        container: Any = self.original_state_dict
+        container = cast(Any, self.original_state_dict)
         for key in path:
             container = container[_own_key(container, key)]
         container[_own_key(container, last)] = torch.load(value, weights_only=True)

@@ -40,7 +40,7 @@ class Piece:
 
     def overlap(self) -> list[tuple[slice, slice]]:
         """Along each dimension the range that the part has of it: in the part, and in the piece. Empty for none."""
-        found = []
+        found: list[tuple[slice, slice]] = []
         for (start, end), offset, size in zip(self.ranges, self.part.offsets, self.part.tensor.shape, strict=True):
             low, high = max(start, offset), min(end, offset + size)
             if low >= high:

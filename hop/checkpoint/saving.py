@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The planner of a save: buffers of quantized tensors as entries of their own."""
 
 import ctypes
@@ -137,7 +138,7 @@ def _agreed(fqn: str, records: list[_Record]) -> dict[str, Any]:
 def _settled(plan: SavePlan, described: Mapping[str, Any]) -> SavePlan:
     """The plan of one process, with the entries of tensors in pieces renamed."""
     paths = dict(plan.planner_data)
-    renamed = {}
+    renamed: dict[str, str] = {}
     for fqn, record in paths.pop(KEY).items():
         in_pieces = described[fqn]["pieces"] is not None
         for name in record.buffers:

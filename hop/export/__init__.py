@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Exported programs: to exact integers, to core ATen, and to other runtimes."""
 
 from hop.export.dtypes import follow_dtype as follow_dtype

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The dtype that weights are dequantized to, where a cast of the model has left it behind."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Programs of our operators as programs of core ATen."""
 
 from torch.export import ExportedProgram

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Nodes of PyTorch's own out_dtype, and ours, exchanged in exported programs."""
 
 import copy

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Two programs on the same inputs, node by node where they correspond.
 
 Both run side by side, each value is compared as soon as both have it, and none is kept. What corresponds:

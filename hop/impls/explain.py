@@ -1,6 +1,8 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """explain: which implementation a call takes."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from hop.impls import out_dtype, scaled
 from hop.quantizer import Quantizer
@@ -19,7 +21,9 @@ def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
 
     Raises: what the operator raises for these arguments.
     """
-    given = [x for a in (*args, *kwargs.values()) for x in (a if isinstance(a, list | tuple) else [a])]
+    given: list[Any] = []
+    for a in (*args, *kwargs.values()):
+        given += cast(Sequence[Any], a) if isinstance(a, list | tuple) else [a]
     is_scaled = isinstance(output, Quantizer) or any(isinstance(x, QuantizedTensor) for x in given)
     explained: Any = scaled.explain if is_scaled else out_dtype.explain
     return explained(op, output, *args, **kwargs)

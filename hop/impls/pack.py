@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """pack: a quantized tensor in the layout that products read fastest, of equal value; unpack: in the plain form.
 
 hop_pack(tensor, layout) -> tensor        `layout` spelled as text, "" for the plain form

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """calibrate: static scales of activations, from what passes through the layers of a model."""
 
 import sys

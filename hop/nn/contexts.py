@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Which scheme a layer computes in: its own, or that of the innermost `with hop.nn.scheme(...)` of this thread.
 
 What a layer reads in its forward is a Plan: a scheme, and which of its roles need state. It is made once, outside of

@@ -1,14 +1,15 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """convert: quantized layers in the place of a model's float ones, and a report of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from hop.leaves import dequantize
-from hop.nn.layer import Layer, spelled
+from hop.nn.layer import Layer, modules_of, spelled
 from hop.nn.layers import LAYERS
 from hop.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -70,7 +71,7 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
     done: dict[int, tuple[nn.Module, Row]] = {}
     rows: list[Row] = []
     matched: set[int] = set()
-    for name, module in list(model.named_modules(remove_duplicate=False)):
+    for name, module in modules_of(model, every_name=True):
         if not isinstance(module, (*LAYERS, Layer)):
             continue
         if id(module) in done:
@@ -98,7 +99,7 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     stand for."""
     own = tuple(
         f"{name}.scales." if name else "scales."
-        for name, module in model.named_modules(remove_duplicate=False)
+        for name, module in modules_of(model, every_name=True)
         if isinstance(module, Layer)
     )
     return {
@@ -113,10 +114,11 @@ def _checked(rules: Any) -> list[Rule]:
         return [("*", rules)]
     if not isinstance(rules, Sequence) or isinstance(rules, str):
         raise TypeError(f"convert: rules must be a hop.Scheme, or pairs (selector, Scheme or None); got {rules!r}")
-    for rule in rules:
-        if not isinstance(rule, tuple) or len(rule) != 2:
+    pairs = cast(Sequence[Any], rules)
+    for rule in pairs:
+        if not isinstance(rule, tuple) or len(cast(tuple[Any, ...], rule)) != 2:
             raise TypeError(f"convert: a rule must be a pair (selector, Scheme or None), got {rule!r}")
-        selector, scheme = rule
+        selector, scheme = cast(tuple[Any, Any], rule)
         if not isinstance(selector, str) and not callable(selector):
             raise TypeError(
                 f"convert: a selector must be a module type, a name pattern or a function (name, module) -> bool; got "
@@ -124,7 +126,7 @@ def _checked(rules: Any) -> list[Rule]:
             )
         if scheme is not None and not isinstance(scheme, Scheme):
             raise TypeError(f"convert: the scheme for {selector!r} must be a hop.Scheme or None, got {scheme!r}")
-    return list(rules)
+    return list(pairs)
 
 
 def _choice(rules: Sequence[Rule], name: str, module: nn.Module, matched: set[int]) -> tuple[Scheme | None, str]:

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """AmaxHistory: the state of delayed scaling, hop.scaling.Delayed.
 
 Within a step all calls are quantized by the amax in use, and record the largest magnitude that they saw, in the forward
@@ -7,7 +8,7 @@ again, and a step may have several microbatches. `advance` ends the step.
 Source: NVIDIA Transformer Engine, delayed scaling.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,11 @@ def advance(model: nn.Module, group: Any = None) -> None:
 
 def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: Any = None) -> Any:
     """Call `advance(model, group)` after each step of `optimizer`. Returns a handle, whose remove() ends it."""
-    return optimizer.register_step_post_hook(lambda *_: advance(model, group))
+
+    def hook(*_: Any) -> None:
+        advance(model, group)
+
+    return optimizer.register_step_post_hook(hook)
 
 
 @torch.no_grad()
@@ -124,8 +129,7 @@ class _Watch(torch.autograd.Function):
 
 
 def _watched(y: Tensor, history: Tensor) -> Tensor:
-    out: Any = _Watch.apply(y, history)
-    return out
+    return cast(Tensor, _Watch.apply(y, history))
 
 
 _compile.allow_in_graph(_watched)

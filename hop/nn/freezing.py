@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """freeze: the weights of quantized layers as codes."""
 
 from typing import Any

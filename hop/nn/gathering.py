@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """gather_as_codes: the weights of layers travel between the processes of FSDP2 as codes and scales."""
 
 import weakref
@@ -8,7 +9,7 @@ from torch import nn
 
 from hop import _compile, schemes
 from hop.nn.contexts import WEIGHT
-from hop.nn.layer import Layer
+from hop.nn.layer import Layer, modules_of
 from hop.nn.layers import Linear
 from hop.nn.master import Gathering, MasterWeight, parameter_like
 from hop.nn.static import StaticScale
@@ -37,7 +38,7 @@ def gather_as_codes(model: nn.Module) -> list[str]:
     """
     layers = {
         name: layer
-        for name, layer in model.named_modules()
+        for name, layer in modules_of(model)
         if isinstance(layer, Layer) and layer.plan().quantizes_weight and not layer.frozen
     }
     made: dict[int, tuple[Quantizer, nn.Parameter]] = {}
@@ -52,7 +53,7 @@ def gather_as_codes(model: nn.Module) -> list[str]:
                 f"gather_as_codes: layer {name!r} shares its weight with another, which quantizes it by {known[0]}, "
                 f"and itself by {q}; give both one scheme, whose weight quantizer finds its scale"
             )
-    for name, module in model.named_modules():
+    for name, module in modules_of(model):
         for own, parameter in module.named_parameters(recurse=False):
             if id(parameter) in made and (name not in layers or own != WEIGHT):
                 raise ValueError(

@@ -1,9 +1,11 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Codes of weights that are kept over microbatches."""
 
 from types import TracebackType
 
 from torch import Tensor, nn
 
+from hop.nn.layer import modules_of
 from hop.nn.layers import Linear
 
 
@@ -24,7 +26,7 @@ class hold_weights:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
+        self._layers = {name: layer for name, layer in modules_of(model) if isinstance(layer, Linear)}
         self._before: dict[str, tuple[Tensor, int]] = {}
 
     def __enter__(self) -> None:
@@ -40,7 +42,7 @@ class hold_weights:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        changed = []
+        changed: list[str] = []
         for name, layer in self._layers.items():
             layer.hold_weight(False)
             weight, version = self._before[name]

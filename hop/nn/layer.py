@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Layer: what quantized layers share: a scheme, the state of its scales, and the one call of their operator.
 
     scales.input.scale, scales.input.zero_point        of a quantizer with the rule Given: StaticScale
@@ -7,8 +8,8 @@ are the entries of a state_dict beside those of the float layer, for roles whose
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,11 @@ from hop.quantizer import Quantizer
 from hop.scaling import Delayed
 from hop.schemes import SCHEMES, Scheme
 from hop.tensor import QuantizedTensor
+
+
+def modules_of(model: nn.Module, every_name: bool = False) -> Sequence[tuple[str, nn.Module]]:
+    """The modules of `model` and their names: each once, or under every name that it has."""
+    return tuple(cast(Iterable[tuple[str, nn.Module]], model.named_modules(remove_duplicate=not every_name)))
 
 
 class Layer(nn.Module):

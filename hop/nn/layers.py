@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Linear, Conv1d, Conv2d and Embedding, with a scheme."""
 
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ class Linear(Layer, nn.Linear):
         return (*one[:-1], self.out_features)
 
 
-class _Convolution(Layer, nn.modules.conv._ConvNd):
+class _Convolution(Layer, nn.modules.conv._ConvNd):  # pyright: ignore[reportPrivateUsage]  it has no public name
     """What Conv1d and Conv2d share."""
 
     op: OpOverload
@@ -126,7 +127,7 @@ class _Convolution(Layer, nn.modules.conv._ConvNd):
 
     def _result(self, one: Sequence[int]) -> Sequence[int]:
         ends = self._reversed_padding_repeated_twice
-        found = []
+        found: list[int] = []
         for i, n in enumerate(one[1:]):
             at = 2 * (len(one) - 2 - i)
             span = self.dilation[i] * (self.kernel_size[i] - 1)

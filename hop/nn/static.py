@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """StaticScale: a scale and zero point that are found from data and then stay, or are learned.
 
 Gradients of learned ones are scaled by g = 1 / sqrt(N · qmax), with N elements that share the scale: Esser et al. 2020,

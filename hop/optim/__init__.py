@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Optimizers whose states are quantized tensors, with the arguments of torch.optim.
 
 states.py      which states are quantized, and by what

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """What all optimizers share: their states, and the way of a step."""
 
 from collections.abc import Callable, Sequence
@@ -134,7 +135,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _zeros(self) -> tuple[list[Tensor], list[str]]:
         """Of each gradient that must be finite a number, 0 if it is on all processes, and what to say otherwise."""
-        zeros, errors = [], []
+        zeros: list[Tensor] = []
+        errors: list[str] = []
         for number, group in enumerate(self.param_groups):
             for place, p in enumerate(group["params"] if group["error_if_nonfinite"] else ()):
                 if p.grad is not None:

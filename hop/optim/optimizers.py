@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """AdamW, Adam, SGD and Lion."""
 
 from collections.abc import Sequence

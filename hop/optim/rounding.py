@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """float32 to bfloat16, stochastically: up with the probability that keeps the expectation."""
 
 import torch

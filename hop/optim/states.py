@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Which states of an optimizer are quantized, and by what."""
 
 import functools
@@ -42,7 +43,7 @@ def spelled(name: str, state: Quantizer | States | None) -> dict[str, str]:
             f"{name}: state must be a hop.Quantizer, a mapping from names of states to quantizers, such as "
             f"hop.optim.BITS8, or None; got {type(state).__name__}"
         )
-    found = {}
+    found: dict[str, str] = {}
     for key, q in state.items():
         if key not in STATES:
             raise ValueError(f"{name}: state has the key {key!r}; the names of states are {', '.join(STATES)}")

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """States of the optimizers of torchao.optim, which hold the same codes and scales:
 
     OptimState8bit    codes of the parameter's shape       scale, one for each block      qmap, the codebook

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """QuantizedTensor: codes and scales that stand for a float tensor. The one tensor subclass, for every format.
 
 quantized.py   what it is: buffers, a quantizer, and the float dtype that it appears in

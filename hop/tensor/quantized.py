@@ -1,7 +1,8 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """QuantizedTensor itself."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class QuantizedTensor(Tensor):
 
     @staticmethod
     def __new__(
-        cls,
+        cls: "type[QuantizedTensor]",
         buffers: Mapping[str, Tensor],
         quantizer: Quantizer,
         shape: Sequence[int],
@@ -134,7 +135,7 @@ class QuantizedTensor(Tensor):
 
     def is_shared(self) -> bool:
         """Whether all buffers lie in such memory."""
-        return all(buffer.is_shared() for buffer in self.buffers().values())
+        return all(cast(bool, buffer.is_shared()) for buffer in self.buffers().values())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""

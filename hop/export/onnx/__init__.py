@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Programs as ONNX models whose integers are those of the program.
 
 A program is lowered to core ATen, but for its products of integers, which become two operators of this package,

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Tensor and sequence parallelism of a linear layer: what its operands are on one of several processes.
 
     mode     weight of this process   forward                    backward
