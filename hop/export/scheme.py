@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """to_scheme: the products of a float program in low precision, their weights as codes."""
 
 import copy

@@ -142,8 +142,8 @@ class Quantize(Composite):
         return QuantizedTensor(dict(zip(names, buffers, strict=True)), parsed, x.shape, x.dtype)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
-        (*args, _), kwargs = self.check(*args, **kwargs)
-        return quantize_buffers.explain(*args, **kwargs)
+        checked, named = self.check(*args, **kwargs)
+        return quantize_buffers.explain(*checked[:-1], **named)
 
     def differentiable(self, /, *args: Any) -> bool:
         return True
