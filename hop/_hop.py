@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Hop, the base class of our operators: every dispatch key and transform, each written once.
 
 A concrete operator supplies what it means, and nothing about dispatch:
@@ -19,7 +20,7 @@ A call takes the first of these routes that applies:
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -115,7 +116,7 @@ class Hop(HigherOrderOperator):
         if _compile.is_tracing_script():
             return self.reference(*args, **kwargs)
         args, kwargs = tree_map_only(Tensor, _resolve, (args, kwargs))
-        return super().__call__(*args, **kwargs)
+        return cast(Any, super().__call__(*args, **kwargs))
 
     def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
         if dispatch_key == DispatchKey.Python:
@@ -125,12 +126,12 @@ class Hop(HigherOrderOperator):
                 return self.reference(*args, **kwargs)  # a mode that knows ATen only sees ATen
             for subclass in _unknown_subclasses(self, args, kwargs):
                 self.py_impl(subclass)(self.reference)
-        return super().dispatch(dispatch_key, *args, **kwargs)
+        return cast(Any, super().dispatch(dispatch_key, *args, **kwargs))
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
         """Which implementation a call would take, and why each one before it declined."""
         args, kwargs = self.check(*args, **kwargs)
-        lines = []
+        lines: list[str] = []
         for kernel, call in self.kernels(*args, **kwargs):
             reason = kernel.declines(call)
             lines.append(f"{kernel.name}: {'chosen' if reason is None else reason}")
@@ -183,7 +184,7 @@ class Hop(HigherOrderOperator):
                 return self.forward_mode(*args, **kwargs)  # PyTorch's own rules propagate tangent and gradient
             if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
                 call, tensors = _Call.take(self, args, kwargs)
-                return _AutogradRule.apply(call, *tensors)
+                return cast(Any, _AutogradRule.apply(call, *tensors))
         with _compile.below_autograd():
             return self(*args, **kwargs)
 
@@ -259,7 +260,10 @@ class Composite(Hop):
         return self.reference(*args, **kwargs)
 
     def _turned(self, x: Tensor) -> Tensor:
-        turn = self.of_dtensors.get(type(_compile.own_part(x))) if _compile.is_dtensor(x) else None
+        if not _compile.is_dtensor(x):
+            return x
+        part: object = _compile.own_part(x)
+        turn = self.of_dtensors.get(type(part))
         return x if turn is None else turn(x)
 
     def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
@@ -381,7 +385,7 @@ def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         if isinstance(x, Tensor):
             found.append(x)
         elif isinstance(x, _LISTS) and x and not isinstance(x[0], int):
-            found += [y for y in x if isinstance(y, Tensor)]
+            found += [y for y in cast(list[Any], x) if isinstance(y, Tensor)]
     return found
 
 

@@ -1,3 +1,5 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
+# pyright: reportMissingTypeStubs=false
 """To ExecuTorch: programs of our operators as files that its runtime runs."""
 
 from collections.abc import Sequence

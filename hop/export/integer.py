@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Programs of quantized and dequantized floats as programs of integers.
 
     quantize -> dequantize -> float operator -> quantize      becomes      quantize -> scaled
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from hop._compile import OpOverload
 from hop.export import encodings
@@ -244,10 +245,10 @@ class _Rewriter:
     def arguments(self, node: Node) -> list[Any]:
         """The arguments of a node, with what is held for the nodes that hold codes. A bias stays a float."""
         role = ROLES[node.target].role  # type: ignore[index]
-        return [
-            x if role(i) == BIAS else tree_map(lambda x: self.held.get(x, x) if isinstance(x, Node) else x, x)
-            for i, x in enumerate(node.args)
-        ]
+        return [x if role(i) == BIAS else tree_map_only(Node, self._held, x) for i, x in enumerate(node.args)]
+
+    def _held(self, node: Node) -> Any:
+        return self.held.get(node, node)
 
     def replace(self, node: Node, made: Node) -> None:
         old, new = value(node), value(made)

@@ -1,8 +1,9 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """PyTorch's own out_dtype, run by ours."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator
+from typing import Any, cast
 
 import torch
 
@@ -18,12 +19,12 @@ class _Rerouted(type(_compile.stock_out_dtype)):
     def __call__(self, op: Any, output_dtype: Any, *args: Any) -> Any:
         known = isinstance(op, _compile.OpOverload) and isinstance(output_dtype, torch.dtype)
         if known and op in _compile.stock_operators and difference(op, output_dtype, args) is None:
-            return out_dtype(op, output_dtype, *args)
-        return super().__call__(op, output_dtype, *args)
+            return out_dtype(cast(Any, op), cast(Any, output_dtype), *args)
+        return cast(Any, super().__call__(op, output_dtype, *args))
 
 
 @contextlib.contextmanager
-def patch_torch() -> Iterator[None]:
+def patch_torch() -> Generator[None]:
     """Inside, calls of `torch.ops.higher_order.out_dtype` run `hop.out_dtype`: its kernels, its gradient, its rules for
     vmap, torch.func and DTensor. It is a decorator too.
 

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Programs of exact integers as programs of quantized and dequantized floats: the reverse of hop.export.to_integer.
 
     quantize -> scaled      becomes      quantize -> dequantize -> float operator -> quantize
@@ -9,7 +10,7 @@ A node of hop.scaled is written if that form says what it computes; others, and 
 import contextlib
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -135,9 +136,9 @@ class _Writer:
             return self.product(node, call)
         if family not in (ADD, MULTIPLY, MEAN, VALUE):
             raise _Left(f"{family.name} has no such form")
-        args = [
-            [self.activation(node, v) for v in x]
-            if isinstance(x, list) and _has_operands(x)
+        args: list[Any] = [
+            [self.activation(node, v) for v in cast(list[Any], x)]
+            if isinstance(x, list) and _has_operands(cast(list[Any], x))
             else self.activation(node, x)
             if isinstance(x, Operand)
             else x
@@ -174,7 +175,7 @@ class _Writer:
 
     def bounded(self, node: Node, x: Node, output: Quantizer) -> Node:
         """What the fused activation of the output makes of x."""
-        rule = output.scale.requantize  # type: ignore[attr-defined]
+        rule = cast(Given, output.scale).requantize
         low, high = rule.low, rule.high
         if low is None and high is None:
             return x

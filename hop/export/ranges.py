@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """How large the sums of a program's integers can get: whether an accumulator can overflow, proven or not.
 
 The program is lowered to core ATen, where each operator of ours stands as what it means, and interval arithmetic
@@ -6,9 +7,9 @@ of the activations. Each result that does not fit its dtype is taken for any num
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -158,7 +159,7 @@ class _Analysis:
             if spec.kind in (OutputKind.BUFFER_MUTATION, *_parameter_mutation())
         }
         state, constants = program.state_dict, program.constants
-        given = []
+        given: list[str] = []
         for node, spec in zip(self.graph.find_nodes(op="placeholder"), signature.input_specs, strict=True):
             self.found[node] = intervals.anything(node.meta.get("val"))
             if spec.kind is InputKind.USER_INPUT:
@@ -285,18 +286,19 @@ def _given(node: Node, limits: Any) -> Any:
     """Bounds of an input, as the caller gives them."""
     value = node.meta["val"]
     kind: Any = int if isinstance(value, Tensor) and intervals.is_integer(value.dtype) else int | float
-    pair = isinstance(limits, tuple | list) and len(limits) == 2 and all(isinstance(n, kind) for n in limits)
-    if not isinstance(value, Tensor) or not pair or not limits[0] <= limits[1]:
+    ends = list[Any](cast(Iterable[Any], limits)) if isinstance(limits, tuple | list) else []
+    pair = len(ends) == 2 and all(isinstance(n, kind) for n in ends)
+    if not isinstance(value, Tensor) or not pair or not ends[0] <= ends[1]:
         raise ValueError(
             f"ranges: inputs[{node.name!r}] must be a pair of ascending numbers, of integers for a tensor of "
             f"integers; got {limits!r}"
         )
     if kind is not int:
-        return Reals(float(limits[0]), float(limits[1]), False)
+        return Reals(float(ends[0]), float(ends[1]), False)
     least, greatest = intervals.dtype_range(value.dtype)
-    if limits[0] < least or limits[1] > greatest:
+    if ends[0] < least or ends[1] > greatest:
         raise ValueError(f"ranges: inputs[{node.name!r}] is {limits!r}, and {value.dtype} holds {least} to {greatest}")
-    return intervals.integers(*limits)
+    return intervals.integers(*ends)
 
 
 def _cast_after(node: Node) -> Node | None:

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """MasterWeight: a float weight that FSDP2 gathers as codes.
 
 Each process quantizes its part of the weight, with the scales of the whole, before the parts are gathered; the layer
@@ -8,7 +9,7 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ class MasterWeight(Tensor):
     __torch_function__ = _compile.no_torch_function  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, data: Tensor, gathering: Gathering) -> "MasterWeight":
+    def __new__(cls: "type[MasterWeight]", data: Tensor, gathering: Gathering) -> "MasterWeight":
         layout = (data.shape, data.stride(), data.storage_offset())
         return _compile.make_wrapper(cls, *layout, data.dtype, data.device, False)
 
@@ -112,7 +113,8 @@ class MasterWeight(Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return parameter_like(self, self.data_).__reduce_ex__(protocol)
+        plain: Any = parameter_like(self, self.data_)
+        return plain.__reduce_ex__(protocol)
 
     # ---- what FSDP2 calls
 
@@ -125,7 +127,8 @@ class MasterWeight(Tensor):
                 f"fully_shard: a weight that is gathered as codes must be sharded along its first dimension; the part "
                 f"{rank} of {mesh.size()} of {own.shape} is {tuple(self.shape)}. Leave shard_placement_fn out"
             )
-        inputs, sent = [], []
+        inputs: list[Tensor] = []
+        sent: list[Sent] = []
         for q in own.quantizers():
             described = Sent(q, own.shape, parts)
             part = _Part(own, q, parts, rank, mesh)
@@ -209,7 +212,7 @@ class _Opened(torch.autograd.Function):
     def forward(ctx: Any, weight: Any) -> QuantizedTensor:  # type: ignore[override]
         local: Any = _compile.own_part(weight)
         q, shape = local.quantizer, weight.shape
-        buffers = {}
+        buffers: dict[str, Tensor] = {}
         described = {b.name: b for b in copies.describe(q, shape, local.usages)}
         for name, part in local.buffers().items():
             columns = name.startswith(copies.COLUMNWISE)
@@ -233,7 +236,7 @@ class _Opened(torch.autograd.Function):
 def opened(weight: Any) -> Any:
     """What a layer multiplies: `weight` itself, but of a DTensor of codes a QuantizedTensor."""
     if _compile.is_dtensor(weight) and isinstance(_compile.own_part(weight), QuantizedTensor):
-        return _Opened.apply(weight)
+        return cast(Any, _Opened.apply(weight))
     return weight
 
 

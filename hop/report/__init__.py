@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Reports of programs: where the error enters, what is still float, which kernel ran, what another format would cost.
 
 values.py      types and histograms of values        rows.py       the rows of a report

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """compare: a program, node by node, beside a reference."""
 
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def compare(
     if runs < 1:
         raise ValueError(f"compare: runs must be at least 1, got {runs}; each node's time is the median of so many")
     given = inputs_of("compare", data, {"model": model} | ({} if reference is None else {"reference": reference}))
-    tell = progress or (lambda what, done, of: None)
+    tell = progress or _silent
     a = Meter(exported("compare", model, given), "model", "compare")
     b = None if reference is None else Meter(exported("compare", reference, given), "reference", "compare")
     found = [] if b is None else [Pair(x, y, caller="compare") for x, y in pairs(a.graph, b.graph)]
@@ -103,9 +104,16 @@ def exported(caller: str, model: Program | nn.Module, data: list[tuple[Any, ...]
     if len({len(x) for x in leaves}) != 1:
         raise ValueError(f"{caller}: data has tuples with different numbers of tensors")
     columns = iter(zip(*leaves, strict=True))
-    shapes = tree_map(lambda _: _shape(next(columns)), data[0])
+
+    def shape(_: Any) -> dict[int, Any] | None:
+        return _shape(next(columns))
+
     with torch.no_grad():
-        return torch.export.export(model, data[0], dynamic_shapes=shapes)
+        return torch.export.export(model, data[0], dynamic_shapes=tree_map(shape, data[0]))
+
+
+def _silent(what: str, done: int, of: int) -> None:
+    """Progress that nobody asked for."""
 
 
 def _shape(column: tuple[Any, ...]) -> dict[int, Any] | None:

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """A file of JSON lines to which results are added one by one, so that stopping loses none that is there."""
 
 import ctypes
@@ -7,7 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -85,7 +86,8 @@ def _add(found: Any, x: Any) -> None:
     if not isinstance(x, Tensor):
         found.update(repr(x).encode() if isinstance(x, bool | int | float | str | None) else type(x).__name__.encode())
         return
-    for part in x.buffers().values() if hasattr(x, "quantizer") else [x]:  # type: ignore[operator]
+    parts: list[Tensor] = list(cast(Any, x).buffers().values()) if hasattr(x, "quantizer") else [x]
+    for part in parts:
         found.update(f"{part.dtype} {tuple(part.shape)}".encode())
         flat = part.detach().cpu().contiguous()
         found.update(ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b"")  # numpy may be absent

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The rows of a report, from what was measured."""
 
 import math
@@ -51,7 +52,8 @@ def rows_of(meter: Meter, found: list[Pair]) -> tuple[Row, ...]:
 
 class _Listing:
     def __init__(self, meter: Meter, found: list[Pair]) -> None:
-        self.meter, self.rows = meter, []
+        self.meter = meter
+        self.rows: list[Row] = []
         self.pairs = {pair.a: pair for pair in found if pair.elements is not None}
         self.outputs = {node: i for i, (node, _) in reversed(list(enumerate(meter.outputs)))}
         self.held = _held(meter)

@@ -1,10 +1,11 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """What is measured while programs run: of each node of one, and of each pair of nodes of two."""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -30,11 +31,11 @@ class Seen:
     values: Spread | None = None
     bytes: int = 0
     explained: str = ""
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list[float])
 
     def add(self, x: Any) -> None:
         """A value of it."""
-        first = x[0] if isinstance(x, list | tuple) and x else x
+        first = cast(Sequence[Any], x)[0] if isinstance(x, list | tuple) and x else cast(Any, x)
         if self.type is None and isinstance(first, Tensor):
             self.type, self.shape = type_of(first), tuple(first.shape)
             self.bytes = sum(t.nbytes for t in tree_leaves(x) if isinstance(t, Tensor))

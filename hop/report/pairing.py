@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Which nodes of a program correspond with which of the reference.
 
 Programs that were made of one another keep names, or know where their nodes come from (hop.export.correspondence).
@@ -55,17 +56,22 @@ def path_of(node: Node) -> str:
 
 def paths_of(node: Node) -> list[str]:
     """That submodule and those around it, outermost first."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return [path for name, _ in stack.values() if (path := _plain(str(name)))]
+    return [path for name, _ in _stack(node) if (path := _plain(str(name)))]
 
 
 def module_of(node: Node) -> str:
     """The class of that submodule."""
-    stack = node.meta.get("nn_module_stack") or {}
+    stack = _stack(node)
     if not path_of(node) or not stack:
         return ""
-    kind = list(stack.values())[-1][1]
+    kind = stack[-1][1]
     return (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
+
+
+def _stack(node: Node) -> list[tuple[str, Any]]:
+    """The names and classes of the submodules in which a node stands, outermost first."""
+    found: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+    return list(found.values())
 
 
 def inner_operator(node: Node) -> Any:
@@ -89,7 +95,7 @@ def _place(node: Node) -> Hashable | None:
 
 
 def _in_order(a: Graph, b: Graph, place: Callable[[Node], Hashable | None]) -> list[tuple[Node, Node]]:
-    groups = []
+    groups: list[defaultdict[Hashable, list[Node]]] = []
     for graph in (a, b):
         group: defaultdict[Hashable, list[Node]] = defaultdict(list)
         for node in graph.nodes:

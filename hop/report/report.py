@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Report: what compare found, for people, for programs and for notebooks."""
 
 import json
@@ -81,7 +82,7 @@ class Report:
 
     def to_dataframe(self) -> Any:
         """A pandas.DataFrame of the rows, without histograms; its index is their names. Needs pandas."""
-        import pandas
+        import pandas  # pyright: ignore[reportMissingTypeStubs]
 
         columns = {
             "path": [r.path for r in self.rows],

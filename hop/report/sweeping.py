@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Sweep: what schemes cost a model, and what they save, for people, for programs and for notebooks."""
 
 import json
@@ -86,7 +87,7 @@ class Sweep:
 
     def to_dataframe(self) -> Any:
         """A pandas.DataFrame of the candidates. Needs pandas."""
-        import pandas
+        import pandas  # pyright: ignore[reportMissingTypeStubs]
 
         return pandas.DataFrame([{**asdict(r), "pareto": r in self.pareto} for r in self.rows]).set_index("name")
 

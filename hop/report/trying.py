@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """sweep: what other formats would cost a model, and what they would save."""
 
 import math
@@ -150,7 +151,8 @@ class _Trial:
     def measured(self, program: ExportedProgram) -> Candidate:
         module: Any = program.module()
         outputs = [module(*arguments) for arguments in self.data]
-        own, floats = [], []
+        own: list[float] = []
+        floats: list[float] = []
         for _ in range(self.options.rounds):  # by turns, so that what else the machine does slows both
             floats.append(_seconds(self.float, self.data[0]))
             own.append(_seconds(module, self.data[0]))
@@ -195,10 +197,10 @@ def _sqnr(outputs: Any, wanted: Any) -> float:
 
 def _cosine(outputs: Any, wanted: Any) -> float:
     """The mean over all rows, rows of zeros left out."""
-    found = []
+    found: list[Tensor] = []
     for x, y in _pairs(outputs, wanted):
         x, y = (v.reshape(-1, v.shape[-1]) if v.dim() else v.reshape(1, 1) for v in (x, y))
-        lengths = x.norm(dim=1) * y.norm(dim=1)
+        lengths = x.square().sum(1).sqrt() * y.square().sum(1).sqrt()
         found.append(((x * y).sum(1) / lengths)[lengths > 0])
     rows = torch.cat(found) if found else torch.zeros(0)
     return rows.mean().item() if rows.numel() else math.nan

@@ -1,8 +1,9 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """What a report says of values: their types, where their numbers lie, and what a graph does with them."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -100,7 +101,7 @@ class Spread:
         low, high = (v.item() for v in torch.aminmax(finite))
         most = max(-low, high)
         limit = 2.0 ** min(math.ceil(math.log2(most)), 127) if most > 0 else 1.0
-        counts = torch.histc(finite.cpu(), _BINS, -limit, limit).long().tolist()
+        counts: list[int] = cast(Any, torch.histc(finite.cpu(), _BINS, -limit, limit).long().tolist())
         return Spread(flat.numel(), low, high, int((finite == 0).sum()), rest, limit, tuple(counts))
 
     def __add__(self, other: "Spread") -> "Spread":

@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """A report in words: where the error enters, what adds to it, what is still float, where formats change."""
 
 import math
@@ -63,7 +64,7 @@ def _errors(rows: Sequence[Row]) -> str:
 
 
 def _losses(rows: Sequence[Row]) -> list[str]:
-    said = []
+    said: list[str] = []
     found = [row for row in losses(rows) if row is not first_error(rows)]
     low, floats = ([row for row in found if row.is_float == flag][:_MOST] for flag in (False, True))
     for own, what in (

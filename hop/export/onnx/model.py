@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """From the program to the ONNX model."""
 
 from collections.abc import Sequence
@@ -56,14 +57,14 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
     table = decompositions()
     table[out_dtype] = _compile.as_decomposition(product)
     lowered = in_bytes(program.run_decompositions(table), weights)
-    translations = {MATMUL: _onnx_matmul, CONVOLUTION: _onnx_convolution, FLOOR_DIVIDE: _onnx_floor_divide}
-    made = torch.onnx.export(
-        lowered,
-        dynamo=True,
-        optimize=False,
-        custom_translation_table={**translations, **(options.pop("custom_translation_table", None) or {})},
-        **{"verbose": False, "opset_version": _OPSET, **options},
-    )
+    translations: dict[Any, Any] = {
+        MATMUL: _onnx_matmul,
+        CONVOLUTION: _onnx_convolution,
+        FLOOR_DIVIDE: _onnx_floor_divide,
+    }
+    translations |= options.pop("custom_translation_table", None) or {}
+    options = {"verbose": False, "opset_version": _OPSET, **options}
+    made = torch.onnx.export(lowered, dynamo=True, optimize=False, custom_translation_table=translations, **options)
     assert made is not None
     # Constants as large as weights are left for when the model is loaded: decoded, they are many times as large.
     onnxscript.optimizer.optimize_ir(made.model, input_size_limit=_SMALL, output_size_limit=_SMALL)

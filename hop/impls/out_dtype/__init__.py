@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """out_dtype: run an ATen operator in the common dtype of its operands and a given output dtype.
 
 meaning.py    what it means          promotion.py, arguments.py   what "common dtype" means
@@ -61,7 +62,7 @@ class OutDtype(Hop):
 operator = OutDtype("hop_out_dtype")
 
 # Names of this module are found faster than attributes of torch.
-_MM, _INT8, _INT32, _int_mm = torch.ops.aten.mm.default, torch.int8, torch.int32, torch._int_mm
+_MM, _INT8, _INT32, _int_mm = torch.ops.aten.mm.default, torch.int8, torch.int32, torch._int_mm  # pyright: ignore[reportPrivateUsage]
 
 
 def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:

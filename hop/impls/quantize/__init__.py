@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """quantize and fake_quantize: from a float tensor to codes and scales, and to the numbers that those stand for.
 
 The meaning is Quantizer's. Here are the operators: what may be asked (arguments.py), and the gradient.
@@ -90,9 +91,10 @@ class FakeQuantize(Hop):
     ) -> Tensor:
         """The value, plus for each operand a zero that has the straight-through derivative."""
         parsed = Quantizer.parse(q)
-        constants = [None if t is None else t.detach() for t in (x, scale, zero_point)]
-        out = parsed.fake_quantize(*constants, noise)  # type: ignore[arg-type]
-        by = parsed.derivatives(*constants, noise)  # type: ignore[arg-type]
+        fixed_scale = None if scale is None else scale.detach()
+        fixed_zero_point = None if zero_point is None else zero_point.detach()
+        constants = (x.detach(), fixed_scale, fixed_zero_point, noise)
+        out, by = parsed.fake_quantize(*constants), parsed.derivatives(*constants)
         inside = by.inside if _masks(parsed, scale, gradient) else torch.ones_like(by.inside)
         out = out + torch.where(inside, x - x.detach(), 0.0).to(torch.float32)
         if scale is not None and scale.is_floating_point():

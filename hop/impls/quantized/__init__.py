@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """quantized: an operator on floats that computes in low precision, and trains through it.
 
 calls.py      a call, taken apart, and what may be asked
@@ -88,7 +89,8 @@ class Quantized(Composite):
         starts = [_FIXED]
         for x in call.args:
             starts.append(starts[-1] + len(tree_leaves(x)))
-        wanted, places = [], {}
+        wanted: list[str] = []
+        places: dict[str, tuple[int, Any, list[bool]]] = {}
         for role in (LHS, RHS, BIAS):
             place = call.place(role)
             if place is not None:

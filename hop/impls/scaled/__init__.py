@@ -1,3 +1,4 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """scaled: an ATen operator on operands that carry scales, as one operator.
 
 roles.py       which operators, and the role of each argument
@@ -14,7 +15,7 @@ sharding.py    its rule for DTensor    kernels.py     its fast implementations
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -108,9 +109,10 @@ class ScaledBuffers(Hop):
 
     def _linearized(self, op: OpOverload, encoded: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         def real(x: Any) -> Any:
-            if isinstance(x, list) and any(isinstance(v, Operand | Tensor) for v in x):
-                return [real(v) for v in x]
-            return gradient.of_buffers(x) if isinstance(x, Operand) else x
+            many = cast(list[Any], x) if isinstance(x, list) else []
+            if any(isinstance(v, Operand | Tensor) for v in many):
+                return [real(v) for v in many]
+            return gradient.of_buffers(x) if isinstance(x, Operand) else cast(Any, x)
 
         return gradient.linearized(op, [real(x) for x in decode(op, encoded)], kwargs)
 
@@ -206,7 +208,7 @@ def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[A
 def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
     """The dtype of the first operand that may be quantized."""
     first = args[plans.first_operand(op, args)]
-    return (first[0] if isinstance(first, list | tuple) else first).dtype
+    return cast(Any, first[0] if isinstance(first, list | tuple) else first).dtype
 
 
 def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Tensor:
