@@ -132,21 +132,24 @@ PAIRS = {
     "MXFP8": ("MXFP8", "MXFP8", False),
     "MXFP4, packed": ("MXFP4", "MXFP4", True),
     "NVFP4, packed": ("NVFP4", "NVFP4", True),
-    "plain × int8": (None, "INT8_ROW", False),
-    "plain × int4 in groups (4w)": (None, "INT4_32", False),
-    "plain × fp8, MX or NVFP4": (None, "NVFP4", False),
-    "plain × codebook": (None, "STATE8", False),
+    "bfloat16 × int8": (torch.bfloat16, "INT8_ROW", False),
+    "bfloat16 × int4 in groups (4w)": (torch.bfloat16, "INT4_32", False),
+    "bfloat16 × fp8, MX or NVFP4": (torch.bfloat16, "NVFP4", False),
+    "float32 or float16 × int8": (torch.float32, "INT8_ROW", False),
+    "float32 or float16 × int4 in groups": (torch.float32, "INT4_32", False),
+    "float32 or float16 × fp8, MX or NVFP4": (torch.float32, "NVFP4", False),
+    "floats × codebook": (torch.float32, "STATE8", False),
     "int8 × fp8": ("INT8_ROW", "FP8_ROW", False),
 }
 
 
 def scaled_support() -> str:
     """What takes each pair of operands, asked of the kernels."""
-    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    rows = []
+    w = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    x, rows = w[:16], []
     for label, (of_lhs, of_rhs, packed) in PAIRS.items():
-        lhs = x if of_lhs is None else hop.quantize(PRESETS[of_lhs], x)
-        rhs = hop.quantize(PRESETS[of_rhs], x)
+        lhs = hop.quantize(PRESETS[of_lhs], x) if isinstance(of_lhs, str) else x.to(of_lhs)
+        rhs = hop.quantize(PRESETS[of_rhs], w)
         rhs = hop.pack(rhs) if packed else rhs
         rows.append([label, *(_taken(output, lhs, rhs) for output in (torch.float32, torch.bfloat16))])
     return pages.table([["operands", "to float32", "to bfloat16"], *rows])

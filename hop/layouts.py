@@ -136,7 +136,7 @@ class Tiled(Layout):
             tiles = torch.stack([tiles & 15, torch.div(tiles, 16, rounding_mode="floor")], 4).flatten(3, 4)
             tiles = tiles.to(torch.int8)
             if format.dtype.is_signed:
-                tiles = torch.where(tiles >= 8, tiles - 16, tiles)
+                tiles = (tiles ^ 8) - 8
             tiles = tiles.to(format.dtype)
         rows, size = self.matrix(shape)
         panels, slices = held.shape[:2]

@@ -12,6 +12,7 @@ hop.noise(noise, x.shape, stream=stream).
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ class DequantizeBuffers(Hop):
         return copies.dequantize(parsed, dict(zip(names, buffers, strict=True)), shape).to(dtype)
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        return ((native.DEQUANTIZE, args), (kernels.DEQUANTIZE, args))
+        return ((native.DEQUANTIZE, args), (_TILES, args), (kernels.DEQUANTIZE, args))
 
     def shard(
         self,
@@ -133,6 +134,21 @@ class DequantizeBuffers(Hop):
 
         return sharding.run(parsed, shape, usages, buffers, of_parts, [shape])[0]
 
+
+def _declines_plain(call: tuple[Any, ...]) -> str | None:
+    return None if Quantizer.parse(call[0]).is_tiled() else "for codes in tiles"
+
+
+def _dequantize_tiles(call: tuple[Any, ...]) -> Tensor:
+    """In the plain form, for which there are kernels."""
+    quantizer, buffers, usages, shape, dtype = call
+    parsed = Quantizer.parse(quantizer)
+    names = [b.name for b in copies.describe(parsed, shape, tuple(usages))]
+    plain = parsed.packed(dict(zip(names, buffers, strict=True)), shape, None)
+    return dequantize_buffers(str(replace(parsed, layout=None)), list(plain.values()), usages, shape, dtype)
+
+
+_TILES = Kernel("tiles", _declines_plain, _dequantize_tiles)
 
 quantize_buffers = QuantizeBuffers("hop_quantize_buffers")
 dequantize_buffers = DequantizeBuffers("hop_dequantize_buffers")

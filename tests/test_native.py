@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import math
 import multiprocessing
 import os
 import subprocess
@@ -32,6 +33,7 @@ from tests.scaled_oracles import array, assert_bits
 
 aten = torch.ops.aten
 MISSING = native.library().missing
+_PARTS = (torch.float32, torch.float16)
 BUILT = unittest.skipIf(MISSING is not None, MISSING or "")
 
 
@@ -65,17 +67,24 @@ FLOATS = [
     (None, "FP8_ROW"),
     (None, "MXFP4"),
     (None, "NVFP4"),
+    (torch.float32, "INT8_ROW"),
+    (torch.float32, "INT4_32"),
+    (torch.float32, "MXFP4"),
+    (torch.float16, "FP8_ROW"),
+    (torch.float16, "UINT4_32_AFFINE"),
 ]
 SIZES = [(1, 64, 32), (1, 200, 65), (3, 7, 5), (16, 128, 33), (17, 100, 64), (33, 192, 31), (70, 321, 97)]
 
 
-def factors(left: str | None, right: str, m: int, k: int, n: int, spread: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def factors(
+    left: str | torch.dtype | None, right: str, m: int, k: int, n: int, spread: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Random factors; rows of sizes 2^-spread to 2^spread."""
     x, w = torch.randn(m, k), torch.randn(n, k)
     if spread:
         x *= torch.exp2(torch.randint(-spread, spread + 1, (m, 1)).float())
         w *= torch.exp2(torch.randint(-spread, spread + 1, (n, 1)).float())
-    lhs = x.bfloat16() if left is None else hop.quantize(presets.PRESETS[left], x)
+    lhs = hop.quantize(presets.PRESETS[left], x) if isinstance(left, str) else x.to(left or torch.bfloat16)
     return lhs, hop.quantize(presets.PRESETS[right], w)
 
 
@@ -115,13 +124,75 @@ class TestLevels(unittest.TestCase):
         torch.manual_seed(1)
         for (m, k, n), spread in itertools.product(SIZES, (0, 30)):
             k += k % 2
-            x, w = factors(left, right, m, k, n, spread)
-            a = array(x).astype(np.float32) if left is None else array(hop.dequantize(x))
+            x, w = factors(left, right, m, k, n, spread // 3 if left == torch.float16 else spread)
+            a = array(hop.dequantize(x) if isinstance(left, str) else x).astype(np.float32)
             b = array(hop.dequantize(w)).T
             with native.use(level):
                 for what, rhs in (("plain", w), ("packed", hop.pack(w))):
                     found = scaled_oracles.ratio(linear(x, rhs), a, b, np.matmul, k)
                     assert found <= 1, f"{what} {m}x{k}x{n}: {found}"
+
+    @parameterized.expand(
+        [(dtype, right) for dtype in _PARTS for right in ("INT8_ROW", "INT4_32", "FP8_E5M2_ROW", "MXFP8")]
+    )
+    def test_parts_of_extreme_numbers(self, dtype, right):
+        """NaN, infinities and the least numbers, as float32 has them; and every form of a matrix product."""
+        torch.manual_seed(6)
+        _, w = factors(None, right, 1, 96, 48)
+        x = torch.randn(12, 96).to(dtype)
+        x[0, 0], x[1, 1], x[2, 5], x[2, 6] = math.inf, math.nan, -math.inf, math.inf
+        x[3], x[4], x[5, 3], x[6, :48] = 0, torch.finfo(dtype).tiny, 1e-7, torch.finfo(dtype).eps
+        if dtype == torch.float32:
+            x[7, 7] = torch.tensor(0x7F800001, dtype=torch.int32).view(dtype)  # a NaN in its last bit alone
+            x[8], x[9] = x[8] * 1e30, x[9] * 1e-30
+        wide, exact = hop.dequantize(w).double(), x.double()
+        bias, turned = torch.randn(48), w.t() if w.quantizer.per_byte() == 1 else None
+        for op, args, add in (
+            (aten.linear.default, (x, w), 0),
+            (aten.linear.default, (x, hop.pack(w), bias), bias),
+            (aten.addmm.default, (bias, x, turned), bias),
+            (aten.linear.default, (x.reshape(3, 4, 96), w), 0),
+            (aten.linear.default, (x.t().contiguous().t(), w), 0),
+            (aten.matmul.default, (x.reshape(2, 6, 96), turned), 0),
+        ):
+            for output in () if None in args else (torch.float32, torch.bfloat16):
+                assert hop.explain(op, output, *args).endswith("native product in parts: chosen")
+                got = hop.scaled(op, output, *args).reshape(12, 48).double()
+                want = torch.nn.functional.linear(x.float(), wide.float()) + add
+                assert torch.equal(got.isnan(), want.isnan())
+                assert torch.equal(got.isinf(), want.isinf())
+                assert torch.equal(got[got.isinf()], want[got.isinf()].double())
+                size = exact.abs() @ wide.abs().t() + torch.as_tensor(add).abs()
+                near = (97 + 10) * 2.0**-24 * size + torch.finfo(output).eps * size + 96 * 2.0**-126
+                off = (got - (exact @ wide.t() + add)).abs() > near
+                assert not (off & want.isfinite()).any()
+
+    @parameterized.expand(LEVELS)
+    def test_parts_of_many_rows(self, level):
+        """Cut into pieces that fit the cache, with matrix units; elsewhere another way is faster."""
+        torch.manual_seed(7)
+        x, w = factors(torch.float32, "INT8_ROW", 1000, 512, 8)
+        with native.use(level):
+            told = hop.explain(aten.linear.default, torch.float32, x, w)
+            if level == "amx":
+                assert told.endswith("native product in parts: chosen")
+            else:
+                assert "native product in parts: for at most 16 rows on a CPU without matrix units" in told
+            got = linear(x, w)
+            assert scaled_oracles.ratio(got, array(x), array(hop.dequantize(w)).T, np.matmul, 512) <= 1
+            assert torch.equal(linear(x[:700], w), got[:700])
+
+    def test_parts_of_batches_and_in_compiled_programs(self):
+        torch.manual_seed(8)
+        x, w = torch.randn(3, 5, 64), hop.quantize(presets.INT8_ROW, torch.randn(3, 48, 64))
+        got = hop.scaled(aten.bmm.default, torch.float32, x, w.mT)
+        assert hop.explain(aten.bmm.default, torch.float32, x, w.mT).endswith("native product in parts: chosen")
+        want = x.double() @ hop.dequantize(w).double().mT
+        assert torch.allclose(got.double(), want, rtol=1e-5, atol=1e-4)
+        x, w = factors(torch.float32, "INT4_32", 4, 64, 32)
+        compiled = torch.compile(linear, fullgraph=True, dynamic=True)
+        assert torch.equal(compiled(x, w), linear(x, w))
+        assert torch.equal(compiled(x[:3], w), linear(x[:3], w))
 
     @parameterized.expand(LEVELS)
     def test_few_rows_of_extreme_scales(self, level):

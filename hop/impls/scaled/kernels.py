@@ -1,6 +1,7 @@
 """The kernels of scaled, in the order in which they are asked: the fastest ways through PyTorch's own operators.
 
-native product      the native kernels, on the CPU, where they were built (native.py); native convolution
+native product      the native kernels, on the CPU, where they were built (native.py); native convolution;
+                    native product in parts, of plain floats with more bits than bfloat16 (native_parts.py)
 GPU product         the kernels of cutlass_kernels, on GPUs (gpu.py)
 integer product     torch._int_mm on codes; zero points become corrections of its sums
 bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
@@ -22,6 +23,7 @@ from hop.impls.scaled.exact import requantized, with_bias
 from hop.impls.scaled.gpu import GPU
 from hop.impls.scaled.native import NATIVE
 from hop.impls.scaled.native_convolution import NATIVE_CONVOLUTION
+from hop.impls.scaled.native_parts import PARTS
 from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
 from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, zeros
 from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS
@@ -353,6 +355,7 @@ INTEGERS = Kernel("integer product", _declines_integers, _run_integers)
 BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
     NATIVE,
+    PARTS,
     NATIVE_CONVOLUTION,
     GPU,
     INTEGERS,
