@@ -145,6 +145,15 @@ class TestFormats(unittest.TestCase):
         assert [f["name"] for f in found] == [f.name for f in FORMATS]
         assert {f["name"]: f["largest"] for f in found}["e4m3"] == 448.0
 
+    def test_presets(self):
+        _, out, _ = run("formats", "--presets")
+        assert [line.split()[0] for line in out.splitlines()[1:]] == list(presets.PRESETS)
+        found = {row["name"]: row for row in as_json("formats", "--presets")}
+        assert found["INT4_32"] == {"name": "INT4_32", "format": "int4", "block": [1, 32], "scale": "Amax()"}
+        for words, said in ((("mxfp8",), "'mxfp8' is a preset"), (("int8", "--presets"), "'int8' is the name of one")):
+            status, out, err = run("formats", *words)
+            assert status == 2 and out == "" and said in err and err.count("\n") == 1
+
     @parameterized.expand([(f.name, f) for f in FORMATS])
     def test_codes(self, name, fmt):
         """Each finite number is there, and its code is the one that encode gives."""
@@ -206,6 +215,9 @@ class TestExplain(unittest.TestCase):
             ("aten.mm int32 os.getcwd() int8:2x2", "'os.getcwd()' is no argument"),
             ("aten.mm int32 mat2=int8:2x2 int8:2x2", "stands behind a named argument"),
             ("aten.mm int32 int8:2x2 int8:2x2 --device gpu", "'gpu' is no device"),
+            ("aten.mm int32 int8:2x2 int8:2x2 --device xla", "'xla' is not here"),
+            ("aten.mm int32 int8:2x2 int8:2x2 --devce cpu", "'--devce' is no argument"),
+            ("aten.mm int32 INT8ROW:2x2 int8:2x2", "did you mean INT8_ROW"),
         ]
     )
     def test_what_is_not_understood(self, words, said):
@@ -217,6 +229,10 @@ class TestExplain(unittest.TestCase):
         assert status == 1 and err.startswith("hop: ") and err.count("\n") == 1
         status, out, err = run("explain", "aten.mm", "int32", "int8:4x4", "int8:5x4")
         assert status == 1 and out == "" and "[4, 4] X [5, 4]" in err and err.count("\n") == 1
+
+    def test_numbers_below_0(self):
+        status, out, _ = run("explain", "aten.sum.dim_IntList", "int32", "int8:4x8", "-1")
+        assert status == 0 and out.endswith("chosen\n")
 
     def test_says_what_the_call_gives(self):
         assert as_json("explain", "aten.mm", "i32", "int8:4x8", "int8:6x8.t")["result"] == "int32:4x6"
@@ -431,7 +447,7 @@ class TestExport(Files):
             (["-o", "x.pt2", "--target", "xnnpack"], "it is for --to qdq and --to executorch"),
             (["-o", "nowhere/x.pt2"], "there is no folder nowhere"),
             (["-o", "SAME"], "is the program itself"),
-            ([], "--out"),
+            ([], "--output"),
         ]
     )
     def test_usage(self, words, said):

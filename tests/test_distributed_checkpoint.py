@@ -29,6 +29,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 import hop
 import hop.checkpoint
+import hop.optim
 from hop import presets
 from tests import processes
 
@@ -508,6 +509,26 @@ class TestFolders(unittest.TestCase):
         assert got["epoch"] == 3 and got["nested"][7][1] == "a" and list(got["nested"]) == [7]
         assert torch.equal(got["nested"][7][0], torch.ones(2))
 
+    def test_states_that_an_optimizer_has_not_yet(self):
+        """They are not left out: a fresh optimizer is refused, and one that get_state_dict has filled takes them."""
+        model, fresh = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        optimizer = hop.optim.AdamW8bit(model.parameters(), min_numel=0)
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        hop.checkpoint.save({"optim": optimizer.state_dict()}, self.folder, step=1)
+        other = hop.optim.AdamW8bit(fresh.parameters(), min_numel=0)
+        wanted = "'optim.state' is empty, and the checkpoint has .* such as 'optim.state.0.*; fill it first"
+        with pytest.raises(ValueError, match=wanted):
+            hop.checkpoint.load({"optim": other.state_dict()}, self.folder)
+        with pytest.raises(ValueError, match="'state_dict' is empty"):
+            hop.checkpoint.load({}, self.folder)
+        hop.checkpoint.save(dict(zip("mo", get_state_dict(model, optimizer), strict=True)), self.folder, step=2)
+        found = dict(zip("mo", get_state_dict(fresh, other), strict=True))
+        assert hop.checkpoint.load(found, self.folder) == 2
+        set_state_dict(fresh, other, model_state_dict=found["m"], optim_state_dict=found["o"])
+        for p, q in zip(model.parameters(), fresh.parameters(), strict=True):
+            assert_bits(other.state[q]["exp_avg"], optimizer.state[p]["exp_avg"], "exp_avg")
+
     def test_steps(self):
         assert hop.checkpoint.latest(self.folder / "none") is None
         for step in (2, 5, 10):
@@ -517,7 +538,9 @@ class TestFolders(unittest.TestCase):
         assert hop.checkpoint.steps(self.folder) == [7, 10]
         with pytest.raises(FileExistsError, match=r"step 7: .* has a checkpoint of it"):
             self.save(7)
-        self.refused(FileNotFoundError, "step 3: .* has no such checkpoint, but those of steps", step=3)
+        self.refused(FileNotFoundError, "has no checkpoint of step 3; it has those of steps", step=3)
+        with pytest.raises(FileNotFoundError, match="none has no checkpoint; save one first, or name its folder"):
+            hop.checkpoint.load({}, self.folder / "none")
         for wrong in (-1, 1.5, True):
             with pytest.raises(ValueError, match="step must be an integer of 0 or more"):
                 self.save(wrong)

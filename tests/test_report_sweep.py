@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 def candidate(name: str, sqnr: float, size: int, seconds: float) -> Candidate:
-    return replace(BASE, name=name, scheme=name, sqnr=sqnr, parameter_bytes=size, seconds=seconds)
+    return replace(BASE, name=name, scheme=name, sqnr=sqnr, parameter_bytes=size, seconds=seconds, rewritten=1)
 
 
 class TestSweep(unittest.TestCase):
@@ -90,11 +90,23 @@ class TestSweep(unittest.TestCase):
         [
             ({"model": 3}, TypeError, "sweep: model must be"),
             ({"candidates": {"x": 3}}, TypeError, r"candidates\['x'\] must be a hop.Scheme"),
+            ({"candidates": [hop.schemes.MXFP8]}, TypeError, "candidates must be a dict of schemes by name"),
         ]
     )
     def test_errors(self, options, error, words):
         with pytest.raises(error, match=words):
             hop.report.sweep(**({"model": small()[0]} | options))
+
+    def test_a_quantized_program_is_refused(self):
+        low = hop.export.to_scheme(small()[0], hop.schemes.INT8_DYNAMIC).program
+        with pytest.raises(ValueError, match="must be a float one, and this one computes by hop_quantize, hop_scaled"):
+            hop.report.sweep(low)
+
+    def test_what_no_scheme_changes(self):
+        """A candidate that rewrites nothing is as good as the model, which says nothing of it."""
+        same = Candidate("mxfp4", "x", math.inf, 1.0, None, 100, 1.0, 1.0, 0, 2)
+        assert Sweep((BASE, same), 1).summary == "No candidate changes the model: no operator can compute so."
+        assert "mxfp4" not in Sweep((BASE, same, candidate("a", 10.0, 20, 0.5)), 1).summary
 
     def test_rounds(self):
         with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
@@ -184,6 +196,10 @@ class TestCommand(unittest.TestCase):
     def test_wrong_schemes(self, words, message):
         status, _, err = self.run_command(self.folder / "float.pt2", *words)
         assert status == 2 and message in err
+
+    def test_the_folder_of_the_page_is_looked_for_first(self):
+        status, out, err = self.run_command(self.folder / "float.pt2", "-o", self.folder / "none" / "page.html")
+        assert status == 2 and out == "" and "there is no folder" in err
 
     @unittest.skipIf(os.name == "nt", "it sends a signal")
     def test_interrupted(self):

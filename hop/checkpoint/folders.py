@@ -82,7 +82,9 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
     before the first tensor is written, so that an exception leaves all of them as they were.
 
     Args:
-        state_dict: as for `save`; values that are no tensors are replaced. What it does not name is not read.
+        state_dict: as for `save`; values that are no tensors are replaced. What it does not name is not read, but a
+            dict or a list in it must not be empty where the checkpoint has entries: an optimizer that has made no step
+            gets its states by torch.distributed.checkpoint.state_dict.get_state_dict.
         step: None for the last one.
 
     Raises:
@@ -175,7 +177,9 @@ def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
     """The step, and the files of its checkpoint."""
     found = latest(folder) if step is None else step
     if found is None or found not in steps(folder):
-        raise FileNotFoundError(f"step {step}: {folder} has no such checkpoint, but those of steps {steps(folder)}")
+        wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        there = f"it has those of steps {steps(folder)}" if steps(folder) else "save one first, or name its folder"
+        raise FileNotFoundError(f"{folder} has {wanted}; {there}")
     path = folder / f"step_{found}" / _MANIFEST
     try:
         manifest: Any = json.loads(path.read_text())

@@ -32,14 +32,14 @@ class LoadPlanner(DefaultLoadPlanner):
     blocks: their numbers are quantized anew, in blocks over each new part (hop.checkpoint.regroup).
 
     Args:
-        allow_partial_load: whether entries that the checkpoint lacks stay as they are.
+        allow_partial_load: whether entries that the checkpoint lacks stay as they are, and empty containers empty.
 
     Errors come from dcp.load, inside its CheckpointException, before anything is written.
 
     Raises:
         ValueError: an entry has another quantizer, shape, dtype or usages than its tensor, is quantized where the
             tensor is not, or the other way round; boundaries of shards cut a block or a byte, of blocks that do not run
-            over each part; entries do not cover it.
+            over each part; entries do not cover it; a dict or a list is empty for which the checkpoint has entries.
         RuntimeError: an entry is missing.
     """
 
@@ -48,6 +48,8 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
         super().set_up_planner(state_dict, metadata, is_coordinator)
+        if not self.allow_partial_load:
+            _check_empty(state_dict, metadata.state_dict_metadata)
         self.state_dict, parts = taken_apart(self.state_dict)
         described = cast(dict[str, Any], (metadata.planner_data or {}).get(KEY, {}))
         self.chunks: dict[str, Chunk] = {}
@@ -110,6 +112,23 @@ class LoadPlanner(DefaultLoadPlanner):
             return self.regrouped[index.fqn].buffer(index.fqn)
         chunk = self.chunks.get(index.fqn)
         return super().lookup_tensor(index) if chunk is None else chunk.buffer.detach()
+
+
+def _check_empty(container: Any, entries: Mapping[str, Any], path: tuple[Any, ...] = ()) -> None:
+    """No container is empty for which something was saved: a fresh optimizer has no states to read them into."""
+    if not isinstance(container, dict | list):
+        return
+    items = cast(Any, container.items() if isinstance(container, dict) else enumerate(cast(list[Any], container)))
+    for key, value in items:
+        _check_empty(value, entries, (*path, key))
+    start = "".join(f"{key}." for key in path)
+    saved = [] if container else [name for name in entries if name.startswith(start)]
+    if saved:
+        raise ValueError(
+            f"{'.'.join(map(str, path)) or 'state_dict'!r} is empty, and the checkpoint has {len(saved)} entries for "
+            f"it, such as {saved[0]!r}; fill it first, as torch.distributed.checkpoint.state_dict.get_state_dict does "
+            "with the states of an optimizer that has made no step"
+        )
 
 
 def _check_plain(fqn: str, value: Any, saved: Any) -> None:

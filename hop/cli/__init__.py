@@ -85,6 +85,7 @@ def _words(error: BaseException) -> str:
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
     if isinstance(error, KeyError) or not text.strip():
         text = f"{type(error).__name__}: {text}"
+    text = text.replace("Value error, ", "")  # of the library that reads options
     text = " ".join(text.strip().split("\n\n")[0].split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … (--debug shows all of it)"
 
@@ -113,7 +114,8 @@ def register(app: typer.Typer, command: Callable[..., Any]) -> None:
     """Add a command, whose docstring is its help."""
     words, shown = examples(inspect.getdoc(command) or "")
     name = command.__name__.removesuffix("_")
-    app.command(name, help=words, epilog=shown, context_settings=_SETTINGS, no_args_is_help=False)(command)
+    settings = {**_SETTINGS, "ignore_unknown_options": command is explain}  # numbers below 0 are arguments of operators
+    app.command(name, help=words, epilog=shown, context_settings=settings, no_args_is_help=False)(command)
 
 
 _SETTINGS = {"help_option_names": ["--help", "-h"]}

@@ -8,6 +8,7 @@ int8:256x128.t           made of 256x128, and transposed; .pack: packed by hop.p
 stride=[2,2]             any of these by the name of the argument
 """
 
+import difflib
 import json
 import re
 from typing import Any
@@ -152,8 +153,12 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _unknown(name: str, where: str) -> typer.BadParameter:
+    near = difflib.get_close_matches(name.upper(), presets.PRESETS, n=3) or difflib.get_close_matches(
+        name, _DTYPES, n=3
+    )
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return typer.BadParameter(
-        f"{name!r} is neither a dtype of torch, such as int8 or bf16, nor one of hop.presets: "
-        f"{', '.join(presets.PRESETS)}",
+        f"{name!r} is neither a dtype of torch, such as int8 or bf16, nor a preset, as hop formats --presets lists "
+        f"them{hint}",
         param_hint=where,
     )

@@ -103,7 +103,9 @@ ROUTES: dict[str, Route] = {
 
 def export(
     model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="Where to write it; .pt2, .onnx or .pte.")],
+    out: Annotated[
+        Path, typer.Option("--output", "--out", "-o", dir_okay=False, help="Where to write it; .pt2, .onnx or .pte.")
+    ],
     to: Annotated[
         To | None, typer.Option(metavar="ROUTE", help=f"{_or(To)}.", show_default="by the end of OUT")
     ] = None,
@@ -160,16 +162,16 @@ def _route(model: Path, out: Path, to: str | None, options: Options) -> Route:
     name = to or next((n for n, r in ROUTES.items() if r.suffix == out.suffix), None)
     if name is None:
         ends = ", ".join(sorted({r.suffix for r in ROUTES.values()}))
-        raise typer.BadParameter(f"{out} must end in one of {ends}", param_hint="'--out'")
+        raise typer.BadParameter(f"{out} must end in one of {ends}", param_hint="'--output'")
     route = ROUTES[name]
     if out.suffix != route.suffix:
         raise typer.BadParameter(
-            f"--to {name} writes files that end in {route.suffix}, got {out}", param_hint="'--out'"
+            f"--to {name} writes files that end in {route.suffix}, got {out}", param_hint="'--output'"
         )
     if out.exists() and out.samefile(model):
-        raise typer.BadParameter(f"{out} is the program itself; name another file", param_hint="'--out'")
+        raise typer.BadParameter(f"{out} is the program itself; name another file", param_hint="'--output'")
     if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="'--out'")
+        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="'--output'")
     for option, given in options._asdict().items():
         if given is not None and option not in route.options:
             takers = " and ".join(f"--to {n}" for n, r in ROUTES.items() if option in r.options)

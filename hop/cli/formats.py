@@ -8,6 +8,8 @@ import typer
 from hop.cli.output import show, show_json
 from hop.export.table import table
 from hop.formats import FORMATS, Codebook, Float, Format, Integer, PowerOfTwo
+from hop.presets import PRESETS
+from hop.quantizer import Quantizer
 
 _KINDS = {Integer: "integer", Float: "float", Codebook: "codebook", PowerOfTwo: "power of two"}
 
@@ -20,9 +22,11 @@ def formats(
     name: Annotated[
         str | None, typer.Argument(help="Show the codes of this one.", show_default="list all", autocompletion=_names)
     ] = None,
+    presets: Annotated[bool, typer.Option("--presets", help="List the quantizers of hop.presets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the number formats, or show one: its codes, their bits, and the number that each stands for.
+    """List the number formats, or show one: its codes, their bits, and the number that each stands for. Or list the
+    presets: a format, the block of numbers that share a scale, and how that is found.
 
     The numbers are those of the codes, before any scale. In JSON, infinities and NaN are the strings "inf", "-inf" and
     "nan".
@@ -30,8 +34,20 @@ def formats(
     Examples:
         hop formats
         hop formats e2m1          its sixteen codes
+        hop formats --presets
         hop formats int8 --json
     """
+    if presets:
+        if name is not None:
+            raise typer.BadParameter(f"lists all, and {name!r} is the name of one format", param_hint="'--presets'")
+        quantizers = [_preset(preset, q) for preset, q in PRESETS.items()]
+        if as_json:
+            show_json(quantizers)
+        else:
+            show(
+                table(("name", "format", "block", "scale"), [[str(v) for v in q.values()] for q in quantizers], right=4)
+            )
+        return
     if name is None:
         found = [facts(f) for f in FORMATS]
         if as_json:
@@ -42,7 +58,12 @@ def formats(
     chosen = next((f for f in FORMATS if f.name == name.lower()), None)
     if chosen is None:
         known = ", ".join(f.name for f in FORMATS)
-        raise typer.BadParameter(f"{name!r} is no format; there are {known}", param_hint="NAME")
+        rule = (
+            "is a preset; hop formats --presets lists them, and there are the formats"
+            if name.upper() in PRESETS
+            else ("is no format; there are")
+        )
+        raise typer.BadParameter(f"{name!r} {rule} {known}", param_hint="NAME")
     if as_json:
         show_json({**facts(chosen), "codes": [{"code": c, "number": n} for c, n in codes(chosen)]})
         return
@@ -63,6 +84,10 @@ def facts(fmt: Format) -> dict[str, Any]:
         "largest": fmt.max,
         "least_above_zero": min(n for n in fmt.numbers if n > 0),
     }
+
+
+def _preset(name: str, q: Quantizer) -> dict[str, Any]:
+    return {"name": name, "format": q.format.name, "block": list(q.block), "scale": str(q.scale).partition(":")[2]}
 
 
 def codes(fmt: Format) -> list[tuple[int, float]]:

@@ -76,7 +76,9 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     _section("GPUs", "\n".join(f"{g['name']}, capability {g['capability']}" for g in found["gpus"]) or "none")
     _pairs("Kernels", {name: _status(k) for name, k in found["kernels"].items()})
     _pairs("What runs", {case: f"{chosen}" for case, chosen in found["cases"].items()})
-    rows = [(p["name"], p["version"] or "-", p["purpose"], _hint(p)) for p in found["packages"]]
+    by_name = {p["name"]: p for p in reversed(found["packages"])}  # one line for what two extras install
+    listed = [by_name[name] for name in dict.fromkeys(p["name"] for p in found["packages"])]
+    rows = [(p["name"], p["version"] or "-", p["purpose"], _hint(p)) for p in listed]
     _section("Optional packages", table(("package", "version", "for", ""), rows, right=4))
 
 

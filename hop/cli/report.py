@@ -20,13 +20,16 @@ Other = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", dir_okay=False, help="The page.", show_default="MODEL.html")
+    Path | None, typer.Option("--output", "--out", "-o", dir_okay=False, help="The page.", show_default="MODEL.html")
 ]
 Seed = Annotated[int, typer.Option(help="Of random inputs.")]
 Runs = Annotated[int, typer.Option(min=1, help="How often each is timed.")]
 TriesSchemes = Annotated[bool, typer.Option("--sweep", help="Try schemes on a float program too.")]
 Only = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Which of them, with commas between.", show_default="all")
+    str | None,
+    typer.Option(
+        metavar="NAMES", help=f"Which of them, with commas between: {', '.join(CANDIDATES)}.", show_default="all"
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and write a page only with --output.")]
 
@@ -60,15 +63,17 @@ def report(
     """
     chosen = _chosen(schemes, sweep)
     page = output or Path(f"{model.stem}.html")
+    if not page.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {page.parent}", param_hint="'--output'")
     with working(f"loading {model}"):
         program = load_program(model)
         other = None if reference is None else load_program(reference)
         inputs = load_inputs(program, data, seed=seed)
     if data is None:
         say("inputs are random; give real ones by --data for errors and ranges that mean something")
+    tried = _sweep(program, inputs, chosen, page, Options(runs, model.name)) if sweep else None
     with _bar() as progress:
         found = compare(program, other, inputs, runs=runs, name=model.name, progress=progress)
-    tried = _sweep(program, inputs, chosen, page, Options(runs, model.name)) if sweep else None
     if as_json:
         show_json({"report": found.to_dict(), "sweep": None if tried is None else tried.to_dict()})
     else:

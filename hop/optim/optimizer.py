@@ -20,6 +20,7 @@ _OWN = (
     "error_if_nonfinite",
     "decoupled_weight_decay",
 )  # options that a state_dict does not change
+_OF_TORCH = ("foreach", "fused", "capturable", "differentiable")  # which say how torch.optim computes, not what
 _STREAMS = 2**16  # of random numbers, for each param group
 
 
@@ -192,6 +193,8 @@ class Optimizer(torch.optim.Optimizer):
         for group, kept in zip(self.param_groups, own, strict=True):
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+            for name in _OF_TORCH:
+                group.pop(name, None)
             group.update(kept)
             for p in group["params"]:
                 if p not in self.state:

@@ -117,9 +117,10 @@ class Sweep:
         return f"{table(names, lines, right=2)}\n* Pareto-optimal in quality, bytes and time"
 
     def _sentences(self) -> list[str]:
-        others = [row for row in self.rows if row.scheme]
+        tried = [row for row in self.rows if row.scheme]
+        others = [row for row in tried if row.rewritten]
         if not others:
-            return ["No candidate has run."]
+            return ["No candidate changes the model: no operator can compute so." if tried else "No candidate has run."]
         base = next((row for row in self.rows if not row.scheme), others[0])
         small = min(others, key=lambda row: (row.parameter_bytes, -row.quality))
         fast, good = min(others, key=lambda row: row.slowdown), max(others, key=lambda row: row.quality)
@@ -128,8 +129,8 @@ class Sweep:
             f"{100 * good.parameter_bytes / base.parameter_bytes:.0f} % of its bytes.",
             f"{small.name} is the smallest: {size(small.parameter_bytes)} instead of {size(base.parameter_bytes)}, "
             f"with {_quality(small)}.",
-            f"{fast.name} is the fastest here: {fast.slowdown:.2f} times the time of the float model, with "
-            f"{_quality(fast)}.",
+            f"{fast.name} is the fastest candidate: it takes {fast.slowdown:.2f} times as long as the float model, "
+            f"with {_quality(fast)}.",
         ]
 
 

@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 from hop import presets, schemes
+from hop._hop import Hop
 from hop.export.scheme import to_scheme
 from hop.report.comparing import Data, exported, inputs_of
 from hop.report.journal import Journal, fingerprint
@@ -26,16 +27,16 @@ from hop.schemes import Scheme
 
 CANDIDATES: Mapping[str, Scheme] = {
     "int8": schemes.INT8_DYNAMIC,
-    "int8 weights": Scheme(None, presets.INT8_ROW),
-    "int8 × int4 groups": schemes.INT8_DA_INT4_W,
-    "int4 groups, weights": schemes.INT4_W,
+    "int8-weights": Scheme(None, presets.INT8_ROW),
+    "int8-int4": schemes.INT8_DA_INT4_W,
+    "int4-weights": schemes.INT4_W,
     "fp8": Scheme(presets.FP8_ROW, presets.FP8_ROW),
-    "fp8 weights": Scheme(None, presets.FP8_ROW),
+    "fp8-weights": Scheme(None, presets.FP8_ROW),
     "mxfp8": Scheme(presets.MXFP8, presets.MXFP8),
     "mxfp4": Scheme(presets.MXFP4, presets.MXFP4),
-    "mxfp4 weights": Scheme(None, presets.MXFP4),
+    "mxfp4-weights": Scheme(None, presets.MXFP4),
     "nvfp4": Scheme(presets.NVFP4, presets.NVFP4),
-    "nvfp4 weights": Scheme(None, presets.NVFP4),
+    "nvfp4-weights": Scheme(None, presets.NVFP4),
 }
 """What `sweep` tries by default: activations and weights, or weights alone."""
 
@@ -94,7 +95,8 @@ def sweep(
 
     Raises:
         TypeError: model is no program and no module, data no tuple and no list of tuples, or a candidate no Scheme.
-        ValueError: there is no data, or the journal is of another model or other data.
+        ValueError: there is no data, the journal is of another model or other data, or the model computes in low
+            precision already.
     """
     chosen, given = options or Options(), inputs_of("sweep", data, {"model": model})
     program = exported("sweep", model, given)
@@ -103,7 +105,16 @@ def sweep(
             f"sweep: model must be a torch.export.ExportedProgram or a torch.nn.Module that is not a graph; got "
             f"{type(program).__name__}"
         )
+    low = sorted({node.target.name() for node in program.graph.nodes if isinstance(node.target, Hop)})
+    if low:
+        raise ValueError(
+            f"sweep: model must be a float one, and this one computes by {', '.join(low)}; give the one before"
+        )
     wanted = CANDIDATES if candidates is None else candidates
+    if not isinstance(wanted, Mapping):
+        raise TypeError(
+            f"sweep: candidates must be a dict of schemes by name, got {wanted!r}; hop.report.CANDIDATES is one"
+        )
     for name, scheme in wanted.items():
         if not isinstance(scheme, Scheme):
             raise TypeError(f"sweep: candidates[{name!r}] must be a hop.Scheme, got {scheme!r}")

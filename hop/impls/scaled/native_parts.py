@@ -36,11 +36,14 @@ def _declines(call: Call) -> str | None:
     if lhs.dim() < 2:
         return "one operand is a vector"
     reason = native.NATIVE.declines(_of_parts(call, _shaped(lhs, _PARTS[lhs.dtype])))
-    if reason is not None or library().level() == "amx":
+    if reason is not None:
         return reason
-    rows = _compile.hints(lhs.shape[:-1])
-    many = rows is None or math.prod(rows) > _FEW
-    return f"for at most {_FEW} rows on a CPU without matrix units (AMX)" if many else None
+    rows = math.prod(_compile.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
+    if rows == 0:
+        return "there are no rows"
+    if rows > _FEW and library().level() != "amx":
+        return f"for at most {_FEW} rows on a CPU without matrix units (AMX)"
+    return None
 
 
 def _shaped(lhs: Tensor, parts: int) -> Tensor:
