@@ -14,15 +14,14 @@ from hop import _compile
 from hop.impls.scaled import meaning, native
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.operands import Operand
-from hop.impls.scaled.products import biased
-from hop.impls.scaled.roles import BIAS, LHS, MATRIX
+from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
 from hop.kernels import Kernel
 from hop.kernels.native import library
 
 _PARTS = {torch.float32: 3, torch.float16: 2}
 _UPPER = -(2**16)  # of the 32 bits of a float32 number, those that are a bfloat16 number
 _FEW = 16  # rows, for which reading the weight takes longest, and the products less
-_ELEMENTS = 2**18  # of lhs that are taken at once, so that their parts stay in the cache
+_ELEMENTS = 2**17  # of lhs and of the result that are taken at once, so that their parts stay in the cache
 
 
 def _declines(call: Call) -> str | None:
@@ -60,28 +59,27 @@ def _of_parts(call: Call, parts: Tensor) -> Call:
 
 
 def _run(call: Call) -> Any:
-    lhs = call.find(LHS)
-    *lead, m, k = lhs.shape
-    if call.find(native.RHS).dim() > 2:
-        y = _summed(call, lhs)
+    lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
+    *lead, k = lhs.shape
+    n = rhs.shape[-2 if call.roles.rhs_sums == -1 else -1]
+    y = torch.empty([*lead, n], dtype=torch.float32)
+    if rhs.dim() > 2:
+        _write(call, lhs, y)
     else:
-        rows = lhs.reshape(-1, k)
-        step = max(1, _ELEMENTS // max(k, 1))
-        found = [_summed(call, part) for part in rows.split(step)]
-        y = found[0] if len(found) == 1 else torch.cat(found)
-        y = y.reshape([*lead, m, y.shape[-1]])
-    return meaning.finish(call, biased(call, y, call.find(BIAS)))
+        step = max(_FEW, _ELEMENTS // max(k, n))
+        for x, part in zip(lhs.reshape(-1, k).split(step), y.view(-1, n).split(step), strict=True):
+            _write(call, x, part)
+    return meaning.finish(call, y if bias is None else y.add_(bias))
 
 
-def _summed(call: Call, x: Tensor) -> Tensor:
-    """The product of x, a matrix or a batch of them, in float32."""
-    terms = _terms(call, x, _truncated)
-    y = _added(terms)
-    if y.numel() == 0 or all(math.isfinite(v) for v in torch.aminmax(y)):
-        return y
-    # Where the upper bits give an infinity it stands, and of a number that is none only they are taken.
-    first, *rest = _terms(call, x, _rounded)
-    return torch.where(first.isinf(), first, _added([first, *rest]))
+def _write(call: Call, x: Tensor, y: Tensor) -> None:
+    """The product of x, a matrix or a batch of them."""
+    first, *rest = _terms(call, x, _truncated)
+    torch.add(first, _added(rest), out=y)
+    if not all(math.isfinite(v) for v in torch.aminmax(y)):
+        # Where the upper bits give an infinity it stands, and of a number that is none only they are taken.
+        first, *rest = _terms(call, x, _rounded)
+        torch.where(first.isinf(), first, first + _added(rest), out=y)
 
 
 def _terms(call: Call, x: Tensor, upper: Any) -> tuple[Tensor, ...]:
@@ -103,13 +101,12 @@ def _rounded(x: Tensor) -> Tensor:
     return torch.where(x.isfinite(), _truncated(x), x)
 
 
-def _added(terms: Any) -> Tensor:
-    """From the least to the first."""
-    first, *rest = terms
-    total = rest[-1]
-    for term in rest[-2::-1]:
-        total = term + total
-    return first + total
+def _added(terms: list[Tensor]) -> Tensor:
+    """Their sum, from the least, in its memory."""
+    total = terms[-1]
+    for term in terms[-2::-1]:
+        total = total.add_(term)
+    return total
 
 
 PARTS = Kernel("native product in parts", _declines, _run, leaf=True)
