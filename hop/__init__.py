@@ -1,6 +1,9 @@
 # pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Mixed- and low-precision operators for PyTorch that mean one thing everywhere."""
 
+import importlib
+from typing import Any
+
 from hop import calibration as calibration
 from hop import export as export
 from hop import nn as nn
@@ -26,3 +29,16 @@ from hop.schemes import Scheme as Scheme
 from hop.tensor import QuantizedTensor as QuantizedTensor
 
 __version__ = "0.1.0"
+
+# Imported when they are first asked for: each costs much of what torch itself does.
+_LATER = ("checkpoint", "distributed", "optim", "report")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return importlib.import_module(f"hop.{name}")
+    raise AttributeError(f"module 'hop' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

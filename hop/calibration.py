@@ -39,10 +39,11 @@ def amax(q: Quantizer, *batches: Tensor) -> dict[str, Tensor]:
 def percentile(q: Quantizer, *batches: Tensor, percent: float = 99.9) -> dict[str, Tensor]:
     """The scale that holds `percent` of the magnitudes of each block; with zero points, of the numbers at either end.
 
-    Args and returns: as `amax`; percent above 0, at most 100."""
+    Args and returns: as `amax`; percent of 1 to 100."""
     _check("percentile", q, batches)
-    if not 0 < percent <= 100:
-        raise ValueError(f"percentile: percent must be above 0 and at most 100, got {percent}")
+    if not 1 <= percent <= 100:
+        hint = f"; {percent} of 1 is percent={100 * percent:g}" if 0 < percent < 1 else ""
+        raise ValueError(f"percentile: percent must be from 1 to 100, got {percent}{hint}")
     if not q.scale.has_zero_point():
         high = _joined(q, batches, lambda x: x.abs(), percent)
         return _from_range(q, -high, high)

@@ -68,10 +68,12 @@ class Quantizer(Value):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block", blocks.checked(self.block))
-        if not isinstance(self.format, Format) or isinstance(self.format, PowerOfTwo):
-            raise ValueError(f"format must be a format of elements, such as hop.formats.INT8; got {self.format!r}")
+        if not isinstance(self.format, Format):
+            raise TypeError(f"format must be one of hop.formats, such as hop.formats.INT8; got {self.format!r}")
+        if isinstance(self.format, PowerOfTwo):
+            raise ValueError(f"format must be a format of elements, and {self.format!r} is one of scales")
         if not isinstance(self.scale, Rule):
-            raise ValueError(f"scale must be a rule, such as hop.scaling.Amax(); got {self.scale!r}")
+            raise TypeError(f"scale must be a rule, such as hop.scaling.Amax(); got {self.scale!r}")
         if self.stochastic and isinstance(self.format, Codebook):
             raise ValueError(f"stochastic=True: {self.format.name} is a codebook, which rounds to the nearest only")
         if self.flat and len(self.block) != 1:
@@ -81,7 +83,7 @@ class Quantizer(Value):
         self.scale.check(self.format, self.block)
         if self.layout is not None:
             if not isinstance(self.layout, Layout):
-                raise ValueError(f"layout must be one of hop.layouts, or None; got {self.layout!r}")
+                raise TypeError(f"layout must be one of hop.layouts, or None; got {self.layout!r}")
             self.layout.check(self.format, self.scale)
             if self.flat and self.layout.tiled:
                 raise ValueError(f"flat=True: layout={self.layout} is for matrices")

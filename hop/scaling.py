@@ -144,9 +144,14 @@ class Given(Rule):
     affine: bool = False
     requantize: Requantization = Division()
 
-    def check(self, format: Format, block: Block) -> None:
+    def __post_init__(self) -> None:
         if not isinstance(self.requantize, Requantization):
-            raise ValueError(f"Given: requantize must be a convention of hop.requantization, got {self.requantize!r}")
+            raise TypeError(
+                "Given: requantize must be a convention of hop.requantization, such as hop.requantization.Division(); "
+                f"got {self.requantize!r}"
+            )
+
+    def check(self, format: Format, block: Block) -> None:
         if not isinstance(format, Integer) and self.requantize != Division():
             raise ValueError(f"Given: requantize={self.requantize} gives integers, and {format.name} has others")
 

@@ -11,13 +11,23 @@ import functools
 from dataclasses import dataclass, replace
 
 from hop import presets, spelling
-from hop.formats import E4M3, E5M2, INT8
+from hop.formats import E4M3, E5M2, INT8, Float, Integer
 from hop.quantizer import Quantizer
 from hop.scaling import Delayed, TwoLevel
 from hop.spelling import Value
 
 STE, ORIGINAL, QUANTIZED = "ste", "original", "quantized"
 BACKWARDS = (STE, ORIGINAL, QUANTIZED)
+
+
+def _check_pair(lhs: Quantizer, rhs: Quantizer) -> None:
+    """Raise unless numbers of these formats are multiplied by each other."""
+    both = (lhs.format, rhs.format)
+    if not any(all(isinstance(format, kind) for format in both) for kind in (Integer, Float)):
+        raise ValueError(
+            "Scheme: integers are multiplied by integers, floats by floats, and codebooks by plain floats; got "
+            f"lhs={lhs} and rhs={rhs}; take formats of one kind, or None for one of them"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,6 +62,8 @@ class Scheme(Value):
                 raise ValueError(f"Scheme: {name}={q} has flat=True or a layout, which operands of a product have not")
         if self.lhs is None and self.rhs is None:
             raise ValueError("Scheme: lhs and rhs are both None, so nothing would be quantized; give one of them")
+        if self.lhs is not None and self.rhs is not None:
+            _check_pair(self.lhs, self.rhs)
         if self.output is not None and self.output.stochastic:
             raise ValueError(f"Scheme: output={self.output} rounds at random; take one that rounds to the nearest")
         if self.backward not in BACKWARDS:

@@ -212,7 +212,8 @@ class _Parser:
         if kind == "name" and word in _constants:
             return _constants[word]
         self.at = before
-        raise self.error(f"{word!r} is no value known here; known are {', '.join([*_constants, *_classes])}")
+        known = [name for name in (*_constants, *_classes) if not name.startswith(("_", "Fast"))]
+        raise self.error(f"{word!r} is no value known here; known are {', '.join(known)}")
 
     def number(self, word: str, before: int) -> int | float:
         try:

@@ -38,6 +38,8 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
     flat: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
     for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"save_file: tensors[{name!r}] must be a Tensor, got {type(tensor).__name__}")
         parts: dict[str, Tensor] = {name: tensor}
         if isinstance(tensor, QuantizedTensor):
             parts = {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
@@ -60,10 +62,14 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
     Raises:
         ValueError: the file does not hold what its metadata describes.
     """
-    with _safetensors().safe_open(str(path), "pt", device=str(device)) as file:
-        held: dict[str, str] = file.metadata() or {}
-        text = held.get(_KEY, "{}")
-        flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
+    safetensors = _safetensors()
+    try:
+        with safetensors.safe_open(str(path), "pt", device=str(device)) as file:
+            held: dict[str, str] = file.metadata() or {}
+            text = held.get(_KEY, "{}")
+            flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"load_file: {path} is no whole file of safetensors: {error}") from error
     try:
         described: Any = json.loads(text)
     except (ValueError, RecursionError) as error:

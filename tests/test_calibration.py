@@ -252,9 +252,11 @@ class TestEdges(unittest.TestCase):
 
     def test_errors_of_one(self):
         q, x = presets.INT8_ROW, torch.ones(2, 3)
-        for percent in (0, -1, 100.5, math.nan):
-            with self.assertRaisesRegex(ValueError, "^percentile: percent must be above 0 and at most 100, got"):
+        for percent in (0, -1, 0.999, 100.5, math.nan):
+            with self.assertRaisesRegex(ValueError, "^percentile: percent must be from 1 to 100, got"):
                 calibration.percentile(q, x, percent=percent)
+        with self.assertRaisesRegex(ValueError, "0.999 of 1 is percent=99.9"):
+            calibration.percentile(q, x, percent=0.999)
         for wrong in ({"steps": 1}, {"least": 0.0}, {"least": 1.0}):
             with self.assertRaisesRegex(ValueError, "^mse: steps must be 2 or more and least between 0 and 1, got"):
                 calibration.mse(q, x, **wrong)

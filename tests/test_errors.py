@@ -125,6 +125,13 @@ class TestErrors(unittest.TestCase):
         assert torch.equal(a, A) and torch.equal(b, B)
         assert torch.equal(hop.out_dtype(aten.mm.default, torch.int32, A, B), A.int() @ B.int())
 
+    def test_quantized_tensors_and_an_integer_result(self):
+        x = hop.quantize(hop.presets.INT8_ROW, torch.ones(2, 4))
+        with self.assertRaisesRegex(TypeError, "argument 'self' of aten.mm.default is a QuantizedTensor"):
+            hop.out_dtype(aten.mm.default, torch.int32, x, torch.ones(4, 2))
+        got = hop.out_dtype(aten.mm.default, torch.float32, x, torch.ones(4, 2))
+        assert torch.equal(got, torch.full((2, 2), 4.0))
+
     def test_unknown_argument_name(self):
         with self.assertRaisesRegex(RuntimeError, "has no argument 'gamma'"):
             hop.out_dtype(aten.addmm.default, torch.int32, i8(4), A, B, gamma=2)

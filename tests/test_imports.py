@@ -117,6 +117,12 @@ class TestImports(unittest.TestCase):
         new = {m for m in run(code).split() if not m.startswith("hop")}
         assert not {m for m in new if m.split(".")[0] in ("torch", "cutlass", "numpy", "sympy", "typer", "rich")}, new
 
+    def test_the_others_come_when_they_are_asked_for(self):
+        code = "import hop, sys; print('hop.optim' in sys.modules, hop.optim.AdamW8bit.__name__, 'report' in dir(hop))"
+        assert run(code).split() == ["False", "AdamW8bit", "True"]
+        code = "import hop\ntry: hop.linear\nexcept AttributeError as e: print(e)"
+        assert run(code).strip() == "module 'hop' has no attribute 'linear'"
+
     def test_importing_dynamo_first_or_last(self):
         call = "hop.out_dtype(torch.ops.aten.mm.default, torch.int32, x, x)"
         body = (

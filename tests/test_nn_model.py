@@ -3,9 +3,11 @@
 import builtins
 import copy
 import io
+import math
 import sys
 import tempfile
 import unittest
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,10 +71,12 @@ def made(kind: str) -> tuple[Any, Tensor]:
 def applicable() -> list[tuple[str, Scheme, str]]:
     """Each scheme with each layer that it runs."""
     found = []
-    for name, scheme in schemes.SCHEMES.items():
-        for kind in ("linear", "conv1d", "conv2d", "embedding"):
-            if hop.nn.convert(made(kind)[0], scheme).rows[0].scheme is not None:
-                found.append((name, scheme, kind))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "convert: no layer was converted")
+        for name, scheme in schemes.SCHEMES.items():
+            for kind in ("linear", "conv1d", "conv2d", "embedding"):
+                if hop.nn.convert(made(kind)[0], scheme).rows[0].scheme is not None:
+                    found.append((name, scheme, kind))
     return found
 
 
@@ -131,8 +135,10 @@ class TestConvert(unittest.TestCase):
 
     def test_subclasses_are_left(self):
         model = nn.MultiheadAttention(8, 2)
-        (row,) = hop.nn.convert(model, schemes.INT8_DYNAMIC).rows
+        with pytest.warns(UserWarning, match="convert: no layer was converted"):
+            whole, row = hop.nn.convert(model, schemes.INT8_DYNAMIC).rows
         assert row.scheme is None and "is a subclass" in row.reason
+        assert whole.scheme is None and whole.reason == "its products are no layers, and stay in floats"
         assert not isinstance(model.out_proj, hop.nn.Linear)
 
     def test_transformer_layers_call_theirs(self):
@@ -175,6 +181,27 @@ class TestConvert(unittest.TestCase):
 
 
 class TestCalibrate(unittest.TestCase):
+    def test_what_is_no_calibration(self):
+        """It is said which batch, which layer, and what to do; scales stay unset."""
+        model, x = converted(nn.Sequential(nn.Linear(16, 8)), ALL_STATIC), randn(5, 16)
+        nothing = torch.full((5, 16), math.nan)
+        mse, floats = hop.calibration.mse, nn.Linear(2, 2)
+        for error, words, args in (
+            (TypeError, "batches must be an iterable of batches, got one tensor", (model, x)),
+            (TypeError, r"batch 1 is given as model\(\*batch\), of 2, .* leave out what is no", (model, [x, (x, 3)])),
+            (TypeError, r"batch 0 is given as model\(\*\*batch\), of \['y'\]", (model, [{"y": x}])),
+            (ValueError, "the input of layer '0' has no finite number in 2 batches", (model, [nothing, nothing])),
+            (ValueError, "the input of layer '0' has no finite number", (model, [nothing], mse)),
+            (ValueError, "calibrate: model has no quantized layers; call hop.nn.convert before", (floats, [x])),
+        ):
+            with pytest.raises(error, match=words):
+                hop.nn.calibrate(*args)
+            assert not model[0].scales.input.ready
+        with pytest.raises(ValueError, match="freeze: model has no quantized layers"):
+            hop.nn.freeze(floats)
+        hop.nn.calibrate(model, [nothing, x])
+        assert model[0].scales.input.ready
+
     def test_finds_what_amax_finds(self):
         model = converted(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), ALL_STATIC).train()
         model[1].eval()
@@ -368,7 +395,8 @@ class TestFreeze(unittest.TestCase):
             hop.nn.freeze(model)
             other = Scheme(presets.INT8_TENSOR, presets.INT8_ROW)
             assert hop.nn.convert(model, other).rows[0].scheme == other and model(x) is not None
-            (row,) = hop.nn.convert(model, schemes.INT4_W).rows
+            with pytest.warns(UserWarning, match="no layer was converted"):
+                (row,) = hop.nn.convert(model, schemes.INT4_W).rows
             assert row.scheme is None and "argument 'weight'" in row.reason and model.scheme == other
             with hop.nn.scheme(schemes.INT4_W), pytest.raises(ValueError, match="argument 'weight'"):
                 model(x)

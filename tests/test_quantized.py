@@ -631,7 +631,7 @@ class TestErrors(unittest.TestCase):
             ),
             (TypeError, "dtype must be float16", (linear, dynamic, x, w), {"dtype": torch.int8}),
             (TypeError, "scales must be hop.Scales, got dict", (linear, dynamic, x, w), {"scales": {"lhs": s}}),
-            (ValueError, r"lhs=.* pass scales=hop.Scales\(lhs=...\)", (linear, static, x, w), {}),
+            (ValueError, r"lhs=.* pass scales=hop.Scales\(lhs=..., lhs_zero_point=...\)", (linear, static, x, w), {}),
             (ValueError, "lhs_zero_point", (linear, static, x, w), {"scales": hop.Scales(lhs=s)}),
             (
                 ValueError,
@@ -658,5 +658,5 @@ class TestErrors(unittest.TestCase):
     def test_the_same_when_traced(self):
         x, w = torch.randn(4, 32), torch.randn(8, 32)
         run = torch.compile(lambda x, w: hop.quantized(linear, schemes.INT8_STATIC, x, w), backend="aot_eager")
-        with pytest.raises(Exception, match=r"pass scales=hop.Scales\(lhs=...\)"):
+        with pytest.raises(Exception, match=r"pass scales=hop.Scales\(lhs=..., lhs_zero_point=...\)"):
             run(x, w)

@@ -2257,7 +2257,7 @@ IMAGE, KERNEL = q8(1, 4, 5, 5), q8(6, 4, 3, 3)
 FLOAT = torch.float32
 # name, error, words that it must hold, positional arguments, keywords
 ERRORS: list[tuple[str, type[Exception], list[str], tuple[Any, ...], dict[str, Any]]] = [
-    ("operator", ValueError, ["op", "aten.softmax.int", "aten.mm.default"], (aten.softmax.int, FLOAT, X, 0), {}),
+    ("operator", ValueError, ["op", "aten.softmax.int", " mm, "], (aten.softmax.int, FLOAT, X, 0), {}),
     ("in_place", ValueError, ["op", "aten.add_.Tensor"], (aten.add_.Tensor, FLOAT, X, X), {}),
     ("packet", ValueError, ["op", "aten.mm"], (aten.mm, FLOAT, X, W), {}),
     ("function", ValueError, ["op", "mm"], (torch.mm, FLOAT, X, W), {}),
@@ -2565,6 +2565,23 @@ class TestErrors(unittest.TestCase):
                     hop.scaled(aten.addmm.default, FLOAT, bias, X, W.t())
         with self.assertRaises(RuntimeError):
             hop.scaled(conv2d, FLOAT, IMAGE, KERNEL, torch.zeros(5))
+
+    def test_an_operator_that_is_none(self):
+        """The one that is meant is named; else all, without overloads."""
+        for op in (aten.linear, torch.nn.functional.linear, "aten.linear", "torch.ops.aten.linear.default"):
+            with self.assertRaisesRegex(ValueError, "must be an operator overload .*take aten.linear.default$"):
+                hop.scaled(op, FLOAT, X, W)
+        with self.assertRaisesRegex(ValueError, "one of these operators of torch.ops.aten, got .*softmax.* mm, "):
+            hop.scaled(aten.softmax.int, FLOAT, X, -1)
+
+    def test_sizes_that_do_not_fit_are_named(self):
+        wide = q8(3, 9)
+        with self.assertRaisesRegex(
+            RuntimeError, "^scaled: aten.linear.default sums over the last dimension of 'input'"
+        ):
+            hop.scaled(linear, FLOAT, wide, W)
+        with self.assertRaisesRegex(RuntimeError, r"'bias' of aten.linear.default must have .* elements for 'weight'"):
+            hop.scaled(linear, FLOAT, X, W, torch.zeros(3))
 
     def test_index_out_of_range(self):
         for q in (presets.INT8_ROW, presets.INT4_32, presets.NVFP4, presets.STATE8, presets.FP8_128X128):

@@ -234,11 +234,15 @@ class TestRefused(InFolder):
         data = self.path.read_bytes()
         for damaged in (data[:-100], data[:20], b"", b"\xff" * 64):
             self.path.write_bytes(damaged)
-            with self.assertRaises(safetensors.SafetensorError):
+            with self.assertRaisesRegex(ValueError, f"load_file: .*{self.path.name} is no whole file of safetensors"):
                 load_file(self.path)
         self.path.unlink()
         with self.assertRaises(FileNotFoundError):
             load_file(self.path)
+
+    def test_what_is_no_tensor(self):
+        with self.assertRaisesRegex(TypeError, r"save_file: tensors\['a'\] must be a Tensor, got int"):
+            save_file({"a": 1}, self.path)
 
     def test_without_safetensors(self):
         code = """

@@ -145,7 +145,8 @@ class TestValues(unittest.TestCase):
             ("block of bool", lambda: Quantizer(formats.INT8, (True, -1)), "got (True, -1)"),
             ("empty block", lambda: Quantizer(formats.INT8, ()), "got ()"),
             ("scale format", lambda: Quantizer(formats.E8M0), "format must be"),
-            ("rule", lambda: Quantizer(formats.INT8, scale="amax"), "scale must be a rule"),  # type: ignore[arg-type]
+            ("pair", lambda: hop.Scheme(presets.INT8_ROW, presets.FP8_ROW), "integers are multiplied by integers"),
+            ("codebooks", lambda: hop.Scheme(presets.STATE8, presets.INT8_ROW), "flat=True"),
             ("flat rows", lambda: Quantizer(formats.INT8, (1, 32), flat=True), "got (1, 32)"),
             ("flat columns", lambda: Quantizer(formats.INT8, (32,), hadamard=Hadamard(), flat=True), "exclude"),
             ("affine floats", lambda: Quantizer(formats.E4M3, scale=MinMax()), "e4m3 cannot"),
@@ -159,6 +160,26 @@ class TestValues(unittest.TestCase):
         with self.assertRaises(ValueError) as caught:
             make()
         assert words in str(caught.exception)
+
+    @parameterized.expand(
+        [
+            ("format", lambda: Quantizer("int4"), "format must be one of hop.formats"),  # type: ignore[arg-type]
+            ("rule", lambda: Quantizer(formats.INT8, scale="amax"), "scale must be a rule"),  # type: ignore[arg-type]
+            ("layout", lambda: Quantizer(formats.INT8, layout="tiles"), "layout must be one"),  # type: ignore[arg-type]
+            ("requantize", lambda: Given(requantize="tflite"), "hop.requantization.Division()"),  # type: ignore[arg-type]
+        ]
+    )
+    def test_types_are_checked(self, _name, make, words):
+        with self.assertRaises(TypeError) as caught:
+            make()
+        assert words in str(caught.exception)
+
+    def test_words_of_the_parser_are_those_that_users_know(self):
+        with self.assertRaises(ValueError) as caught:
+            Quantizer.parse("hop1:Quantizer(format=int9)")
+        known = str(caught.exception).partition("known are ")[2].split(", ")
+        assert {"int8", "e4m3", "Amax", "Quantizer"} <= set(known)
+        assert not [name for name in known if name.startswith(("_", "Fast"))]
 
 
 class TestSubclasses(unittest.TestCase):

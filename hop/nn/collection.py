@@ -1,17 +1,18 @@
 # pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """calibrate: static scales of activations, from what passes through the layers of a model."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hop import calibration
 from hop.nn.contexts import INPUT, OUTPUT
-from hop.nn.layer import Layer
+from hop.nn.layer import Layer, modules_of
 from hop.nn.static import StaticScale
 from hop.quantizer import Quantizer
 from hop.scaling import LARGEST
@@ -43,11 +44,17 @@ def calibrate(
         progress: whether to show a bar, on a terminal, if tqdm is installed: pip install 'torch-hop[progress]'.
 
     Raises:
-        ValueError: there is no batch.
+        TypeError: batches is one tensor, or a batch is none that the model takes.
+        ValueError: there is no batch, or no quantized layer; a layer has seen no finite number. No scale of an
+            activation is set then.
     """
+    if isinstance(batches, Tensor):
+        raise TypeError("calibrate: batches must be an iterable of batches, got one tensor; give [x], or a DataLoader")
     if steps is not None and steps < 1:
         raise ValueError(f"calibrate: steps must be 1 or more, or None for all batches; got {steps}")
     layers = [m for m in model.modules() if isinstance(m, Layer)]
+    if not layers:
+        raise ValueError("calibrate: model has no quantized layers; call hop.nn.convert before")
     for layer in layers:
         layer.prepare()
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
@@ -61,7 +68,7 @@ def calibrate(
         model.eval()
         with torch.no_grad():
             for batch in _shown(islice(batches, steps), batches, steps, progress):
-                _run(model, batch)
+                _run(model, batch, count)
                 count += 1
     finally:
         for handle in handles:
@@ -72,6 +79,13 @@ def calibrate(
             module.training = flag
     if not count:
         raise ValueError("calibrate: batches is empty; give one input of the model or more")
+    for (layer, role, _), seen in zip(watched, collected, strict=True):
+        if seen.has_only_others():
+            name = next(name for name, module in modules_of(model) if module is layer)
+            raise ValueError(
+                f"calibrate: the {role} of layer {name!r} has no finite number in {count} batches; look at the data, "
+                "and at the weights"
+            )
     for (_, _, state), seen in zip(watched, collected, strict=True):
         values = seen.values()
         if values is not None:
@@ -97,13 +111,22 @@ def _observe(layer: Layer, role: str, seen: Any) -> Any:
     return layer.register_forward_hook(lambda module, args, y: seen.add(y))
 
 
-def _run(model: nn.Module, batch: Any) -> None:
+def _run(model: nn.Module, batch: Any, number: int) -> None:
+    given, how = (batch,), "model(batch)"
+    named: Mapping[str, Any] = {}
     if isinstance(batch, Mapping):
-        model(**batch)
+        given, named, how = (), cast(Mapping[str, Any], batch), f"model(**batch), of {list(cast(Any, batch))}"
     elif isinstance(batch, tuple | list):
-        model(*batch)
-    else:
-        model(batch)
+        given = tuple(cast(Iterable[Any], batch))
+        how = f"model(*batch), of {len(given)}"
+    try:
+        inspect.signature(model.forward).bind(*given, **named)
+    except TypeError as error:
+        raise TypeError(
+            f"calibrate: batch {number} is given as {how}, which {type(model).__name__}.forward does not take: "
+            f"{error}; leave out what is no input, as in (x for x, y in loader)"
+        ) from error
+    model(*given, **named)
 
 
 def _shown(taken: Iterable[Any], batches: Iterable[Any], steps: int | None, progress: bool) -> Iterable[Any]:
@@ -123,13 +146,19 @@ class _Range:
 
     def __init__(self) -> None:
         self._ends: Tensor | None = None
+        self._finite = False
 
     def add(self, x: Tensor) -> None:
         if x.numel():
+            self._finite = self._finite or bool(x.isfinite().any())
             known = x.detach().to(torch.float32).nan_to_num(0.0, LARGEST, -LARGEST)
             ends = torch.stack([known.amin(), known.amax()])
             both = ends if self._ends is None else torch.cat([self._ends, ends])
             self._ends = torch.stack([both.amin(), both.amax()])
+
+    def has_only_others(self) -> bool:
+        """Whether all that was seen is NaN or infinite."""
+        return self._ends is not None and not self._finite
 
     def values(self) -> Tensor | None:
         """Numbers with that range; None if nothing was seen."""
@@ -151,6 +180,10 @@ class _Sample:
         while sum(part.numel() for part in self._parts) > KEPT:
             self._parts = [torch.cat(self._parts)[::3].clone()]
             self._step *= 3
+
+    def has_only_others(self) -> bool:
+        """Whether all of the sample is NaN or infinite."""
+        return self._seen > 0 and not any(bool(part.isfinite().any()) for part in self._parts)
 
     def values(self) -> Tensor | None:
         """The sample; None if nothing was seen."""

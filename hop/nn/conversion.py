@@ -1,6 +1,7 @@
 # pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """convert: quantized layers in the place of a model's float ones, and a report of it."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,6 +14,8 @@ from hop.nn.layer import Layer, modules_of, spelled
 from hop.nn.layers import LAYERS
 from hop.schemes import Scheme
 from hop.tensor import QuantizedTensor
+
+_OPAQUE = (nn.RNNBase, nn.MultiheadAttention)  # whose own parameters are weights of products
 
 Selector = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 Rule = tuple[Selector, Scheme | None]
@@ -65,13 +68,19 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
         A Report: its `model`, and a row for each layer with its scheme or why it has none.
 
     Raises:
-        TypeError: rules, a selector or a scheme is none.
+        TypeError: rules, a selector or a scheme is none, or model is no module.
+
+    Warns if no layer was converted though rules have a scheme.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
     pairs = _checked(rules)
     done: dict[int, tuple[nn.Module, Row]] = {}
     rows: list[Row] = []
     matched: set[int] = set()
     for name, module in modules_of(model, every_name=True):
+        if isinstance(module, _OPAQUE):
+            rows.append(Row(name, type(module).__name__, None, "its products are no layers, and stay in floats"))
         if not isinstance(module, (*LAYERS, Layer)):
             continue
         if id(module) in done:
@@ -91,7 +100,10 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
             model = _put(model, name, new)
     _unfuse(model)
     unused = tuple(repr(selector) for i, (selector, _) in enumerate(pairs) if i not in matched)
-    return Report(model, tuple(rows), unused)
+    report = Report(model, tuple(rows), unused)
+    if not any(row.scheme is not None for row in rows) and any(scheme is not None for _, scheme in pairs):
+        warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=2)
+    return report
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -20,8 +20,11 @@ def freeze(model: nn.Module) -> None:
     share the frozen one.
 
     Raises:
-        ValueError: a scheme rounds weights at random, or a static scale is not set. No layer is changed then.
+        ValueError: there is no quantized layer, a scheme rounds weights at random, or a static scale is not set. No
+            layer is changed then.
     """
+    if not any(isinstance(m, Layer) for m in model.modules()):
+        raise ValueError("freeze: model has no quantized layers; call hop.nn.convert before")
     layers = [m for m in model.modules() if isinstance(m, Layer) and m.plan().quantizes_weight and not m.frozen]
     made: dict[Any, nn.Parameter] = {}
     found = [(layer, _frozen(layer, made)) for layer in layers]

@@ -33,7 +33,7 @@ class QuantizedTensor(Tensor):
     # The buffers, of which a tensor has those that its quantizer and its usages need.
     codes: Tensor
     scale: Tensor
-    zero_point: Tensor
+    zero_point: Tensor | None = None
     global_amax: Tensor
 
     __torch_function__ = _compile.no_torch_function  # type: ignore[assignment]

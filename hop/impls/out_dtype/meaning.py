@@ -53,7 +53,19 @@ def check(
     inner = describe(op)
     args, kwargs = inner.bind(args, kwargs)
     _check_operands(inner, args, kwargs)
+    if not (output_dtype.is_floating_point or output_dtype.is_complex):
+        _check_integers(inner, output_dtype, args, kwargs)
     return args, kwargs
+
+
+def _check_integers(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise for a quantized tensor, whose real numbers an integer result would cut off."""
+    for name, value in inner.operands(args, kwargs):
+        if isinstance(value, Tensor) and hasattr(value, "quantizer"):
+            raise TypeError(
+                f"out_dtype: argument {name!r} of {inner.op} is a QuantizedTensor, which stands for real numbers, and "
+                f"output_dtype is {output_dtype}; give its .codes, or use hop.scaled"
+            )
 
 
 def _hint(op: Any) -> str:

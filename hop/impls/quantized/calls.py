@@ -184,8 +184,10 @@ def _check_scales(call: Call) -> None:
             if scale is not None or zero_point is not None:
                 raise ValueError(f"quantized: scales.{role} is given, and the scheme's {role} is None; leave it out")
         elif scale is None and _uses(call, role) and (missing := q.scale.missing()) is not None:
-            option = f"scales=hop.Scales({role}=...)"
-            raise ValueError(f"quantized: {role}={q} of the scheme: {missing.replace('scale=', option, 1)}")
+            affine = f", {role}_zero_point=..." if q.scale.has_zero_point() else ""
+            option = f"scales=hop.Scales({role}=...{affine})"
+            words = missing.replace(" and zero_point=", "", 1).replace("scale=", option, 1)
+            raise ValueError(f"quantized: {role}={q} of the scheme: {words}")
         elif role in (LHS, RHS) and call.place(role) is not None and not is_quantized(call.find(role)):
             x = call.find(role)
             fitted(call, role, x.mT if call.is_turned(role) else x)

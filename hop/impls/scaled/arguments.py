@@ -52,9 +52,14 @@ def check_output(output: Any) -> None:
 
 def check_op(op: Any) -> None:
     """Raise unless it is an operator that scaled knows."""
-    if op not in ROLES:
-        known = ", ".join(sorted(str(o) for o in ROLES))
-        raise ValueError(f"scaled: op must be one of the operators with roles, got {op}; they are {known}")
+    if isinstance(op, _compile.OpOverload) and op in ROLES:
+        return
+    name = str(getattr(op, "__name__", op)).removeprefix("torch.ops.").removeprefix("aten.").partition(".")[0]
+    named = sorted(str(known) for known in ROLES if known._schema.name == f"aten::{name}")
+    if named:
+        raise ValueError(f"scaled: op must be an operator overload of torch.ops, got {op}; take {' or '.join(named)}")
+    known = ", ".join(sorted({o._schema.name.removeprefix("aten::") for o in ROLES}))
+    raise ValueError(f"scaled: op must be one of these operators of torch.ops.aten, got {op}: {known}")
 
 
 def check(call: Call) -> Call:
@@ -117,6 +122,8 @@ def _check_product(call: Call) -> None:
     if kinds not in PAIRS and kinds[::-1] not in PAIRS:
         supported = "; ".join(f"{a} with {b}" for a, b in PAIRS)
         raise ValueError(f"scaled: {call.op} takes {supported}; got {_described(lhs)} with {_described(rhs)}")
+    if call.roles.family is MATRIX:
+        _check_shapes(call)
     integers = kinds == ("integers", "integers")
     if bias is not None and not bias.is_floating_point():
         if not integers:
@@ -148,6 +155,28 @@ def _check_product(call: Call) -> None:
         raise ValueError(
             f"scaled: an int32 bias of {call.op} has no unit where scales come in groups; give a float one"
         )
+
+
+def _check_shapes(call: Call) -> None:
+    """Raise for matrices that do not fit, where their sizes are known; the operator itself does for the others."""
+    found: dict[str, tuple[str, tuple[Any, ...]]] = {}
+    for position, argument in enumerate(call.op._schema.arguments[: len(call.args)]):
+        role, x = call.roles.role(position), call.args[position]
+        if role in (LHS, RHS, BIAS) and x is not None:
+            found[role] = argument.name, tuple(x.shape)
+    (lhs, left), (rhs, right), along = found[LHS], found[RHS], call.roles.rhs_sums
+    if min(len(left), len(right)) < 2 or not all(isinstance(n, int) for n in (*left, *right)):
+        return
+    if left[-1] != right[along]:
+        which = "last" if along == -1 else "last but one"
+        raise RuntimeError(
+            f"scaled: {call.op} sums over the last dimension of {lhs!r} and the {which} of {rhs!r}, which must be "
+            f"equal; got shapes {left} and {right}"
+        )
+    bias, shape = found.get(BIAS, ("", ()))
+    width = right[-2 if along == -1 else -1]
+    if shape and isinstance(shape[-1], int) and shape[-1] not in (1, width):
+        raise RuntimeError(f"scaled: {bias!r} of {call.op} must have {width} elements for {rhs!r} {right}; got {shape}")
 
 
 def _check_convolution(call: Call) -> None:

@@ -38,8 +38,8 @@ def _declines(call: Call) -> str | None:
     if reason is not None:
         return reason
     rows = math.prod(_compile.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
-    if rows == 0:
-        return "there are no rows"
+    if rows == 0 or 0 in call.find(RHS).shape:
+        return "the result is empty"
     if rows > _FEW and library().level() != "amx":
         return f"for at most {_FEW} rows on a CPU without matrix units (AMX)"
     return None

@@ -374,7 +374,8 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
             return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
         if affine:
             product = int_mm(torch.cat((a, a.new_ones(row_of_ones))), b)
-            total = product[:m].addcmul_(lhs.zero_point.to(torch.int32), product[m], value=-1)
+            zero_point: Any = lhs.zero_point
+            total = product[:m].addcmul_(zero_point.to(torch.int32), product[m], value=-1)
         else:
             total = int_mm(a, b)
         scale = rhs.scale
