@@ -129,8 +129,8 @@ class TestErrors(unittest.TestCase):
         x = hop.quantize(hop.presets.INT8_ROW, torch.ones(2, 4))
         with self.assertRaisesRegex(TypeError, "argument 'self' of aten.mm.default is a QuantizedTensor"):
             hop.out_dtype(aten.mm.default, torch.int32, x, torch.ones(4, 2))
-        got = hop.out_dtype(aten.mm.default, torch.float32, x, torch.ones(4, 2))
-        assert torch.equal(got, torch.full((2, 2), 4.0))
+        codes = hop.out_dtype(aten.mm.default, torch.int32, x.codes, torch.ones(4, 2, dtype=torch.int8))
+        assert torch.equal(codes, torch.full((2, 2), 4 * 127, dtype=torch.int32))
 
     def test_unknown_argument_name(self):
         with self.assertRaisesRegex(RuntimeError, "has no argument 'gamma'"):

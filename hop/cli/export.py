@@ -128,7 +128,8 @@ def export(
     """Write what a saved program is in exact integers, in core ATen, or for another runtime; say what was rewritten.
 
     integer: quantized parts in exact integers (.pt2, the default there). qdq: quantize and dequantize around float
-    operators. aten: core ATen, of the same integers. onnx: an ONNX model (.onnx). executorch: a file for ExecuTorch's
+    operators of torch, which a process that loads the file defines by importing torch.ao.quantization.fx._decomposed.
+    aten: core ATen, of the same integers. onnx: an ONNX model (.onnx). executorch: a file for ExecuTorch's
     runtime (.pte).
 
     Only for files that you trust: PyTorch unpickles parts of them, which can run any code.
