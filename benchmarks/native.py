@@ -132,46 +132,52 @@ def int8_sums() -> Iterator[Row]:
             yield from counted(rows, (m, k, n), both, [both])
 
 
-# Formats of both factors, m, and what they take at most of bfloat16 with the weight decoded beforehand.
-_FLOATS = [
+# Formats of both factors, or the dtype of a plain left one, m, and what they take at most of that dtype with the weight
+# decoded beforehand.
+_FLOATS: list[tuple[str, Any, str, dict[int, float | None]]] = [
     ("fp8 row x row", "FP8_ROW", "FP8_ROW", {1: 0.5, 128: 0.5, 1024: 0.8}),
     ("fp8 1x128 x 128x128", "FP8_1X128", "FP8_128X128", {128: None, 1024: None}),
     ("MXFP8", "MXFP8", "MXFP8", {1: None, 128: None, 1024: None}),
     ("MXFP4", "MXFP4", "MXFP4", {128: None}),
     ("NVFP4", "NVFP4", "NVFP4", {1: None, 128: None, 1024: None}),
     ("8da4w", "INT8_ROW_AFFINE", "INT4_32", {1: None, 128: 0.7}),
-    ("bfloat16 x int4 groups", None, "INT4_32", {1: 0.3, 128: None}),
-    ("bfloat16 x int8", None, "INT8_ROW", {1: None, 128: None}),
+    ("bfloat16 x int4 groups", torch.bfloat16, "INT4_32", {1: 0.3, 128: None}),
+    ("bfloat16 x int8", torch.bfloat16, "INT8_ROW", {1: None, 128: None}),
+    ("float32 x int4 groups", torch.float32, "INT4_32", {1: None, 128: None}),
+    ("float32 x int8", torch.float32, "INT8_ROW", {1: None, 16: None, 128: None}),
+    ("float32 x MXFP4", torch.float32, "MXFP4", {1: None, 16: None, 128: None}),
 ]
 
 
 def floats() -> Iterator[Row]:
-    """4096x4096 weights of other formats, packed, against bfloat16; and against fp8 by rows."""
+    """4096x4096 weights of other formats, packed, against bfloat16, or float32; and against fp8 by rows."""
     k = n = 4096
     w = torch.randn(n, k)
-    w16, presets = w.bfloat16(), hop.presets.PRESETS
+    presets = hop.presets.PRESETS
     most = {"fp8 1x128 x 128x128": 1.25, "MXFP8": 1.15, "NVFP4": 1.25}
     for case, of_x, of_w, targets in _FLOATS:
         packed = hop.pack(hop.quantize(presets[of_w], w))
         rowwise = hop.pack(hop.quantize(presets["FP8_ROW"], w))
+        dtype = of_x if isinstance(of_x, torch.dtype) else torch.bfloat16
+        plain, name = w.to(dtype), str(dtype).removeprefix("torch.")
         for m, target in targets.items():
-            x = torch.randn(m, k).bfloat16()
-            lhs = x if of_x is None else hop.quantize(presets[of_x], x)
+            x = torch.randn(m, k).to(dtype)
+            lhs = hop.quantize(presets[of_x], x) if isinstance(of_x, str) else x
             by_row = hop.quantize(presets["FP8_ROW"], x)
 
-            def ours(lhs: Tensor = lhs, rhs: Tensor = packed) -> Tensor:
-                return hop.scaled(_LINEAR, torch.bfloat16, lhs, rhs)
+            def ours(lhs: Tensor = lhs, rhs: Tensor = packed, dtype: torch.dtype = dtype) -> Tensor:
+                return hop.scaled(_LINEAR, dtype, lhs, rhs)
 
-            def bfloat16(x: Tensor = x) -> Tensor:
-                return linear(x, w16)
+            def floats(x: Tensor = x, w: Tensor = plain) -> Tensor:
+                return linear(x, w)
 
             def fp8(lhs: Tensor = by_row, rhs: Tensor = rowwise) -> Tensor:
                 return hop.scaled(_LINEAR, torch.bfloat16, lhs, rhs)
 
-            result = 2 * m * n
+            result = dtype.itemsize * m * n
             mine = moved(result, lhs, packed)
-            peers: list[tuple[str, Any, str]] = [("bfloat16 linear", bfloat16, f"<= {target} times" if target else "")]
-            of_peers = [moved(result, x, w16)]
+            peers: list[tuple[str, Any, str]] = [(f"{name} linear", floats, f"<= {target} times" if target else "")]
+            of_peers = [moved(result, x, plain)]
             if case in most:
                 peers.append(("ours, fp8 row x row", fp8, f"<= {most[case]} times"))
                 of_peers.append(moved(result, by_row, rowwise))

@@ -167,6 +167,7 @@ STOCHASTIC = Quantizer(formats.INT8, (1, -1), stochastic=True)
 # name, error, words that it must hold, quantizer, x, options
 ERRORS = [
     ("integers", TypeError, ["x must be", "torch.int32", "cast"], presets.INT8_ROW, X.int(), {}),
+    ("sparse", TypeError, ["x must be dense", "sparse_coo", "to_dense"], presets.INT8_ROW, X.to_sparse(), {}),
     ("float8", TypeError, ["x must be", "float8"], presets.INT8_ROW, X.to(torch.float8_e4m3fn), {}),
     ("no_scale", ValueError, ["no rule", "scale="], STATIC, X, {}),
     ("no_scale_affine", ValueError, ["scale= and zero_point="], ROW_STATIC, X, {}),

@@ -141,6 +141,12 @@ class TestConvert(unittest.TestCase):
         assert whole.scheme is None and whole.reason == "its products are no layers, and stay in floats"
         assert not isinstance(model.out_proj, hop.nn.Linear)
 
+    def test_scales_to_learn_that_are_none(self):
+        with pytest.warns(UserWarning, match="learn_scales=True makes static scales Parameters, and no scheme has one"):
+            hop.nn.convert(nn.Linear(4, 4), schemes.INT8_DYNAMIC, learn_scales=True)
+        with pytest.raises(TypeError, match="model must be a torch.nn.Module"):
+            hop.nn.convert(nn.Linear, schemes.INT8_DYNAMIC)
+
     def test_transformer_layers_call_theirs(self):
         """In eval mode without gradients too, where torch has a fused form that reads the weights."""
         layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True).eval()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hop.leaves import dequantize
 from hop.nn.layer import Layer, modules_of, spelled
 from hop.nn.layers import LAYERS
+from hop.scaling import Given
 from hop.schemes import Scheme
 from hop.tensor import QuantizedTensor
 
@@ -70,7 +71,7 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
     Raises:
         TypeError: rules, a selector or a scheme is none, or model is no module.
 
-    Warns if no layer was converted though rules have a scheme.
+    Warns if no layer was converted though rules have a scheme, or if learn_scales finds none to learn.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
@@ -103,6 +104,12 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
     report = Report(model, tuple(rows), unused)
     if not any(row.scheme is not None for row in rows) and any(scheme is not None for _, scheme in pairs):
         warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=2)
+    elif learn_scales and not any(_has_static_scale(row.scheme) for row in rows):
+        warnings.warn(
+            "convert: learn_scales=True makes static scales Parameters, and no scheme has one: take one with "
+            "hop.scaling.Given, such as hop.schemes.INT8_STATIC",
+            stacklevel=2,
+        )
     return report
 
 
@@ -163,6 +170,11 @@ def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Modu
     if type(module) not in LAYERS:
         raise TypeError(f"{type(module).__name__} is a subclass, which may compute something else")
     return LAYERS[type(module)].from_float(module, scheme, learn_scales)
+
+
+def _has_static_scale(scheme: Scheme | None) -> bool:
+    quantizers = () if scheme is None else (scheme.lhs, scheme.rhs, scheme.output)
+    return any(q is not None and isinstance(q.scale, Given) for q in quantizers)
 
 
 def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:

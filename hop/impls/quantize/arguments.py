@@ -29,6 +29,8 @@ def checked(
         raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
     if x.dtype not in copies.APPEARANCES:
         raise TypeError(f"{name}: x must be float16, bfloat16, float32 or float64, got {x.dtype}; cast it first")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name}: x must be dense, got one of layout {x.layout}; use x.to_dense()")
     if gradient not in GRADIENTS:
         raise ValueError(f"{name}: gradient must be one of {GRADIENTS}, got {gradient!r}")
     _check_noise(name, q, x, noise)
