@@ -167,7 +167,6 @@ STOCHASTIC = Quantizer(formats.INT8, (1, -1), stochastic=True)
 # name, error, words that it must hold, quantizer, x, options
 ERRORS = [
     ("integers", TypeError, ["x must be", "torch.int32", "cast"], presets.INT8_ROW, X.int(), {}),
-    ("sparse", TypeError, ["x must be dense", "sparse_coo", "to_dense"], presets.INT8_ROW, X.to_sparse(), {}),
     ("float8", TypeError, ["x must be", "float8"], presets.INT8_ROW, X.to(torch.float8_e4m3fn), {}),
     ("no_scale", ValueError, ["no rule", "scale="], STATIC, X, {}),
     ("no_scale_affine", ValueError, ["scale= and zero_point="], ROW_STATIC, X, {}),
@@ -212,6 +211,14 @@ class TestErrors(unittest.TestCase):
             with self.assertRaises(Exception) as caught:
                 route()
             assert all(word.strip("'") in str(caught.exception) for word in words), caught.exception
+
+    def test_sparse(self):
+        for function in (hop.quantize, hop.fake_quantize):
+            self.check(
+                TypeError,
+                ["x must be dense", "sparse_coo", "to_dense"],
+                lambda f=function: f(presets.INT8_ROW, X.to_sparse()),
+            )
 
     def test_no_quantizer(self):
         self.check(TypeError, ["q must be a Quantizer", "str"], lambda: hop.quantize("int8", X))

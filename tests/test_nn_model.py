@@ -144,7 +144,7 @@ class TestConvert(unittest.TestCase):
     def test_scales_to_learn_that_are_none(self):
         with pytest.warns(UserWarning, match="learn_scales=True makes static scales Parameters, and no scheme has one"):
             hop.nn.convert(nn.Linear(4, 4), schemes.INT8_DYNAMIC, learn_scales=True)
-        with pytest.raises(TypeError, match="model must be a torch.nn.Module"):
+        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
             hop.nn.convert(nn.Linear, schemes.INT8_DYNAMIC)
 
     def test_transformer_layers_call_theirs(self):
