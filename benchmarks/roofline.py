@@ -145,7 +145,7 @@ def names_below(figure: Any, numbered: Sequence[tuple[Point, str]]) -> None:
     height = math.ceil(len(numbered) / COLUMNS)
     for i, (point, color) in enumerate(numbered):
         column, row = divmod(i, height)
-        x, y = 0.03 + 0.33 * column, 0.24 - 0.026 * row
+        x, y = 0.03 + 0.33 * column, 0.25 - min(0.026, 0.24 / height) * row
         figure.text(x, y, str(i + 1), color=color, fontsize=8, fontweight="bold", ha="right")
         figure.text(x + 0.01, y, point.name, fontsize=8)
 
