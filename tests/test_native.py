@@ -182,6 +182,18 @@ class TestLevels(unittest.TestCase):
             assert scaled_oracles.ratio(got, array(x), array(hop.dequantize(w)).T, np.matmul, 512) <= 1
             assert torch.equal(linear(x[:700], w), got[:700])
 
+    @parameterized.expand([("bfloat16", torch.bfloat16), ("float32", torch.float32)])
+    def test_views_that_negate(self, _name, dtype):
+        """Tensors whose memory holds the negative of their numbers: of x, and of the bias."""
+        x, w = factors(dtype, "INT8_ROW", 5, 64, 32)
+        bias = torch.randn(32)
+        negated, negated_bias = x.neg()._neg_view(), bias.neg()._neg_view()
+        assert negated.is_neg() and torch.equal(negated, x)
+        for _ in range(2):  # the second call finds the plan of the first
+            want = linear(x, w, bias)
+            for given, added in ((negated, bias), (x, negated_bias), (negated, negated_bias)):
+                assert torch.equal(linear(given, w, added), want)
+
     def test_parts_of_batches_and_in_compiled_programs(self):
         torch.manual_seed(8)
         x, w = torch.randn(3, 5, 64), hop.quantize(presets.INT8_ROW, torch.randn(3, 48, 64))
