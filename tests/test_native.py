@@ -191,8 +191,8 @@ class TestLevels(unittest.TestCase):
         assert negated.is_neg() and torch.equal(negated, x)
         for _ in range(2):  # the second call finds the plan of the first
             want = linear(x, w, bias)
-            for given, added in ((negated, bias), (x, negated_bias), (negated, negated_bias)):
-                assert torch.equal(linear(given, w, added), want)
+            for lhs, added in ((negated, bias), (x, negated_bias), (negated, negated_bias)):
+                assert torch.equal(linear(lhs, w, added), want)
 
     def test_parts_of_batches_and_in_compiled_programs(self):
         torch.manual_seed(8)

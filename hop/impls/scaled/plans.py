@@ -69,7 +69,7 @@ _plans: dict[tuple[Any, ...], Any] = {}
 
 def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What two calls have in common that can share a plan, of what plans are given; None for one that needs a gradient,
-    or that holds tensors of other classes, or is made of them, views that negate what they view, or lists of tensors."""
+    or that holds tensors of other classes, or is made of them, or views that negate, or lists of tensors."""
     parts, grad = [op, output], torch.is_grad_enabled()
     add = parts.append
     for x in given:
