@@ -1185,8 +1185,12 @@ class TestErrors(unittest.TestCase):
         name_func=lambda f, i, p: f"{f.__name__}_{i}_{p.args[0]}",
     )
     def test_quantizer(self, _name, convention, format: Format):
-        words = "gives integers" if isinstance(convention, Requantization) else "a convention of hop.requantization"
-        with self.assertRaisesRegex(ValueError, f"Given: requantize.*{words}"):
+        error, words = (
+            (ValueError, "gives integers")
+            if isinstance(convention, Requantization)
+            else (TypeError, "a convention of hop.requantization")
+        )
+        with self.assertRaisesRegex(error, f"Given: requantize.*{words}"):
             Quantizer(format, scale=Given(requantize=convention))
 
     def test_floats_divide(self):
