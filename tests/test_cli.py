@@ -270,17 +270,18 @@ class TestInfo(unittest.TestCase):
 class TestInputs(Files):
     def test_random_ones_fit_and_repeat(self):
         program = inputs.load_program(self.path("int8.pt2"))
-        ((ids, mask, more),) = found = inputs.load_inputs(program)
+        (found,) = inputs.load_inputs(program)
+        ids, mask, more = found.args
         assert ids.shape == mask.shape == (4, 6) and more["x"].shape == (4, 6, 16)
         assert ids.max() > 1 and ids.min() >= 0 and ids.max() < 50 and set(mask.unique().tolist()) == {0, 1}
-        assert torch.equal(inputs.load_inputs(program)[0][0], ids)
-        assert not torch.equal(inputs.load_inputs(program, seed=1)[0][0], ids)
-        program.module()(*found[0])
+        assert torch.equal(inputs.load_inputs(program)[0].args[0], ids)
+        assert not torch.equal(inputs.load_inputs(program, seed=1)[0].args[0], ids)
+        program.module()(*found.args, **found.kwargs)
 
     def test_without_what_it_was_exported_with(self):
         program = exported(None)
         program._example_inputs = None
-        assert inputs.load_inputs(program)[0][0].shape == (4, 6)
+        assert inputs.load_inputs(program)[0].args[0].shape == (4, 6)
 
     def test_numbers_and_small_integers(self):
         class Mixed(nn.Module):
@@ -288,7 +289,7 @@ class TestInputs(Files):
                 return (x.float() * n + y.float()).sum()
 
         arguments = torch.ones(999, dtype=torch.int8), 3, torch.ones(999, dtype=torch.bool)
-        ((x, n, y),) = inputs.load_inputs(torch.export.export(Mixed(), arguments))
+        x, n, y = inputs.load_inputs(torch.export.export(Mixed(), arguments))[0].args
         assert n == 3 and x.dtype == torch.int8 and (x.min(), x.max()) == (-128, 127) and y.dtype == torch.bool
 
     def test_names_places_and_several(self):
@@ -296,11 +297,11 @@ class TestInputs(Files):
         ids, mask, x = np.ones((3, 2, 6), np.int64), np.ones((2, 6), np.int64), np.ones((3, 2, 6, 16), np.float32)
         ids[1] = 7
         found = inputs.load_inputs(program, self.savez("named.npz", ids=ids, mask=mask, more_x=x))
-        assert len(found) == 3 and [int(i[0][0, 0]) for i in found] == [1, 7, 1]
-        assert all(torch.equal(i[1], torch.ones(2, 6, dtype=torch.int64)) for i in found)
+        assert len(found) == 3 and [int(i.args[0][0, 0]) for i in found] == [1, 7, 1]
+        assert all(torch.equal(i.args[1], torch.ones(2, 6, dtype=torch.int64)) for i in found)
         np.savez(self.folder / "placed.npz", ids, mask, x)
         placed = inputs.load_inputs(program, self.path("placed.npz"))
-        assert all(torch.equal(a[0], b[0]) for a, b in zip(found, placed, strict=True))
+        assert all(torch.equal(a.args[0], b.args[0]) for a, b in zip(found, placed, strict=True))
         pytest.importorskip("safetensors")
         hop.storage.save_file(
             {"0": torch.from_numpy(ids[0]), "1": torch.ones(2, 6, dtype=torch.int64), "more_x": torch.ones(2, 6, 16)},
@@ -352,8 +353,23 @@ class TestInputs(Files):
             (),
             {"ids": torch.ones(2, 6, dtype=torch.int64), "mask": torch.ones(2, 6), "more": {"x": torch.ones(16)}},
         )
-        with self.assertRaisesRegex(ValueError, "ids, mask, more by name"):
-            inputs.load_inputs(program)
+        torch.export.save(program, self.path("named.pt2"))
+        (found,) = inputs.load_inputs(program)
+        assert found.args == () and list(found.kwargs) == ["ids", "mask", "more"]
+        shapes = [tuple(x.shape) for x in (found.kwargs["ids"], found.kwargs["mask"], found.kwargs["more"]["x"])]
+        assert shapes == [(2, 6), (2, 6), (16,)]
+        given = {"ids": np.ones((2, 6), np.int64), "mask": np.full((2, 6), 0.5, np.float32), "more_x": np.ones(16)}
+        np.savez(self.folder / "named.npz", **{**given, "more_x": given["more_x"].astype(np.float32)})
+        (found,) = inputs.load_inputs(program, self.path("named.npz"))
+        assert found.kwargs["mask"].eq(0.5).all() and found.kwargs["more"]["x"].eq(1).all()
+        torch.export.save(torch.export.export(Layers(None), tuple(found.kwargs.values())), self.path("placed.pt2"))
+        for a, b in (("named.pt2", "named.pt2"), ("named.pt2", "placed.pt2"), ("placed.pt2", "named.pt2")):
+            status, out, err = run("verify", self.path(a), self.path(b), "--data", self.path("named.npz"))
+            assert status == 0 and out.splitlines()[-1] == "the outputs are equal", err
+            assert run("verify", self.path(a), self.path(b))[0] == 0
+        page = self.path("named.html")
+        status, _, err = run("report", self.path("named.pt2"), "--sweep", "--schemes", "int8", "-o", page)
+        assert status == 0 and "int8" in Path(page).read_text(), err
 
 
 class TestVerify(Files):
@@ -425,7 +441,7 @@ class TestExport(Files):
         out = self.path("model.onnx")
         assert run("export", self.path("int8.pt2"), "-o", out, "--weights", "uint8")[0] == 0
         program = inputs.load_program(self.path("int8.pt2"))
-        ((ids, mask, more),) = inputs.load_inputs(program)
+        ids, mask, more = inputs.load_inputs(program)[0].args
         session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
         names = [i.name for i in session.get_inputs()]
         (y,) = session.run(None, dict(zip(names, (ids.numpy(), mask.numpy(), more["x"].numpy()), strict=True)))

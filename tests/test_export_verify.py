@@ -1,8 +1,11 @@
 """hop.export.verify: what it pairs, and its figures, against the same figures from values that numpy sees."""
 
 import io
+import itertools
 import math
 import operator
+import re
+import types
 import unittest
 import weakref
 from typing import Any
@@ -52,6 +55,13 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h = self.first(x).relu()
         return self.second(h), (h * 10).round().to(torch.int32)
+
+
+class Named(nn.Module):
+    """Arguments that are nested."""
+
+    def forward(self, x: Tensor, more: dict[str, Any]) -> Tensor:
+        return x * more["factor"] + more["shift"][0]
 
 
 def replaced(program: Any, name: str, function: Any) -> Any:
@@ -356,6 +366,34 @@ class TestRunning(unittest.TestCase):
         found = verify(program, program, x)
         assert [(r.output, r.differing) for r in found.outputs] == [(0, 0), (1, 0)]
 
+    def test_arguments_by_name(self):
+        """Programs that were exported with arguments by place, by name and both, in each pairing."""
+        x, more = torch.randn(2, 8), {"factor": torch.tensor(3.0), "shift": [torch.randn(8)]}
+        given = {"more": more, "x": x}
+        programs = [
+            export(Named(), (x, more)),
+            export(Named(), (x,), {"more": more}),
+            export(Named(), (), given),
+            export(Named(), (), {"x": x, "more": more}),
+        ]
+        wanted = Named()(**given)
+        for a, b in itertools.product(programs, repeat=2):
+            for first, second in itertools.product((a, a.module()), (b, b.module())):
+                found = verify(first, second, [given, types.MappingProxyType({"x": 2 * x, "more": more})])
+                (row,) = found.outputs
+                assert (row.differing, row.elements, found.inputs) == (0, 2 * wanted.numel(), 2)
+        other = export(Named(), (), {"x": x, "more": {"factor": more["factor"], "shift": [x]}})
+        with pytest.raises(ValueError, match="the inputs are nested as"):
+            verify(other, other, {"x": x, "more": [more]})
+        for program, shown in zip(programs, ("x, more", "x, more=", "more=, x=", "x=, more="), strict=True):
+            for wrong, got in (({"x": x}, "x="), ({**given, "mask": x}, "more=, x=, mask=")):
+                message = f"verify: program_a takes the arguments {shown}, and inputs have {got}; give a dict of all"
+                for form in (program, program.module()):
+                    with pytest.raises(ValueError, match=re.escape(message)):
+                        verify(form, program, wrong)
+        with pytest.raises(ValueError, match="program_b takes the arguments x, more=, and inputs have 2 by place"):
+            verify(programs[0], programs[1], (x, more))
+
     def test_errors(self):
         x = torch.randn(2, 8)
         program = export(Net(), (x,))
@@ -365,6 +403,9 @@ class TestRunning(unittest.TestCase):
             verify(program, Net(), (x,))  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="inputs must be the tuple of a program's positional arguments"):
             verify(program, program, x)  # type: ignore[arg-type]
+        for bad in ({1: x}, [x], "x", [{"x": x}, None]):
+            with pytest.raises(TypeError, match="a dict of arguments by name, or a list of such tuples or dicts; got"):
+                verify(program, program, bad)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="inputs is an empty list"):
             verify(program, program, [])
         with pytest.raises(ValueError, match="program_a takes 1 tensors or numbers, and inputs have 2"):

@@ -151,6 +151,13 @@ class TestCompare(unittest.TestCase):
         [
             (("x",), {}, TypeError, "model must be a torch.export.ExportedProgram"),
             ((), {"data": 3}, TypeError, "data must be the tuple"),
+            ((), {"data": {"y": torch.zeros(16, 64)}}, ValueError, "compare: model takes the arguments x, and inputs"),
+            (
+                (Small(),),
+                {"data": [{"x": torch.zeros(16, 64)}, {"y": torch.zeros(1)}]},
+                ValueError,
+                "compare: data has arguments of different names: x=, y=",
+            ),
             ((), {"data": []}, ValueError, "empty list"),
             ((), {"runs": 0}, ValueError, "runs must be at least 1, got 0"),
             ((), {"data": (torch.zeros(16, 64), torch.zeros(1))}, ValueError, "compare: model takes 1 tensors"),
@@ -159,6 +166,17 @@ class TestCompare(unittest.TestCase):
     def test_errors(self, args, options, error, words):
         with pytest.raises(error, match=words):
             hop.report.compare(*(args or (small()[0],)), **options)
+
+    def test_arguments_by_name(self):
+        """Of a program, of a module, and those that a program was exported with."""
+        x = torch.randn(16, 64)
+        program = torch.export.export(Small().eval(), (), {"x": x})
+        by_place = torch.export.export(Small().eval(), (x,))
+        for args in ((program, by_place, {"x": x}), (program, by_place), (Small().eval(), program, {"x": x})):
+            found = hop.report.compare(*args)
+            assert found.inputs == 1 and "that correspond with one of the reference are equal to it" in found.summary
+        several = [{"x": x}, {"x": torch.randn(3, 64)}]
+        assert hop.report.compare(Small().eval(), data=several).inputs == 2
 
     def test_module_without_data(self):
         with pytest.raises(ValueError, match="data is None"):

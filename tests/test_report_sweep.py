@@ -53,6 +53,14 @@ class TestSweep(unittest.TestCase):
         first = found.rows[0]
         assert first.sqnr == math.inf and first.cosine == pytest.approx(1) and first in found.pareto
 
+    def test_arguments_by_name(self):
+        module, (x,) = Small().eval(), small()[1]
+        wanted = hop.report.sweep(module, (x,), TWO, options=ONCE)
+        named = torch.export.export(module, (), {"x": x})
+        for args in ((named,), (named, {"x": x}), (module, {"x": x}), (torch.export.export(module, (x,)), {"x": x})):
+            found = hop.report.sweep(*args, candidates=TWO, options=ONCE)
+            assert [(row.name, row.sqnr) for row in found.rows] == [(row.name, row.sqnr) for row in wanted.rows]
+
     def test_loss(self):
         """A module, arguments of several shapes, and a loss that all outputs go into."""
         _, (x,) = small()

@@ -24,9 +24,10 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from hop.cli import data
 from hop.cli.output import quietly
 from hop.export import encodings
+from hop.export.arguments import Arguments
 from hop.export.program import value
 
-Inputs = list[tuple[Any, ...]]
+Inputs = list[Arguments]
 
 
 # ---- programs
@@ -113,7 +114,7 @@ class Wanted(NamedTuple):
 
 
 def load_inputs(program: ExportedProgram, path: str | Path | None = None, *, seed: int = 0) -> Inputs:
-    """The positional arguments of a program, one tuple or several.
+    """The arguments of a program, for one run or several.
 
     Args:
         path: a file .npz or .safetensors. Each input is found there by its name in the program, or by its place: "0",
@@ -248,12 +249,7 @@ def _dims(w: Wanted) -> int:
     return value(w.node).dim()
 
 
-def _arguments(program: ExportedProgram, leaves: list[Any]) -> tuple[Any, ...]:
+def _arguments(program: ExportedProgram, leaves: list[Any]) -> Arguments:
     spec = program.call_spec.in_spec
     args, kwargs = tree_unflatten(leaves, spec) if spec is not None else (leaves, {})
-    if kwargs:
-        raise ValueError(
-            f"the program takes the arguments {', '.join(kwargs)} by name, and programs are run here on positional "
-            "ones: export it with positional arguments"
-        )
-    return tuple(args)
+    return Arguments(tuple(args), kwargs)

@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from hop.cli.inputs import Inputs, load_inputs, load_program
 from hop.cli.output import Bar, say, show, show_json, working
+from hop.export.arguments import named
 from hop.report import CANDIDATES, Options, Sweep, compare
 from hop.report import sweep as run_sweep
 from hop.report.measuring import Progress
@@ -68,7 +69,7 @@ def report(
     with working(f"loading {model}"):
         program = load_program(model)
         other = None if reference is None else load_program(reference)
-        inputs = load_inputs(program, data, seed=seed)
+        inputs = [named(program, x) for x in load_inputs(program, data, seed=seed)]
     if data is None:
         say("inputs are random; give real ones by --data for errors and ranges that mean something")
     tried = _sweep(program, inputs, chosen, page, Options(runs, model.name)) if sweep else None

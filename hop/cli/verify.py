@@ -9,6 +9,7 @@ from hop.cli.inputs import load_inputs, load_program
 from hop.cli.output import show, show_json, working
 from hop.export import Comparison
 from hop.export import verify as compare
+from hop.export.arguments import named
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
 Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]
@@ -44,7 +45,7 @@ def verify(
     """
     with working(f"loading {a} and {b}"):
         programs = load_program(a), load_program(b)
-        inputs = load_inputs(programs[0], data, seed=seed)
+        inputs = [named(programs[0], x) for x in load_inputs(programs[0], data, seed=seed)]
     with working("running both"):
         found = compare(*programs, inputs)
     is_met = all(_reaches(row, at_least) for row in found.outputs)

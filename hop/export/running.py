@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from hop._compile import OpOverload
+from hop.export.arguments import Arguments, placed
 from hop.export.figures import Figures
 
 
@@ -37,7 +38,7 @@ class Runner:
         for node, user in last.items():
             self.done_after.setdefault(user, []).append(node)
 
-    def steps(self, arguments: tuple[Any, ...]) -> Iterator[tuple[Node, Any]]:
+    def steps(self, arguments: Arguments) -> Iterator[tuple[Node, Any]]:
         """Each node and its value, in order; a value is dropped after the last node that reads it."""
         interpreter = fx.Interpreter(self.module)
         interpreter.env = self._given(arguments)
@@ -55,13 +56,14 @@ class Runner:
         """The value of a node, whose operands are in `interpreter.env`."""
         return interpreter.run_node(node)
 
-    def _given(self, arguments: tuple[Any, ...]) -> dict[Node, Any]:
+    def _given(self, arguments: Arguments) -> dict[Node, Any]:
+        own = placed(self.program, arguments, self.caller, self.name)
         placeholders = self.graph.find_nodes(op="placeholder")
         if not isinstance(self.program, ExportedProgram):
-            values: Any = self.graph.process_inputs(*arguments)
+            values: Any = tree_leaves((own.args, own.kwargs)) if own.kwargs else self.graph.process_inputs(*own.args)
             self._check(len(placeholders), len(values))
             return dict(zip(placeholders, map(self._own, values), strict=True))
-        leaves, spec = tree_flatten((arguments, {}))
+        leaves, spec = tree_flatten((own.args, own.kwargs))
         specs = self.program.graph_signature.input_specs
         wanted = sum(s.kind is InputKind.USER_INPUT for s in specs)
         self._check(wanted, len(leaves))
@@ -96,9 +98,7 @@ class Runner:
         return x.detach().clone() if self.writes and isinstance(x, Tensor) else x
 
 
-def compare(
-    a: Runner, b: Runner, arguments: tuple[Any, ...], found: list["Figures"], of_outputs: list["Figures"]
-) -> None:
+def compare(a: Runner, b: Runner, arguments: Arguments, found: list["Figures"], of_outputs: list["Figures"]) -> None:
     """Add the figures of one input."""
     waiting = [f for f in dict.fromkeys([*found, *of_outputs]) if not f.dropped]
     by_a: dict[Any, list[Figures]] = {}

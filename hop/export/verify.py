@@ -12,14 +12,13 @@ Both run side by side, each value is compared as soon as both have it, and none 
   once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from hop.export.arguments import Data, parse
 from hop.export.correspondence import lone_calls, pairs_of, parts_of
 from hop.export.figures import Figures, Row
 from hop.export.running import Runner, compare, outputs_of
@@ -86,7 +85,7 @@ def _count(n: int, what: str) -> str:
 def verify(
     program_a: ExportedProgram | GraphModule,
     program_b: ExportedProgram | GraphModule,
-    inputs: tuple[Any, ...] | Sequence[tuple[Any, ...]],
+    inputs: Data,
 ) -> Comparison:
     """Run two programs on the same inputs and compare what corresponds, node by node.
 
@@ -95,24 +94,18 @@ def verify(
 
     Args:
         program_a, program_b: exported programs, or their modules (`program.module()`).
-        inputs: the positional arguments of both programs, or a list of them, over which figures are summed.
+        inputs: the tuple of the positional arguments of both programs, a dict of their arguments by name, or a list of
+            such tuples or dicts, over which figures are summed.
 
     Returns:
         A Comparison. `str()` of it is a table of outputs and of what differs.
 
     Raises:
-        TypeError: a program is none of these, or `inputs` no tuple and no list of tuples.
+        TypeError: a program is none of these, or `inputs` no tuple, no dict and no list of these.
         ValueError: no inputs; inputs that do not fit a program; or programs with different numbers or shapes of
             outputs.
     """
-    given = [inputs] if isinstance(inputs, tuple) else inputs
-    if not isinstance(given, list) or not all(isinstance(x, tuple) for x in given):
-        raise TypeError(
-            "verify: inputs must be the tuple of a program's positional arguments, or a list of such tuples; got "
-            f"{type(inputs).__name__}"
-        )
-    if not given:
-        raise ValueError("verify: inputs is an empty list; pass at least one tuple of arguments")
+    given = parse("verify", "inputs", inputs)
     a, b = Runner(program_a, "program_a"), Runner(program_b, "program_b")
     if len(a.outputs) != len(b.outputs):  # a decomposition takes quantized outputs apart
         a.outputs, b.outputs = ([part for node, _ in r.outputs for part in parts_of(node)] for r in (a, b))

@@ -1,7 +1,6 @@
 # pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """compare: a program, node by node, beside a reference."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hop.export.arguments import Arguments, Data, parse
 from hop.export.running import compare as run_both
 from hop.report.listing import parameter_bytes, rows_of
 from hop.report.measuring import Meter, Pair, Progress
@@ -17,7 +17,6 @@ from hop.report.pairing import pairs
 from hop.report.report import Report
 
 Program = ExportedProgram | GraphModule
-Data = tuple[Any, ...] | Sequence[tuple[Any, ...]]
 
 
 def compare(
@@ -34,7 +33,8 @@ def compare(
     Args:
         model: an exported program, its `module()`, or a module, which is exported with `data`.
         reference: the same, of a program with the same inputs: usually the float model.
-        data: the positional arguments of both, or a list of them; by default those that a program was exported with.
+        data: the tuple of the positional arguments of both, a dict of their arguments by name, or a list of such tuples
+            or dicts; by default what a program was exported with.
         runs: how often the model runs on the first arguments, for the times.
         name: what the report calls the model.
         progress: called with what is being done, how much of it is, and how much there is.
@@ -43,7 +43,7 @@ def compare(
         A Report: a row for each value.
 
     Raises:
-        TypeError: model or reference is no program and no module, or data no tuple and no list of tuples.
+        TypeError: model or reference is no program and no module, or data no tuple, no dict and no list of these.
         ValueError: there is no data, or it does not fit a program; or `runs` is below 1.
     """
     if runs < 1:
@@ -71,7 +71,7 @@ def compare(
     return Report(rows_of(a, found), len(given), b is not None, parameter_bytes(a), name)
 
 
-def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[tuple[Any, ...]]:
+def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[Arguments]:
     """The arguments of each run of models, which are named for errors."""
     for name, model in models.items():
         if not isinstance(model, Program | nn.Module):
@@ -82,34 +82,30 @@ def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[tu
     if data is None:
         kept = (m.example_inputs for m in models.values() if isinstance(m, ExportedProgram))
         found = next((inputs for inputs in kept if inputs is not None), None)
-        if found is None or found[1]:
-            raise ValueError(f"{caller}: data is None, and no program keeps positional arguments; pass a tuple of them")
-        return [tuple(found[0])]
-    given = [data] if isinstance(data, tuple) else list(data) if isinstance(data, Sequence) else None
-    if given is None or not all(isinstance(x, tuple) for x in given):
-        raise TypeError(
-            f"{caller}: data must be the tuple of the model's positional arguments, or a list of such tuples; got "
-            f"{type(data).__name__}"
-        )
-    if not given:
-        raise ValueError(f"{caller}: data is an empty list; pass at least one tuple of arguments")
-    return given
+        if found is None:
+            raise ValueError(f"{caller}: data is None, and no program keeps its arguments; pass some")
+        return [Arguments(*found)]
+    return parse(caller, "data", data)
 
 
-def exported(caller: str, model: Program | nn.Module, data: list[tuple[Any, ...]]) -> Program:
+def exported(caller: str, model: Program | nn.Module, data: list[Arguments]) -> Program:
     """The program of a module, for shapes as `data` has them."""
     if isinstance(model, Program):
         return model
-    leaves = [tree_leaves(arguments) for arguments in data]
+    args, kwargs = data[0].args, dict(data[0].kwargs)
+    if any(set(x.kwargs) != set(kwargs) for x in data):
+        raise ValueError(f"{caller}: data has arguments of different names: {', '.join(dict.fromkeys(map(str, data)))}")
+    leaves = [tree_leaves((x.args, [x.kwargs[name] for name in kwargs])) for x in data]
     if len({len(x) for x in leaves}) != 1:
-        raise ValueError(f"{caller}: data has tuples with different numbers of tensors")
+        raise ValueError(f"{caller}: data has different numbers of tensors from one run to the next")
     columns = iter(zip(*leaves, strict=True))
 
     def shape(_: Any) -> dict[int, Any] | None:
         return _shape(next(columns))
 
     with torch.no_grad():
-        return torch.export.export(model, data[0], dynamic_shapes=tree_map(shape, data[0]))
+        by_place, by_name = tree_map(shape, (args, kwargs))
+        return torch.export.export(model, args, kwargs, dynamic_shapes=by_name if kwargs else by_place)
 
 
 def _silent(what: str, done: int, of: int) -> None:

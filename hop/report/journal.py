@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
+from hop.export.arguments import Arguments
+
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -70,14 +72,14 @@ class Journal:
             os.fsync(file.fileno())
 
 
-def fingerprint(program: ExportedProgram, data: Sequence[tuple[Any, ...]], options: Any) -> str:
+def fingerprint(program: ExportedProgram, data: Sequence[Arguments], options: Any) -> str:
     """A hash of a program, of what it holds, of its inputs and of options that change what is measured."""
     found = hashlib.sha256(f"{program.graph} {options} {torch.get_num_threads()}".encode())
     held = {**program.constants, **program.state_dict}
     for name in sorted(held):
         found.update(name.encode())
         _add(found, held[name])
-    for x in tree_leaves(list(data)):
+    for x in tree_leaves([(arguments.args, dict(arguments.kwargs)) for arguments in data]):
         _add(found, x)
     return found.hexdigest()
 

@@ -15,6 +15,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from hop._hop import Hop
+from hop.export.arguments import Arguments
 from hop.export.figures import Figures
 from hop.export.running import Runner
 from hop.report.values import Spread, Type, numbers, type_of
@@ -58,7 +59,7 @@ class Meter(Runner):
             given = [node for node, spec in specs if spec.kind is InputKind.USER_INPUT]
         self.inputs: frozenset[Node] = frozenset(given)
 
-    def steps(self, arguments: tuple[Any, ...]) -> Any:
+    def steps(self, arguments: Arguments) -> Any:
         for node, value in super().steps(arguments):
             seen = self.seen[node]
             if not self.times and (node in self.inputs or node.op == "call_function" or seen.type is None):
@@ -79,7 +80,7 @@ class Meter(Runner):
         seen.seconds.append(time.perf_counter() - start)
         return found
 
-    def time(self, arguments: tuple[Any, ...]) -> None:
+    def time(self, arguments: Arguments) -> None:
         """Run once more, for the times."""
         self.times = True
         for _ in self.steps(arguments):

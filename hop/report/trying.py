@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from hop import presets, schemes
 from hop._hop import Hop
+from hop.export.arguments import Arguments, Data, placed
 from hop.export.scheme import to_scheme
-from hop.report.comparing import Data, exported, inputs_of
+from hop.report.comparing import exported, inputs_of
 from hop.report.journal import Journal, fingerprint
 from hop.report.listing import parameter_bytes
 from hop.report.measuring import Meter, Progress
@@ -82,7 +83,8 @@ def sweep(
 
     Args:
         model: an exported program, or a module, which is exported with `data`.
-        data: its positional arguments, or a list of them; by default those that a program was exported with.
+        data: the tuple of its positional arguments, a dict of its arguments by name, or a list of such tuples or dicts;
+            by default what a program was exported with.
         candidates: schemes by name; CANDIDATES by default.
         loss: a function of the outputs for all arguments, a list, to one number, less of which is better. Then that is
             the quality; otherwise the SQNR of the outputs.
@@ -94,7 +96,8 @@ def sweep(
         A Sweep.
 
     Raises:
-        TypeError: model is no program and no module, data no tuple and no list of tuples, or a candidate no Scheme.
+        TypeError: model is no program and no module, data no tuple, no dict and no list of these, or a
+            candidate no Scheme.
         ValueError: there is no data, the journal is of another model or other data, or the model computes in low
             precision already.
     """
@@ -118,6 +121,7 @@ def sweep(
     for name, scheme in wanted.items():
         if not isinstance(scheme, Scheme):
             raise TypeError(f"sweep: candidates[{name!r}] must be a hop.Scheme, got {scheme!r}")
+    given = [placed(program, x, "sweep", "model") for x in given]
     notes = Journal(journal, fingerprint(program, given, [chosen.rounds, loss is not None]))
     known = {(row["name"], row["scheme"]): Candidate(**row) for row in notes.lines}
     with torch.no_grad():
@@ -152,16 +156,14 @@ def _run(
 class _Trial:
     """Measures programs against the float one, on the same arguments."""
 
-    def __init__(
-        self, program: ExportedProgram, data: list[tuple[Any, ...]], loss: Loss | None, options: Options
-    ) -> None:
+    def __init__(self, program: ExportedProgram, data: list[Arguments], loss: Loss | None, options: Options) -> None:
         self.data, self.loss, self.options = data, loss, options
         self.float: Any = program.module()
-        self.wanted = [self.float(*arguments) for arguments in data]
+        self.wanted = [self.float(*x.args, **x.kwargs) for x in data]
 
     def measured(self, program: ExportedProgram) -> Candidate:
         module: Any = program.module()
-        outputs = [module(*arguments) for arguments in self.data]
+        outputs = [module(*x.args, **x.kwargs) for x in self.data]
         own: list[float] = []
         floats: list[float] = []
         for _ in range(self.options.rounds):  # by turns, so that what else the machine does slows both
@@ -181,9 +183,9 @@ class _Trial:
         )
 
 
-def _seconds(run: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
+def _seconds(run: Callable[..., Any], arguments: Arguments) -> float:
     start = time.perf_counter()
-    found = tree_leaves(run(*arguments))
+    found = tree_leaves(run(*arguments.args, **arguments.kwargs))
     for x in found:
         if isinstance(x, Tensor) and x.is_cuda:
             torch.cuda.synchronize(x.device)
