@@ -371,6 +371,25 @@ class TestInputs(Files):
         status, _, err = run("report", self.path("named.pt2"), "--sweep", "--schemes", "int8", "-o", page)
         assert status == 0 and "int8" in Path(page).read_text(), err
 
+    def test_classes_of_transformers(self):
+        """A program that returns them, in a process that has not imported them."""
+        made = pytest.importorskip("transformers")
+        config = made.BertConfig(
+            vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        )
+        model = made.BertModel(config).eval()
+        given = {name: torch.ones(2, 6, dtype=torch.int64) for name in ("input_ids", "attention_mask")}
+        path = self.path("bert.pt2")
+        torch.export.save(torch.export.export(model, (), given), path)
+        words = [sys.executable, "-m", "hop", "verify", path, path]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=300)
+        assert done.returncode == 0 and done.stdout.endswith("the outputs are equal\n"), done.stderr
+        with (
+            mock.patch.dict(sys.modules, {"transformers": None, "transformers.modeling_outputs": None}),
+            self.assertRaisesRegex(ValueError, "takes or returns classes of transformers.* pip install transformers"),
+        ):
+            inputs.load_program(path)
+
 
 class TestVerify(Files):
     def test_equal(self):

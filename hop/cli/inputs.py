@@ -7,6 +7,7 @@ numbers alone.
 
 import importlib
 import logging
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -63,23 +64,30 @@ _FAILURES = (
 
 
 def _register(archive: zipfile.ZipFile) -> None:
-    """Bring in the libraries whose operators a program calls: those of quantize and dequantize nodes."""
+    """Bring in the libraries whose operators a program calls, those of quantize and dequantize nodes, and whose classes
+    it takes or returns."""
     for name in archive.namelist():
         if "/models/" in name and name.endswith(".json"):
             text = archive.read(name)
             if b"quantized_decomposed" in text:
                 encodings.operator("quantize_per_tensor")
             if b"torchao" in text:
-                _import_torchao()
+                _bring("torchao.quantization", "calls operators")
+            for module in sorted(set(_CLASSES.findall(text))):
+                _bring(module.decode(), "takes or returns classes")
 
 
-def _import_torchao() -> None:
+_CLASSES = re.compile(rb'\\"type\\": \\"(transformers(?:\.\w+)+)\.\w+\\"')  # in a text within a text of JSON
+
+
+def _bring(module: str, what: str) -> None:
+    package = module.partition(".")[0]
     try:
         with quietly():
-            importlib.import_module("torchao.quantization")
+            importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            "the program calls operators of torchao, which is not installed: pip install torchao"
+            f"the program {what} of {module}, which cannot be imported ({error}): pip install {package}"
         ) from error
 
 
