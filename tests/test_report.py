@@ -20,6 +20,7 @@ from hop.leaves import quantize_buffers
 from hop.report import page
 from hop.report.pairing import pairs, path_of
 from hop.report.values import Spread, type_of
+from hop.report.words import summary
 from hop.schemes import Scheme
 from tests.report_models import Small, encoders, quantized, report, small
 
@@ -220,6 +221,15 @@ class TestReport(unittest.TestCase):
         assert list(frame.index) == [r.name for r in report().rows] and frame.loc["hop_quantized", "sqnr"] > 20
         figure = report().plot()
         assert len(figure.axes) == 2 and len(figure.axes[1].patches) == len(report().losses)
+
+    def test_words_leave_out_what_reads_the_same(self):
+        """A loss that is none in the digits that a sentence has."""
+        loss = report().losses[1]
+        for before, is_said in ((40.301, False), (40.6, True)):
+            row = replace(loss, error=replace(loss.error, sqnr=40.299, before=before))
+            assert row.error.added > 0
+            said = " ".join(summary((report().first, row), True, 1))
+            assert (f"{row.name} ({row.path}) from" in said) == is_said
 
     def test_row(self):
         assert report().row("hop_quantized").path == "words" and "hop_quantized" in str(report())

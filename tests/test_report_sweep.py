@@ -51,6 +51,7 @@ class TestSweep(unittest.TestCase):
             assert row.parameter_bytes == sum(t.nbytes for t in made.state_dict.values())
             assert row.seconds > 0 and (row.rewritten, row.left) == (2, 0)
         first = found.rows[0]
+        assert first.seconds == first.float_seconds and first.slowdown == 1
         assert first.sqnr == math.inf and first.cosine == pytest.approx(1) and first in found.pareto
 
     def test_arguments_by_name(self):

@@ -144,7 +144,7 @@ def _run(
         row = known.get(key)
         if row is None:
             made = None if scheme is None else to_scheme(program, scheme)
-            row = replace(trial.measured(program if made is None else made.program), name=name, scheme=key[1])
+            row = replace(trial.measured(None if made is None else made.program), name=name, scheme=key[1])
             if made is not None:
                 row = replace(row, rewritten=len(made.report.rewritten), left=len(made.report.left))
             notes.add(asdict(row))
@@ -157,25 +157,26 @@ class _Trial:
     """Measures programs against the float one, on the same arguments."""
 
     def __init__(self, program: ExportedProgram, data: list[Arguments], loss: Loss | None, options: Options) -> None:
-        self.data, self.loss, self.options = data, loss, options
+        self.program, self.data, self.loss, self.options = program, data, loss, options
         self.float: Any = program.module()
         self.wanted = [self.float(*x.args, **x.kwargs) for x in data]
 
-    def measured(self, program: ExportedProgram) -> Candidate:
-        module: Any = program.module()
+    def measured(self, program: ExportedProgram | None) -> Candidate:
+        """The figures of a program; of the float one for None."""
+        module: Any = self.float if program is None else program.module()
         outputs = [module(*x.args, **x.kwargs) for x in self.data]
         own: list[float] = []
         floats: list[float] = []
         for _ in range(self.options.rounds):  # by turns, so that what else the machine does slows both
             floats.append(_seconds(self.float, self.data[0]))
-            own.append(_seconds(module, self.data[0]))
+            own.append(floats[-1] if program is None else _seconds(module, self.data[0]))
         return Candidate(
             name=FLOAT,
             scheme="",
             sqnr=_sqnr(outputs, self.wanted),
             cosine=_cosine(outputs, self.wanted),
             loss=None if self.loss is None else float(self.loss(outputs)),
-            parameter_bytes=parameter_bytes(Meter(program, "model", "sweep")),
+            parameter_bytes=parameter_bytes(Meter(program or self.program, "model", "sweep")),
             seconds=statistics.median(own),
             float_seconds=statistics.median(floats),
             rewritten=0,

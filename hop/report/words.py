@@ -71,11 +71,12 @@ def _losses(rows: Sequence[Row]) -> list[str]:
         (low, "Of what computes in other formats than floats, these lose most beyond what comes in"),
         (floats, "Floats pass on what comes in; these make it larger beside the signal"),
     ):
-        told = [
-            f"{where(row)} from {decibels(row.error.before)} to {decibels(row.error.sqnr)}"
+        ends = [
+            (row, decibels(row.error.before), decibels(row.error.sqnr))
             for row in own
             if row.error is not None and row.error.sqnr is not None
         ]
+        told = [f"{where(row)} from {before} to {after}" for row, before, after in ends if before != after]
         if told:
             said.append(f"{what}: {'; '.join(told)}.")
     return said
