@@ -21,7 +21,7 @@ from hop.kernels.native import library
 _PARTS = {torch.float32: 3, torch.float16: 2}
 _UPPER = -(2**16)  # of the 32 bits of a float32 number, those that are a bfloat16 number
 _FEW = 16  # rows, for which reading the weight takes longest, and the products less
-_ELEMENTS = 2**17  # of lhs and of the result that are taken at once, so that their parts stay in the cache
+_ELEMENTS = 2**19  # of lhs and of the result that are taken at once: their parts take megabytes that are used again
 
 
 def _declines(call: Call) -> str | None:
