@@ -20,16 +20,6 @@ STE, ORIGINAL, QUANTIZED = "ste", "original", "quantized"
 BACKWARDS = (STE, ORIGINAL, QUANTIZED)
 
 
-def _check_pair(lhs: Quantizer, rhs: Quantizer) -> None:
-    """Raise unless numbers of these formats are multiplied by each other."""
-    both = (lhs.format, rhs.format)
-    if not any(all(isinstance(format, kind) for format in both) for kind in (Integer, Float)):
-        raise ValueError(
-            "Scheme: integers are multiplied by integers, floats by floats, and codebooks by plain floats; got "
-            f"lhs={lhs} and rhs={rhs}; take formats of one kind, or None for one of them"
-        )
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Scheme(Value):
     """Which quantizer each operand gets, and how the backward runs.
@@ -62,8 +52,6 @@ class Scheme(Value):
                 raise ValueError(f"Scheme: {name}={q} has flat=True or a layout, which operands of a product have not")
         if self.lhs is None and self.rhs is None:
             raise ValueError("Scheme: lhs and rhs are both None, so nothing would be quantized; give one of them")
-        if self.lhs is not None and self.rhs is not None:
-            _check_pair(self.lhs, self.rhs)
         if self.output is not None and self.output.stochastic:
             raise ValueError(f"Scheme: output={self.output} rounds at random; take one that rounds to the nearest")
         if self.backward not in BACKWARDS:
@@ -75,7 +63,20 @@ class Scheme(Value):
             )
         if self.backward == QUANTIZED:
             self._check_quantized()
+        self._check_kinds()
         str(self)  # raises TypeError for a field that no text can stand for
+
+    def _check_kinds(self) -> None:
+        """Raise unless numbers of these formats are multiplied by each other."""
+        given = {name: q for name in ("lhs", "rhs", "grad") if (q := getattr(self, name)) is not None}
+        if len(given) > 1 and not any(
+            all(isinstance(q.format, kind) for q in given.values()) for kind in (Integer, Float)
+        ):
+            raise ValueError(
+                "Scheme: integers are multiplied by integers, floats by floats, and codebooks by plain floats; got "
+                f"{' and '.join(f'{name}={q}' for name, q in given.items())}; take formats of one kind, or None for "
+                "one of them"
+            )
 
     def _check_quantized(self) -> None:
         for name in ("lhs", "rhs"):

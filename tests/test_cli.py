@@ -490,6 +490,24 @@ class TestExport(Files):
         status, out, err = run("export", model, *(model if w == "SAME" else w for w in words))
         assert status == 2 and out == "" and said in err and err.count("\n") == 1
 
+    def test_usage_names_the_value(self):
+        """Where the library that reads options leaves it out too, once, and without its name of the error's class."""
+        page = str(PAGE)
+        for words, said in (
+            (("report", page, "--runs", "0"), r"'--runs': Input should be greater than or equal to 1; got '0' \("),
+            (
+                ("verify", page, page, "--at-least", "x"),
+                r"'--at-least': Input should be a valid number.*; got 'x' \(",
+            ),
+            (
+                ("export", page, "-o", "x.pt2", "--to", "x"),
+                r"'--to': 'x' is not one of 'integer'.*'executorch'\. \(",
+            ),
+        ):
+            status, out, err = run(*words)
+            assert status == 2 and out == "" and err.count("\n") == 1
+            self.assertRegex(err, said)
+
 
 class TestBench(Files):
     def results(self, name: str, *rows: Row, **more: object) -> str:

@@ -278,16 +278,17 @@ class TestTorchao(unittest.TestCase):
         x = torch.randn(70, 3, 64).to(x.dtype)
         want, got = model(x), found.module()(x)
         assert got.dtype == want.dtype == x.dtype
-        off = (1e-6 if dtype == "float32" else 2e-2) * want.abs().max()
         if name == "int8_dynamic":
             assert torch.equal(got, want)  # an exact sum, scaled by the same numbers in the same order
         else:
-            assert (got - want).abs().max() <= off
+            assert (got - want).abs().max() <= (1e-6 if dtype == "float32" else 2e-2) * want.abs().max()
         lowered = export.lower(found).module()(x)
         if name in ("int8_dynamic", "8da4w"):
             assert torch.equal(lowered, got)  # sums of integers
         else:
-            assert (lowered - got).abs().max() <= off
+            # Sums of float32 in another order: a few units in their last place; a bfloat16 may become its neighbour.
+            units = 8 if dtype == "float32" else 1
+            assert (lowered - got).abs().max() <= units * torch.finfo(got.dtype).eps * got.abs().max()
 
 
 def pt2e(quantizer: Any, model: nn.Module, *batches: Any, dynamic: Any = None) -> ExportedProgram:

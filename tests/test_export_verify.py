@@ -403,8 +403,14 @@ class TestRunning(unittest.TestCase):
             verify(program, Net(), (x,))  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="inputs must be the tuple of a program's positional arguments"):
             verify(program, program, x)  # type: ignore[arg-type]
-        for bad in ({1: x}, [x], "x", [{"x": x}, None]):
-            with pytest.raises(TypeError, match="a dict of arguments by name, or a list of such tuples or dicts; got"):
+        for bad, got in (
+            ({1: x}, "a dict with the keys [1]"),
+            ([x], "Tensor at 0"),
+            ("x", "str at 0"),
+            ([{"x": x}, None], "NoneType at 1"),
+        ):
+            words = f"a dict of arguments by name, or a list of such tuples or dicts; got {got}"
+            with pytest.raises(TypeError, match=f"{re.escape(words)}$"):
                 verify(program, program, bad)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="inputs is an empty list"):
             verify(program, program, [])

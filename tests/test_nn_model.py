@@ -208,6 +208,18 @@ class TestCalibrate(unittest.TestCase):
         hop.nn.calibrate(model, [nothing, x])
         assert model[0].scales.input.ready
 
+    def test_of_a_compiled_model(self):
+        """Looking at values breaks no graph, so waits for no device either."""
+        for method in (hop.calibration.amax, hop.calibration.mse):
+            model, batches = converted(nn.Sequential(nn.Linear(16, 8)), ALL_STATIC), [randn(5, 16), randn(5, 16)]
+            other = copy.deepcopy(model)
+            torch._dynamo.utils.counters.clear()
+            hop.nn.calibrate(torch.compile(model, backend="eager"), batches, method)
+            assert torch._dynamo.utils.counters["stats"]["calls_captured"] > 0
+            assert not torch._dynamo.utils.counters["graph_break"]
+            hop.nn.calibrate(other, batches, method)
+            assert torch.equal(model[0].scales.input.scale, other[0].scales.input.scale)
+
     def test_finds_what_amax_finds(self):
         model = converted(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), ALL_STATIC).train()
         model[1].eval()

@@ -211,10 +211,8 @@ class TestQuantizedStates(unittest.TestCase):
         ours = optim.AdamW8bit(params)
         ours.load_state_dict(theirs.state_dict())
         assert ours.param_groups[0]["lr"] == 0.01
-        options = set(
-            optim.AdamW8bit(params).param_groups[0]
-        )  # no fused or capturable, by which checkpoints would differ
-        assert set(ours.param_groups[0]) == options
+        assert "fused" in theirs.param_groups[0]  # by which, and others of torch's, checkpoints would differ
+        assert set(ours.param_groups[0]) == set(optim.AdamW8bit(params).param_groups[0])
         for p in params:
             x = ours.state[p]["exp_avg"]
             assert type(x) is (hop.QuantizedTensor if p.numel() >= 4096 else Tensor)

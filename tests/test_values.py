@@ -146,6 +146,11 @@ class TestValues(unittest.TestCase):
             ("empty block", lambda: Quantizer(formats.INT8, ()), "got ()"),
             ("scale format", lambda: Quantizer(formats.E8M0), "format must be"),
             ("pair", lambda: hop.Scheme(presets.INT8_ROW, presets.FP8_ROW), "integers are multiplied by integers"),
+            (
+                "pair of the backward",
+                lambda: hop.Scheme(*[presets.INT8_ROW] * 2, grad=presets.FP8_ROW, backward="quantized"),
+                "integers are multiplied by integers",
+            ),
             ("codebooks", lambda: hop.Scheme(presets.STATE8, presets.INT8_ROW), "flat=True"),
             ("flat rows", lambda: Quantizer(formats.INT8, (1, 32), flat=True), "got (1, 32)"),
             ("flat columns", lambda: Quantizer(formats.INT8, (32,), hadamard=Hadamard(), flat=True), "exclude"),

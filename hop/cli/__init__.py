@@ -82,12 +82,22 @@ def _words(error: BaseException) -> str:
     """A message on one line."""
     if type(error).__name__ == "NoArgsIsHelpError":  # the help has been shown
         return ""
-    text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+    text = _of_usage(error) if isinstance(error, typer.TyperException) else str(error)
     if isinstance(error, KeyError) or not text.strip():
         text = f"{type(error).__name__}: {text}"
-    text = text.replace("Value error, ", "")  # of the library that reads options
     text = " ".join(text.strip().split("\n\n")[0].split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … (--debug shows all of it)"
+
+
+def _of_usage(error: Any) -> str:
+    """The words of typer, with the value where it leaves that out. It passes on those of pydantic, which begin with the
+    class of the error."""
+    text = error.format_message()
+    details = getattr(error.__cause__, "errors", None)
+    if details is None:
+        return text
+    text, value = text.replace("Value error, ", "", 1), repr(details()[0]["input"])
+    return text if value in text else f"{text}; got {value}"
 
 
 def application() -> typer.Typer:

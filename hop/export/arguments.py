@@ -37,9 +37,12 @@ def parse(caller: str, name: str, data: Any) -> list[Arguments]:
     found = [_one(x) for x in (cast(Sequence[Any], data) if several else (cast(Any, data),))]
     whole = [x for x in found if x is not None]
     if len(whole) != len(found):
+        wrong = found.index(None)
+        place, x = (f" at {wrong}", cast(Any, data)[wrong]) if several else ("", cast(Any, data))
+        got = f"a dict with the keys {list(cast(Any, x))}" if isinstance(x, Mapping) else type(x).__name__
         raise TypeError(
             f"{caller}: {name} must be the tuple of a program's positional arguments, a dict of arguments by name, or "
-            f"a list of such tuples or dicts; got {type(cast(Any, data)).__name__}"
+            f"a list of such tuples or dicts; got {got}{place}"
         )
     if not whole:
         raise ValueError(f"{caller}: {name} is an empty list; pass at least one tuple or dict of arguments")

@@ -146,11 +146,12 @@ class _Range:
 
     def __init__(self) -> None:
         self._ends: Tensor | None = None
-        self._finite = False
+        self._finite: Tensor | None = None  # whether any was; on its device, not to wait for it in each step
 
     def add(self, x: Tensor) -> None:
         if x.numel():
-            self._finite = self._finite or bool(x.isfinite().any())
+            finite = x.detach().isfinite().any()
+            self._finite = finite if self._finite is None else self._finite | finite
             known = x.detach().to(torch.float32).nan_to_num(0.0, LARGEST, -LARGEST)
             ends = torch.stack([known.amin(), known.amax()])
             both = ends if self._ends is None else torch.cat([self._ends, ends])
@@ -158,7 +159,7 @@ class _Range:
 
     def has_only_others(self) -> bool:
         """Whether all that was seen is NaN or infinite."""
-        return self._ends is not None and not self._finite
+        return self._finite is not None and not bool(self._finite)
 
     def values(self) -> Tensor | None:
         """Numbers with that range; None if nothing was seen."""
