@@ -82,7 +82,7 @@ def house() -> str:
                 "gradients, vmap, compile, export:",
                 "each dispatch key once",
                 "",
-                "_hop.py, _compile.py",
+                "_hop.py, compat/",
             ),
             box(
                 600,

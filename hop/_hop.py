@@ -24,10 +24,13 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from hop import _compile, _leaf
-from hop._compile import DispatchKey, HigherOrderOperator, TransformType
+from hop import _leaf
+from hop.compat import dtensor, eager, functorch, imports, inductor, script, subclasses, tracing
+from hop.compat.eager import DispatchKey, HigherOrderOperator
+from hop.compat.export import as_decomposition, core_decompositions
+from hop.compat.functorch import TransformType
+from hop.compat.pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from hop.kernels import Kernel
 
 _hops: list["Hop"] = []
@@ -50,12 +53,12 @@ class Hop(HigherOrderOperator):
         self.py_impl(TransformType.Grad)(self._grad_level)
         self.py_impl(TransformType.Jvp)(self._jvp_level)
         self.py_impl(TransformType.Vmap)(self._vmap_level)
-        self.py_impl(_compile.ProxyTorchDispatchMode)(self._trace)
+        self.py_impl(tracing.ProxyTorchDispatchMode)(self._trace)
         self.py_functionalize_impl(self._functionalize)
-        _compile.register_fake(self, self.fake)
-        _compile.register_inductor_decomposition(self, self._lower)
-        _compile.when_imported("torch.distributed.tensor", self._register_dtensor)
-        _compile.when_imported("torch.utils.flop_counter", self._register_flop_counter)
+        eager.register_fake(self, self.fake)
+        inductor.register_inductor_decomposition(self, self._lower)
+        imports.when_imported("torch.distributed.tensor", self._register_dtensor)
+        imports.when_imported("torch.utils.flop_counter", self._register_flop_counter)
         _leaf.register(name, self)
         _hops.append(self)
 
@@ -105,22 +108,22 @@ class Hop(HigherOrderOperator):
     # ---- calls
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if _compile.is_autocasting():  # our operators say themselves in which dtype they compute
-            with _compile.no_autocast():
+        if eager.is_autocasting():  # our operators say themselves in which dtype they compute
+            with eager.no_autocast():
                 return self(*args, **kwargs)
-        if self.reads_sizes and _compile.is_tracing_script():
-            return _compile.show_script(self._checked_reference, args, kwargs)
+        if self.reads_sizes and script.is_tracing_script():
+            return script.show_script(self._checked_reference, args, kwargs)
         args, kwargs = self.check(*args, **kwargs)
-        if _compile.is_plain_eager() and _all_plain(self.plain, args, kwargs):
+        if eager.is_plain_eager() and _all_plain(self.plain, args, kwargs):
             return self._run(*args, **kwargs)
-        if _compile.is_tracing_script():
+        if script.is_tracing_script():
             return self.reference(*args, **kwargs)
         args, kwargs = tree_map_only(Tensor, _resolve, (args, kwargs))
         return cast(Any, super().__call__(*args, **kwargs))
 
     def dispatch(self, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
         if dispatch_key == DispatchKey.Python:
-            mode = _compile.current_mode()
+            mode = eager.current_mode()
             known = mode is None or type(mode) in self.python_key_table
             if not known and not getattr(mode, "supports_higher_order_operators", False):
                 return self.reference(*args, **kwargs)  # a mode that knows ATen only sees ATen
@@ -158,16 +161,16 @@ class Hop(HigherOrderOperator):
         if chosen is not None and chosen.leaf and not kwargs:
             made = _leaf.call(self.name(), args)
             return made if self.returns_list(*args) else made[0]
-        args, kwargs = tree_map_only(Tensor, _compile.rounded, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, inductor.rounded, (args, kwargs))
         return self._run(*args, **kwargs)
 
     def in_program(self, /, *args: Any) -> Any:
         """What hop::run does in a compiled program: the call in eager mode, its arguments checked when traced."""
-        with _compile.below_autograd():
+        with eager.below_autograd():
             return self._run(*args)
 
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return _compile.trace_node(mode, self, args, kwargs)
+        return tracing.trace_node(mode, self, args, kwargs)
 
     def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
         inner_args, inner_kwargs = ctx.unwrap_tensors(args), ctx.unwrap_tensors(kwargs)
@@ -180,41 +183,41 @@ class Hop(HigherOrderOperator):
     def _autograd(self, /, *args: Any, **kwargs: Any) -> Any:
         tensors = _tensors(args, kwargs)
         if self.differentiable(*args, **kwargs):
-            if any(map(_compile.has_tangent, tensors)):
+            if any(map(eager.has_tangent, tensors)):
                 return self.forward_mode(*args, **kwargs)  # PyTorch's own rules propagate tangent and gradient
             if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
                 call, tensors = _Call.take(self, args, kwargs)
                 return cast(Any, _AutogradRule.apply(call, *tensors))
-        with _compile.below_autograd():
+        with eager.below_autograd():
             return self(*args, **kwargs)
 
     def _grad_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not self.differentiable(*args, **kwargs):
             return self._level_below(interpreter, args, kwargs)
         call, tensors = _Call.take(self, args, kwargs)
-        return _compile.apply_at_level(_Rule, interpreter, call.run, call, tensors)
+        return functorch.apply_at_level(_Rule, interpreter, call.run, call, tensors)
 
     def _jvp_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
         tensors = _tensors(args, kwargs)
-        if self.differentiable(*args, **kwargs) and any(map(_compile.has_tangent, tensors)):
+        if self.differentiable(*args, **kwargs) and any(map(eager.has_tangent, tensors)):
             return self.forward_mode(*args, **kwargs)
         return self._level_below(interpreter, args, kwargs)
 
     def _level_below(self, interpreter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the next level says, with no derivative at this one."""
         level = interpreter.level()
-        inner = tree_map_only(Tensor, lambda x: _compile.unwrap_for_grad(x, level), (args, kwargs))
+        inner = tree_map_only(Tensor, lambda x: functorch.unwrap_for_grad(x, level), (args, kwargs))
         with interpreter.lower():
             out = self(*inner[0], **inner[1])
-        return tree_map_only(Tensor, lambda x: _compile.wrap_for_grad(x, level), out)
+        return tree_map_only(Tensor, lambda x: functorch.wrap_for_grad(x, level), out)
 
     def _unwrap_dead(self, /, *args: Any, **kwargs: Any) -> Any:
         """A backward pass may run after the level of torch.func that wrapped its tensors has ended."""
-        args, kwargs = tree_map_only(Tensor, _compile.unwrap_if_dead, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, functorch.unwrap_if_dead, (args, kwargs))
         return self(*args, **kwargs)
 
     def _vmap_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
-        (inner_args, inner_kwargs), dims = _compile.unwrap_batched((args, kwargs), interpreter.level())
+        (inner_args, inner_kwargs), dims = functorch.unwrap_batched((args, kwargs), interpreter.level())
         dims = tree_leaves(dims, is_leaf=lambda d: d is None)
         with interpreter.lower():
             if all(dim is None for dim in dims):
@@ -222,7 +225,7 @@ class Hop(HigherOrderOperator):
             batched = self.batch(interpreter.batch_size(), dims, *inner_args, **inner_kwargs)
         if batched is None:
             return self.reference(*args, **kwargs)
-        return _compile.add_batch_dim(*batched, interpreter.level())
+        return functorch.add_batch_dim(*batched, interpreter.level())
 
     # ---- registrations that wait for an import
 
@@ -232,7 +235,7 @@ class Hop(HigherOrderOperator):
         self.py_impl(DTensor)(self.shard)
 
     def _register_flop_counter(self) -> None:
-        self.py_impl(_compile.flop_counter_mode())(self._count_flops)
+        self.py_impl(eager.flop_counter_mode())(self._count_flops)
 
     def _count_flops(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Count what the reference does, on tensors without data, under the names of its ATen operators."""
@@ -255,14 +258,14 @@ class Composite(Hop):
 
     def _of_parts(self, /, *args: Any, **kwargs: Any) -> Any:
         """The reference, for which a DTensor of such tensors is such a tensor of DTensors."""
-        if any(map(_compile.is_dtensor, _tensors(args, kwargs))):
+        if any(map(dtensor.is_dtensor, _tensors(args, kwargs))):
             args, kwargs = tree_map_only(Tensor, self._turned, (args, kwargs))
         return self.reference(*args, **kwargs)
 
     def _turned(self, x: Tensor) -> Tensor:
-        if not _compile.is_dtensor(x):
+        if not dtensor.is_dtensor(x):
             return x
-        part: object = _compile.own_part(x)
+        part: object = dtensor.own_part(x)
         turn = self.of_dtensors.get(type(part))
         return x if turn is None else turn(x)
 
@@ -273,25 +276,25 @@ class Composite(Hop):
 
     def _made_of(self, is_such: Callable[[Tensor], bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the parts of an operand are such tensors."""
-        return any(is_such(part) for x in _tensors(args, kwargs) for part in _compile.parts(x))
+        return any(is_such(part) for x in _tensors(args, kwargs) for part in subclasses.parts(x))
 
     def _functionalize(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if self._made_of(_compile.is_functional, args, kwargs):
+        if self._made_of(subclasses.is_functional, args, kwargs):
             return self._of_parts(*args, **kwargs)
         return super()._functionalize(ctx, *args, **kwargs)
 
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
-        wrappers = [x for x in _tensors(args, kwargs) if _compile.parts(x)]
-        if not all(_compile.is_tracked(mode, x) for x in wrappers):
+        wrappers = [x for x in _tensors(args, kwargs) if subclasses.parts(x)]
+        if not all(tracing.is_tracked(mode, x) for x in wrappers):
             with mode:  # one was made of parts, which the graph knows
                 return self._of_parts(*args, **kwargs)
         out = super()._trace(mode, *args, **kwargs)
         if self.parts is not None:
-            _compile.trace_parts(mode, self.parts, out)
+            tracing.trace_parts(mode, self.parts, out)
         return out
 
     def _vmap_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if self._made_of(_compile.is_batched, args, kwargs):
+        if self._made_of(functorch.is_batched, args, kwargs):
             return self._of_parts(*args, **kwargs)
         return super()._vmap_level(interpreter, *args, **kwargs)
 
@@ -299,9 +302,9 @@ class Composite(Hop):
 def decompositions() -> Any:
     """PyTorch's default decomposition table for `ExportedProgram.run_decompositions`, plus our operators: what is left
     afterwards is core ATen. Returns a fresh table that the caller may change."""
-    table = _compile.core_decompositions()
+    table = core_decompositions()
     for hop in _hops:
-        table[hop] = _compile.as_decomposition(hop.reference)
+        table[hop] = as_decomposition(hop.reference)
     return table
 
 
@@ -348,7 +351,7 @@ class _Rule:
         for i, need in zip(call.positions, ctx.needs_input_grad[1:], strict=True):
             needed[i] = need
         # torch.func.vjp gives functions that run when their level has ended
-        args, kwargs = call.arguments([_compile.unwrap_if_dead(x) for x in ctx.saved_tensors])
+        args, kwargs = call.arguments([functorch.unwrap_if_dead(x) for x in ctx.saved_tensors])
         grads = call.hop.gradient(grad, needed, *args, **kwargs)
         return None, *(grads[i] for i in call.positions)
 
@@ -356,7 +359,7 @@ class _Rule:
 class _AutogradRule(_Rule, torch.autograd.Function):
     @staticmethod
     def forward(call: _Call, *tensors: Tensor) -> Tensor:
-        with _compile.below_autograd():
+        with eager.below_autograd():
             return call.run(*tensors)
 
 
@@ -364,7 +367,7 @@ def _all_plain(plain: frozenset[type], args: tuple[Any, ...], kwargs: dict[str, 
     """True if no operand needs a rule of the dispatcher: strided tensors of PyTorch's own class, without a gradient or
     tangent to propagate and without a lazy conjugation or negation."""
     grad = torch.is_grad_enabled()
-    forward_ad = _compile.is_forward_ad_active()
+    forward_ad = eager.is_forward_ad_active()
     for x in _tensors(args, kwargs):
         if (
             type(x) not in plain
@@ -397,4 +400,4 @@ def _resolve(x: Tensor) -> Tensor:
 def _unknown_subclasses(hop: Hop, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[type]:
     """Types of operands with a `__torch_dispatch__` of their own that have no rule for `hop` yet."""
     types = {type(x) for x in _tensors(args, kwargs)}
-    return {t for t in types if t not in hop.python_key_table and _compile.is_foreign_subclass(t)}
+    return {t for t in types if t not in hop.python_key_table and subclasses.is_foreign_subclass(t)}

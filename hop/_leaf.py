@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, memory_format, spelling
-from hop._compile import OpOverload
+from hop import memory_format, spelling
+from hop.compat import inductor
+from hop.compat.eager import OpOverload
 
 _library = torch.library.Library("hop", "FRAGMENT")
 _library.define(
     "run(str operator, str arguments, Tensor[] tensors, SymInt[] sizes) -> Tensor[]",
     tags=(torch.Tag.needs_exact_strides,),  # on which those of the results depend
 )
-_compile.stores_results(torch.ops.hop.run.default)
+inductor.stores_results(torch.ops.hop.run.default)
 _operators: dict[str, Any] = {}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import tracing
 
 Block = tuple[int, ...]
 
@@ -51,7 +51,7 @@ def split(x: Tensor, block: Block, fill: float = 0.0) -> tuple[Tensor, list[int]
         size = torch.sym_max(n, 1) if b == -1 else b
         padding = [0, size * count - n, *padding]
         shape += [count, size]
-    if not all(_compile.known_equal(n, 0) for n in padding):
+    if not all(tracing.known_equal(n, 0) for n in padding):
         x = torch.nn.functional.pad(x, padding, value=fill)
     return x.reshape(shape), list(range(1, 2 * len(sizes), 2))
 
@@ -62,7 +62,7 @@ def merge(x: Tensor, shape: Sequence[int]) -> Tensor:
         return x.reshape(())
     x = x.reshape([x.shape[i] * x.shape[i + 1] for i in range(0, x.dim(), 2)])
     for dim, n in enumerate(shape):
-        if not _compile.known_equal(x.shape[dim], n):
+        if not tracing.known_equal(x.shape[dim], n):
             x = x.narrow(dim, 0, n)
     return x.contiguous()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import script
 from hop.quantizer import Quantizer
 
 ROWWISE, COLUMNWISE = "rowwise", "columnwise"
@@ -74,7 +74,7 @@ def check(described: Sequence[Buffer], buffers: Sequence[Tensor]) -> None:
     if len(buffers) != len(described):
         raise ValueError(f"buffers must be {[b.name for b in described]}, got {len(buffers)} of them")
     for b, tensor in zip(described, buffers, strict=True):
-        shape = _compile.sizes(tensor)
+        shape = script.sizes(tensor)
         if shape != b.shape or tensor.dtype != b.dtype:
             raise ValueError(f"buffer {b.name} must be {b.dtype} of {b.shape}, got {tensor.dtype} of {shape}")
 

@@ -6,56 +6,50 @@ keeps scales (those of the rules hop.scaling.Given and Delayed) has a submodule 
 expect; the styles here do, and take any layer of hop.nn or PyTorch.
 """
 
-import os
-from datetime import timedelta
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor, parallel
 
+from hop.compat.process_groups import gloo_of_one_thread
+from hop.compat.tensor_parallel import PlacesLayers
 from hop.nn.layer import Layer
 
 
-class ColwiseParallel(parallel.ColwiseParallel):
+class _Style(PlacesLayers):
+    def is_placed(self, module: nn.Module, mesh: Any, placements: Mapping[str, Placement]) -> bool:
+        """Whether `module` is a layer of hop.nn, whose parameters are then placed, or a submodule with its scales,
+        which distribute_module then puts on every process."""
+        if isinstance(module, Layer):
+            style: Any = self
+            for name, placement in placements.items():
+                own = getattr(module, name, None)
+                if own is not None:
+                    spread = distribute_tensor(own, mesh, [placement], src_data_rank=style.src_data_rank)
+                    setattr(module, name, nn.Parameter(spread, requires_grad=own.requires_grad))
+            return True
+        return not isinstance(module, nn.Linear | nn.Embedding)
+
+
+class ColwiseParallel(_Style, parallel.ColwiseParallel):
     """torch.distributed.tensor.parallel.ColwiseParallel for layers of hop.nn too: each process has some of the output
     features of a Linear, or some of the columns of an Embedding; the scales that it keeps are on every process.
     Arguments are PyTorch's."""
 
-    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:
-        if not _is_placed(self, module, device_mesh, {"weight": Shard(0), "bias": Shard(0)}):
-            super()._partition_linear_fn(name, module, device_mesh)
-
-    def _partition_embedding_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:
-        if not _is_placed(self, module, device_mesh, {"weight": Shard(1)}):
-            super()._partition_embedding_fn(name, module, device_mesh)
+    linear = MappingProxyType({"weight": Shard(0), "bias": Shard(0)})
+    embedding = MappingProxyType({"weight": Shard(1)})
 
 
-class RowwiseParallel(parallel.RowwiseParallel):
+class RowwiseParallel(_Style, parallel.RowwiseParallel):
     """torch.distributed.tensor.parallel.RowwiseParallel for layers of hop.nn too: each process has some of the input
     features of a Linear, or some of the rows of an Embedding; the scales that it keeps are on every process. Arguments
     are PyTorch's."""
 
-    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:
-        if not _is_placed(self, module, device_mesh, {"weight": Shard(1), "bias": Replicate()}):
-            super()._partition_linear_fn(name, module, device_mesh)
-
-    def _partition_embedding_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:
-        if not _is_placed(self, module, device_mesh, {"weight": Shard(0)}):
-            super()._partition_embedding_fn(name, module, device_mesh)
-
-
-def _is_placed(style: parallel.ParallelStyle, module: nn.Module, mesh: Any, placed: dict[str, Placement]) -> bool:
-    """Whether `module` is a layer of hop.nn, whose parameters are then placed, or a submodule with its scales, which
-    distribute_module then puts on every process."""
-    if isinstance(module, Layer):
-        for name, placement in placed.items():
-            own = getattr(module, name, None)
-            if own is not None:
-                spread = distribute_tensor(own, mesh, [placement], src_data_rank=style.src_data_rank)
-                setattr(module, name, nn.Parameter(spread, requires_grad=own.requires_grad))
-        return True
-    return not isinstance(module, nn.Linear | nn.Embedding)
+    linear = MappingProxyType({"weight": Shard(1), "bias": Replicate()})
+    embedding = MappingProxyType({"weight": Shard(0)})
 
 
 _BACKEND = "hop_gloo"
@@ -75,16 +69,5 @@ def gloo() -> str:
     if not dist.is_gloo_available():
         raise RuntimeError("gloo: this build of PyTorch has no Gloo; take another backend")
     if not hasattr(dist.Backend, _BACKEND.upper()):
-        dist.Backend.register_backend(_BACKEND, _one_thread, devices=["cpu"])
+        dist.Backend.register_backend(_BACKEND, gloo_of_one_thread, devices=["cpu"])
     return f"cpu:{_BACKEND}"
-
-
-def _one_thread(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    group: Any = dist.ProcessGroupGloo
-    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    options = group._Options()
-    options._devices = [group.create_device(interface=name) for name in interfaces] or [group.create_default_device()]
-    options._threads, options._timeout = 1, timeout
-    made = group(store, rank, size, options)
-    made._set_sequence_number_for_group()
-    return made

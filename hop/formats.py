@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, packing, spelling
+from hop import packing, spelling
+from hop.compat.export import is_lowering
 from hop.spelling import Value
 
 NOISE_BITS = 8  # of the random integers of stochastic rounding
@@ -309,7 +310,7 @@ def _before(x: float) -> float:
 
 def tensor(numbers: Any, device: torch.device) -> Tensor:
     """The numbers as a float32 tensor, made inside a graph too."""
-    if not _compile.is_lowering():
+    if not is_lowering():
         return torch.as_tensor(numbers, dtype=torch.float32, device=device)
     if not isinstance(numbers[0], float):
         return torch.stack([tensor(row, device) for row in numbers])

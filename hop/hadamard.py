@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import dtensor
 from hop.formats import tensor
 from hop.spelling import Value
 
@@ -47,6 +47,6 @@ class Hadamard(Value):
     def _product(self, x: Tensor, rows: tuple[tuple[float, ...], ...]) -> Tensor:
         n = len(rows)
         matrix = tensor(rows, x.device)
-        if _compile.is_dtensor(x):
-            matrix = _compile.as_dtensor(matrix, x.device_mesh)  # type: ignore[attr-defined]
+        if dtensor.is_dtensor(x):
+            matrix = dtensor.as_dtensor(matrix, x.device_mesh)  # type: ignore[attr-defined]
         return (x.to(torch.float32).reshape(-1, n) @ matrix).reshape(x.shape).to(x.dtype)

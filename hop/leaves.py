@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies, sharding
+from hop import copies, sharding
 from hop._hop import Composite, Hop
+from hop.compat import dtensor, dynamo, tracing
 from hop.kernels import Kernel
 from hop.kernels import native_quantize as native
 from hop.kernels import quantize as kernels
@@ -128,7 +129,7 @@ class DequantizeBuffers(Hop):
         def of_parts(_: Quantizer, *parts: Tensor) -> list[Tensor]:
             own = list(shape)
             if own and not parsed.flat and not parsed.is_tiled() and tuple(usages) == (copies.ROWWISE,):
-                whole = _compile.known_equal(own[-1] % parsed.per_byte(), 0)
+                whole = tracing.known_equal(own[-1] % parsed.per_byte(), 0)
                 own = [*parts[0].shape[:-1], parts[0].shape[-1] * parsed.per_byte() if whole else own[-1]]
             return [self(quantizer, list(parts), usages, own, dtype)]
 
@@ -204,11 +205,11 @@ class Dequantize(Composite):
 
     def _of_parts(self, x: Tensor, /, *dtype: Any) -> Any:
         """Each process dequantizes its part of a DTensor."""
-        local = _compile.own_part(x)
+        local = dtensor.own_part(x)
         if local is x or not hasattr(local, "quantizer"):
             return self.reference(x, *dtype)
-        placed = _compile.Sharding([], x.device_mesh, x.placements, x.shape, x.stride())  # type: ignore[attr-defined]
-        return _compile.make_dtensor(self.reference(local, *dtype), placed)
+        placed = dtensor.Sharding([], x.device_mesh, x.placements, x.shape, x.stride())  # type: ignore[attr-defined]
+        return dtensor.make_dtensor(self.reference(local, *dtype), placed)
 
 
 dequantize_operator = Dequantize("hop_dequantize")
@@ -231,4 +232,4 @@ def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
     return dequantize_operator(x, dtype)
 
 
-_compile.allow_in_graph(dequantize)
+dynamo.allow_in_graph(dequantize)

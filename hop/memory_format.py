@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import subclasses
 
 _DIMENSIONS = (4, 5)  # of the tensors that PyTorch has a name for: torch.channels_last, torch.channels_last_3d
 
@@ -39,7 +39,7 @@ def like(x: Tensor, other: Tensor) -> Tensor:
 def strides(shape: Sequence[Any], other: Tensor) -> tuple[Any, ...]:
     """The strides of a tensor of `shape` that is channels last where `other` is, else contiguous."""
     if not is_channels_last(other):
-        return _compile.contiguous_strides(shape)
+        return subclasses.contiguous_strides(shape)
     n, channels, *size = shape
-    first, *inner, last = _compile.contiguous_strides((n, *size, channels))
+    first, *inner, last = subclasses.contiguous_strides((n, *size, channels))
     return (first, last, *inner)

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile
 from hop._hop import Hop
+from hop.compat import dynamo
+from hop.compat.export import is_lowering
 from hop.kernels import Kernel
 from hop.kernels import native_noise as native
 
@@ -78,7 +79,7 @@ def _xor(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """x div 2^bits, rounded down."""
-    if _compile.is_lowering():  # core ATen has no shifts
+    if is_lowering():  # core ATen has no shifts
         return torch.div(x, 2**bits, rounding_mode="floor")
     return x >> bits
 
@@ -101,4 +102,4 @@ def noise(seed: Tensor, shape: Sequence[int], /, *, stream: int = 0) -> Tensor:
     return noise_operator(seed, stream, list(shape))
 
 
-_compile.allow_in_graph(noise)
+dynamo.allow_in_graph(noise)

@@ -9,7 +9,7 @@ a product or a quotient by a power of two.
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import tracing
 
 PACKED = (1, 2, 4)
 """Bits of the codes that fill a byte; others have a byte each."""
@@ -53,7 +53,7 @@ def unpack(packed: Tensor, bits: int, size: int, dtype: torch.dtype) -> Tensor:
     wide = packed.to(torch.int16)
     fields = [torch.div(wide, 2 ** (i * bits), rounding_mode="floor") % 2**bits for i in range(n)]
     codes = torch.stack(fields, -1).flatten(-2)
-    if not _compile.known_equal(codes.shape[-1], size):
+    if not tracing.known_equal(codes.shape[-1], size):
         codes = codes.narrow(-1, 0, size)
     if dtype.is_signed:
         codes = torch.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes)

@@ -28,7 +28,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hop import _compile, spelling
+from hop import spelling
+from hop.compat.export import is_lowering
 from hop.formats import Integer, lookup
 from hop.spelling import Value
 
@@ -146,7 +147,7 @@ def fixed_point(multiplier: Tensor) -> tuple[Tensor, Tensor]:
 
     Read from the bits of the number; in a decomposition, found by a logarithm, which every runtime has, and products
     with powers of two, which are exact: where a runtime rounds the logarithm across an integer, the rest says so."""
-    if not _compile.is_lowering():
+    if not is_lowering():
         bits = multiplier.view(torch.int64)
         mantissa = ((bits & (2**52 - 1)) + 2**52 + 2**21) >> 22
         shift = ((bits >> 52) & 2047) - 1022

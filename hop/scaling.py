@@ -19,8 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, spelling
+from hop import blocks, spelling
 from hop.blocks import Block
+from hop.compat import tracing
 from hop.formats import E4M3, E8M0, Float, Format, Integer, PowerOfTwo, float32
 from hop.requantization import Division, Reciprocal, Requantization
 from hop.spelling import Value
@@ -393,7 +394,7 @@ class TwoLevel(Rule):
         amax = parts.once(parts.amax())
         ndim = max(amax.dim() // 2, 1)
         whole = [2 * i for i, b in enumerate(blocks.per_dimension(self.outer, ndim)) if b == -1]
-        if any(_compile.known_equal(amax.shape[d], 0) for d in whole):
+        if any(tracing.known_equal(amax.shape[d], 0) for d in whole):
             outer = amax.sum(whole, keepdim=True)  # of nothing: 0
         else:
             outer = amax.amax(whole, keepdim=True) if whole else amax

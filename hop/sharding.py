@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies, memory_format
+from hop import blocks, copies, memory_format
 from hop.blocks import Block
+from hop.compat import dtensor, process_groups, tracing
 from hop.kernels.quantize import FastBlocks, FastQuantizer, fast
 from hop.quantizer import Quantizer
 from hop.scaling import Blocks
@@ -26,7 +27,7 @@ the blocks along each dimension, -1 for a whole one."""
 
 def is_sharded(tensors: Sequence[Any]) -> bool:
     """Whether one of them is a DTensor."""
-    return any(map(_compile.is_dtensor, tensors))
+    return any(map(dtensor.is_dtensor, tensors))
 
 
 # ---- one scale for the parts of several processes
@@ -95,18 +96,18 @@ def run(
         tensors: of that shape, or buffers, or None; at least one is a DTensor.
         function: called as function(quantizer, *parts). Its quantizer is another than the one given where blocks are
             shared with other processes: one that finds the scales of the whole, as `shared` makes it."""
-    mesh, given = next((t.device_mesh, t.placements) for t in tensors if _compile.is_dtensor(t))  # type: ignore[union-attr]
+    mesh, given = next((t.device_mesh, t.placements) for t in tensors if dtensor.is_dtensor(t))  # type: ignore[union-attr]
     dims = _dimensions(quantizer, shape, usages, given, mesh)
 
     def placed(sizes: Sequence[int]) -> list[Any]:
         """Where a tensor of `sizes` lies: what has one element for a whole dimension is on every process."""
-        whole = [d is None or d >= len(sizes) or _compile.known_equal(sizes[d], 1) for d in dims]
+        whole = [d is None or d >= len(sizes) or tracing.known_equal(sizes[d], 1) for d in dims]
         return [
-            _compile.replicate() if w else _compile.sharded(d)  # type: ignore[arg-type]
+            dtensor.replicate() if w else dtensor.sharded(d)  # type: ignore[arg-type]
             for w, d in zip(whole, dims, strict=True)
         ]
 
-    parts = [None if t is None else _compile.local_part(_compile.as_dtensor(t, mesh), placed(t.shape)) for t in tensors]
+    parts = [None if t is None else dtensor.local_part(dtensor.as_dtensor(t, mesh), placed(t.shape)) for t in tensors]
     if any(d is not None for d in dims):
         quantizer = shared(quantizer, reduction(mesh, dims)) if _is_cut(quantizer, len(shape), dims) else quantizer
     made = []
@@ -115,7 +116,7 @@ def run(
             made.append(None)
             continue
         strides = memory_format.strides(size, out)
-        made.append(_compile.make_dtensor(out, _compile.Sharding([], mesh, placed(size), torch.Size(size), strides)))
+        made.append(dtensor.make_dtensor(out, dtensor.Sharding([], mesh, placed(size), torch.Size(size), strides)))
     return made
 
 
@@ -131,7 +132,7 @@ def reduction(mesh: Any, dims: Sequence[int | None]) -> Reduce:
     def reduce(found: Tensor, op: str, block: Block) -> Tensor:
         for axis, d in enumerate(dims):
             if d is not None and block[d] == -1:
-                found = _compile.combined_over(found, op, mesh, axis)
+                found = process_groups.combined_over(found, op, mesh, axis)
         return found
 
     return reduce
@@ -152,7 +153,7 @@ def _dimensions(
         stays = (
             p.is_shard()
             and p.dim not in found
-            and not _compile.known_equal(shape[p.dim], 1)
+            and not tracing.known_equal(shape[p.dim], 1)
             and tuple(usages) == (copies.ROWWISE,)
             and keeps_blocks(quantizer, shape, p.dim, mesh.size(axis))
         )
@@ -169,7 +170,7 @@ def keeps_blocks(quantizer: Quantizer, shape: Sequence[int], dim: int, size: int
     units = {grid[dim] for grid in grids} | {quantizer.per_byte() if dim == len(shape) - 1 else 1}
     if -1 in units and type(quantizer) is not Quantizer:
         return False  # it may read other statistics
-    if dim == len(shape) - 1 and not _compile.known_equal(shape[dim] % quantizer.per_byte(), 0):
+    if dim == len(shape) - 1 and not tracing.known_equal(shape[dim] % quantizer.per_byte(), 0):
         return False
     part = -(-shape[dim] // size)
-    return all(u in (1, -1) or _compile.known_equal(part % u, 0) for u in units)
+    return all(u in (1, -1) or tracing.known_equal(part % u, 0) for u in units)

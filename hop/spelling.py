@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from hop import _compile
+from hop.compat.patches import REFUSED
+from hop.compat.values import register_value
 
 VERSION = 1
 _PREFIX = f"hop{VERSION}:"
@@ -46,7 +47,7 @@ class Value:
         super().__init_subclass__(**kwargs)
         own = cls.__module__.split(".")[0] == __name__.split(".")[0]
         _classes[cls.__name__ if own else f"{cls.__module__}.{cls.__qualname__}"] = cls
-        _compile.register_value(cls)
+        register_value(cls)
 
     @functools.cached_property
     def _text(self) -> str:
@@ -78,7 +79,7 @@ class Value:
         return f"hop_value({self._text!r})", {"hop_value": read}
 
 
-_compile.refuse_in_exports(Value)
+REFUSED.append(Value)
 
 
 def declares_fields(cls: type) -> bool:

@@ -350,7 +350,7 @@ class TestOnGpu(unittest.TestCase):
             ("torch.cuda.is_available", lambda: True),
             ("torch.cuda.get_device_capability", lambda *_: H200),
             ("cutlass_kernels.operators.missing", lambda: None),
-            ("hop._compile.is_compiling_for_here", lambda: True),
+            ("hop.compat.inductor.is_compiling_for_here", lambda: True),
         ):
             patched = mock.patch(name, value)
             patched.start()

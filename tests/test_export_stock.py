@@ -75,7 +75,7 @@ KINDS: dict[str, tuple[Any, tuple[tuple[int, ...], ...], tuple[Any, ...], Callab
     "div_scalar": (aten.div.Scalar, ((3, 5),), (7,), lambda x: oracles.div(x, np.int64(7))),
 }
 MISSING = {"conv2d_dilated", "convolution_transposed"}  # ATen has none for integers of 32 bits
-assert {op for op, *_ in KINDS.values()} == set(hop._compile.stock_operators)
+assert {op for op, *_ in KINDS.values()} == set(hop.compat.stock.stock_operators)
 
 
 def tensor(dtype: torch.dtype, shape: tuple[int, ...], *, zeros: bool = True) -> Tensor:
@@ -433,7 +433,7 @@ FLOAT_CALLS = {
     "div": (aten.div.Tensor, ((3, 5), (5,)), ()),
     "div_scalar": (aten.div.Scalar, ((3, 5),), (7,)),
 }
-assert {op for op, *_ in FLOAT_CALLS.values()} == set(hop._compile.stock_operators)
+assert {op for op, *_ in FLOAT_CALLS.values()} == set(hop.compat.stock.stock_operators)
 
 
 class TestPatch(unittest.TestCase):
@@ -504,7 +504,7 @@ class TestPatch(unittest.TestCase):
             with hop.patch_torch():
                 assert torch.equal(call(), want)
         with hop.patch_torch():
-            hop._compile._one_of.cache_clear()
+            hop.compat.stock._one_of.cache_clear()
             graph = make_fx(lambda x, y: stock(aten.mm.default, torch.bool, x, y))(many, ones).graph
         assert [n.target for n in graph.nodes if n.op == "call_function"] == [stock]
 

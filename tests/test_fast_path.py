@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import hop
-from hop import _compile
+from hop.compat import eager
 from hop.impls.out_dtype import operator
 from tests.routes import nodes
 
@@ -29,7 +29,7 @@ def operands(m: int = 5, k: int = 8, n: int = 6) -> tuple[torch.Tensor, torch.Te
 def route(call: Callable[[], Any]) -> list[str]:
     """Where `call` passes: the dispatcher, the reference, or neither when it goes to a kernel directly."""
     seen: list[str] = []
-    full, reference = _compile.HigherOrderOperator.__call__, operator.reference
+    full, reference = eager.HigherOrderOperator.__call__, operator.reference
 
     def watch_full(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         seen.append("dispatcher")
@@ -40,7 +40,7 @@ def route(call: Callable[[], Any]) -> list[str]:
         return reference(*args, **kwargs)
 
     with (
-        mock.patch.object(_compile.HigherOrderOperator, "__call__", watch_full),
+        mock.patch.object(eager.HigherOrderOperator, "__call__", watch_full),
         mock.patch.object(operator, "reference", watch_reference),
     ):
         call()

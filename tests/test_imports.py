@@ -1,6 +1,7 @@
 """The house's import order, and what `import hop` costs."""
 
 import ast
+import re
 import subprocess
 import sys
 import unittest
@@ -13,19 +14,19 @@ VALUES = (
     *("hop.requantization", "hop.scaling", "hop.layouts", "hop.quantizer"),
 )
 LAYERS = {
-    "hop._compile": set(),
-    "hop.kernels": {"hop._compile", "hop.copies", "cutlass_kernels", *VALUES},
-    **{name: {"hop._compile", *VALUES[:i]} for i, name in enumerate(VALUES)},
-    "hop.copies": {"hop._compile", *VALUES},
-    "hop.sharding": {"hop._compile", "hop.copies", "hop.kernels", *VALUES},
-    "hop._leaf": {"hop._compile", "hop.spelling", "hop.memory_format"},
-    "hop._hop": {"hop._compile", "hop._leaf", "hop.kernels"},
-    "hop.noise": {"hop._compile", "hop._hop", "hop.kernels"},
-    "hop.leaves": {"hop._compile", "hop._hop", "hop.kernels", "hop.noise", "hop.copies", "hop.sharding", *VALUES},
-    "hop.tensor": {"hop._compile", "hop._hop", "hop.leaves", "hop.copies", *VALUES},
+    "hop.compat": set(),
+    "hop.kernels": {"hop.compat", "hop.copies", "cutlass_kernels", *VALUES},
+    **{name: {"hop.compat", *VALUES[:i]} for i, name in enumerate(VALUES)},
+    "hop.copies": {"hop.compat", *VALUES},
+    "hop.sharding": {"hop.compat", "hop.copies", "hop.kernels", *VALUES},
+    "hop._leaf": {"hop.compat", "hop.spelling", "hop.memory_format"},
+    "hop._hop": {"hop.compat", "hop._leaf", "hop.kernels"},
+    "hop.noise": {"hop.compat", "hop._hop", "hop.kernels"},
+    "hop.leaves": {"hop.compat", "hop._hop", "hop.kernels", "hop.noise", "hop.copies", "hop.sharding", *VALUES},
+    "hop.tensor": {"hop.compat", "hop._hop", "hop.leaves", "hop.copies", *VALUES},
     "hop.proto": {"hop.tensor", "hop.copies", "hop.quantizer"},
     "hop.impls": {
-        "hop._compile",
+        "hop.compat",
         "hop._hop",
         "hop.kernels",
         "hop.leaves",
@@ -41,30 +42,30 @@ LAYERS = {
     "hop.schemes": {"hop.presets", *VALUES},
     "hop.calibration": {*VALUES},
     "hop.storage": {"hop.proto", "hop.tensor", "hop.copies", "hop.spelling", "hop.quantizer"},
-    "hop.checkpoint": {"hop._compile", "hop.leaves", "hop.tensor", "hop.copies"},
+    "hop.checkpoint": {"hop.compat", "hop.leaves", "hop.tensor", "hop.copies"},
     "hop.nn": {
-        *("hop._compile", "hop.impls", "hop.leaves", "hop.tensor", "hop.calibration", "hop.schemes", "hop.presets"),
+        *("hop.compat", "hop.impls", "hop.leaves", "hop.tensor", "hop.calibration", "hop.schemes", "hop.presets"),
         *("hop.copies", "hop.sharding"),
         *VALUES,
     },
-    "hop.distributed": {"hop.nn"},
+    "hop.distributed": {"hop.compat", "hop.nn"},
     "hop.optim": {
-        *("hop._compile", "hop.impls", "hop.kernels", "hop.leaves", "hop.noise", "hop.tensor", "hop.copies"),
+        *("hop.compat", "hop.impls", "hop.kernels", "hop.leaves", "hop.noise", "hop.tensor", "hop.copies"),
         "hop.presets",
         *VALUES,
     },
     "hop.export": {
-        *("hop._compile", "hop._hop", "hop.impls", "hop.kernels", "hop.leaves", "hop.tensor", "hop.nn"),
+        *("hop.compat", "hop._hop", "hop.impls", "hop.kernels", "hop.leaves", "hop.tensor", "hop.nn"),
         *("hop.copies", "hop.presets", "hop.schemes"),
         *VALUES,
     },
     "hop.report": {
-        *("hop._compile", "hop._hop", "hop.impls", "hop.leaves", "hop.tensor", "hop.nn", "hop.export"),
+        *("hop.compat", "hop._hop", "hop.impls", "hop.leaves", "hop.tensor", "hop.nn", "hop.export"),
         *("hop.presets", "hop.schemes"),
         *VALUES,
     },
     "hop.cli": {
-        *("hop._compile", "hop.kernels", "hop.presets", "hop.export", "hop.storage", "hop.tensor", "cutlass_kernels"),
+        *("hop.compat", "hop.kernels", "hop.presets", "hop.export", "hop.storage", "hop.tensor", "cutlass_kernels"),
         "hop.report",
         *VALUES,
     },
@@ -87,6 +88,48 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def private_torch(tree: ast.AST) -> set[str]:
+    """Names of PyTorch that are private or experimental, in imports, expressions, and strings that are a module's name.
+    ATen's operators are public, with an underscore too."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            names.add(ast.unparse(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    names = {name for name in names if re.fullmatch(r"torch(\.\w+)+", name) and not name.startswith("torch.ops.aten.")}
+    return {name for name in names if any(re.match("_[^_]", p) or p == "experimental" for p in name.split("."))}
+
+
+# Of named tuples; and what everybody uses who writes operators or modules.
+KNOWN = {"_replace", "_asdict", "_fields", "_schema", "_version", "_load_from_state_dict", "_apply"}
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """Names that a file gives to functions, classes, variables and attributes."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return names
+
+
+def private_attributes(tree: ast.AST) -> set[str]:
+    """Attributes with an underscore that a file reads, but for operators."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
+        if not re.search(r"\b(aten|ops|c10d)\b", ast.unparse(node.value))
+    }
+
+
 def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
@@ -101,15 +144,29 @@ class TestImports(unittest.TestCase):
                 if module.split(".")[0] in ("hop", "cutlass_kernels"):
                     assert layer(module) in {own, *LAYERS[own]}, f"{path} imports {module}"
 
-    def test_private_torch_is_named_in_one_file(self):
+    def test_private_torch_is_named_in_one_folder(self):
         for path in ROOT.glob("hop/**/*.py"):
-            if path.name == "_compile.py":
-                continue
-            for module in imports(path):
-                parts = module.split(".")
-                private = [p for p in parts[1:] if p.startswith("_")]
-                allowed = module.startswith("torch.utils._pytree")  # what every operator of operators is written with
-                assert parts[0] != "torch" or not private or allowed, f"{path} imports {module}"
+            if path.parent.name != "compat":
+                assert not (found := private_torch(ast.parse(path.read_text()))), f"{path} names {sorted(found)}"
+
+    def test_private_attributes_are_read_in_one_folder(self):
+        """Attributes with an underscore that nothing of ours defines are PyTorch's."""
+        trees = {path: ast.parse(path.read_text()) for path in ROOT.glob("hop/**/*.py")}
+        own = set().union(*map(defined, trees.values()))
+        for path, tree in trees.items():
+            if path.parent.name != "compat":
+                assert not (found := private_attributes(tree) - own - KNOWN), f"{path} reads {sorted(found)}"
+        assert private_attributes(ast.parse("graph._codegen; x = aten._softmax; ops.c10d._f")) == {"_codegen"}
+
+    def test_private_torch_is_found(self):
+        for line in (
+            *("import torch._dynamo", "from torch.utils._pytree import tree_map", "from torch.fx import _x as x"),
+            *("torch._C._x()", "torch.ops._c10d_functional.wait_tensor(x)", "torch.library._del_library('x')"),
+            *("import_module('torch.distributed._functional_collectives')", "torch.fx.experimental.f(x)"),
+        ):
+            assert private_torch(ast.parse(line)), line
+        for line in ("torch.ops.aten._softmax.default", "'the norm of torch._x'", "x._replace(a=1)"):
+            assert not private_torch(ast.parse(line)), line
 
     def test_cheap(self):
         """Nothing heavy comes with it: not Dynamo, Inductor, DTensor or the CuTe DSL, nor the command line."""

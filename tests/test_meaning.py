@@ -14,7 +14,7 @@ from parameterized import parameterized
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hop
-from hop import _compile
+from hop.compat import eager
 from hop.impls.out_dtype import operator
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.promotion import DTYPES, FLOAT8, common_dtype
@@ -250,7 +250,7 @@ class TestFloat8(unittest.TestCase):
 class TestBfloat16(unittest.TestCase):
     def test_within_the_bound_of_sums_in_float32(self):
         """Exact products, summed in float32 in any order, rounded once; NaN and infinities as theirs."""
-        if not _compile.multiplies_bfloat16():
+        if not eager.multiplies_bfloat16():
             self.skipTest("the CPU has no instructions for bfloat16")
         generator = torch.Generator().manual_seed(0)
         bfloat16 = torch.bfloat16

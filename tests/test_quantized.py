@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import hop
-from hop import _compile, presets, schemes
+from hop import presets, schemes
+from hop.compat import eager
 from hop.formats import INT4, INT8
 from hop.kernels import native
 from hop.quantizer import Quantizer
@@ -569,7 +570,7 @@ class TestDeployment(unittest.TestCase):
         got, code = run_and_get_code(lambda: gradients(torch.compile(loss, fullgraph=True)))
         for a, b in zip(got, gradients(loss), strict=True):
             torch.testing.assert_close(a, b, rtol=2**-7, atol=2**-7 * float(b.abs().max()) * 2**-7)
-        if _compile.multiplies_bfloat16() and native.library().declines() is None:
+        if eager.multiplies_bfloat16() and native.library().declines() is None:
             assert "torch.float32" not in code[-1].split("def call")[1].split("return")[0]
 
 

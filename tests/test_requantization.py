@@ -29,7 +29,7 @@ from parameterized import parameterized
 from torch import Tensor
 
 import hop
-from hop import _compile
+from hop.compat.export import as_decomposition
 from hop.formats import DYNAMIC8, E4M3, INT4, INT8, TERNARY, UINT4, UINT8, Float, Format, Integer
 from hop.quantizer import Quantizer
 from hop.requantization import (
@@ -453,7 +453,7 @@ class TestCodes(unittest.TestCase):
     @parameterized.expand(EXACT)
     def test_in_decompositions(self, name):
         """What exported programs take apart is written in other operators."""
-        codes, steps = map(_compile.as_decomposition, (CONVENTIONS[name].codes, CONVENTIONS[name].steps))
+        codes, steps = map(as_decomposition, (CONVENTIONS[name].codes, CONVENTIONS[name].steps))
         for case in (one_by_one(50_000), near_ties(500, 100), odd_multipliers(1000, 100), extremes(), *exact_ties()):
             n, lhs, rhs, scale = tensors(case)
             zero = zeros(case, UINT8)
@@ -518,7 +518,7 @@ class TestCodes(unittest.TestCase):
         own = [torch.tensor(s, dtype=torch.float32) for s in (lhs, rhs, scale)]
         codes = CONVENTIONS[name].codes
         steps = exact_steps(name, n, *exact_multiplier(lhs, rhs, scale))
-        for made in (codes, _compile.as_decomposition(codes)):
+        for made in (codes, as_decomposition(codes)):
             got = made(torch.tensor(n, dtype=torch.int32), *own, zero, format)
             assert got.item() == min(max(steps + zero, format.low), format.high)
 
@@ -1285,6 +1285,6 @@ class TestFixedPoint(unittest.TestCase):
         torch.manual_seed(0)
         many = torch.ldexp(torch.rand(100_000, dtype=torch.float64) + 0.5, torch.randint(-50, 50, (100_000,)))
         x = torch.cat([many, powers, *ends, odd])
-        want, got = fixed_point(x), _compile.as_decomposition(fixed_point)(x)
+        want, got = fixed_point(x), as_decomposition(fixed_point)(x)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
         assert len(want[1].unique()) > 50

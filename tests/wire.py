@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hop import _compile
+from hop.compat import subclasses
 
 
 class Wire(TorchDispatchMode):
@@ -20,7 +20,7 @@ class Wire(TorchDispatchMode):
         self.dtypes: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(_compile.is_foreign_subclass, types)):
+        if any(map(subclasses.is_foreign_subclass, types)):
             return NotImplemented  # its rule comes first, and calls operators on plain tensors
         if op.namespace in ("c10d", "_c10d_functional") and op.name().split("::")[1] not in _LOCAL:
             for x in tree_leaves(args[_SENT.get(op.name().split("::")[1], 0)]):

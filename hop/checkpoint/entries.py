@@ -13,8 +13,8 @@ quantize its numbers anew.
 from collections.abc import Mapping
 from typing import Any
 
-from hop import _compile
 from hop.checkpoint.shards import Part, part_of
+from hop.compat import dtensor
 
 KEY = "hop.quantized"
 """Where Metadata.planner_data says it, beside the paths of entries."""
@@ -25,7 +25,7 @@ def taken_apart(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     plain: dict[str, Any] = {}
     parts: dict[str, Part] = {}
     for fqn, value in state_dict.items():
-        if _compile.is_dtensor(value) and not _compile.is_on_mesh(value):
+        if dtensor.is_dtensor(value) and not dtensor.is_on_mesh(value):
             continue  # of other processes
         try:
             part = part_of(value)

@@ -23,9 +23,9 @@ from typing import Any, cast
 import torch
 import torch.distributed.checkpoint as dcp
 
-from hop import _compile
 from hop.checkpoint.loading import LoadPlanner
 from hop.checkpoint.saving import SavePlanner
+from hop.compat import process_groups
 
 _MANIFEST = "hop.json"
 _METADATA = ".metadata"  # DCP's, which are pickled
@@ -55,7 +55,7 @@ def save(
         raise ValueError(f"keep must be an integer of 1 or more, or None; got {keep!r}")
     folder = Path(folder)
     temporary = folder / f".step_{step}.tmp"
-    together = _compile.processes(process_group)
+    together = process_groups.processes(process_group)
     with _own_exceptions():
         together.broadcast("prepare", lambda: _prepare(folder, step, temporary))
         dcp.save(
@@ -93,7 +93,7 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
         pickle.UnpicklingError: metadata that are not DCP's.
         RuntimeError: an entry is missing."""
     folder = Path(folder)
-    together = _compile.processes(process_group)
+    together = process_groups.processes(process_group)
     with _own_exceptions():
         found, manifest = together.broadcast("find", lambda: _find(folder, step))
         path = folder / f"step_{found}"

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from hop import _compile
 from hop.checkpoint import regroup
 from hop.checkpoint.entries import KEY, describe, entry_name, taken_apart
 from hop.checkpoint.shards import Chunk, Part
+from hop.compat import dtensor
 from hop.tensor.table import Cut
 
 
@@ -88,7 +88,7 @@ class LoadPlanner(DefaultLoadPlanner):
         wanted = {entry: chunk.buffer.numel() for entry, chunk in self.chunks.items()}
         for fqn, value in self.state_dict.items():
             if isinstance(value, Tensor) and fqn in entries:
-                wanted[fqn] = (_compile.local_range(value)[0] if _compile.is_dtensor(value) else value).numel()
+                wanted[fqn] = (dtensor.local_range(value)[0] if dtensor.is_dtensor(value) else value).numel()
         for fqn, count in wanted.items():
             if read.get(fqn, 0) != count:
                 raise ValueError(f"{fqn!r}: the checkpoint holds {read.get(fqn, 0)} of the {count} elements of it here")

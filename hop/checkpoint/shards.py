@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import copies
+from hop.compat import dtensor
 from hop.tensor import QuantizedTensor, views
 from hop.tensor.table import Cut
 
@@ -70,8 +71,8 @@ def part_of(x: Any) -> Part | None:
     anything else. Raises ValueError for a DTensor of partial sums, or whose parts are no ranges."""
     if isinstance(x, QuantizedTensor):
         return Part(x, tuple(x.shape), (0,) * x.dim())
-    if _compile.is_dtensor(x):
-        local, offsets = _compile.local_range(x)
+    if dtensor.is_dtensor(x):
+        local, offsets = dtensor.local_range(x)
         if isinstance(local, QuantizedTensor):
             return Part(local, tuple(x.shape), offsets)
     return None

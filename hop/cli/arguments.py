@@ -19,7 +19,7 @@ from torch import Tensor
 
 import hop
 from hop import presets
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 from hop.quantizer import Quantizer
 from hop.scaling import Given
 from hop.tensor import QuantizedTensor

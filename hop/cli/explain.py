@@ -5,11 +5,11 @@ from typing import Annotated, Any
 import torch
 import typer
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 import hop
 from hop.cli import arguments
 from hop.cli.output import show, show_json
+from hop.compat.pytree import tree_leaves, tree_map_only
 from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 

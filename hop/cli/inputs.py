@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from hop.cli import data
 from hop.cli.output import quietly
-from hop.export import encodings
+from hop.compat import export
+from hop.compat.pytree import tree_leaves, tree_unflatten
 from hop.export.arguments import Arguments
 from hop.export.program import value
 
@@ -70,7 +70,7 @@ def _register(archive: zipfile.ZipFile) -> None:
         if "/models/" in name and name.endswith(".json"):
             text = archive.read(name)
             if b"quantized_decomposed" in text:
-                encodings.operator("quantize_per_tensor")
+                export.quantized_decomposed("quantize_per_tensor")
             if b"torchao" in text:
                 _bring("torchao.quantization", "calls operators")
             for module in sorted(set(_CLASSES.findall(text))):

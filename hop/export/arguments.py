@@ -8,6 +8,8 @@ from typing import Any, cast
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from hop.compat.tracing import nesting
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -95,7 +97,7 @@ def _signature(program: ExportedProgram | GraphModule) -> tuple[Any, list[str]]:
         signature: Any = program.module_call_graph[0].signature if program.module_call_graph else None
         spec, names = program.call_spec.in_spec, None if signature is None else signature.forward_arg_names
     else:
-        info: Any = getattr(program.graph._codegen, "pytree_info", None)  # pyright: ignore[reportPrivateUsage]
+        info = nesting(program.graph)
         spec, names = (None, None) if info is None else (info.in_spec, info.orig_args)
     if spec is None or [part.type for part in spec.children()] != [tuple, dict]:
         return None, [str(node.target) for node in program.graph.find_nodes(op="placeholder")]

@@ -6,7 +6,6 @@ The operators are those of torch (`quantized_decomposed`) and of torchao. They a
 has to be imported to be read.
 """
 
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from hop._compile import OpOverload, known_equal
 from hop.blocks import Block
+from hop.compat.eager import OpOverload
+from hop.compat.export import quantized_decomposed
+from hop.compat.tracing import known_equal
 from hop.export.program import value
 from hop.formats import INT8, UINT8, Integer
 
@@ -94,20 +95,13 @@ def written(verb: str, e: Encoding) -> tuple[OpOverload, tuple[Any, ...]]:
     parameters, bounds = (e.tensor, e.scale, e.zero_point), (e.low, e.high, e.codes)
     if all(b == -1 for b in e.block):
         overload = ".tensor" if isinstance(e.scale, Node) else ""
-        return operator(f"{verb}_per_tensor{overload}"), (*parameters, *bounds)
+        return quantized_decomposed(f"{verb}_per_tensor{overload}"), (*parameters, *bounds)
     output = () if verb == "quantize" else (e.output or torch.float32,)
     if e.block[-1] not in (1, -1):
-        return operator(f"{verb}_per_channel_group"), (*parameters, *bounds, e.block[-1], *output)
+        return quantized_decomposed(f"{verb}_per_channel_group"), (*parameters, *bounds, e.block[-1], *output)
     if len(value(e.scale).shape) == 1:
-        return operator(f"{verb}_per_channel"), (*parameters, e.block.index(1), *bounds)
-    return operator(f"{verb}_per_token"), (*parameters, *bounds, *output)
-
-
-def operator(name: str) -> OpOverload:
-    """An operator of torch's `quantized_decomposed`, which torch defines when it is first asked for."""
-    importlib.import_module("torch.ao.quantization.fx._decomposed")
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.quantized_decomposed, packet), overload or "default")
+        return quantized_decomposed(f"{verb}_per_channel"), (*parameters, e.block.index(1), *bounds)
+    return quantized_decomposed(f"{verb}_per_token"), (*parameters, *bounds, *output)
 
 
 def _read(node: Node, table: dict[str, Callable[..., Encoding | None]]) -> Encoding | None:

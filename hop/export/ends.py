@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from hop._compile import known_equal
+from hop.compat.tracing import known_equal
 from hop.export import encodings
 from hop.export.encodings import FORMATS, Encoding
 from hop.export.program import value

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
 from hop._hop import Hop, decompositions
+from hop.compat.pytree import tree_leaves
 from hop.export.folding import folded
 from hop.export.lowering import lower
 from hop.export.program import check_program, value

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 from hop.export.correspondence import held, kind
 from hop.formats import Integer
 from hop.leaves import dequantize

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_map_only
 
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_map_only
 from hop.export.program import graph_of, rebuilt
 
 SMALL = 2**16  # bytes
@@ -37,7 +38,7 @@ def known_tensors(program: ExportedProgram, graph: Graph) -> dict[Node, Tensor]:
     known: dict[Node, Tensor] = {placeholders[name]: x for name, x in _held(program).items()}
     sizes = {n: x.nbytes for n, x in known.items()}
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
         if not all(n in known for n in node.all_input_nodes) or not isinstance(node.meta.get("val"), Tensor):
             continue

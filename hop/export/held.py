@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from hop import blocks
-from hop._compile import OpOverload
 from hop.blocks import Block
+from hop.compat.eager import OpOverload
 from hop.export.encodings import FORMATS
 from hop.export.ends import VIEWS
 from hop.export.program import value

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_map_only
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_map_only
+from hop.compat.tracing import is_erased
 from hop.export import encodings
 from hop.export.encodings import FORMATS, Encoding
 from hop.export.ends import SELECTED, VIEWS, End, ends_of, factors
@@ -95,7 +96,7 @@ class _Rewriter:
         for node in self.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
             self.graph.erase_node(node)  # they hold what they assert of in the graph; its types are known
         for node in list(self.graph.nodes):
-            if node.op == "call_function" and not node._erased:
+            if node.op == "call_function" and not is_erased(node):
                 self.visit(node)
         self.graph.eliminate_dead_code()
         for node in list(self.graph.nodes):

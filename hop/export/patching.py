@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import torch
 
-from hop import _compile
+from hop.compat import eager, stock
 from hop.export.stock import difference
 from hop.impls.out_dtype import out_dtype
 
 
-class _Rerouted(type(_compile.stock_out_dtype)):
+class _Rerouted(type(stock.stock_out_dtype)):
     """PyTorch's operator, whose calls go to ours where both mean the same: before the dispatcher is asked, so that
     every mode, transform and tracer meets ours."""
 
     def __call__(self, op: Any, output_dtype: Any, *args: Any) -> Any:
-        known = isinstance(op, _compile.OpOverload) and isinstance(output_dtype, torch.dtype)
-        if known and op in _compile.stock_operators and difference(op, output_dtype, args) is None:
+        known = isinstance(op, eager.OpOverload) and isinstance(output_dtype, torch.dtype)
+        if known and op in stock.stock_operators and difference(op, output_dtype, args) is None:
             return out_dtype(cast(Any, op), cast(Any, output_dtype), *args)
         return cast(Any, super().__call__(op, output_dtype, *args))
 
@@ -34,5 +34,5 @@ def patch_torch() -> Generator[None]:
     holds nodes of ours. Compiled functions are compiled again inside, and once more outside: neither runs the other's
     program.
     """
-    with _compile.rerouted(_Rerouted):
+    with stock.rerouted(_Rerouted):
         yield

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from hop import _compile
-from hop._compile import FakeTensor
+from hop.compat.export import traced
+from hop.compat.pytree import tree_leaves, tree_map, tree_map_only
+from hop.compat.subclasses import FakeTensor
 
 
 def check_program(program: Any, name: str) -> None:
@@ -140,11 +140,11 @@ def emit(before: Node, function: Callable[..., Any], *operands: Any) -> Any:
         known = dict(zip(nodes, values, strict=True))
         return function(*tree_map_only(Node, lambda node: known[node], operands))
 
-    traced = _compile.traced(of_nodes, [value(node) for node in nodes])
-    copies: dict[Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
+    graph_module = traced(of_nodes, [value(node) for node in nodes])
+    copies: dict[Node, Any] = dict(zip(graph_module.graph.find_nodes(op="placeholder"), nodes, strict=True))
     graph = before.graph
     with graph.inserting_before(before):
-        for node in traced.graph.nodes:
+        for node in graph_module.graph.nodes:
             if node.op == "output":
                 return tree_map(lambda x: copies[x] if isinstance(x, Node) else x, node.args[0])
             if node.op == "get_attr":

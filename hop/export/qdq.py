@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.utils._pytree import tree_map_only
 
 from hop import copies
-from hop._compile import FakeTensor, OpOverload
+from hop.compat.eager import OpOverload
+from hop.compat.export import quantized_decomposed
+from hop.compat.pytree import tree_map_only
+from hop.compat.subclasses import FakeTensor
 from hop.export import encodings
 from hop.export.encodings import RANGES, Encoding
 from hop.export.folding import Constants, known_tensors
@@ -251,7 +253,7 @@ class _Writer:
             raise _Left("rows with given scales")
         if of not in self.tokens:
             x = self.float32(of, x)
-            chosen = self.call(of, encodings.operator("choose_qparams_per_token_asymmetric"), x, torch.int8)
+            chosen = self.call(of, quantized_decomposed("choose_qparams_per_token_asymmetric"), x, torch.int8)
             self.tokens[of] = [self.call(of, operator.getitem, chosen, i) for i in range(2)]
         self.mark(node)
         return _of_rows(node, *self.tokens[of])  # type: ignore[arg-type]

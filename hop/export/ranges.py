@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hop._compile import HigherOrderOperator, OpOverload
+from hop.compat.eager import HigherOrderOperator, OpOverload
+from hop.compat.pytree import tree_leaves, tree_map_only
 from hop.export import intervals, provenance
 from hop.export.intervals import Integers, Known, Reals, Sum
 from hop.export.lowering import lower

@@ -7,9 +7,9 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_flatten, tree_leaves
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_flatten, tree_leaves
 from hop.export.arguments import Arguments, placed
 from hop.export.figures import Figures
 

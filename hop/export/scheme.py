@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
-from torch.utils._pytree import tree_map_only
 
-from hop import _compile, copies
+from hop import copies
+from hop.compat.export import faked
+from hop.compat.pytree import tree_map_only
 from hop.export.program import constant, graph_of, rebuilt, value, without_unused
 from hop.export.report import Report, Rewritten, Row
 from hop.impls.pack import pack
@@ -141,7 +142,7 @@ def _rewrite(node: Node, weight: Tensor | None, scheme: Scheme, weights: _Weight
 def _call(before: Node, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Node:
     """A call in front of a node, which stands where that does."""
     fake_args, fake_kwargs = tree_map_only(Node, value, (args, kwargs))
-    found = _compile.faked(operator, fake_args, fake_kwargs)
+    found = faked(operator, fake_args, fake_kwargs)
     with before.graph.inserting_before(before):
         made = before.graph.call_function(operator, tuple(args), dict(kwargs))
     kept = {key: before.meta[key] for key in ("nn_module_stack", "stack_trace") if key in before.meta}

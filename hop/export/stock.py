@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_map_only
 
-from hop import _compile
+from hop.compat import stock
+from hop.compat.pytree import tree_map_only
 from hop.export.program import check_program, graph_of, rebuilt, value
 from hop.impls.out_dtype import operator
 from hop.impls.out_dtype.arguments import describe
@@ -46,7 +46,7 @@ def from_torch(program: ExportedProgram, *, strict: bool = True) -> ExportedProg
         TypeError: `program` is no ExportedProgram.
         ValueError: nodes cannot be exchanged, and `strict`; names each of them with the reason.
     """
-    return _exchanged("from_torch", program, _compile.stock_out_dtype, operator, _to_ours, strict)
+    return _exchanged("from_torch", program, stock.stock_out_dtype, operator, _to_ours, strict)
 
 
 def to_torch(program: ExportedProgram, *, strict: bool = True) -> ExportedProgram:
@@ -61,7 +61,7 @@ def to_torch(program: ExportedProgram, *, strict: bool = True) -> ExportedProgra
         TypeError: `program` is no ExportedProgram.
         ValueError: nodes cannot be exchanged, and `strict`; names each of them with the reason.
     """
-    return _exchanged("to_torch", program, operator, _compile.stock_out_dtype, _to_stock, strict)
+    return _exchanged("to_torch", program, operator, stock.stock_out_dtype, _to_stock, strict)
 
 
 def difference(op: Any, output_dtype: torch.dtype, args: tuple[Any, ...]) -> str | None:
@@ -72,11 +72,11 @@ def difference(op: Any, output_dtype: torch.dtype, args: tuple[Any, ...]) -> str
     if dtypes <= _SAME and not divides:
         return None
     own = common_dtype(describe(op), output_dtype, args, {})
-    stock = _compile.stock_common_dtype(output_dtype, args)
-    if stock is None:
+    theirs = stock.stock_common_dtype(output_dtype, args)
+    if theirs is None:
         return f"PyTorch does not promote {', '.join(sorted(map(str, dtypes)))}"
-    if stock != own:
-        return f"PyTorch computes it in {stock}, hop in {own}"
+    if theirs != own:
+        return f"PyTorch computes it in {theirs}, hop in {own}"
     if output_dtype is torch.bool and is_integer(own) and op not in _ELEMENTWISE:
         return f"as torch.bool, PyTorch's result is that of sums in {own}, which wrap, and hop's that of exact sums"
     if divides and is_integer(own):
@@ -91,8 +91,8 @@ def _to_ours(node: Node) -> tuple[Any, ...] | str:
 
 def _to_stock(node: Node) -> tuple[Any, ...] | str:
     op, output_dtype, args, _ = _call(node)
-    if op not in _compile.stock_operators:
-        names = ", ".join(sorted(map(str, _compile.stock_operators)))
+    if op not in stock.stock_operators:
+        names = ", ".join(sorted(map(str, stock.stock_operators)))
         return f"PyTorch's operator takes {names}; hop.export.lower makes core ATen of any other"
     known = _values(args)
     return difference(op, output_dtype, known) or _without_kernel(op, output_dtype, known) or (op, output_dtype, *args)

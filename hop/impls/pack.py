@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hop import _compile, blocks, copies, spelling
+from hop import blocks, copies, spelling
 from hop._hop import Composite
+from hop.compat import dynamo, eager
 from hop.formats import Codebook, Float
 from hop.kernels import native, native_product
 from hop.layouts import Decoded, Layout, Tiled, sums_first
@@ -75,7 +76,7 @@ pack_operator = Pack("hop_pack")
 def _is_native(x: QuantizedTensor, layout: Tiled) -> bool:
     """Whether the native kernels lay it out: codes that share bytes do so along what is summed, a whole number of
     bytes."""
-    if not (_compile.is_plain_eager() and x.codes.is_cpu and type(x.codes) is Tensor):
+    if not (eager.is_plain_eager() and x.codes.is_cpu and type(x.codes) is Tensor):
         return False
     whole = x.quantizer.per_byte() == 1 or (x.dim() == 2 and not layout.columns and x.shape[-1] % 2 == 0)
     return whole and native.library().declines() is None
@@ -131,5 +132,5 @@ def unpack(weight: Tensor, /) -> QuantizedTensor:
     return pack_operator(weight, "")  # type: ignore[return-value]
 
 
-_compile.allow_in_graph(pack)
-_compile.allow_in_graph(unpack)
+dynamo.allow_in_graph(pack)
+dynamo.allow_in_graph(unpack)

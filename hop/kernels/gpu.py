@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import eager, inductor
 
 if TYPE_CHECKING:
     from cutlass_kernels.product import Product
@@ -33,7 +33,7 @@ if torch.cuda.is_available():  # a compiled program that is read from a cache ho
 
 def takes(x: Tensor) -> bool:
     """Whether products of x may be the leaf operator: on a GPU, and not in what other runtimes read."""
-    return x.is_cuda and (_compile.is_plain_eager() or _compile.is_compiling_for_here())
+    return x.is_cuda and (eager.is_plain_eager() or inductor.is_compiling_for_here())
 
 
 def mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:

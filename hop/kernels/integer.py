@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import eager
 from hop.kernels import gpu, native, native_product
 
 OPERANDS = frozenset({torch.int8, torch.uint8, torch.int16})
@@ -117,7 +117,7 @@ def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
         return native_product.int_mm(a, b)
     a, b = _readable(a, b)
     if a.is_cpu and type(a) in _REAL:
-        return torch._int_mm(a, b)
+        return eager.int_mm(a, b)
     if gpu.takes(a):
         return gpu.mm(a, b, torch.int32)
     (m, k), n = a.shape, b.shape[1]
@@ -129,13 +129,13 @@ def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
         rows, inner, columns = (int(isinstance(size, int) and size == 1) for size in (m, k, n))
     a = torch.nn.functional.pad(a, (0, inner, 0, rows)) if rows or inner else a
     b = torch.nn.functional.pad(b, (0, columns, 0, inner)) if inner or columns else b
-    out = torch._int_mm(a, b)
+    out = eager.int_mm(a, b)
     return row_major(out[:m, :n]) if rows or columns else out
 
 
 def _is_native(a: Tensor) -> bool:
     """Whether the native kernels take a product of real tensors; they read any strides."""
-    return type(a) in _REAL and a.is_cpu and _compile.is_plain_eager() and native.library().declines() is None
+    return type(a) in _REAL and a.is_cpu and eager.is_plain_eager() and native.library().declines() is None
 
 
 # On CPU torch._int_mm reads wrong elements where strides do not say which dimension is the inner one: stride 0
@@ -161,18 +161,18 @@ def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
         return gpu.mm(a, b, torch.int32)
     batch, m, k = a.shape
     n = b.shape[2]
-    eager = type(a) in _REAL
-    if eager:
+    real = type(a) in _REAL
+    if real:
         one_by_one = k > _FLOAT32_TERMS or m * n * k >= _LARGE
     else:  # tracing: sizes may be symbols, which must not be compared with numbers
         one_by_one = isinstance(batch, int) and (batch <= _UNROLL or not isinstance(k, int))
     if one_by_one and batch:
         pairs = zip(a.unbind(), b.unbind(), strict=True)
-        if not (eager and a.is_cpu):
+        if not (real and a.is_cpu):
             return torch.stack([_byte_mm(x, y) for x, y in pairs])
         out = a.new_empty((batch, m, n), dtype=torch.int32)
         for (x, y), z in zip(pairs, out.unbind(), strict=True):
-            torch._int_mm(*_readable(x, y), out=z)
+            eager.int_mm(*_readable(x, y), out=z)
         return out
     terms = max(1, min(k, _FLOAT32_TERMS))
     pieces = [

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import eager, inductor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _VERSION = 4  # of the C interface
@@ -106,14 +106,14 @@ def declines_here() -> str | None:
     """Why native kernels are not to be used for a call that is made or traced now, or None."""
     if (reason := library().declines()) is not None:
         return reason
-    if _compile.is_plain_eager() or _compile.is_compiling_for_here():
+    if eager.is_plain_eager() or inductor.is_compiling_for_here():
         return None
     return "writes into memory, so for eager mode, and programs that are compiled for this process"
 
 
 def declines_tensor(name: str, x: Tensor) -> str | None:
     """Why they cannot take `x`, or None."""
-    known = type(x) in _PLAIN or _compile.is_compiling_for_here()
+    known = type(x) in _PLAIN or inductor.is_compiling_for_here()
     if not known or not x.is_cpu or x.layout != torch.strided or x.is_neg():
         return f"for plain tensors on the CPU, and {name} is a {type(x).__name__} on {x.device}"
     return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import tracing
 from hop.kernels import Kernel, native
 
 
@@ -25,7 +25,7 @@ def _declines(call: tuple[Any, ...]) -> str | None:
     seed, _, shape = call
     if (reason := native.declines_here() or native.declines_tensor("seed", seed)) is not None:
         return reason
-    return None if _compile.hints(shape) is not None else f"nothing is known of the sizes {tuple(shape)}"
+    return None if tracing.hints(shape) is not None else f"nothing is known of the sizes {tuple(shape)}"
 
 
 def _noise(call: tuple[Any, ...]) -> Tensor:

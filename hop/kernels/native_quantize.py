@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies, memory_format
+from hop import blocks, copies, memory_format
+from hop.compat import tracing
 from hop.formats import Format
 from hop.kernels import Kernel, native
 from hop.kernels.native_quantizers import Cut, cut, plan
@@ -252,7 +253,7 @@ def _declines_quantize(call: tuple[Any, ...]) -> str | None:
     quantizer, x, scale, zero_point, noise, usages, *product = call
     if (reason := native.declines_here()) is not None:
         return reason
-    shape = _compile.hints(x.shape)
+    shape = tracing.hints(x.shape)
     if shape is None:
         return f"nothing is known of the sizes {tuple(x.shape)}"
     if x.dtype not in _DTYPES or 0 in shape:
@@ -283,7 +284,7 @@ def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | No
         return found
     if found.structure.tile_rows != 1 or isinstance(q.scale, TwoLevel) or q.scale.missing() is not None or q.flat:
         return f"for blocks within rows, and a rule that finds one scale for each, of x times a factor; not {quantizer}"
-    own = _compile.hints(factor.shape)
+    own = tracing.hints(factor.shape)
     if factor.dtype != torch.float32 or own is None or own[-1:] != shape[-1:] or any(n != 1 for n in own[:-1]):
         return f"for a factor in float32 of each column of {shape}, not {factor.dtype} of {tuple(factor.shape)}"
     if noise is not None and not seeded and (noise.dtype != torch.uint8 or noise.shape != x.shape):
@@ -301,9 +302,9 @@ def _declines_given(quantizer: str, found: Cut, x: Tensor, scale: Any, zero_poin
     if scale is None:
         return "needs a scale" if made.quantizer.scale.missing() is not None else None
     shape, dtype = found.buffers[-1 if isinstance(made.quantizer.scale, TwoLevel) else 1]
-    if _compile.hints(scale.shape) != shape or scale.dtype not in (torch.float32, dtype):
+    if tracing.hints(scale.shape) != shape or scale.dtype not in (torch.float32, dtype):
         return f"for a scale in float32 or {dtype} of {shape}, not {scale.dtype} of {tuple(scale.shape)}"
-    if zero_point is not None and _compile.hints(zero_point.shape) != shape:
+    if zero_point is not None and tracing.hints(zero_point.shape) != shape:
         return f"for a zero_point of {shape}, not {tuple(zero_point.shape)}"
     return None
 
@@ -321,7 +322,7 @@ def _declines_dequantize(call: tuple[Any, ...]) -> str | None:
     quantizer, buffers, usages, sizes, dtype = call
     if (reason := native.declines_here()) is not None:
         return reason
-    shape = _compile.hints(sizes)
+    shape = tracing.hints(sizes)
     if shape is None:
         return f"nothing is known of the sizes {tuple(sizes)}"
     if dtype not in _DTYPES or 0 in shape:
@@ -333,7 +334,7 @@ def _declines_dequantize(call: tuple[Any, ...]) -> str | None:
     if isinstance(found, str):
         return found
     own = buffers[: len(found.buffers)] if copies.ROWWISE in usages else buffers
-    if [(_compile.hints(b.shape), b.dtype) for b in own] != list(found.buffers):
+    if [(tracing.hints(b.shape), b.dtype) for b in own] != list(found.buffers):
         return "for the buffers that the quantizer describes"
     return None
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies, memory_format
+from hop import blocks, copies, memory_format
+from hop.compat import eager, inductor, tracing
 from hop.formats import NOISE_BITS, Codebook, Float, Format, Integer, PowerOfTwo, tensor
 from hop.hadamard import Hadamard
 from hop.kernels import Kernel
@@ -34,13 +35,13 @@ class _Packing(Format):
 
     def pack(self, codes: Tensor) -> Tensor:
         size = codes.shape[-1]
-        if self.bits != 4 or not _compile.known_equal(size % 2, 0) or _compile.known_equal(size, 0):
+        if self.bits != 4 or not tracing.known_equal(size % 2, 0) or tracing.known_equal(size, 0):
             return super().pack(codes)
         pairs = (codes & 15).view(torch.int16)  # little-endian: the first code is the low byte
         return ((pairs & 15) | (pairs >> 4)).to(torch.uint8)
 
     def unpack(self, packed: Tensor, size: int) -> Tensor:
-        if self.bits != 4 or not _compile.known_equal(size % 2, 0):
+        if self.bits != 4 or not tracing.known_equal(size % 2, 0):
             return super().unpack(packed, size)
         wide = packed.to(torch.int16)
         codes = ((wide & 15) | ((wide & 240) << 4)).view(torch.uint8)
@@ -54,7 +55,7 @@ class FastInteger(_Packing, Integer):
     """Integer; in eager mode on one temporary tensor."""
 
     def encode(self, x: Tensor, noise: Tensor | None = None, zero: Tensor | int = 0) -> Tensor:
-        if noise is not None or not _compile.is_plain_eager():
+        if noise is not None or not eager.is_plain_eager():
             return super().encode(x, noise, zero)
         y = x.round().nan_to_num_(0.0, float("inf"), float("-inf"))
         if not isinstance(zero, int) or zero != 0:
@@ -176,7 +177,7 @@ class FastBlocks(Blocks):
     """Blocks, with fewer passes over memory."""
 
     def own_amax(self) -> Tensor:
-        if not (_compile.is_plain_eager() and self.x.is_cpu):
+        if not (eager.is_plain_eager() and self.x.is_cpu):
             return super().own_amax()
         found = self.x.abs().amax(self.dims, keepdim=True)
         return found if bool((found == found).all()) else super().own_amax()
@@ -188,7 +189,7 @@ class FastBlocks(Blocks):
         return torch.where(x == x, power, x)
 
     def once(self, scale: Tensor) -> Tensor:
-        return _compile.written(scale)
+        return inductor.written(scale)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -196,7 +197,7 @@ class FastHadamard(Hadamard):
     """Hadamard, rounded to x's dtype where Inductor would leave out the rounding of what becomes float32 again."""
 
     def apply(self, x: Tensor) -> Tensor:
-        return _compile.written(super().apply(x))
+        return inductor.written(super().apply(x))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -261,7 +262,7 @@ def _declines_in_place(call: tuple[Any, ...]) -> str | None:
     q = Quantizer.parse(quantizer)
     if (reason := _declines(call)) is not None:
         return reason
-    if not _compile.is_plain_eager():
+    if not eager.is_plain_eager():
         return "writes in place, so for eager mode only"
     if not x.is_cpu:
         return f"for the CPU, and x is on {x.device}"

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hop import _compile
+from hop.compat import dtensor, dynamo, process_groups, tracing
 from hop.nn.static import Float32State
 from hop.quantizer import Quantizer
 from hop.scaling import Delayed
@@ -78,7 +78,7 @@ def advance(model: nn.Module, group: Any = None) -> None:
     """
     histories = [module for module in model.modules() if isinstance(module, AmaxHistory)]
     if group is not None and histories:
-        _combine([_compile.own_part(h.history) for h in histories], group)
+        _combine([dtensor.own_part(h.history) for h in histories], group)
     for history in histories:
         history.advance()
 
@@ -96,18 +96,18 @@ def advance_after(optimizer: torch.optim.Optimizer, model: nn.Module, group: Any
 def _combine(histories: list[Tensor], group: Any) -> None:
     """The largest current amax of a group of processes for each history."""
     seen = torch.stack([h[0] for h in histories])
-    for history, amax in zip(histories, _compile.combined_over(seen, "max", group), strict=True):
+    for history, amax in zip(histories, process_groups.combined_over(seen, "max", group), strict=True):
         history[0].copy_(amax)
 
 
 def _record(history: Tensor, x: Tensor) -> None:
     """history[0] = max(history[0], largest |x|), NaN ignored."""
-    if _compile.known_equal(x.numel(), 0):
+    if tracing.known_equal(x.numel(), 0):
         return
     magnitude = x.abs()
     largest = torch.where(magnitude == magnitude, magnitude, 0.0).amax().to(torch.float32)
     first = history[0]
-    first.copy_(torch.maximum(first, _compile.alike(largest, first)))
+    first.copy_(torch.maximum(first, dtensor.alike(largest, first)))
 
 
 class _Watch(torch.autograd.Function):
@@ -132,4 +132,4 @@ def _watched(y: Tensor, history: Tensor) -> Tensor:
     return cast(Tensor, _Watch.apply(y, history))
 
 
-_compile.allow_in_graph(_watched)
+dynamo.allow_in_graph(_watched)

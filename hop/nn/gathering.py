@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from hop import _compile, schemes
+from hop import schemes
+from hop.compat import dtensor
 from hop.nn.contexts import WEIGHT
 from hop.nn.layer import Layer, modules_of
 from hop.nn.layers import Linear
@@ -71,7 +72,7 @@ def bytes_gathered(layer: Layer, processes: int) -> int:
     Raises:
         ValueError: the weight is not one that gather_as_codes has prepared."""
     weight = layer.weight
-    local = _compile.own_part(weight)
+    local = dtensor.own_part(weight)
     if not isinstance(local, MasterWeight):
         raise ValueError(f"bytes_gathered: layer must be one that gather_as_codes has prepared, got {layer}")
     own = local.gathering
@@ -113,8 +114,8 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
         raise ValueError(f"gather_as_codes: layer {name!r}: the column-wise copy has no scale of its own ({q})")
     masks = scheme.backward != QUANTIZED and (needs_scale or q.scale.clips())
     local, outer = weight.detach(), None
-    if _compile.is_dtensor(weight):
-        local = _compile.own_part(weight).detach()
+    if dtensor.is_dtensor(weight):
+        local = dtensor.own_part(weight).detach()
         outer = (weight.device_mesh, _cut_dimensions(name, [q, q.transposed(2)] if turned else [q], weight))
         if isinstance(state := layer.scales[WEIGHT] if needs_scale else None, StaticScale) and state.scale.numel() > 1:
             raise ValueError(
@@ -124,8 +125,8 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
     gathering = Gathering(q, tuple(local.shape), turned, outer, weakref.ref(layer), masks)
     made: Any = MasterWeight(local, gathering)
     if outer is not None:
-        at = _compile.Sharding([], weight.device_mesh, weight.placements, weight.shape, weight.stride())
-        made = _compile.make_dtensor(made, at)
+        at = dtensor.Sharding([], weight.device_mesh, weight.placements, weight.shape, weight.stride())
+        made = dtensor.make_dtensor(made, at)
     return parameter_like(weight, made)  # type: ignore[return-value]
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hop import calibration
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active

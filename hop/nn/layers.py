@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
+from hop.compat.modules import ConvNd, padding_at_ends
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
 from hop.impls.quantized.linear import linear
@@ -97,7 +98,7 @@ class Linear(Layer, nn.Linear):
         return (*one[:-1], self.out_features)
 
 
-class _Convolution(Layer, nn.modules.conv._ConvNd):  # pyright: ignore[reportPrivateUsage]  it has no public name
+class _Convolution(Layer, ConvNd):
     """What Conv1d and Conv2d share."""
 
     op: OpOverload
@@ -110,7 +111,7 @@ class _Convolution(Layer, nn.modules.conv._ConvNd):  # pyright: ignore[reportPri
         return self._compute(input)
 
     def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
-        ends = self._reversed_padding_repeated_twice  # the padding at both ends of each dimension, the last one first
+        ends = padding_at_ends(self)
         padding = ends[::-2]
         if self.padding_mode != "zeros":
             x = functional.pad(x, ends, mode=self.padding_mode)
@@ -122,11 +123,11 @@ class _Convolution(Layer, nn.modules.conv._ConvNd):  # pyright: ignore[reportPri
         return self.op, (x, self.weight, self.bias, *options)
 
     def _sample(self) -> Tensor:
-        sizes = zip(self.dilation, self.kernel_size, self._reversed_padding_repeated_twice[::-2], strict=True)
+        sizes = zip(self.dilation, self.kernel_size, padding_at_ends(self)[::-2], strict=True)
         return self._empty(1, self.in_channels, *(max(d * (k - 1), p) + 1 for d, k, p in sizes))
 
     def _result(self, one: Sequence[int]) -> Sequence[int]:
-        ends = self._reversed_padding_repeated_twice
+        ends = padding_at_ends(self)
         found: list[int] = []
         for i, n in enumerate(one[1:]):
             at = 2 * (len(one) - 2 - i)

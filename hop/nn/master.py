@@ -13,10 +13,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from hop import _compile, blocks, copies
+from hop import blocks, copies
 from hop.blocks import Block
+from hop.compat import dtensor, process_groups, subclasses
+from hop.compat.pytree import tree_map_only
 from hop.impls.quantize import quantize
 from hop.impls.quantized.operands import swapped_codes, transposed
 from hop.nn.contexts import WEIGHT
@@ -71,12 +72,12 @@ class MasterWeight(Tensor):
     data_: Tensor
     gathering: Gathering
 
-    __torch_function__ = _compile.no_torch_function  # type: ignore[assignment]
+    __torch_function__ = subclasses.no_torch_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls: "type[MasterWeight]", data: Tensor, gathering: Gathering) -> "MasterWeight":
         layout = (data.shape, data.stride(), data.storage_offset())
-        return _compile.make_wrapper(cls, *layout, data.dtype, data.device, False)
+        return subclasses.make_wrapper(cls, *layout, data.dtype, data.device, False)
 
     def __init__(self, data: Tensor, gathering: Gathering) -> None:
         self.data_, self.gathering = data, gathering
@@ -97,7 +98,7 @@ class MasterWeight(Tensor):
         plain, options = tree_map_only(MasterWeight, _data, (args, kwargs))
         out = op(*plain, **options)
         if op._schema.is_mutable:
-            return _compile.correct_aliasing(op, args, kwargs, out)
+            return subclasses.correct_aliasing(op, args, kwargs, out)
         if isinstance(args[0], MasterWeight) and (op.is_view or op in _KEPT):
             gathering = args[0].gathering
             out = tree_map_only(Tensor, lambda t: MasterWeight(t, gathering) if t.is_floating_point() else t, out)
@@ -168,16 +169,16 @@ def gathered_like(weight: Any, new: Any) -> Any:
     """`new`, a tensor of a state_dict for `weight`, gathered as that is where it may take its place."""
     own: Any
     part: Any
-    own, part = (_compile.own_part(t) for t in (weight, new))
+    own, part = (dtensor.own_part(t) for t in (weight, new))
     masters = [isinstance(t, MasterWeight) for t in (own, part)]
-    if not any(masters) or _compile.is_dtensor(weight) != _compile.is_dtensor(new):
+    if not any(masters) or dtensor.is_dtensor(weight) != dtensor.is_dtensor(new):
         return new
     made: Any = part.data_ if masters[1] else part
     if masters[0] and type(made) in (Tensor, torch.nn.Parameter):
         made = MasterWeight(made.detach(), own.gathering)
     if part is not new:
-        at = _compile.Sharding([], new.device_mesh, new.placements, new.shape, new.stride())
-        made = _compile.make_dtensor(made, at)
+        at = dtensor.Sharding([], new.device_mesh, new.placements, new.shape, new.stride())
+        made = dtensor.make_dtensor(made, at)
     return parameter_like(new, made)
 
 
@@ -198,7 +199,7 @@ def _mask_gradient(weight: Any, inside: Callable[[], Tensor]) -> None:
 
 
 def _apply_mask(weight: Any) -> None:
-    grad = _compile.own_part(weight.grad)
+    grad = dtensor.own_part(weight.grad)
     grad.masked_fill_(~weight.inside_(), 0.0)
 
 
@@ -210,7 +211,7 @@ class _Opened(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Any) -> QuantizedTensor:  # type: ignore[override]
-        local: Any = _compile.own_part(weight)
+        local: Any = dtensor.own_part(weight)
         q, shape = local.quantizer, weight.shape
         buffers: dict[str, Tensor] = {}
         described = {b.name: b for b in copies.describe(q, shape, local.usages)}
@@ -220,12 +221,12 @@ class _Opened(torch.autograd.Function):
 
             def placed(p: Any, columns: bool = columns, whole: Any = whole) -> Any:
                 dim = 1 - p.dim if columns and p.is_shard() else getattr(p, "dim", 0)
-                return _compile.sharded(dim) if p.is_shard() and whole[dim] != 1 else _compile.replicate()
+                return dtensor.sharded(dim) if p.is_shard() and whole[dim] != 1 else dtensor.replicate()
 
             placements = [placed(p) for p in weight.placements]
-            strides = _compile.contiguous_strides(whole)
-            at = _compile.Sharding([], weight.device_mesh, placements, torch.Size(whole), strides)
-            buffers[name] = _compile.make_dtensor(part, at)
+            strides = subclasses.contiguous_strides(whole)
+            at = dtensor.Sharding([], weight.device_mesh, placements, torch.Size(whole), strides)
+            buffers[name] = dtensor.make_dtensor(part, at)
         return QuantizedTensor(buffers, q, shape, weight.dtype)
 
     @staticmethod
@@ -235,7 +236,7 @@ class _Opened(torch.autograd.Function):
 
 def opened(weight: Any) -> Any:
     """What a layer multiplies: `weight` itself, but of a DTensor of codes a QuantizedTensor."""
-    if _compile.is_dtensor(weight) and isinstance(_compile.own_part(weight), QuantizedTensor):
+    if dtensor.is_dtensor(weight) and isinstance(dtensor.own_part(weight), QuantizedTensor):
         return cast(Any, _Opened.apply(weight))
     return weight
 
@@ -310,12 +311,12 @@ class _Part:
     def _combined(self, found: Tensor, op: str, block: Block) -> Tensor:
         """A statistic of each block of the frame, of the whole blocks. It is 0 where there are no numbers."""
         if block[0] == -1:
-            found = _compile.combined_over(found, op, self.mesh, 0)
+            found = process_groups.combined_over(found, op, self.mesh, 0)
         elif self.parts.size % block[0]:
             whole = found.new_zeros(-(-self.parts.rows // block[0]), *found.shape[1:])
             at = self._first // block[0] if self.parts.length(self.rank) else 0
             whole[at : at + found.shape[0]] = found
-            found = _compile.combined_over(whole, op, self.mesh, 0)[at : at + found.shape[0]]
+            found = process_groups.combined_over(whole, op, self.mesh, 0)[at : at + found.shape[0]]
         return self._combined_outside(found, op, block)
 
     def _combined_outside(self, found: Tensor, op: str, block: Block) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hop import _compile
+from hop.compat import dtensor
 from hop.quantizer import Quantizer
 
 
@@ -71,7 +71,7 @@ class StaticScale(Float32State):
                     f"StaticScale.set: {name} must broadcast to {tuple(own.shape)}, got {tuple(given.shape)}"
                 ) from error
             with torch.no_grad():
-                own.copy_(_compile.alike(given, own))
+                own.copy_(dtensor.alike(given, own))
         self._look()
 
     def forward(self, sharing: float) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import copies
+from hop.compat import dynamo, eager
 from hop.kernels import native_step as native
 from hop.leaves import dequantize_buffers, quantize_buffers
 from hop.optim.rounding import rounded
@@ -53,11 +54,11 @@ def step_(
     quantizers = [str(x.quantizer) if isinstance(x, QuantizedTensor) else "" for x in states]
     buffers = [b for x in states for b in (x.buffers().values() if isinstance(x, QuantizedTensor) else (x,))]
     own, tensor = (0.0, lr) if isinstance(lr, Tensor) else (lr, None)
-    call = _step if _compile.is_plain_eager() else torch.ops.hop.step_.default
+    call = _step if eager.is_plain_eager() else torch.ops.hop.step_.default
     call(rule, options, own, tensor, seed, streams, steps, params, grads, quantizers, buffers, zeros, errors)
 
 
-_compile.allow_in_graph(step_)
+dynamo.allow_in_graph(step_)
 
 
 def _step(
@@ -142,7 +143,7 @@ def write_fused(
 
 @functools.cache
 def _compiled() -> Any:
-    return _compile.compiled(write_updated)
+    return dynamo.compiled(write_updated)
 
 
 def write_updated(
@@ -196,4 +197,4 @@ def updated(
     return new
 
 
-_compile.allow_in_graph(updated)
+dynamo.allow_in_graph(updated)

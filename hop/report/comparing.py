@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves, tree_map
 
+from hop.compat.pytree import tree_leaves, tree_map
 from hop.export.arguments import Arguments, Data, parse
 from hop.export.running import compare as run_both
 from hop.report.listing import parameter_bytes, rows_of

@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_leaves
 
+from hop.compat.pytree import tree_leaves
 from hop.export.arguments import Arguments
 
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 from hop.export.figures import operator_name
 from hop.export.program import value
 from hop.impls.out_dtype import operator as out_dtype_operator

@@ -12,9 +12,9 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
 from hop._hop import Hop
+from hop.compat.pytree import tree_leaves
 from hop.export.arguments import Arguments
 from hop.export.figures import Figures
 from hop.export.running import Runner

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 from hop.export.correspondence import kind, pairs_of, same_shape
 from hop.export.program import value
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_leaves
 
 from hop import presets, schemes
 from hop._hop import Hop
+from hop.compat.pytree import tree_leaves
 from hop.export.arguments import Arguments, Data, placed
 from hop.export.scheme import to_scheme
 from hop.report.comparing import exported, inputs_of

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile
-from hop._compile import OpOverload
+from hop.compat import process_groups
+from hop.compat.eager import OpOverload
 from hop.tensor import collectives, views
 from hop.tensor.collectives import bits, collective, grid_rows, numbers_of, reduction_of, rows
 from hop.tensor.quantized import QuantizedTensor
@@ -82,7 +82,7 @@ def alltoall_(op: OpOverload, outputs: Any, inputs: Any, group: Any, asynchronou
                 into = getattr(output, name)
                 into.copy_(part.view(into.dtype).view(into.shape))
 
-    return outputs, _compile.finished_work(works, finish, asynchronous)
+    return outputs, process_groups.finished_work(works, finish, asynchronous)
 
 
 @collective(c10d.send.default)
@@ -90,7 +90,7 @@ def send(op: OpOverload, tensors: Any, group: Any, to: int, tag: int) -> Any:
     """codes and scales, one after the other"""
     (t,) = tensors
     works = [op([bits(b)], group, to, tag) for b in t.buffers().values()]
-    return _compile.finished_work(works, lambda: None, True)
+    return process_groups.finished_work(works, lambda: None, True)
 
 
 @collective(c10d.recv_.default)
@@ -107,7 +107,7 @@ def recv_(op: OpOverload, tensors: Any, group: Any, source: int, tag: int) -> An
 @collective(c10d._allgather_base_.default)
 def allgather_base(op: OpOverload, output: Tensor, t: Any, group: Any, asynchronous: bool = True, *timeout: Any) -> Any:
     """as all_gather_into_tensor, into a tensor of its quantizer or a plain one"""
-    size = _compile.group_size(group)
+    size = process_groups.group_size(group)
     given, t = output, rows(_quantized(op, t), size)
     shape = (t.shape[0] * size, *t.shape[1:])
     quantizer = views.joined(t, [t.shape[0]] * size, 0, shape)
@@ -124,7 +124,7 @@ def allgather_coalesced(op: OpOverload, outputs: Any, inputs: Any, group: Any, a
     """as _allgather_base_, each"""
     pairs = zip(outputs, inputs, strict=True)
     works = [c10d._allgather_base_(output, t, group, asynchronous)[1] for output, t in pairs]
-    return _compile.finished_work(works, lambda: None, asynchronous)
+    return process_groups.finished_work(works, lambda: None, asynchronous)
 
 
 @collective(c10d.alltoall_base_.default)
@@ -139,7 +139,7 @@ def alltoall_base(
     *timeout: Any,
 ) -> Any:
     """as all_to_all_single, into a tensor of its quantizer or a plain one"""
-    size = _compile.group_size(group)
+    size = process_groups.group_size(group)
     t = rows(_quantized(op, t), size)
     sent = sent or [collectives.part_size(op, t, size)] * size
     received = received or [collectives.part_size(op, output, size)] * size
@@ -186,7 +186,7 @@ def reduce_(
     *timeout: Any,
 ) -> Any:
     """as allreduce_, in one process"""
-    into = tensors if _compile.group_rank(group) == root else []
+    into = tensors if process_groups.group_rank(group) == root else []
     return _summed(op, into, tensors, group, reduction, asynchronous, whole=True)
 
 
@@ -210,8 +210,8 @@ def _summed(
     op: OpOverload, outputs: Any, inputs: Any, group: Any, reduction: Any, asynchronous: bool, *, whole: bool
 ) -> Any:
     """The work that writes to `outputs` the reduction of `inputs`, whole, or this process's rows of it."""
-    size, rank = _compile.group_size(group), _compile.group_rank(group)
-    reduce = reduction_of(op, _compile.reduction_name(reduction))
+    size, rank = process_groups.group_size(group), process_groups.group_rank(group)
+    reduce = reduction_of(op, process_groups.reduction_name(reduction))
     inputs = [_quantized(op, t) for t in inputs]
     for output, t in zip(outputs, inputs, strict=False):
         wanted = t.shape if whole else (collectives.part_size(op, t, size), *t.shape[1:])
@@ -229,7 +229,7 @@ def _summed(
             total = reduce(numbers_of(t, room, size, t.shape)).to(output.dtype)
             output.copy_(total if whole else total.narrow(0, rank * output.shape[0], output.shape[0]))
 
-    return _compile.finished_work(works, finish, asynchronous)
+    return process_groups.finished_work(works, finish, asynchronous)
 
 
 # ---- what is written into
@@ -265,7 +265,7 @@ class _Inbox:
             for b, room in self.copies:
                 b.copy_(room.view(b.dtype))
 
-        return _compile.finished_work(self.works, finish, asynchronous)
+        return process_groups.finished_work(self.works, finish, asynchronous)
 
 
 class _Joined:
@@ -289,7 +289,7 @@ class _Joined:
         return self.rooms[name]
 
     def work(self, asynchronous: bool) -> Any:
-        return _compile.finished_work(self.works, self._finish, asynchronous)
+        return process_groups.finished_work(self.works, self._finish, asynchronous)
 
     def _finish(self) -> None:
         own = self.t.buffers()

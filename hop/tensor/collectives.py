@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
-from hop._compile import OpOverload
+from hop import copies
+from hop.compat import process_groups
+from hop.compat.eager import OpOverload
 from hop.leaves import dequantize_buffers
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import Cut, implements, is_moving
 
-ops = torch.ops._c10d_functional
+ops = process_groups.functional
 
 REDUCTIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "sum": lambda parts: functools.reduce(operator.add, parts),
@@ -97,7 +98,7 @@ def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent
 def all_reduce(op: OpOverload, t: QuantizedTensor, reduction: str, group: Any) -> Tensor:
     """the sum, mean, largest or least, of numbers that travel as codes: plain, equal in all processes"""
     reduce = reduction_of(op, reduction)
-    return reduce(_gathered(t, _compile.group_size(group), group)).to(t.dtype)
+    return reduce(_gathered(t, process_groups.group_size(group), group)).to(t.dtype)
 
 
 @collective(ops.reduce_scatter_tensor.default)
@@ -107,7 +108,7 @@ def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int
     try:
         parts = cut(t, [n] * size)
     except Cut:  # whole tensors travel, and each process takes its rows
-        rank = _compile.group_rank(group)
+        rank = process_groups.group_rank(group)
         return reduce([x.narrow(0, rank * n, n) for x in _gathered(t, size, group)]).to(t.dtype)
     found = {}
     for name in t.buffers():
@@ -143,7 +144,7 @@ def _register_wrapping() -> None:
         return ops.wait_tensor(t)
 
 
-_compile.when_imported("torch.distributed._functional_collectives", _register_wrapping)
+process_groups.when_functional(_register_wrapping)
 
 
 # ---- what they are made of

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import copies
+from hop.compat import dtensor, subclasses
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import Cut
@@ -19,7 +20,7 @@ from hop.tensor.table import Cut
 
 def of_dtensors(x: Any) -> QuantizedTensor:
     """The quantized tensor whose buffers are DTensors, of a DTensor x whose parts are quantized tensors."""
-    t, placements = _compile.own_part(x), x.placements
+    t, placements = dtensor.own_part(x), x.placements
     if any(p.is_partial() for p in placements):
         raise ValueError(
             f"an operator got a DTensor of QuantizedTensors placed as {tuple(placements)}, whose numbers are sums that "
@@ -35,10 +36,10 @@ def of_dtensors(x: Any) -> QuantizedTensor:
         raise ValueError(f"a DTensor of QuantizedTensors placed as {tuple(placements)}: {cut}") from cut
     made = {}
     for b in copies.describe(quantizer, x.shape, t.usages):
-        sharding = _compile.Sharding(
-            [], x.device_mesh, placements, torch.Size(b.shape), _compile.contiguous_strides(b.shape)
+        sharding = dtensor.Sharding(
+            [], x.device_mesh, placements, torch.Size(b.shape), subclasses.contiguous_strides(b.shape)
         )
-        made[b.name] = _compile.make_dtensor(buffers[b.name].contiguous(), sharding)
+        made[b.name] = dtensor.make_dtensor(buffers[b.name].contiguous(), sharding)
     return QuantizedTensor(made, quantizer, x.shape, x.dtype)
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies
+from hop import blocks, copies
+from hop.compat import dtensor, eager, process_groups
 from hop.quantizer import Quantizer
 from hop.tensor.quantized import QuantizedTensor
 
@@ -85,10 +86,10 @@ def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> Quant
 
 def into(out: Any, new: QuantizedTensor) -> None:
     """Make `out`, which FSDP2 keeps, hold what `new` holds: copy what is no view of the same memory."""
-    mine: Any = _compile.own_part(out)
+    mine: Any = dtensor.own_part(out)
     for own, other in zip(mine.buffers().values(), new.buffers().values(), strict=True):
         if own.data_ptr() != other.data_ptr():
-            with _compile.preserve_version(own):  # what autograd saved is filled again with the same numbers
+            with eager.preserve_version(own):  # what autograd saved is filled again with the same numbers
                 own.copy_(other)
 
 
@@ -133,7 +134,7 @@ def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], S
     """fsdp_pre_all_gather of a part of a QuantizedTensor."""
     lengths = t.__dict__.get("_lengths")
     if lengths is None:  # of the parts of all processes: the same as long as the tensor is
-        lengths = t._lengths = _compile.gather_numbers(t.shape[0], mesh)  # type: ignore[attr-defined]
+        lengths = t._lengths = process_groups.gather_numbers(t.shape[0], mesh)  # type: ignore[attr-defined]
     parts = Parts(sum(lengths), len(lengths))
     if lengths != [parts.length(rank) for rank in range(parts.processes)]:
         raise ValueError(

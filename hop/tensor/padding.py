@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hop import blocks
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.rules import quantized_like

@@ -7,7 +7,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import copies
+from hop.compat import subclasses
+from hop.compat.values import cache_key
 from hop.leaves import buffers_operator, dequantize_buffers, dequantize_operator
 from hop.quantizer import Quantizer
 from hop.tensor import table
@@ -36,7 +38,7 @@ class QuantizedTensor(Tensor):
     zero_point: Tensor | None = None
     global_amax: Tensor
 
-    __torch_function__ = _compile.no_torch_function  # type: ignore[assignment]
+    __torch_function__ = subclasses.no_torch_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
@@ -53,18 +55,18 @@ class QuantizedTensor(Tensor):
             )
         codes = buffers.get("codes")
         if codes is None:
-            (codes, *_), strides, offset = buffers.values(), _compile.contiguous_strides(shape), 0
+            (codes, *_), strides, offset = buffers.values(), subclasses.contiguous_strides(shape), 0
         else:  # laid out as its codes are, which is how a compiled program tells views apart
             strides, offset, per_byte = codes.stride(), codes.storage_offset(), quantizer.per_byte()
             if quantizer.is_tiled():
-                strides, offset = _compile.contiguous_strides(shape), 0
+                strides, offset = subclasses.contiguous_strides(shape), 0
             elif per_byte > 1:
                 offset *= per_byte
                 if quantizer.flat or not shape:
-                    strides = _compile.contiguous_strides(shape)
+                    strides = subclasses.contiguous_strides(shape)
                 else:
                     strides = [*(n * per_byte for n in strides[:-1]), 1]
-        return _compile.make_wrapper(cls, shape, strides, offset, dtype, codes.device, requires_grad)
+        return subclasses.make_wrapper(cls, shape, strides, offset, dtype, codes.device, requires_grad)
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class QuantizedTensor(Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return list(self._names), (self.quantizer, self.dtype)
 
-    _stable_hash_for_caching = _compile.cache_key
+    _stable_hash_for_caching = cache_key
 
     @staticmethod
     def __tensor_unflatten__(

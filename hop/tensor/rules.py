@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
-from hop._compile import OpOverload
+from hop import copies
+from hop.compat import subclasses
+from hop.compat.eager import OpOverload
 from hop.leaves import quantize_buffers
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
@@ -98,7 +99,7 @@ def view_dtype(op: OpOverload, t: QuantizedTensor, dtype: torch.dtype) -> Any:
 @implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def view(op: OpOverload, t: QuantizedTensor, size: Sequence[int], *_strides: Any) -> Any:
     """a view, unless it would cut a block"""
-    return views.reshape(t, _compile.inferred_size(size, t.numel()))
+    return views.reshape(t, subclasses.inferred_size(size, t.numel()))
 
 
 @implements(aten.as_strided.default)
@@ -317,7 +318,7 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
 
 def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
     given, shared = to.quantizer.scale.missing() is not None, _shares_scale(to)
-    if shared and _is_like(source, to) and not _holds_numbers(to._base):
+    if shared and _is_like(source, to) and not _holds_numbers(subclasses.base(to)):
         shared = False  # 0 is 0 at any scale: FSDP2 writes a part into zeros
     if shared and not given:
         raise RuntimeError(
@@ -344,7 +345,7 @@ def _holds_numbers(t: Any) -> bool:
 def _shares_scale(t: QuantizedTensor) -> bool:
     """Whether a scale of t, a view, serves elements of its base that t has not: only one of a whole dimension can,
     since views do not cut others."""
-    base = t._base
+    base = subclasses.base(t)
     if not isinstance(base, QuantizedTensor) or t.numel() == base.numel():
         return False
     for name, (_, block) in base.quantizer.stored().items():

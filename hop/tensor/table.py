@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hop import _compile
-from hop._compile import OpOverload
+from hop.compat import patches, subclasses
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_leaves, tree_map_only
 
 RULES: dict[OpOverload, Callable[..., Any]] = {}
 _warned: set[OpOverload] = set()
@@ -43,7 +43,7 @@ def is_moving() -> bool:
     return _moving.get()
 
 
-_compile.around_placements(moving)
+patches.MOVING.append(moving)
 
 
 def implements(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -73,7 +73,7 @@ def apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = op(*plain_args, **plain_kwargs)  # raises for arguments that are wrong for any tensor
         _warn(op, f"{op} of a QuantizedTensor gives a plain, dequantized tensor and no view of it: {cut}")
         return out
-    return _compile.correct_aliasing(op, args, kwargs, out)
+    return subclasses.correct_aliasing(op, args, kwargs, out)
 
 
 def _uncut(op: OpOverload, args: tuple[Any, ...], cut: Cut) -> str:

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies
+from hop import blocks, copies
 from hop.blocks import Block
+from hop.compat import subclasses
 from hop.layouts import Tiled
 from hop.quantizer import Quantizer
 from hop.scaling import TwoLevel
@@ -362,7 +363,7 @@ def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) 
     if tuple(size) == tuple(t.shape) and offset == t.storage_offset():
         if tuple(stride) == tuple(t.stride()):
             return alias(t)  # with the blocks it has, along dimensions of one element too
-        contiguous = tuple(stride) == _compile.contiguous_strides(size)
+        contiguous = tuple(stride) == subclasses.contiguous_strides(size)
         if contiguous and t.quantizer.per_byte() > 1 and t.codes.is_contiguous():
             return alias(t)  # each row may end with a byte that is not full
     far = sorted((d for d, n in enumerate(size) if n != 1 and stride[d] != 0), key=lambda d: -stride[d])
@@ -372,7 +373,7 @@ def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) 
         try:
             falling = permute(t, sorted(range(t.dim()), key=lambda d: -t.stride(d)))
             found = make(falling, n, s, offset - t.storage_offset())
-            found = reshape(found, _compile.inferred_size(sizes, found.numel()))
+            found = reshape(found, subclasses.inferred_size(sizes, found.numel()))
             found = permute(found, sorted(range(len(far)), key=lambda i: far[i]))
             found = expand(reshape(found, ones), size)
         except (Cut, RuntimeError):  # RuntimeError: PyTorch's own, where a buffer has no such view

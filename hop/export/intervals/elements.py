@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_map
 
-from hop import _compile
+from hop.compat import tracing
+from hop.compat.pytree import tree_leaves, tree_map
 from hop.export.intervals.values import (
     FEW,
     Integers,
@@ -208,7 +208,7 @@ def chosen_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
         return Integers(moved([g.low for g in given]), moved([g.high for g in given]))
     if node.target in _KEEP_LAST and given[0].low.dim() <= 1 and given[0].high.dim() <= 1:
         sizes = (first.meta["val"].shape[-1:], node.meta["val"].shape[-1:])  # type: ignore[union-attr]
-        if len(sizes[1]) == 1 and _compile.known_equal(sizes[0][0], sizes[1][0]):
+        if len(sizes[1]) == 1 and tracing.known_equal(sizes[0][0], sizes[1][0]):
             return given[0]
     hulls = [g.hull() for g in given]
     return integers(min(h[0] for h in hulls), max(h[1] for h in hulls))

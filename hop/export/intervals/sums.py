@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from hop import _compile
+from hop.compat import tracing
 from hop.export.intervals.elements import elementwise, products, scaled
 from hop.export.intervals.values import Integers, Sum, Unknown, constant, fits, integers, interval, one, whole
 
 
 def _size(n: Any, what: str) -> int:
-    found = _compile.largest(n)
+    found = tracing.largest(n)
     if found is None:
         raise Unknown(f"{what} has {n} elements, a number without an upper bound")
     return found

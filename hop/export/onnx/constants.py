@@ -6,7 +6,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, Node
 
-from hop import _compile
+from hop.compat import eager
 
 INT4 = "_int4"  # ends the names of constants that ONNX holds in 4 bits
 
@@ -26,7 +26,7 @@ class Constants:
         self.values = {node: given[node.name] for node in graph.find_nodes(op="placeholder") if node.name in given}
         self.constant = set(self.values)
         for node in graph.nodes:
-            is_operator = node.op == "call_function" and isinstance(node.target, _compile.OpOverload)
+            is_operator = node.op == "call_function" and isinstance(node.target, eager.OpOverload)
             if is_operator and all(x in self.constant for x in node.all_input_nodes):
                 self.constant.add(node)
         self.graph = graph

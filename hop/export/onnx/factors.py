@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 
-from hop import _compile
+from hop.compat import tracing
 from hop.export.onnx.constants import Constants
 from hop.export.onnx.operators import BYTES, CONVOLUTION, MATMUL, less, matmul
 from hop.export.onnx.others import replace_others
@@ -118,13 +118,13 @@ def _difference(whole: Node, rows: bool) -> _Factor | None:
     z = zero.meta["val"]
     if z.dtype not in BYTES:
         return None
-    by_row = rows and z.dim() == codes.meta["val"].dim() and _compile.known_equal(z.shape[-1], 1)
+    by_row = rows and z.dim() == codes.meta["val"].dim() and tracing.known_equal(z.shape[-1], 1)
     along = all(target is aten.slice.Tensor and args[0] in (-1, z.dim() - 1) for target, args in views)
     return _Factor(codes, zero, views) if _is_one(z) or (by_row and along) else _Factor(whole)
 
 
 def _is_one(x: Tensor) -> bool:
-    return all(_compile.known_equal(n, 1) for n in x.shape)
+    return all(tracing.known_equal(n, 1) for n in x.shape)
 
 
 def _before_cast(x: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 
-from hop import _compile
 from hop._hop import decompositions
+from hop.compat.export import as_decomposition
 from hop.export.onnx.constants import INT4
 from hop.export.onnx.factors import in_bytes
 from hop.export.onnx.operators import BYTES, CONVOLUTION, FLOOR_DIVIDE, MATMUL
@@ -55,7 +55,7 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
     except ImportError as error:
         raise ImportError("to_onnx needs onnx and onnxscript: pip install 'torch-hop[onnx]'") from error
     table = decompositions()
-    table[out_dtype] = _compile.as_decomposition(product)
+    table[out_dtype] = as_decomposition(product)
     lowered = in_bytes(program.run_decompositions(table), weights)
     translations: dict[Any, Any] = {
         MATMUL: _onnx_matmul,

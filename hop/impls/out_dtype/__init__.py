@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile
-from hop._compile import OpOverload, is_plain_eager
 from hop._hop import PLAIN, Hop
+from hop.compat import dynamo
+from hop.compat.eager import OpOverload, int_mm, is_plain_eager
 from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
 from hop.kernels import Kernel
 from hop.kernels.integer import MANY, MANY_ROWS
@@ -62,7 +62,7 @@ class OutDtype(Hop):
 operator = OutDtype("hop_out_dtype")
 
 # Names of this module are found faster than attributes of torch.
-_MM, _INT8, _INT32, _int_mm = torch.ops.aten.mm.default, torch.int8, torch.int32, torch._int_mm  # pyright: ignore[reportPrivateUsage]
+_MM, _INT8, _INT32, _int_mm = torch.ops.aten.mm.default, torch.int8, torch.int32, int_mm
 
 
 def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
@@ -133,8 +133,8 @@ def _traced(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: 
     return _node(op, output_dtype, *args, **kwargs)
 
 
-_compile.allow_in_graph(_node)
-_compile.trace_as(out_dtype, _traced)
+dynamo.allow_in_graph(_node)
+dynamo.trace_as(out_dtype, _traced)
 
 
 def explain(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 
 aten = torch.ops.aten
 _LISTS = (list, tuple)

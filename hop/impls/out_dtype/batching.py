@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_leaves
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import CONVOLUTIONS, as_convolution, convolution_arguments
 from hop.impls.out_dtype.meaning import call

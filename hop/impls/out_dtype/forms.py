@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 from hop.kernels.convolution import Convolution
 
 aten = torch.ops.aten

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_flatten, tree_leaves, tree_unflatten
 from hop.impls.out_dtype import meaning
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import (

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile
-from hop._compile import OpOverload
+from hop.compat import eager
+from hop.compat.eager import OpOverload
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import BiasedConvolution, Product, as_convolution, as_product
 from hop.impls.out_dtype.promotion import FLOAT8, common_dtype, is_integer
@@ -180,7 +180,7 @@ def _declines_bfloat16(call: Call) -> str | None:
         return "adds to the sum before it is rounded"
     if not product.lhs.is_cpu:
         return f"no kernel for device {product.lhs.device.type}"
-    return None if _compile.multiplies_bfloat16() else "the CPU has no instructions for bfloat16"
+    return None if eager.multiplies_bfloat16() else "the CPU has no instructions for bfloat16"
 
 
 def _run_bfloat16(call: Call) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload, OpOverloadPacket
 from hop.impls.out_dtype.arguments import Inner, describe
 from hop.impls.out_dtype.forms import CONVOLUTIONS
 from hop.impls.out_dtype.promotion import DTYPES, common_dtype, is_integer, run_dtype
@@ -69,7 +69,7 @@ def _check_integers(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ..
 
 
 def _hint(op: Any) -> str:
-    if isinstance(op, torch._ops.OpOverloadPacket):
+    if isinstance(op, OpOverloadPacket):
         return f"got {op}, which stands for several; choose one of {', '.join(f'{op}.{o}' for o in op.overloads())}"
     return f"got {op!r} of type {type(op).__name__}"
 

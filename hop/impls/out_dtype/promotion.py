@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 from hop.impls.out_dtype.arguments import Inner
 from hop.impls.out_dtype.forms import CONVOLUTIONS
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from hop import _compile
-from hop._compile import OpOverload
+from hop.compat import dtensor
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_map
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import Product, as_convolution, as_product
 from hop.impls.out_dtype.meaning import call, reference
@@ -38,8 +38,8 @@ def shard(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwar
     inner = describe(op)
     run = run_dtype(op, common_dtype(inner, output_dtype, args, kwargs))
     args = inner.map_promoted(args, lambda x: _reduce(x, run))
-    described = inner.map_promoted(args, lambda x: _compile.describe_dtensor(x, run) if _compile.is_dtensor(x) else x)
-    sharding = _compile.propagate_sharding(op, described, kwargs)
+    described = inner.map_promoted(args, lambda x: dtensor.describe_dtensor(x, run) if dtensor.is_dtensor(x) else x)
+    sharding = dtensor.propagate_sharding(op, described, kwargs)
     if sharding is None:
         return _without_strategy(op, output_dtype, run, args, kwargs)
     return _local(op, output_dtype, run, args, kwargs, sharding)
@@ -47,11 +47,11 @@ def shard(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwar
 
 def _reduce(x: Any, run: torch.dtype) -> Any:
     """A Partial operand of another dtype, summed up."""
-    return _replicate_partials(x) if _compile.is_dtensor(x) and x.dtype != run else x
+    return _replicate_partials(x) if dtensor.is_dtensor(x) and x.dtype != run else x
 
 
 def _replicate_partials(x: Any) -> Any:
-    placements = [_compile.replicate() if p.is_partial() else p for p in x.placements]
+    placements = [dtensor.replicate() if p.is_partial() else p for p in x.placements]
     return x.redistribute(placements=placements) if placements != list(x.placements) else x
 
 
@@ -65,15 +65,15 @@ def _commutes(run: torch.dtype, output_dtype: torch.dtype) -> bool:
 
 
 def _local(
-    op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: Any, kwargs: Any, sharding: _compile.Sharding
+    op: OpOverload, output_dtype: torch.dtype, run: torch.dtype, args: Any, kwargs: Any, sharding: dtensor.Sharding
 ) -> Tensor:
     wanted = iter(sharding.inputs)
-    local_args = tree_map(lambda x: _compile.local_part(x, next(wanted)) if _compile.is_dtensor(x) else x, args)
+    local_args = tree_map(lambda x: dtensor.local_part(x, next(wanted)) if dtensor.is_dtensor(x) else x, args)
     partial = any(p.is_partial() for p in sharding.output)
     summed = all(p.is_partial("sum") for p in sharding.output if p.is_partial())
     cast_first = not partial or (summed and _commutes(run, output_dtype))
     out = call(op, output_dtype if cast_first else _REDUCED_IN.get(run, run), *local_args, **kwargs)
-    wrapped = _compile.make_dtensor(out, sharding)
+    wrapped = dtensor.make_dtensor(out, sharding)
     return wrapped if cast_first else _replicate_partials(wrapped).to(output_dtype)
 
 
@@ -83,7 +83,7 @@ def _without_strategy(op: OpOverload, output_dtype: torch.dtype, run: torch.dtyp
     product = as_product(op, args, kwargs)
     if product is not None:
         return _product(product, output_dtype, run)
-    if as_convolution(op, args) is not None and all(_compile.is_dtensor(x) for x in args[:3] if isinstance(x, Tensor)):
+    if as_convolution(op, args) is not None and all(dtensor.is_dtensor(x) for x in args[:3] if isinstance(x, Tensor)):
         return _convolution(op, output_dtype, args)
     inner_args, inner_kwargs = describe(op).cast(args, kwargs, run)
     out = op(*inner_args, **inner_kwargs)
@@ -101,12 +101,12 @@ def _product(product: Product, output_dtype: torch.dtype, run: torch.dtype) -> T
 def _convolution(op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
     """Each process takes its examples whole, with all of the weight."""
     x, weight = args[:2]
-    everywhere = [_compile.replicate()] * x.device_mesh.ndim
+    everywhere = [dtensor.replicate()] * x.device_mesh.ndim
     batched = x.dim() == weight.dim()
     placed = [p if batched and p.is_shard(0) else r for p, r in zip(x.placements, everywhere, strict=True)]
-    local_x = _compile.local_part(x, placed)
-    rest = [_compile.local_part(a, everywhere) if _compile.is_dtensor(a) else a for a in args[1:]]
+    local_x = dtensor.local_part(x, placed)
+    rest = [dtensor.local_part(a, everywhere) if dtensor.is_dtensor(a) else a for a in args[1:]]
     whole = [a.to("meta") if isinstance(a, Tensor) else a for a in rest]
     result = reference(op, output_dtype, torch.empty(x.shape, dtype=x.dtype, device="meta"), *whole)
-    sharding = _compile.Sharding([], x.device_mesh, placed, result.shape, result.stride())
-    return _compile.make_dtensor(call(op, output_dtype, local_x, *rest), sharding)
+    sharding = dtensor.Sharding([], x.device_mesh, placed, result.shape, result.stride())
+    return dtensor.make_dtensor(call(op, output_dtype, local_x, *rest), sharding)

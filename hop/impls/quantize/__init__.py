@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies, sharding
+from hop import blocks, copies, sharding
 from hop._hop import PLAIN, Composite, Hop
+from hop.compat import dynamo
 from hop.formats import NOISE_BITS
 from hop.impls.quantize import batching
 from hop.impls.quantize.arguments import checked
@@ -313,5 +314,5 @@ def _fake_quantize_node(*args: Any) -> Tensor:
     return fake_quantize_operator(*args)
 
 
-_compile.allow_in_graph(_quantize_node)
-_compile.allow_in_graph(_fake_quantize_node)
+dynamo.allow_in_graph(_quantize_node)
+dynamo.allow_in_graph(_fake_quantize_node)

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import copies
+from hop.compat import tracing
 from hop.formats import NOISE_BITS
 from hop.quantizer import Quantizer
 from hop.scaling import TwoLevel
@@ -97,7 +98,7 @@ def _fitting(
         raise TypeError(f"{name}: {which} must be floating point or {dtype}, got {given.dtype}")
     if given.is_floating_point() and given.dtype != torch.float32:
         given = given.to(torch.float32)
-    if shape is None or (given.dim() == len(shape) and all(map(_compile.known_equal, given.shape, shape))):
+    if shape is None or (given.dim() == len(shape) and all(map(tracing.known_equal, given.shape, shape))):
         return given
     try:
         return given.expand(tuple(shape))

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hop import _compile
-from hop._compile import OpOverload
 from hop._hop import Composite
+from hop.compat import dynamo
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_leaves, tree_map_only
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import straight_through
 from hop.impls.quantized import calls, gradient, operands
@@ -208,4 +208,4 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
     return quantized_operator(op, text, dtype, seed, *scales, *bound, **kwargs)
 
 
-_compile.allow_in_graph(_node)
+dynamo.allow_in_graph(_node)

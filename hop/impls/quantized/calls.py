@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile, copies, schemes
-from hop._compile import OpOverload
+from hop import copies, schemes
+from hop.compat import functorch
+from hop.compat.eager import OpOverload
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, RHS, ROLES, Roles, aten
 from hop.quantizer import Quantizer
@@ -95,7 +96,7 @@ class Call(NamedTuple):
 
 def is_quantized(x: Any) -> bool:
     """Whether x is a quantized tensor, at any level of torch.func."""
-    return isinstance(x, Tensor) and hasattr(_compile.innermost(x), "quantizer")
+    return isinstance(x, Tensor) and hasattr(functorch.innermost(x), "quantizer")
 
 
 def check(call: Call) -> None:
@@ -151,7 +152,7 @@ def _check_operands(call: Call) -> None:
                 f"quantized: argument {name!r} of {call.op} must be float16, bfloat16, float32 or float64, got "
                 f"{x.dtype}; hop.out_dtype runs operators on bare codes"
             )
-        own = getattr(_compile.innermost(x), "quantizer", None)
+        own = getattr(functorch.innermost(x), "quantizer", None)
         wanted = call.quantizer(role) if role != BIAS else None
         fits = [wanted, wanted.transposed(x.dim())] if wanted is not None and call.is_turned(role) else [wanted]
         if own is not None and own not in fits:

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hop import copies, schemes
-from hop._compile import OpOverload
 from hop._hop import Composite
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_flatten, tree_unflatten
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import as_convolution, as_product, convolution_arguments

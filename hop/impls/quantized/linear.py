@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import copies
 from hop._hop import Hop
+from hop.compat import dynamo, eager
 from hop.copies import COLUMNWISE, ROWWISE
 from hop.impls.quantized import calls, gradient, operands, quantized_operator
 from hop.impls.quantized.calls import Call, Scales
@@ -190,7 +191,7 @@ class _Linear(torch.autograd.Function):
         _, *scales, x, weight, bias = tensors
         flags = ctx.needs_input_grad[-len(tensors) + 1 :]
         needs = Needs(*flags[_SCALES:], *flags[:4])
-        with _compile.below_autograd():
+        with eager.below_autograd():
             y, *made = linear_forward(scheme, dtype, list(needs), options.listed(), *tensors, held)
         contract = _contract(scheme, needs, options.listed(), scales)
         of_x, of_weight = (TensorProto.of(t) for t in (x, weight))
@@ -292,7 +293,7 @@ def _node(
     _check(options, main_grad, *args)
     given = [t for t in (*scales, *args) if t is not None]
     trains = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    if _compile.is_ordinary(given) and scheme.output is None:
+    if eager.is_ordinary(given) and scheme.output is None:
         if trains:
             return _Linear.apply(text, dtype, options, main_grad, held, seed, *scales, *args)  # type: ignore[return-value]
         if options != Options():
@@ -333,4 +334,4 @@ def _check(options: Options, main_grad: _Optional, x: Tensor, weight: Tensor, bi
         )
 
 
-_compile.allow_in_graph(_node)
+dynamo.allow_in_graph(_node)

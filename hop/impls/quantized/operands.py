@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import copies
+from hop.compat import eager, functorch
 from hop.impls.quantize import fake_quantize_operator, quantize_operator
 from hop.impls.quantized.calls import Call, is_quantized
 from hop.impls.scaled.roles import LHS
@@ -112,7 +113,7 @@ def numbers_of_codes(call: Call, role: str, dtype: torch.dtype) -> Tensor:
     """The same, from the codes that the forward multiplies: a compiled program finds them once for both. Where levels
     of torch.func or tangents, which codes cannot carry, stand between the two, as one operator."""
     x = call.find(role)
-    plain = not is_quantized(x) and _compile.innermost(x) is x and not _compile.is_forward_ad_active()
+    plain = not is_quantized(x) and functorch.innermost(x) is x and not eager.is_forward_ad_active()
     if not plain or call.quantizer(role) is None:
         return numbers(call, role, dtype)
     made = dequantize(rows(call, role)).to(dtype)

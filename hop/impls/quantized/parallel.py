@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import process_groups
 
 NONE, COLUMN, ROW = MODES = ("none", "column", "row")
 
@@ -97,9 +97,9 @@ class Parallel(NamedTuple):
     def _gathered(self, x: Tensor) -> Tensor:
         if self.group is None:
             return torch.cat([x] * self.size)
-        return _compile.all_gather(x, self.size, self.group)
+        return process_groups.all_gather(x, self.size, self.group)
 
     def _summed(self, x: Tensor) -> Tensor:
         if self.group is not None:
-            return _compile.sum_over_processes(x, self.size, self.group, scatter=self.sequence)
+            return process_groups.sum_over_processes(x, self.size, self.group, scatter=self.sequence)
         return (x[: x.shape[0] // self.size] if self.sequence else x) * self.size

@@ -19,11 +19,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from hop import _compile, copies
-from hop._compile import OpOverload, is_autocasting, is_plain_eager
+from hop import copies
 from hop._hop import Composite, Hop
+from hop.compat import dynamo
+from hop.compat.eager import OpOverload, is_autocasting, is_plain_eager
+from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import straight_through
 from hop.impls.scaled import batching, calls, gradient, kernels, meaning, plans, sharding
@@ -323,8 +324,8 @@ def _node(*args: Any, **kwargs: Any) -> Any:
     return scaled_operator(*args, **kwargs)
 
 
-_compile.allow_in_graph(_node)
-_compile.trace_as(scaled, _traced)
+dynamo.allow_in_graph(_node)
+dynamo.trace_as(scaled, _traced)
 
 
 def explain(

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import copies
+from hop.compat import eager, tracing
 from hop.formats import Codebook, Float, Integer
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.calls import Call, by_sum, tensors, usage
@@ -52,7 +53,7 @@ def check_output(output: Any) -> None:
 
 def check_op(op: Any) -> None:
     """Raise unless it is an operator that scaled knows."""
-    if isinstance(op, _compile.OpOverload) and op in ROLES:
+    if isinstance(op, eager.OpOverload) and op in ROLES:
         return
     name = str(getattr(op, "__name__", op)).removeprefix("torch.ops.").removeprefix("aten.").partition(".")[0]
     named = sorted(str(known) for known in ROLES if known._schema.name == f"aten::{name}")
@@ -145,7 +146,7 @@ def _check_product(call: Call) -> None:
         dim = -1 if x.dim() == 1 else along
         block = block_of(x, usage(call, role))
         blocked.append(block[dim])
-        if block[dim] == 1 and not _compile.known_equal(x.shape[dim], 1):
+        if block[dim] == 1 and not tracing.known_equal(x.shape[dim], 1):
             raise ValueError(
                 f"scaled: the scale of {name} changes with each element of the dimension that {call.op} sums over "
                 f"({x.quantizer}); take a block along it, of all of it or of a "
@@ -188,7 +189,7 @@ def _check_convolution(call: Call) -> None:
             raise ValueError(f"scaled: {call.op} reads row-wise copies, and {name} has usages {own.usages}")
         block = block_of(own, copies.ROWWISE)
         for dim, b in enumerate(block):
-            if dim != free and b != -1 and not _compile.known_equal(own.shape[dim], 1):
+            if dim != free and b != -1 and not tracing.known_equal(own.shape[dim], 1):
                 raise ValueError(
                     f"scaled: {call.op} of integers takes one scale for each "
                     f"{'example' if name == 'input' else 'output channel'} at most; the blocks of {name} are "

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hop import _compile, blocks, copies
+from hop import blocks, copies
+from hop.compat import functorch
+from hop.compat.pytree import tree_flatten, tree_unflatten
 from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.roles import LHS, ROLES, aten
 from hop.tensor import QuantizedTensor
@@ -43,7 +44,7 @@ _LEADING = {aten.mm.default: aten.matmul.default, aten.linear.default: aten.line
 def _member(x: Tensor, dim: int, i: int) -> Tensor:
     part = x.select(dim, i)
     if is_quantized(x) and not is_quantized(part):
-        quantizer = getattr(_compile.innermost(x), "quantizer", None)
+        quantizer = getattr(functorch.innermost(x), "quantizer", None)
         raise NotImplementedError(
             f"scaled: under vmap, {quantizer} shares blocks between the members of the batch; batch over dimensions "
             "that its blocks do not span"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hop import copies
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 from hop.formats import Integer
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.operands import Operand

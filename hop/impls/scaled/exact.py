@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, memory_format
+from hop import blocks, memory_format
+from hop.compat.export import is_lowering
 from hop.formats import Integer
 from hop.impls.scaled.calls import Call, fitted, is_integer, tensors, usage
 from hop.impls.scaled.operands import Operand, block_of, grid, spread
@@ -53,7 +54,7 @@ def exact(call: Call) -> Sum:
     if family is VALUE:
         own = grid(call.args[0], call.args[0].usages[0])
         # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension.
-        pools = call.op in _POOLS and not (_compile.is_lowering() and call.device.type == "cpu")
+        pools = call.op in _POOLS and not (is_lowering() and call.device.type == "cpu")
         chosen = own.centered().to(torch.float32 if pools else torch.int32)
         total = call.op(chosen, *call.args[1:], **call.kwargs).to(torch.int32)
         step = own.step.reshape(())

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies
+from hop import blocks, copies
+from hop.compat import eager, inductor, tracing
 from hop.formats import Float, Integer
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, misfit, usage
@@ -33,7 +34,7 @@ class Asked(NamedTuple):
 def _declines(call: Call) -> str | None:
     if call.device.type != "cuda":
         return f"for GPUs, and the operands are on {call.device}"
-    if not (_compile.is_plain_eager() or _compile.is_compiling_for_here()):
+    if not (eager.is_plain_eager() or inductor.is_compiling_for_here()):
         return "for eager mode, and programs that are compiled for this process"
     found = asked(call)
     return found if isinstance(found, str) else gpu.declines(found.product)
@@ -150,7 +151,7 @@ def _float_grid(x: Operand, used: str) -> Grid:
     q, (codes, *stored) = x.quantizer, x.of(used).tensors
     turned = used == copies.COLUMNWISE
     block = blocks.per_dimension(q.block, codes.dim())
-    block = tuple(-1 if b != -1 and _compile.known_equal(n, b) else b for n, b in zip(codes.shape, block, strict=True))
+    block = tuple(-1 if b != -1 and tracing.known_equal(n, b) else b for n, b in zip(codes.shape, block, strict=True))
     found = Grid(codes, q.scale.step(stored, q.format), 0, block)
     return found.permute([1, 0]) if turned else found
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only
 
-from hop import _compile, copies
-from hop._compile import OpOverload
+from hop import copies
+from hop.compat import functorch
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_flatten, tree_map_only
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype import operator as out_dtype
 from hop.impls.out_dtype.arguments import describe
@@ -56,7 +57,7 @@ def wide_dtype(args: Sequence[Any]) -> torch.dtype:
 
 def is_quantized(x: Tensor) -> bool:
     """Whether x is a quantized tensor, at any level of torch.func."""
-    return hasattr(_compile.innermost(x), "quantizer")
+    return hasattr(functorch.innermost(x), "quantizer")
 
 
 def numbers(x: Any, dtype: torch.dtype) -> Any:

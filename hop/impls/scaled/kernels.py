@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies
+from hop import blocks, copies
+from hop.compat import eager, tracing
 from hop.formats import Float, Integer
 from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled import meaning
@@ -109,7 +110,7 @@ def _declines_groups(call: Call) -> str | None:
     length = min([b for b in sizes if b != -1], default=None)
     if length is None:
         return "no scale changes along the summed dimension"
-    if any(_compile.known_equal(lhs.shape[-1], n) for n in (0, 1)):
+    if any(tracing.known_equal(lhs.shape[-1], n) for n in (0, 1)):
         return "sums of one product at most, which in float32 may be -0"
     largest = length * _largest(lhs) * _largest(rhs)
     return None if largest <= _FLOAT32_EXACT else f"sums of {length} may reach {largest}, beyond float32's integers"
@@ -139,8 +140,7 @@ def _run_groups(call: Call) -> Any:
         of_rows = of_rows.reshape(1, 1) if is_one(of_rows) else of_rows.expand([*lead, 1]).reshape(-1, 1)
         of_columns = of_columns.mT if along == -1 else of_columns
         scales.append((start, length, of_rows.contiguous(), of_columns.contiguous()))
-    eager = _compile.is_plain_eager()
-    if eager:
+    if eager.is_plain_eager():
         y = _in_parts(a, b, scales)
     else:
         y = added([torch.mm(*_cut(a, b, start, n)) * r * c for start, n, r, c in scales])
@@ -176,13 +176,13 @@ def _corrected(form: Product, row_zero: Tensor | int, column_zero: Tensor | int)
     """Σ (lhs - row_zero) · (rhs - column_zero) = lhs @ rhs - row_zero · colsum - rowsum · column_zero
     + K · row_zero · column_zero. The column sums are a row more of the product, of ones."""
     lhs, rhs = form.lhs, form.rhs
-    (m, k), eager = lhs.shape, _compile.is_plain_eager()
+    (m, k), plain = lhs.shape, eager.is_plain_eager()
     if not _is_zero(row_zero):
         product = integer.mm(torch.cat([lhs, lhs.new_ones((1, k))]), rhs)
         total, columns = product.narrow(0, 0, m), product.narrow(0, m, 1)
         if not _is_zero(column_zero):
             columns = columns - column_zero * k
-        if eager and isinstance(row_zero, Tensor):
+        if plain and isinstance(row_zero, Tensor):
             total = total.addcmul_(row_zero, columns, value=-1)
         else:
             total = total - row_zero * columns
@@ -205,7 +205,7 @@ def _epilogue(call: Call, found: Sum) -> Any:
         return requantized(call, with_bias(call, found))
     if bias is not None and not bias.is_floating_point():
         found, bias = found._replace(total=found.total + bias), None
-    if not _compile.is_plain_eager() or call.kwargs:
+    if not eager.is_plain_eager() or call.kwargs:
         return meaning.finish(call, biased(call, found.real(), bias))
     y = found.total.to(torch.float32).mul_(found.lhs).mul_(found.rhs)
     if bias is not None:
@@ -233,7 +233,7 @@ class _Factor(NamedTuple):
             return f"for integers and floats, not {q.format.name}"
         if self.usage != copies.ROWWISE or x.usages != (copies.ROWWISE,):
             return "for row-wise copies"
-        if any(b != -1 and not _compile.known_equal(n, b) for n, b in self._blocks_along()):
+        if any(b != -1 and not tracing.known_equal(n, b) for n, b in self._blocks_along()):
             return f"a scale with the bits of float32 changes along the summed dimension ({q})"
         return None
 
@@ -301,7 +301,7 @@ def _run_bfloat16(call: Call) -> Tensor:
     if of_columns is not None and call.roles.rhs_sums == -1:
         of_columns = of_columns.squeeze(-1)
     wide = y.to(torch.float32)
-    multiply = Tensor.mul_ if _compile.is_plain_eager() else Tensor.mul
+    multiply = Tensor.mul_ if eager.is_plain_eager() else Tensor.mul
     for scale in (of_rows, of_columns):
         wide = wide if scale is None else multiply(wide, scale)
     return biased(call, wide, bias).to(torch.bfloat16)

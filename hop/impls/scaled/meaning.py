@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies
+from hop import copies
+from hop.compat import tracing
 from hop.impls.scaled.calls import Call, by_sum, compute_dtype, fitted, is_integer, values
 from hop.impls.scaled.exact import exact, requantized
 from hop.impls.scaled.operands import grid, spread
@@ -87,7 +88,7 @@ def _mean(call: Call) -> Tensor:
         return call.op(values(x, dtype).to(wide), *rest, **kwargs).to(dtype)
     own = grid(x, copies.ROWWISE)
     reduced = _reduced(call, x.dim())
-    if not all(own.block[d] == -1 or _compile.known_equal(own.step.shape[d], 1) for d in reduced):
+    if not all(own.block[d] == -1 or tracing.known_equal(own.step.shape[d], 1) for d in reduced):
         return call.op(values(x, dtype).to(wide), *rest, **kwargs).to(dtype)
     y = call.op(own.centered().to(wide), *rest, **kwargs).to(dtype)
     step = spread(own.step, own.block, x.shape)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, copies, memory_format
+from hop import copies, memory_format
+from hop.compat import eager, inductor, tracing
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import given_buffers
@@ -24,7 +25,7 @@ def _declines(call: Call) -> str | None:
         return reason
     if call.roles.family is not MATRIX:
         return f"for matrix products, not {call.roles.family.name}"
-    if not (_compile.is_plain_eager() or _compile.is_compiling_for_here()):
+    if not (eager.is_plain_eager() or inductor.is_compiling_for_here()):
         return "for eager mode, and programs that are compiled for this process"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
@@ -47,7 +48,7 @@ def product(call: Call, turned: bool = False) -> "native_product.Call | str":
         return "the right factor is not quantized"
     if (reason := misfit(call, lhs, rhs)) is not None:
         return reason
-    left, right = _compile.hints(lhs.shape), _compile.hints(rhs.shape)
+    left, right = tracing.hints(lhs.shape), tracing.hints(rhs.shape)
     if left is None or right is None:
         return f"nothing is known of the sizes {tuple(lhs.shape)} and {tuple(rhs.shape)}"
     n, k = right[-2:] if along == -1 else right[:-3:-1]
@@ -57,7 +58,7 @@ def product(call: Call, turned: bool = False) -> "native_product.Call | str":
         return "the left factor has no row-wise copy"
     if usage(call, RHS) != copies.ROWWISE and rhs.quantizer.hadamard is not None:
         return "the copy of the right factor is transformed"
-    if bias is not None and _compile.hints(bias.shape) != (n,):
+    if bias is not None and tracing.hints(bias.shape) != (n,):
         return f"for a bias of ({n},), not of {tuple(bias.shape)}"
     of_bias = None if bias is None else bias.dtype
     kind = lhs.quantizer if isinstance(lhs, Operand) else lhs.dtype

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies, memory_format
+from hop import blocks, copies, memory_format
+from hop.compat import eager, inductor, tracing
 from hop.formats import INT8, Integer
 from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import meaning
@@ -33,7 +34,7 @@ def _declines(call: Call) -> str | None:
         return reason
     if call.roles.family is not CONVOLUTION:
         return f"for convolutions, not {call.roles.family.name}"
-    if not (_compile.is_plain_eager() or _compile.is_compiling_for_here()):
+    if not (eager.is_plain_eager() or inductor.is_compiling_for_here()):
         return "for eager mode, and programs that are compiled for this process"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
@@ -59,21 +60,21 @@ def convolution(call: Call) -> Convolution | str:
     lists = [_numbers(v) for v in call.args[3:]]
     if None in (lhs, rhs) or None in lists:
         return f"nothing is known of the sizes {tuple(x.shape)}, {tuple(weight.shape)} and {call.args[3:]}"
-    of_bias = None if bias is None else (bias.dtype, _compile.hints(bias.shape))
+    of_bias = None if bias is None else (bias.dtype, tracing.hints(bias.shape))
     return _convolution(call.op, call.output, lhs, rhs, of_bias, tuple(lists))
 
 
 def _lies(x: Operand) -> tuple[Quantizer, tuple[int, ...], tuple[int, ...]] | None:
     """The quantizer, the shape and the strides of the codes, in numbers; None if they are unknown."""
-    shape, strides = _compile.hints(x.shape), _compile.hints(x.tensors[0].stride())
+    shape, strides = tracing.hints(x.shape), tracing.hints(x.tensors[0].stride())
     return None if shape is None or strides is None else (x.quantizer, shape, strides)
 
 
 def _numbers(value: Any) -> Any:
     """An argument of the convolution with numbers for symbols; None if one is unknown."""
     if isinstance(value, list | tuple):
-        return _compile.hints(value)
-    found = _compile.hints([value]) if isinstance(value, torch.SymInt) else (value,)
+        return tracing.hints(value)
+    found = tracing.hints([value]) if isinstance(value, torch.SymInt) else (value,)
     return None if found is None else found[0]
 
 

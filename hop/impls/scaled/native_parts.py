@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile
+from hop.compat import tracing
 from hop.impls.scaled import meaning, native
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.operands import Operand
@@ -37,7 +37,7 @@ def _declines(call: Call) -> str | None:
     reason = native.NATIVE.declines(_of_parts(call, _shaped(lhs, _PARTS[lhs.dtype])))
     if reason is not None:
         return reason
-    rows = math.prod(_compile.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
+    rows = math.prod(tracing.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
     if rows == 0 or 0 in call.find(RHS).shape:
         return "the result is empty"
     if rows > _FEW and library().level() != "amx":

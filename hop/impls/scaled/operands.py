@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies
-from hop._compile import OpOverload
+from hop import blocks, copies
 from hop.blocks import Block
+from hop.compat import tracing
+from hop.compat.eager import OpOverload
 from hop.formats import Format, Integer
 from hop.impls.out_dtype.arguments import describe
 from hop.layouts import Tiled
@@ -134,18 +135,18 @@ def block_of(operand: Operand, usage: str) -> Block:
     block = sizes[::-1] if turned else sizes
     if len(block) != len(shape):  # the leading dimensions were flattened to rows
         block = (-1 if block[0] == -1 else 1,) * (len(shape) - 1) + block[-1:]
-    return tuple(-1 if b != -1 and _compile.known_equal(n, b) else b for n, b in zip(shape, block, strict=True))
+    return tuple(-1 if b != -1 and tracing.known_equal(n, b) else b for n, b in zip(shape, block, strict=True))
 
 
 def spread(scale: Tensor, block: Block, shape: Sequence[int]) -> Tensor:
     """`scale`, of one element for each block, in a shape that broadcasts to `shape`."""
     for dim, (n, b) in enumerate(zip(shape, block, strict=True)):
         count = scale.shape[dim]
-        if b in (-1, 1) or _compile.known_equal(count, 1):
+        if b in (-1, 1) or tracing.known_equal(count, 1):
             continue
         sizes = [*scale.shape[: dim + 1], b, *scale.shape[dim + 1 :]]
         scale = scale.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1)
-        if not _compile.known_equal(count * b, n):
+        if not tracing.known_equal(count * b, n):
             scale = scale.narrow(dim, 0, n)
     return scale
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from hop import copies
 from hop._hop import PLAIN
 from hop.blocks import per_dimension
+from hop.compat import eager
 from hop.formats import Float, Integer
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.scaled import exact, gpu, kernels
@@ -364,7 +365,7 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
     affine, zero = lhs.quantizer.scale.has_zero_point(), lhs.quantizer.format.zero
     if zero and not affine:
         return None
-    int_mm, float32, (m, k), n = torch._int_mm, torch.float32, lhs.shape, rhs.shape[0 if transposed else 1]
+    int_mm, float32, (m, k), n = eager.int_mm, torch.float32, lhs.shape, rhs.shape[0 if transposed else 1]
     row, layout = (k, 1), (1, k) if transposed or rhs.codes.stride() == (1, k) else (n, 1)
 
     def run(lhs: QuantizedTensor, rhs: QuantizedTensor, bias: Tensor | None = None) -> Tensor:

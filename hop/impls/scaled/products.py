@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import _compile
-from hop._compile import OpOverload
+from hop.compat import tracing
+from hop.compat.eager import OpOverload
 from hop.impls.out_dtype import operator as out_dtype
 from hop.impls.scaled.calls import (
     Call,
@@ -150,14 +150,14 @@ def groups(lhs: Grid, rhs: Grid, along: int) -> list[tuple[int, int | None, int,
 def along_sum(operand: Grid, dim: int) -> int | None:
     """The size of a block along the summed dimension, None if one block is all of it."""
     b = operand.block[dim]
-    return None if b == -1 or _compile.known_equal(operand.step.shape[dim], 1) else b
+    return None if b == -1 or tracing.known_equal(operand.step.shape[dim], 1) else b
 
 
 def group_scale(operand: Grid, along: int, group: int) -> Tensor:
     """The scale of each row or column in a group, in a shape that broadcasts to the result."""
     dim = len(operand.block) + along
     step = operand.step
-    if _compile.known_equal(step.shape[dim], 0):  # a sum of nothing
+    if tracing.known_equal(step.shape[dim], 0):  # a sum of nothing
         step = step.new_ones([*step.shape[:dim], 1, *step.shape[dim + 1 :]])
     step = step.narrow(dim, group, 1)
     block = tuple(-1 if d == dim else b for d, b in enumerate(operand.block))
@@ -177,7 +177,7 @@ def zeros(operand: Grid, along: int) -> Tensor | int:
 
 
 def is_one(x: Tensor) -> bool:
-    return all(_compile.known_equal(n, 1) for n in x.shape)
+    return all(tracing.known_equal(n, 1) for n in x.shape)
 
 
 def batch_scale(x: Grid) -> Tensor:
@@ -191,7 +191,7 @@ def channel_scale(call: Call, weight: Grid) -> Tensor:
     step = spread(weight.step, weight.block, weight.codes.shape)
     own = step.transpose(0, 1) if transposed else step
     channels = own.reshape(-1)
-    if transposed and groups > 1 and not _compile.known_equal(channels.shape[0], 1):
+    if transposed and groups > 1 and not tracing.known_equal(channels.shape[0], 1):
         channels = channels.repeat(groups)
     return channels.view(-1, *[1] * (weight.codes.dim() - 2))
 

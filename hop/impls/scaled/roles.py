@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hop._compile import OpOverload
+from hop.compat.eager import OpOverload
 
 aten = torch.ops.aten
 

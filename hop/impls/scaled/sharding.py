@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import _compile, blocks, copies
+from hop import blocks, copies
+from hop.compat import dtensor
 from hop.impls.scaled import calls, meaning, summing
 from hop.impls.scaled.calls import Call, by_sum, tensors
 from hop.impls.scaled.operands import Operand, encode
@@ -27,7 +28,7 @@ from hop.sharding import keeps_blocks
 def shard(operator: Any, call: Call) -> Any:
     """The result for operands some of which are DTensors: a DTensor, or a list of them."""
     every = [*_plain_tensors(call.args), call.output_scale, call.output_zero_point]
-    mesh = next(t.device_mesh for t in every if _compile.is_dtensor(t))  # type: ignore[union-attr]
+    mesh = next(t.device_mesh for t in every if dtensor.is_dtensor(t))  # type: ignore[union-attr]
     shape = calls.shape(call.op, call.args, call.kwargs)
     maps = _maps(call, len(shape))
     chosen: list[int | None] = []
@@ -105,7 +106,7 @@ def _choose(call: Call, maps: dict[int, _Map], axis: int, shape: Sequence[int], 
     for i, own in maps.items():
         x = call.args[i]
         codes: Any = x.tensors[0] if isinstance(x, Operand) else x
-        if not _compile.is_dtensor(codes) or (isinstance(x, Operand) and x.quantizer.is_tiled()):
+        if not dtensor.is_dtensor(codes) or (isinstance(x, Operand) and x.quantizer.is_tiled()):
             continue
         placed = codes.placements[axis]
         if not placed.is_shard():
@@ -167,8 +168,8 @@ def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: Any) -> Opera
 
 def _part(t: Tensor, wanted: Sequence[int | None], mesh: Any) -> Tensor:
     """The part of t that this process has once it is sharded along the dimensions `wanted`, one for each axis."""
-    placed = [_compile.replicate() if d is None else _compile.sharded(d) for d in wanted]
-    return _compile.local_part(_compile.as_dtensor(t, mesh), placed)
+    placed = [dtensor.replicate() if d is None else dtensor.sharded(d) for d in wanted]
+    return dtensor.local_part(dtensor.as_dtensor(t, mesh), placed)
 
 
 def _everywhere(t: Tensor | None, mesh: Any) -> Tensor | None:
@@ -176,6 +177,6 @@ def _everywhere(t: Tensor | None, mesh: Any) -> Tensor | None:
 
 
 def _wrapped(t: Tensor, mesh: Any, chosen: Sequence[int | None], shape: Sequence[int]) -> Tensor:
-    placed = [_compile.replicate() if d is None else _compile.sharded(d) for d in chosen]
+    placed = [dtensor.replicate() if d is None else dtensor.sharded(d) for d in chosen]
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    return _compile.make_dtensor(t.contiguous(), _compile.Sharding([], mesh, placed, torch.Size(shape), strides))
+    return dtensor.make_dtensor(t.contiguous(), dtensor.Sharding([], mesh, placed, torch.Size(shape), strides))

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hop import _compile, copies, sharding
+from hop import copies, sharding
+from hop.compat import dtensor, process_groups, tracing
 from hop.impls.scaled.calls import Call, by_sum, compute_dtype, is_integer
 from hop.impls.scaled.exact import requantized, with_bias
 from hop.impls.scaled.operands import Operand, block_of, encode
@@ -33,10 +34,8 @@ def is_spread(call: Call, axis: int, mesh: Any) -> bool:
     dims = summed_dimensions(call)
     factors = [(call.args[i], d) for i, d in dims.items()]
     codes: list[Any] = [x.tensors[0] if isinstance(x, Operand) else x for x, _ in factors]
-    placed = [
-        c.placements[axis].is_shard(d) for c, (_, d) in zip(codes, factors, strict=True) if _compile.is_dtensor(c)
-    ]
-    if not any(placed) or _compile.known_equal(factors[0][0].shape[-1], 1):
+    placed = [c.placements[axis].is_shard(d) for c, (_, d) in zip(codes, factors, strict=True) if dtensor.is_dtensor(c)]
+    if not any(placed) or tracing.known_equal(factors[0][0].shape[-1], 1):
         return False
     return all(_has_whole_blocks(x, d, mesh.size(axis)) for x, d in factors)
 
@@ -54,9 +53,9 @@ def product(operator: Any, call: Call, local: Call, mesh: Any, axis: int) -> Any
     bias = local.find(BIAS)
     if not _is_one_sum(call):
         y = operator(factors.op, factors.output, None, None, *encode(factors.args))
-        return biased(local, _compile.combined_over(y, "sum", mesh, axis), bias)
+        return biased(local, process_groups.combined_over(y, "sum", mesh, axis), bias)
     (found,) = sums(factors)
-    found = found._replace(total=_compile.combined_over(found.total, "sum", mesh, axis))
+    found = found._replace(total=process_groups.combined_over(found.total, "sum", mesh, axis))
     return requantized(local, with_bias(local, found)) if by_sum(local.output) else _real(local, found, bias)
 
 

@@ -1,0 +1,165 @@
+"""DTensor: placements, parts, and its rules for operators."""
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+
+class Sharding(NamedTuple):
+    """How an operator wants its DTensor operands placed, and where its result then lies."""
+
+    inputs: list[Any]  # placements of each DTensor among the leaves of the arguments, in order
+    mesh: Any
+    output: Any  # placements
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+def propagate_sharding(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sharding | None:
+    """Ask DTensor's own strategy for `op`, or None if DTensor has none for `op` itself (as for composite operators).
+
+    `args` are as `describe_dtensor` makes them; no data moves."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    dispatcher = DTensor._op_dispatcher
+    info: Any = dispatcher.unwrap_to_op_info(op, args, kwargs)
+    if op in dispatcher._custom_op_handlers:
+        return None  # the strategy alone is not enough: a convolution of a sharded image talks to its neighbours
+    try:
+        dispatcher.sharding_propagator.propagate(info)
+    except NotImplementedError:
+        return None
+    result = info.output_sharding
+    spec = result.output_spec
+    if not isinstance(spec, DTensorSpec) or spec.tensor_meta is None or result.use_val_from_redistribute_schema:
+        return None
+    schema = result.redistribute_schema if result.needs_redistribute else info.schema
+    inputs = [x.placements for x in tree_leaves(schema.args_schema) if isinstance(x, DTensorSpec)]
+    meta = spec.tensor_meta
+    return Sharding(inputs, spec.mesh, spec.placements, meta.shape, meta.stride)
+
+
+def describe_dtensor(x: Any, dtype: torch.dtype) -> Any:
+    """A DTensor without data, placed as `x`, of `dtype`."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    spec = DTensorSpec(x.device_mesh, x.placements, tensor_meta=TensorMeta(x.shape, x.stride(), dtype))
+    return DTensor(x._local_tensor.to("meta", dtype), spec, requires_grad=False)
+
+
+def local_part(x: Any, placements: Any) -> torch.Tensor:
+    """The part of DTensor `x` that this process has once it is placed as `placements`.
+
+    Where they are Partial sums of a replicated `x`, the first process has the value and the others zeros; DTensor's own
+    redistribution divides by their number, which integers do not survive."""
+    from torch.distributed.tensor import Partial, Replicate
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+    mesh = x.device_mesh
+    spread = [type(p) is Partial and q.is_replicate() for p, q in zip(placements, x.placements, strict=True)]
+    target = tuple(Replicate() if s else p for p, s in zip(placements, spread, strict=True))
+    local = x.to_local()
+    if target != tuple(x.placements):
+        meta, dtype = x._spec.tensor_meta, local.dtype
+        # Gloo moves no 8-bit floats, but their bytes
+        as_bytes = dtype.is_floating_point and dtype.itemsize == 1 and not any(p.is_partial() for p in x.placements)
+        if as_bytes:
+            local, meta = local.view(torch.uint8), meta._replace(dtype=torch.uint8)
+        source, spec = (DTensorSpec(mesh, places, tensor_meta=meta) for places in (x.placements, target))
+        local = wait(redistribute_local_tensor(local, source, spec)).view(dtype)
+    elsewhere = any(s and place for s, place in zip(spread, mesh.get_coordinate(), strict=True))
+    return torch.zeros_like(local) if elsewhere else local
+
+
+def make_dtensor(local: torch.Tensor, sharding: Sharding) -> torch.Tensor:
+    """The DTensor whose part in this process is `local`."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local, sharding.mesh, sharding.output, run_check=False, shape=sharding.shape, stride=sharding.stride
+    )
+
+
+def is_dtensor(x: Any) -> bool:
+    """True for a DTensor; imports nothing."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
+
+
+def alike(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """x as a DTensor placed as `other`, if that is one, otherwise as a plain tensor."""
+    if not is_dtensor(x) and not is_dtensor(other):
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    if not is_dtensor(other):
+        return x.full_tensor()  # type: ignore[attr-defined]
+    own: Any = other
+    if is_dtensor(x):
+        return x.redistribute(own.device_mesh, own.placements)  # type: ignore[attr-defined]
+    return distribute_tensor(x, own.device_mesh, own.placements, src_data_rank=None)
+
+
+def wait(x: Any) -> torch.Tensor:
+    """The tensor that a collective gives, once it is there."""
+    return x.wait() if hasattr(x, "wait") else x
+
+
+def own_part(x: Any) -> Any:
+    """The tensor of a DTensor that this process has, itself; any other tensor as it is."""
+    return x._local_tensor if is_dtensor(x) else x  # type: ignore[attr-defined]
+
+
+def as_dtensor(x: torch.Tensor, mesh: Any) -> Any:
+    """x, on all of `mesh` if it is no DTensor."""
+    from torch.distributed.tensor import DTensor
+
+    return x if is_dtensor(x) else DTensor.from_local(x, mesh, [replicate()] * mesh.ndim, run_check=False)
+
+
+def is_on_mesh(x: Any) -> bool:
+    """Whether this process has a part of DTensor `x`."""
+    return x.device_mesh.get_coordinate() is not None
+
+
+def local_range(x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The part of DTensor `x` that this process has, itself, and where it begins in each dimension. Raises ValueError
+    if it is a sum's part or no range."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(p.is_partial() for p in x.placements):
+        raise ValueError(f"a DTensor of placements {x.placements} holds partial sums; redistribute it first")
+    local = x._local_tensor
+    shape, offsets = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    if tuple(local.shape) != tuple(shape):
+        raise ValueError(f"the local tensor of a DTensor must have shape {tuple(shape)}, got {tuple(local.shape)}")
+    for dim, n in enumerate(x.shape):
+        along = [(i, p) for i, p in enumerate(x.placements) if getattr(p, "dim", None) == dim]
+        if all(p.is_shard() for _, p in along):
+            continue
+        index, here = torch.arange(n), x.device_mesh.get_coordinate()
+        for i, p in along:  # strided shards
+            index = p._split_tensor(index, x.device_mesh.size(i), with_padding=False, contiguous=False)[0][here[i]]
+        if len(index) and index[-1] - index[0] != len(index) - 1:
+            raise ValueError(f"the part of a DTensor of placements {x.placements} is no range of dimension {dim}")
+    return local, tuple(offsets)
+
+
+def replicate() -> Any:
+    """The placement that has everything everywhere."""
+    from torch.distributed.tensor import Replicate
+
+    return Replicate()
+
+
+def sharded(dim: int) -> Any:
+    """The placement that cuts a dimension into parts."""
+    from torch.distributed.tensor import Shard
+
+    return Shard(dim)

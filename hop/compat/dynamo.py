@@ -1,0 +1,31 @@
+"""torch.compile's front end."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hop.compat.imports import when_imported
+
+
+def compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` compiled, with sizes left open, a program for each kind of arguments, however many there are."""
+    made = torch.compile(function, dynamic=True, fullgraph=True)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> None:
+        with torch._dynamo.config.patch(recompile_limit=2**16, accumulated_recompile_limit=2**16):
+            made(*args)
+
+    return call
+
+
+def allow_in_graph(function: Callable[..., Any]) -> None:
+    """Make Dynamo record calls of `function` as one node instead of tracing into it."""
+    when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(function) and None)
+
+
+def trace_as(function: Callable[..., Any], traceable: Callable[..., Any]) -> None:
+    """Make Dynamo trace `traceable` where a program calls `function`."""
+    when_imported("torch._dynamo", lambda: torch.compiler.substitute_in_graph(function)(traceable) and None)

@@ -1,0 +1,81 @@
+"""What an operator asks and switches of PyTorch's dispatcher in eager mode."""
+
+import functools
+import sys
+from collections.abc import Iterable
+
+import torch
+from torch._C import DispatchKey as DispatchKey
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch._higher_order_ops.utils import register_fake as register_fake
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.forward_ad import unpack_dual
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from hop.compat.script import is_tracing_script
+
+int_mm = torch._int_mm
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+current_mode = _get_current_dispatch_mode
+
+
+def is_plain_eager() -> bool:
+    """True when nothing watches or transforms operator calls in this thread: no dispatch or function mode (fake
+    tensors, make_fx, default devices), no functorch transform, no jit.trace. 0.15 µs."""
+    return not (
+        _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or peek_interpreter_stack() is not None
+        or _get_tracing_state() is not None
+    )
+
+
+def is_ordinary(tensors: Iterable[torch.Tensor]) -> bool:
+    """True if a torch.autograd.Function of ours can run on `tensors`, eagerly or in a program that torch.compile makes:
+    no transform of torch.func, no forward-mode differentiation, no export, and no subclass but those of tracing."""
+    if peek_interpreter_stack() is not None or is_tracing_script() or torch.compiler.is_exporting():
+        return False
+    ordinary = (FakeTensor, FunctionalTensor)
+    return not is_forward_ad_active() and all(
+        type(x) in (torch.Tensor, torch.nn.Parameter) or isinstance(x, ordinary) for x in tensors
+    )
+
+
+is_autocasting = torch._C._is_any_autocast_enabled
+
+
+no_autocast = torch._C._DisableAutocast
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """True if `tensor` is a dual number at the current level of forward-mode differentiation."""
+    if not is_forward_ad_active() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    return unpack_dual(tensor).tangent is not None
+
+
+def is_forward_ad_active() -> bool:
+    """True inside a level of forward-mode differentiation."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def flop_counter_mode() -> type:
+    """The dispatch mode behind torch.utils.flop_counter.FlopCounterMode."""
+    return sys.modules["torch.utils.flop_counter"]._FlopCounterMode
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether ATen's products of bfloat16 on this CPU multiply exactly and sum in float32, by oneDNN."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+preserve_version = torch.autograd._unsafe_preserve_version_counter
+"""A context in which writing to a tensor does not count as a change for autograd."""

@@ -1,0 +1,43 @@
+"""torch.func: levels of grad, jvp and vmap."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._functorch import TransformType as TransformType
+from torch._C._functorch import _add_batch_dim, get_unwrapped, is_functorch_wrapped_tensor
+from torch._C._functorch import _unwrap_for_grad as unwrap_for_grad
+from torch._C._functorch import _wrap_for_grad as wrap_for_grad
+from torch._C._functorch import unwrap_if_dead as unwrap_if_dead
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._functorch.vmap import unwrap_batched as unwrap_batched
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
+
+add_batch_dim = _add_batch_dim
+
+
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that levels of torch.func have wrapped."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
+
+
+def apply_at_level(rule: type, interpreter: Any, call: Callable[..., Any], context: Any, tensors: Sequence[Any]) -> Any:
+    """Run `call(*tensors)` one level below `interpreter`, a level of torch.func.grad, and differentiate it by `rule`.
+
+    `rule` has the static methods `setup_context(ctx, inputs, output)` and `backward(ctx, grad)` of
+    torch.autograd.Function, with inputs `(context, *tensors)`.
+    """
+    level = interpreter.level()
+
+    def forward(context: Any, *tensors: Any) -> Any:
+        inner = [unwrap_for_grad(x, level) for x in tensors]
+        with torch.enable_grad(), _set_fwd_grad_enabled(True), interpreter.lower():
+            out = call(*inner)
+        return wrap_for_grad(out, level)
+
+    function: Any = type(rule.__name__, (rule, _SingleLevelFunction), {"forward": staticmethod(forward)})
+    with enable_single_level_autograd_function():
+        return function.apply(context, *tensors)

@@ -1,0 +1,231 @@
+"""What is changed inside PyTorch, and what our own code goes around: a record for each, applied here alone.
+
+A record names the fault, the versions of torch that have it, where it is reported, and the test that shows it. The test
+runs with the patch taken back, and fails once PyTorch no longer needs it.
+"""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hop.compat.imports import when_imported
+from hop.compat.tracing import known_equal
+from hop.compat.values import cache_key
+
+Changes = Iterator[tuple[Any, str, Any]]
+"""Owners, the names of their attributes, and what these become."""
+
+
+@dataclass
+class Patch:
+    """A change inside PyTorch, or a way around a fault of its that our own code takes while the patch is `active`."""
+
+    name: str
+    fault: str
+    """What PyTorch does without it."""
+    reported: tuple[str, ...]
+    """Issues and pull requests of PyTorch's that are about it."""
+    until: tuple[int, int] | None = None
+    """The first version of torch that does without it."""
+    module: str | None = None
+    """What it changes, once that is imported; None of what our own code goes around."""
+    changes: Callable[[], Changes] | None = None
+    active: bool = False
+    _originals: list[tuple[Any, str, Any]] = field(default_factory=list)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this version of torch has the fault."""
+        return self.until is None or version() < self.until
+
+    def apply(self) -> None:
+        self.active = True
+        if self.module is not None:
+            when_imported(self.module, self._change)
+
+    def take_back(self) -> None:
+        """Leave PyTorch as it was: for tests of the fault."""
+        self.active = False
+        for owner, name, original in reversed(self._originals):
+            setattr(owner, name, original)
+        self._originals.clear()
+
+    def _change(self) -> None:
+        if not self.active or self.changes is None:
+            return
+        for owner, name, replacement in self.changes():
+            self._originals.append((owner, name, vars(owner)[name]))
+            setattr(owner, name, replacement)
+
+
+def version() -> tuple[int, int]:
+    """torch's version: the first two of its numbers."""
+    major, minor = re.findall(r"\d+", torch.__version__)[:2]
+    return int(major), int(minor)
+
+
+PATCHES: dict[str, Patch] = {}
+"""All of them by name."""
+
+
+def _going_around(name: str, fault: str, *reported: str, until: tuple[int, int] | None = None) -> Patch:
+    """A record of what our own code goes around."""
+    made = PATCHES[name] = Patch(name, fault, reported, until)
+    return made
+
+
+def _changing(
+    module: str, fault: str, *reported: str, until: tuple[int, int] | None = None
+) -> Callable[[Callable[[], Changes]], Patch]:
+    """The record of a change to `module`, named as the function that gives its parts."""
+
+    def enter(changes: Callable[[], Changes]) -> Patch:
+        name = changes.__name__
+        made = PATCHES[name] = Patch(name, fault, reported, until, module, changes)
+        return made
+
+    return enter
+
+
+# ---- what our own code goes around
+
+strided_offsets = _going_around(
+    "strided_offsets",
+    "Inductor's as_strided begins at the first element of what a tensor is a part of, and does not take a number that "
+    "AOTInductor knows; `inductor.written` leaves those",
+    "pytorch#175325",
+    "pytorch#180581",
+    "pytorch#197431",
+    "pytorch#197712",
+)
+bits_before_rounding = _going_around(
+    "bits_before_rounding",
+    "Inductor reads the bits of a bfloat16 or float16 tensor that it has computed in float32 before it rounds it; "
+    "`inductor.rounded` has it rounded",
+    "pytorch#185337",
+    "pytorch#182225",
+)
+
+
+# ---- what is changed inside PyTorch
+
+
+@_changing(
+    "torch._inductor.codegen.cpp",
+    "Inductor splits a loop over n elements by a divisor in an index, such as that of a block's scale, where it does "
+    "not divide n: the C++ that it writes drops the rest of the loop, silently",
+    "pytorch#132389",
+    "pytorch#135335",
+)
+def loops_that_do_not_divide() -> Changes:
+    from torch._inductor.codegen import cpp
+
+    module: Any = cpp
+    split = module.CppScheduling.try_loop_split
+
+    def divides(node: Any) -> bool:
+        _, body, _ = node.node.get_default_sizes_body()
+        divisions = {d for e in body.indexing_exprs.values() if hasattr(e, "find") for d in e.find(module.FloorDiv)}
+        loops = [(body.var_ranges[var], by) for var, by in (d.args for d in divisions) if var in body.var_ranges]
+        return all(known_equal(size % by, 0) for size, by in loops)
+
+    def split_if_it_divides(self: Any, nodes: Any) -> Any:
+        shapes = {tuple(n.node.get_default_sizes_body()[0][0]) for n in nodes}  # torch asserts that there is one
+        return split(self, nodes) if len(shapes) == 1 and all(map(divides, nodes)) else nodes
+
+    yield module.CppScheduling, "try_loop_split", split_if_it_divides
+
+
+REFUSED: list[type] = []
+"""Classes whose instances torch.export refuses among the inputs and outputs of a program."""
+
+
+@_changing(
+    "torch.export.graph_signature",
+    "torch.export takes an input or output that is a value of ours: it traces the one that it sees and takes any other "
+    "later, silently. All pass through one function, which knows no way to ask their class",
+    "pytorch#179870",
+    "pytorch#181676",
+    "pytorch#167768",
+)
+def values_in_signatures() -> Changes:
+    from torch.export import graph_signature
+
+    module: Any = graph_signature
+    describe = module._make_argument_spec
+
+    def describe_or_refuse(node: Any, token_names: Any) -> Any:
+        value = getattr(node, "meta", {}).get("val") if hasattr(node, "meta") else node
+        if isinstance(value, tuple(REFUSED)):
+            raise TypeError(
+                f"torch.export: a {type(value).__name__} is an input or output of the exported program, where it "
+                "would be fixed to the one traced, and any other one ignored; make it an attribute of the module"
+            )
+        return describe(node, token_names)
+
+    yield module, "_make_argument_spec", describe_or_refuse
+
+
+@_changing(
+    "torch.distributed.tensor",
+    "AOTAutograd's cache on disk tells DTensors apart by how they are placed alone, so that a program for one subclass "
+    "among the local tensors, or one format, is taken for another's",
+    "pytorch#173526",
+    "pytorch#188390",
+    "pytorch#188401",
+)
+def hashes_of_local_tensors() -> Changes:
+    from torch.distributed.tensor import DTensor
+
+    cls: Any = DTensor
+    own = getattr(cls, "_stable_hash_for_caching", None)
+    if own is not None:  # 2.11 caches no program of DTensors
+        yield cls, "_stable_hash_for_caching", lambda self: f"{own(self)} {cache_key(self._local_tensor)}"
+
+
+MOVING: list[Callable[[], Any]] = []
+"""Contexts in which DTensor moves its parts from one placement to another."""
+
+
+@_changing(
+    "torch.distributed.tensor.placement_types",
+    "DTensor cuts and joins the parts that it moves by plain operators, which do not say that a tensor is moved: a cut "
+    "through a block would give a plain tensor in one process and codes in another",
+    "pytorch#173526",
+)
+def moves_between_placements() -> Changes:
+    from torch.distributed.tensor import placement_types
+
+    module: Any = placement_types
+    for cls in dict.fromkeys((module.Shard, getattr(module, "_StridedShard", module.Shard))):
+        for name in _MOVES & set(vars(cls)):
+            yield cls, name, _inside_moving(vars(cls)[name])
+
+
+_MOVES = frozenset(
+    {
+        *("_shard_tensor", "_to_replicate_tensor", "_to_new_shard_dim", "_replicate_to_shard"),
+        *("_replicate_to_strided_shard", "_reduce_shard_tensor"),
+    }
+)
+
+
+def _inside_moving(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for context in MOVING:
+                stack.enter_context(context())
+            return function(*args, **kwargs)
+
+    return run
+
+
+for _patch in PATCHES.values():
+    if _patch.is_needed:
+        _patch.apply()

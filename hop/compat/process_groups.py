@@ -1,0 +1,119 @@
+"""Collectives, as they stand in graphs and as c10d calls them."""
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from hop.compat.imports import when_imported
+
+functional: Any = torch.ops._c10d_functional
+"""Collectives as functions of tensors."""
+
+
+def when_functional(callback: Callable[[], None]) -> None:
+    """Run `callback` once the operators that torch.distributed's functional collectives register are there."""
+    when_imported("torch.distributed._functional_collectives", callback)
+
+
+def all_gather(x: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    """The rows of all processes of a group, in the order of their ranks."""
+    ops = functional
+    return ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), size, group))
+
+
+def sum_over_processes(x: torch.Tensor, size: int, group: str, *, scatter: bool) -> torch.Tensor:
+    """The sum over the processes of a group; with `scatter` this one's part of its rows."""
+    ops, x = functional, x.contiguous()
+    return ops.wait_tensor(
+        ops.reduce_scatter_tensor(x, "sum", size, group) if scatter else ops.all_reduce(x, "sum", group)
+    )
+
+
+def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.Tensor:
+    """The "max", "min" or "sum" over the processes of a group, or along an axis of a mesh, element by element."""
+    group = over.get_group(axis) if hasattr(over, "get_group") else over
+    ops = functional
+    return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, group.group_name))
+
+
+def gather_numbers(n: int, mesh: Any) -> list[int]:
+    """The numbers that the processes of a mesh of one dimension give, in the order of their ranks."""
+    own = torch.tensor([n], device=mesh.device_type)
+    return all_gather(own, mesh.size(), mesh.get_group().group_name).tolist()
+
+
+def process_group(boxed: Any) -> Any:
+    """The group that a c10d operator is given."""
+    group: Any = torch.distributed.ProcessGroup
+    return boxed if isinstance(boxed, group) else group.unbox(boxed)
+
+
+def group_size(group: Any) -> int:
+    """The processes of a group that a functional collective is given, by name or itself."""
+    return _resolved(group).size()
+
+
+def group_rank(group: Any) -> int:
+    """This process's place in such a group."""
+    return _resolved(group).rank()
+
+
+def _resolved(group: Any) -> Any:
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(group) if isinstance(group, str) else process_group(group)  # type: ignore[arg-type]
+
+
+def reduction_name(boxed: Any) -> str:
+    """The name of the reduction that a c10d operator is given, as functional collectives have it."""
+    reduce: Any = torch.distributed.ReduceOp
+    found = boxed if isinstance(boxed, reduce) else boxed.op()
+    names = [n for n in dir(reduce) if n.isupper()]
+    return next((name.lower() for name in names if found == getattr(reduce, name)), str(found))
+
+
+def finished_work(works: Sequence[Any], finish: Callable[[], None], asynchronous: bool) -> Any:
+    """What a c10d operator returns: a Work that is done once `works` are and `finish`, called once after them."""
+    from torch._C._distributed_c10d import PythonCallbackWork, Work
+
+    pending = [work if isinstance(work, Work) else Work.unbox(work) for work in works]
+    left = [finish]
+
+    def wait(timeout: Any) -> bool:
+        while left:
+            for work in pending:
+                work.wait(timeout)
+            left.pop()()
+        return True
+
+    if not asynchronous:
+        for work in pending:
+            work.wait()
+        left.pop()()
+    return PythonCallbackWork(wait).boxed()
+
+
+def processes(group: Any) -> Any:
+    """Collectives over objects that carry an exception of one process to all, as DCP has them; of one process where
+    there is no process group."""
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.utils import _DistWrapper
+
+    return _DistWrapper(group, dist.is_available() and dist.is_initialized(), 0)
+
+
+def gloo_of_one_thread(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A process group of Gloo with one thread; network interfaces are those of GLOO_SOCKET_IFNAME."""
+    import torch.distributed as dist
+
+    group: Any = dist.ProcessGroupGloo
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    options = group._Options()
+    options._devices = [group.create_device(interface=name) for name in interfaces] or [group.create_default_device()]
+    options._threads, options._timeout = 1, timeout
+    made = group(store, rank, size, options)
+    made._set_sequence_number_for_group()
+    return made

@@ -1,0 +1,62 @@
+"""PyTorch's own out_dtype."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._higher_order_ops.out_dtype import ALLOWABLE_OPS
+from torch._higher_order_ops.out_dtype import out_dtype as stock_out_dtype
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves
+
+stock_operators = frozenset(ALLOWABLE_OPS)
+"""The operators that torch.ops.higher_order.out_dtype takes."""
+
+
+def stock_common_dtype(output_dtype: torch.dtype, args: Sequence[Any]) -> torch.dtype | None:
+    """The dtype that torch.ops.higher_order.out_dtype brings its operands to; None where it refuses them."""
+    leaves = [x for x in tree_leaves(args) if x is not None]
+    try:
+        return elementwise_dtypes(
+            *leaves, _one_of(output_dtype), type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+        )[0]
+    except (RuntimeError, ValueError):
+        return None
+
+
+@functools.cache
+def _one_of(dtype: torch.dtype) -> torch.Tensor:
+    """A tensor with a dimension, of which no mode that is active hears."""
+    with no_dispatch():
+        return torch.empty(1, dtype=dtype, device="meta")
+
+
+_rerouting = threading.Lock()
+
+
+_reroutes: list[type] = []
+
+
+_Stock = type(stock_out_dtype)
+
+
+@contextlib.contextmanager
+def rerouted(cls: type) -> Iterator[None]:
+    """Inside, torch.ops.higher_order.out_dtype is an instance of `cls`, a subclass of its own class, in all threads.
+    The last to leave restores its class.
+
+    Rules that py_impl registers cannot be taken back, nor can one be given for a key that has one; and no cache of
+    compiled programs would know of them. The class is one attribute, and Dynamo guards what it traced on it."""
+    with _rerouting:
+        _reroutes.append(cls)
+        stock_out_dtype.__class__ = cls
+    try:
+        yield
+    finally:
+        with _rerouting:
+            _reroutes.remove(cls)
+            stock_out_dtype.__class__ = _reroutes[-1] if _reroutes else _Stock

@@ -1,0 +1,71 @@
+"""Tensor subclasses: those of tracing, wrappers, aliases, shapes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._prims_common import infer_size, make_contiguous_strides_for
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor as FunctionalTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, return_and_correct_aliasing
+
+from hop.compat.eager import is_plain_eager
+
+
+def is_foreign_subclass(cls: type) -> bool:
+    """True for a tensor subclass with a `__torch_dispatch__` of its own that is not part of PyTorch's tracing."""
+    if cls.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:  # type: ignore[attr-defined]
+        return False
+    return not issubclass(cls, FakeTensor | FunctionalTensor)
+
+
+def is_functional(tensor: torch.Tensor) -> bool:
+    """Whether it is wrapped by torch.func.functionalize."""
+    return torch._is_functional_tensor(tensor)
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a wrapper subclass holds; none of any other tensor."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return []
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
+no_torch_function = torch._C._disabled_torch_function_impl
+
+
+_make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+
+
+def make_wrapper(
+    cls: type, shape: Any, strides: Any, offset: Any, dtype: torch.dtype, device: torch.device, requires_grad: bool
+) -> Any:
+    """A tensor of class `cls` without storage."""
+    return _make_wrapper_subclass(cls, shape, strides, offset, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of a contiguous tensor of `shape`, symbolic sizes included."""
+    return make_contiguous_strides_for(tuple(shape))
+
+
+def correct_aliasing(op: OpOverload, args: Any, kwargs: Any, out: Any) -> Any:
+    """`out`, which a rule of a subclass gave for `op`; where a graph is traced, marked as an alias of what the schema
+    says. A view costs 10 µs less without it."""
+    if is_plain_eager() and not op._schema.is_mutable:
+        return out
+    return return_and_correct_aliasing(op, args, kwargs, out)
+
+
+def inferred_size(shape: Sequence[Any], numel: Any) -> list[Any]:
+    """`shape` with a -1 in it filled in, if it has `numel` elements; otherwise PyTorch's error."""
+    if all(type(n) is int and n >= 0 for n in shape) and math.prod(shape) == numel:
+        return list(shape)  # PyTorch's own takes 4 µs
+    return list(infer_size(tuple(shape), numel))
+
+
+def base(view: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that `view` is a view of; None if it is none."""
+    return view._base

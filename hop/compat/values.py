@@ -1,0 +1,58 @@
+"""Frozen values of ours as constants of compiled programs, and keys of PyTorch's caches on disk."""
+
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._library import opaque_object
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def register_value(cls: type) -> None:
+    """Let instances of `cls` be constants of compiled programs: equal ones share a program.
+
+    torch 2.11 to 2.14 call such classes opaque types; 2.15 calls them custom classes."""
+    # A class that is defined again, as in a notebook, takes the name of the first.
+    core: Any = torch._C
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if hasattr(core, "_unregister_opaque_type") and core._is_opaque_type_registered(name):
+        core._unregister_opaque_type(name)
+    module: Any = opaque_object
+    if hasattr(module, "register_custom_class"):
+        module.register_custom_class(cls, typ="constant")
+    else:
+        module.register_opaque_type(cls, typ="value")
+
+
+def cache_key(x: Any) -> str:
+    """A subclass's `_stable_hash_for_caching`, by which AOTAutograd's cache on disk tells programs apart: what they may
+    depend on of the tensor, and the sources of this package, whose rules are traced into them: a program that another
+    version compiled is not this one's. (A program of our higher-order operators is not cached at all.)"""
+    return f"{_described(x)} {_sources()}"
+
+
+@functools.cache
+def _sources() -> str:
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent.parent
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _described(x: Any) -> str:
+    """All that a program may depend on of a tensor, and of those that it holds. Programs of symbolic sizes are not
+    cached: the cache could not check what it is asked to guard."""
+    if not isinstance(x, torch.Tensor):
+        return type(x).__qualname__
+    if any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
+        from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+        raise BypassAOTAutogradCache(f"{type(x).__name__} of symbolic sizes")
+    plain = f"{type(x).__qualname__}{tuple(x.shape)}{tuple(x.stride())}{x.dtype}{x.device}{x.requires_grad}"
+    if not is_traceable_wrapper_subclass(x):
+        return plain
+    names, context = x.__tensor_flatten__()
+    return f"{plain}{context!r}{[(name, _described(getattr(x, name))) for name in names]}"
