@@ -24,7 +24,7 @@ from hop.quantizer import Quantizer
 from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Reciprocal, Requantization
 from hop.scaling import AbsMean, Amax, MinMax, Rule
 from hop.schemes import SCHEMES
-from hop.tensor.table import RULES
+from hop.tensor import table
 from tests import pages
 
 DOCS = Path(__file__).parent
@@ -39,7 +39,8 @@ GROUP = 32  # elements with a scale of their own, beside one scale for the whole
 def rules() -> str:
     """What ATen operators do with a QuantizedTensor, one row for each rule."""
     by_rule: dict[Any, list[str]] = {}
-    for op, rule in RULES.items():
+    collectives_last = sorted(table.rules().items(), key=lambda row: "" if row[0].namespace == "aten" else str(row[0]))
+    for op, rule in collectives_last:
         by_rule.setdefault(rule, []).append(f"`{op}`")
     rows = [[", ".join(names), rule.__doc__] for rule, names in by_rule.items()]
     return pages.table([["operators", "result"], *rows])

@@ -2,16 +2,11 @@
 """Mixed- and low-precision operators for PyTorch that mean one thing everywhere."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hop import calibration as calibration
-from hop import export as export
-from hop import nn as nn
 from hop import presets as presets
 from hop import schemes as schemes
-from hop import storage as storage
 from hop._hop import decompositions as decompositions
-from hop.export.patching import patch_torch as patch_torch
 from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
 from hop.impls.pack import pack as pack
@@ -30,15 +25,26 @@ from hop.tensor import QuantizedTensor as QuantizedTensor
 
 __version__ = "0.1.0"
 
-# Imported when they are first asked for: each costs much of what torch itself does.
-_LATER = ("checkpoint", "distributed", "optim", "report")
+if TYPE_CHECKING:
+    from hop import calibration as calibration
+    from hop import export as export
+    from hop import nn as nn
+    from hop import storage as storage
+    from hop.export.patching import patch_torch as patch_torch
+
+# Imported when they are first asked for.
+_LATER = ("calibration", "checkpoint", "distributed", "export", "nn", "optim", "report", "storage")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"hop.{name}")
+    if name == "patch_torch":
+        from hop.export.patching import patch_torch
+
+        return patch_torch
     raise AttributeError(f"module 'hop' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LATER, "patch_torch"})

@@ -280,11 +280,13 @@ def _halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> li
     """For each number the least float32 that is rounded to it or to a larger one."""
     found = [-math.inf]
     for lower, (a, b) in enumerate(itertools.pairwise(numbers)):
-        middle = (Fraction(a) + Fraction(b)) / 2
-        least = float32(float(middle))
-        while Fraction(least) > middle or (Fraction(least) == middle and tie_goes_up(lower)):
+        middle: float | Fraction = (a + b) / 2
+        if 2 * middle - a != b or 2 * middle - b != a:  # float64 cannot hold it
+            middle = (Fraction(a) + Fraction(b)) / 2
+        least, up = float32(float(middle)), tie_goes_up(lower)
+        while least > middle or (least == middle and up):
             least = _before(least)
-        while Fraction(least) < middle or (Fraction(least) == middle and not tie_goes_up(lower)):
+        while least < middle or (least == middle and not up):
             least = _after(least)
         found.append(least)
     return found

@@ -29,7 +29,7 @@ from tests.wire import Wire
 
 aten = torch.ops.aten
 ROOT = Path(__file__).parents[1]
-COLLECTIVES = {op for op in table.RULES if op.namespace in ("c10d", "_c10d_functional")}
+COLLECTIVES = {op for op in table.rules() if op.namespace in ("c10d", "_c10d_functional")}
 REFUSED = "DTensor cannot place a QuantizedTensor"
 FORMATS = tuple(presets.PRESETS.values())  # in every collective, and as the parts of DTensors in every way
 
@@ -170,14 +170,14 @@ def several_at_once(mesh: Any, rank: int) -> None:
 
 def every_collective(mesh: Any, rank: int) -> None:
     """All rules of collectives run."""
-    ran = set()
+    ran, rules = set(), table.rules()
     for op in COLLECTIVES:
 
-        def noted(op: Any, *args: Any, rule: Any = table.RULES[op], **kwargs: Any) -> Any:
+        def noted(op: Any, *args: Any, rule: Any = rules[op], **kwargs: Any) -> Any:
             ran.add(op)
             return rule(op, *args, **kwargs)
 
-        table.RULES[op] = noted
+        rules[op] = noted
     every_format(mesh, rank)
     in_place(mesh, rank)
     several_at_once(mesh, rank)

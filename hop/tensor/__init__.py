@@ -11,16 +11,4 @@ distributed.py DTensors of quantized tensors
 views.py       how a change of shape carries over to the buffers
 """
 
-import torch
-
-from hop._hop import Composite
-from hop.tensor import distributed as distributed
-from hop.tensor import padding as padding
-from hop.tensor import rules as rules
 from hop.tensor.quantized import QuantizedTensor as QuantizedTensor
-
-if torch.distributed.is_available():
-    from hop.tensor import c10d as c10d
-    from hop.tensor import collectives as collectives
-
-Composite.of_dtensors[QuantizedTensor] = distributed.of_dtensors

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hop import copies
+from hop._hop import Composite
 from hop.compat import subclasses
 from hop.compat.values import cache_key
 from hop.leaves import buffers_operator, dequantize_buffers, dequantize_operator
@@ -213,3 +214,12 @@ def _loaded(
 for _operator in (buffers_operator, dequantize_operator):
     _operator.plain |= {QuantizedTensor}
 torch.serialization.add_safe_globals([QuantizedTensor, _loaded])
+
+
+def _of_dtensors(x: Any) -> QuantizedTensor:
+    from hop.tensor.distributed import of_dtensors
+
+    return of_dtensors(x)
+
+
+Composite.of_dtensors[QuantizedTensor] = _of_dtensors

@@ -6,11 +6,13 @@ Where a view would cut a block, the result is a plain tensor instead. Both warn,
 
 import contextlib
 import contextvars
+import functools
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, distributed
 
 from hop.compat import patches, subclasses
 from hop.compat.eager import OpOverload
@@ -59,9 +61,17 @@ def implements(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[...,
     return enter
 
 
+@functools.cache
+def rules() -> dict[OpOverload, Callable[..., Any]]:
+    """The table, whose modules are imported when the first operator meets a QuantizedTensor."""
+    for name in ("rules", "padding", *(("collectives", "c10d") if distributed.is_available() else ())):
+        importlib.import_module(f"hop.tensor.{name}")
+    return RULES
+
+
 def apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of `op`, at least one of whose arguments is a QuantizedTensor."""
-    rule = RULES.get(op)
+    rule = rules().get(op)
     if rule is None:
         return _dequantized(op, args, kwargs)
     try:
