@@ -1,9 +1,11 @@
 # Each target sets up .venv by itself. Needs CPython 3.10+ and make; Inductor also needs a C++ compiler.
+# Another version of torch or Python has an environment of its own: make test TORCH=2.15.0 PYTHON=python3.12
 PYTHON ?= python3
-VENV := .venv
+TORCH ?=
+VENV := .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))$(addprefix -,$(TORCH))
 PY := $(VENV)/bin/python
 # torch goes first and pinned, so that no package can pull in another build of it.
-PIP := $(PY) -m pip install --quiet --constraint constraints.txt
+PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-exhaustive bench docs tables lint gpu sanitize clean
@@ -14,6 +16,7 @@ help: ## list the targets
 $(VENV)/base: pyproject.toml constraints.txt setup.py $(wildcard native/*)
 	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
+	@sed '$(TORCH:%=s/^torch==.*/torch==%/)' constraints.txt > $(VENV)/constraints.txt
 	@$(PIP) torch numpy
 	@$(PIP) --editable .
 	@touch $@
@@ -65,7 +68,7 @@ tables: $(VENV)/dev ## write what pages show of the code and of results: tables,
 	@$(PY) -m docs.make
 
 lint: $(VENV)/dev $(VENV)/demo $(VENV)/runtimes ## ruff and pyright
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(PY)
 
 gpu: $(VENV)/dev $(VENV)/cuda ## every operator on every route on a GPU, its kernels checked and timed; says so where there is none
 	@status=0; $(PY) -m pytest tests/test_routes.py --device cuda || status=1; \
@@ -91,5 +94,5 @@ $(SANITIZED)/%: $(SANITIZED)/tests/%.o $(KERNELS)
 sanitize: $(NATIVE_TESTS) ## native kernels against plain C++ under the address and undefined-behaviour sanitizers
 	@for test in $^; do echo $$test; $$test || exit 1; done
 
-clean: ## remove .venv and caches
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+clean: ## remove environments and caches
+	rm -rf .venv .venv-* build *.egg-info .pytest_cache .ruff_cache .hypothesis
