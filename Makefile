@@ -19,6 +19,7 @@ $(VENV)/base: pyproject.toml constraints.txt setup.py $(wildcard native/*)
 	@sed '$(TORCH:%=s/^torch==.*/torch==%/)' constraints.txt > $(VENV)/constraints.txt
 	@$(PIP) torch numpy
 	@$(PIP) --editable .
+	@$(PY) -m compileall -q hop # for environments that tell Python to keep no bytecode
 	@touch $@
 
 $(VENV)/dev: $(VENV)/base
