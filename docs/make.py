@@ -16,6 +16,7 @@ from torch import Tensor
 import hop
 from docs import diagrams, distributed_tables, gpu_tables, optimizers_tables, training_tables
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
+from hop.compat import patches, versions
 from hop.export import encodings
 from hop.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
 from hop.impls.scaled.roles import CONVOLUTION, EMBEDDING, MATRIX, ROLES, VALUE
@@ -161,6 +162,25 @@ def _taken(output: torch.dtype, lhs: Tensor, rhs: Tensor) -> str:
         return hop.explain(torch.ops.aten.linear.default, output, lhs, rhs).splitlines()[-1].removesuffix(": chosen")
     except ValueError:
         return "error"
+
+
+def lacks() -> str:
+    """What works with some versions of torch alone."""
+    tested = [".".join(map(str, v)) for v in versions.TESTED]
+    rows = []
+    for lack in versions.LACKS.values():
+        marks = ["no" if lack.shows(v) else "yes" for v in versions.TESTED]
+        rows.append([lack.what, *marks, lack.instead])
+    return pages.table([["what", *tested, "instead"], *rows])
+
+
+def changes() -> str:
+    """What is changed inside PyTorch, and what the library goes around."""
+    rows = []
+    for patch in patches.PATCHES.values():
+        until = "all" if patch.until is None else f"before {'.'.join(map(str, patch.until))}"
+        rows.append([patch.fault, until, f"`{patch.module}`" if patch.module else "", " ".join(patch.reported)])
+    return pages.table([["what PyTorch does by itself", "versions", "changed", "reported"], *rows])
 
 
 CONVENTIONS = {
@@ -378,6 +398,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "quantizers.md": {"": presets},
     "scaled.md": {": operators": scaled_operators, ": support": scaled_support, ": conventions": scaled_conventions},
     "training_runs.md": training_tables.TABLES,
+    "versions.md": {": lacks": lacks, ": changes": changes},
 }
 
 

@@ -29,6 +29,7 @@ from benchmarks import running
 from benchmarks.timing import Row
 from hop import cli, presets
 from hop.cli import inputs
+from hop.compat import versions
 from hop.formats import FORMATS
 from hop.kernels import native
 
@@ -247,6 +248,8 @@ class TestInfo(unittest.TestCase):
         assert found["versions"]["torch"] == torch.__version__ and torch.__version__ in out
         assert found["cpu"]["threads"] == torch.get_num_threads()
         assert all(case in out and kernel in out for case, kernel in found["cases"].items())
+        assert found["lacks"].keys() == {name for name, lack in versions.LACKS.items() if lack.shows()}
+        assert all(f"{lack['what']}: {lack['instead']}" in out for lack in found["lacks"].values())
 
     def test_says_why_not(self):
         with native.use("off"):

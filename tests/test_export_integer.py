@@ -14,7 +14,6 @@ import pytest
 import torch
 import torchao.quantization as torchao
 from parameterized import parameterized
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  # registers quantized_decomposed
 from torch.export import Dim, ExportedProgram
@@ -346,7 +345,8 @@ class TestPT2E(unittest.TestCase):
     @pytest.mark.sampled(2)
     def test_digits(self, name):
         """On real pictures."""
-        images = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 16
+        digits = pytest.importorskip("sklearn.datasets").load_digits()
+        images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
         model = Pictures()
         for _ in range(3):
             model(images)  # statistics of the norm

@@ -12,6 +12,7 @@ import hop
 from cutlass_kernels import ahead
 from hop.cli.explain import kernels
 from hop.cli.output import show, show_json
+from hop.compat import versions
 from hop.export.table import table
 from hop.kernels import native
 
@@ -60,7 +61,7 @@ _FEATURES = (
 
 
 def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show what is installed, what this machine has, and which kernels can run here, or why not.
+    """Show what is installed, what this machine has, which kernels can run here, or why not, and what torch lacks.
 
     Examples:
         hop info
@@ -76,6 +77,8 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     _section("GPUs", "\n".join(f"{g['name']}, capability {g['capability']}" for g in found["gpus"]) or "none")
     _pairs("Kernels", {name: _status(k) for name, k in found["kernels"].items()})
     _pairs("What runs", {case: f"{chosen}" for case, chosen in found["cases"].items()})
+    lacks = "\n".join(f"{lack['what']}: {lack['instead']}" for lack in found["lacks"].values())
+    _section("What this version of torch lacks", lacks or "nothing")
     by_name = {p["name"]: p for p in reversed(found["packages"])}  # one line for what two extras install
     listed = [by_name[name] for name in dict.fromkeys(p["name"] for p in found["packages"])]
     rows = [(p["name"], p["version"] or "-", p["purpose"], _hint(p)) for p in listed]
@@ -102,6 +105,9 @@ def facts() -> dict[str, Any]:
         ],
         "kernels": {"native, on CPU": _native(), "CuTe DSL, on GPUs": _cute()},
         "cases": {name: _chosen(*case) for name, case in _cases().items()},
+        "lacks": {
+            name: {"what": lack.what, "instead": lack.instead} for name, lack in versions.LACKS.items() if lack.shows()
+        },
         "packages": [{**p._asdict(), "version": _version(p.name)} for p in PACKAGES],
     }
 

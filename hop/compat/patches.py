@@ -6,16 +6,14 @@ runs with the patch taken back, and fails once PyTorch no longer needs it.
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from hop.compat.imports import when_imported
 from hop.compat.tracing import known_equal
 from hop.compat.values import cache_key
+from hop.compat.versions import version
 
 Changes = Iterator[tuple[Any, str, Any]]
 """Owners, the names of their attributes, and what these become."""
@@ -61,12 +59,6 @@ class Patch:
         for owner, name, replacement in self.changes():
             self._originals.append((owner, name, vars(owner)[name]))
             setattr(owner, name, replacement)
-
-
-def version() -> tuple[int, int]:
-    """torch's version: the first two of its numbers."""
-    major, minor = re.findall(r"\d+", torch.__version__)[:2]
-    return int(major), int(minor)
 
 
 PATCHES: dict[str, Patch] = {}

@@ -1,0 +1,43 @@
+"""Versions of torch: the one that runs, those that are tested, and what works with some of them alone."""
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+Version = tuple[int, int]
+"""The first two numbers of a version of torch."""
+
+TESTED: tuple[Version, ...] = ((2, 11), (2, 13), (2, 15))
+"""Those with which every test passes; pyproject.toml has the first and the last as bounds."""
+
+
+def version() -> Version:
+    """That of the torch that runs."""
+    major, minor = re.findall(r"\d+", torch.__version__)[:2]
+    return int(major), int(minor)
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What the library does not do with some versions of torch, since they lack what it takes."""
+
+    what: str
+    """What does not work, as a user calls it."""
+    instead: str
+    """What happens instead, and what to do."""
+    until: Version | None = None
+    """The first tested version with which it works; None of what no version has yet."""
+    since: Version | None = None
+    """The first tested version with which it does not; None for the first of all."""
+    reported: tuple[str, ...] = ()
+    """Issues and pull requests of PyTorch's that are about it."""
+
+    def shows(self, torch_version: Version | None = None) -> bool:
+        """Whether that version, by default the one that runs, lacks it."""
+        own = version() if torch_version is None else torch_version
+        return (self.since is None or own >= self.since) and (self.until is None or own < self.until)
+
+
+LACKS: dict[str, Lack] = {}
+"""By name. For each, tests/test_versions.py has a probe of the same name, which tells whether it works."""
