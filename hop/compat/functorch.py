@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch._C._functorch import TransformType as TransformType
-from torch._C._functorch import _add_batch_dim, get_unwrapped, is_functorch_wrapped_tensor
+from torch._C._functorch import _add_batch_dim, get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch._C._functorch import _unwrap_for_grad as unwrap_for_grad
 from torch._C._functorch import _wrap_for_grad as wrap_for_grad
 from torch._C._functorch import unwrap_if_dead as unwrap_if_dead
@@ -15,6 +15,7 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
 add_batch_dim = _add_batch_dim
+is_batched = is_batchedtensor
 
 
 def innermost(tensor: torch.Tensor) -> torch.Tensor:
