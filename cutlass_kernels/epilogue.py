@@ -80,7 +80,7 @@ def fetch(v: Variant, at: Place, fused: Fused) -> Any:
     return ahead
 
 
-def value(v: Variant, name: str, vector: cute.Tensor, place: Any) -> Any:
+def value(v: Variant, name: str, vector: Any, place: Any) -> Any:
     """An element, as Float32 or Int32."""
     element = vector[cutlass.min(place, vector.shape[0] - 1)]
     return element.to(Float32) if is_real(v, name) else element.to(Int32)

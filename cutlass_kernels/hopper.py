@@ -102,7 +102,7 @@ def _described(v: Variant) -> tuple[Any, ...]:
 
     def matrix(dtype: torch.dtype, shape: tuple[Any, Any], inner: int, aligned: bool) -> Any:
         size, align = dtype.itemsize, 16 if aligned else dtype.itemsize
-        strides = [cute.sym_int64(divisibility=align // size)] * 2
+        strides: list[Any] = [cute.sym_int64(divisibility=align // size)] * 2
         strides[inner] = 1
         lead, own = ((batch,), (cute.sym_int64(divisibility=align // size),)) if v.batched else ((), ())
         return make_fake_tensor(TYPES[dtype], (*lead, *shape), (*own, *strides), assumed_align=align)
