@@ -9,17 +9,21 @@ import unittest
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 import torchao.quantization as torchao
 from parameterized import parameterized
 from torch import Tensor, nn
+from torch._higher_order_ops.out_dtype import out_dtype
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  # registers quantized_decomposed
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
+from torchao.kernel import intmm
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.utils import torch_version_at_least
 
 import hop
 from hop import export
@@ -288,6 +292,118 @@ class TestTorchao(unittest.TestCase):
             # Sums of float32 in another order: a few units in their last place; a bfloat16 may become its neighbour.
             units = 8 if dtype == "float32" else 1
             assert (lowered - got).abs().max() <= units * torch.finfo(got.dtype).eps * got.abs().max()
+
+
+CPUS = {  # what torchao asks a CPU, by the form that it then writes
+    "u8s8": {"_cpu_is_amx_tile_supported": False, "_cpu_is_vnni_supported": True},
+    "s8s8_amx": {"_cpu_is_amx_tile_supported": True, "_cpu_is_vnni_supported": True},
+    "s8s8_plain": {"_cpu_is_amx_tile_supported": False, "_cpu_is_vnni_supported": False},
+}
+
+
+def scaled_product(x: Tensor, w: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return intmm.int_scaled_matmul(x, w, rows) * columns
+
+
+def wide_product(x: Tensor, w: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """What safe_int_mm does on CPUs where nothing is traced."""
+    return torch.matmul(x.to(torch.int32), w.to(torch.int32)).to(torch.float32) * rows * columns
+
+
+def safe_product(x: Tensor, w: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return intmm.safe_int_mm(x, w).to(torch.float32) * rows * columns
+
+
+def traced_product(x: Tensor, w: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """What safe_int_mm writes for other devices than CPUs."""
+    return out_dtype(aten.mm.default, torch.int32, x, w).to(torch.float32) * rows * columns
+
+
+def moved(x: Tensor, by: int = 128, dtype: torch.dtype = torch.uint8) -> Tensor:
+    return (x.to(torch.int32) + by).to(dtype)
+
+
+def columns_of(w: Tensor, by: int = 128, dim: int = 0) -> Tensor:
+    return w.sum(dim=dim, keepdim=True, dtype=torch.int32) * by
+
+
+UNLIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # near torchao's u8s8, and of another meaning
+    "moved_alone": lambda x, w: torch._int_mm(moved(x), w),
+    "taken_off_alone": lambda x, w: torch._int_mm(x, w) - columns_of(w),
+    "another_move": lambda x, w: torch._int_mm(moved(x, 127), w) - columns_of(w),
+    "another_factor": lambda x, w: torch._int_mm(moved(x), w) - columns_of(w, 127),
+    "another_weight": lambda x, w: torch._int_mm(moved(x), w) - columns_of(w.flip(1)),
+    "other_sums": lambda x, w: torch._int_mm(moved(x), w) - columns_of(w[:, :32], dim=1)[:16],
+    "an_alpha": lambda x, w: torch.sub(torch._int_mm(moved(x), w), columns_of(w), alpha=2),
+    "added": lambda x, w: torch._int_mm(moved(x), w) + columns_of(w),
+}
+
+
+class Factors(nn.Module):
+    """Codes that are multiplied, and scaled by rows and columns."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        generator = torch.Generator().manual_seed(0)
+        self.register_buffer("w", torch.randint(-128, 128, (64, 32), generator=generator, dtype=torch.int8).t())
+        self.register_buffer("columns", torch.rand(64, generator=generator))
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        return self.function(x, self.w, rows, self.columns)
+
+
+class TestProductsOfTorchao(unittest.TestCase):
+    """Each form that torchao gives a product of integers, on whichever CPU the test runs."""
+
+    def check(self, program: ExportedProgram, *args: Tensor) -> Any:
+        found, report = export.to_integer(program)
+        assert torch.equal(found.module()(*args), program.module()(*args)), str(report)
+        assert torch.equal(export.lower(found).module()(*args), program.module()(*args))
+        return found, report
+
+    @parameterized.expand([(f"{cpu}_{dtype}", cpu, dtype) for cpu in CPUS for dtype in ("float32", "bfloat16")])
+    def test_quantize_(self, _name, cpu, dtype):
+        model = linear_layers(getattr(torch, dtype))
+        torchao.quantize_(model, TORCHAO["int8_dynamic"]())
+        x = torch.randn(4, 3, 64).to(getattr(torch, dtype))
+        with mock.patch.multiple(intmm, **{name: lambda v=v: v for name, v in CPUS[cpu].items()}):
+            program = exported(model, x, dynamic=({0: Dim("batch", min=1)},))
+        own = operators(program.run_decompositions({}))
+        is_moved = cpu == "u8s8" and ("sub.Tensor" in " ".join(own))
+        assert is_moved == (cpu == "u8s8" and torch_version_at_least("2.12.0.dev")), own
+        found, report = self.check(program, torch.randn(70, 3, 64).to(x.dtype))
+        assert len(report.rewritten) == 2 and not report.left, str(report)
+        assert "aten._int_mm.default" not in operators(found) and "aten.sum.dim_IntList" not in operators(found)
+
+    @parameterized.expand(
+        [(f"{f.__name__}_{cpu}", f, cpu) for f in (scaled_product, safe_product) for cpu in CPUS]
+        + [(f.__name__, f, "u8s8") for f in (wide_product, traced_product)]
+    )
+    def test_product(self, _name, function, cpu):
+        x, rows = torch.randint(-128, 128, (5, 32), dtype=torch.int8), torch.rand(5, 1)
+        x[0], x[1] = -128, 127
+        with mock.patch.multiple(intmm, **{name: lambda v=v: v for name, v in CPUS[cpu].items()}):
+            program = exported(Factors(function), x, rows)
+        found, report = self.check(program, x, rows)
+        assert len(report.rewritten) == 1 and not report.left, str(report)
+        assert [n for n in operators(found) if "hop" in n] == ["hop_scaled_buffers"], str(found.graph)
+
+    @parameterized.expand(UNLIKE)
+    def test_of_another_meaning(self, name):
+        """What is not undone as a whole is not undone at all."""
+        product = UNLIKE[name]
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randint(-128, 128, (16, 32), generator=generator, dtype=torch.int8)
+        rows = torch.rand(16, 1, generator=generator)
+        program = exported(
+            Factors(lambda x, w, rows, columns: product(x, w).to(torch.float32) * rows * columns), x, rows
+        )
+        _, report = self.check(program, x, rows)
+        if name == "moved_alone":  # the product of the uint8 codes as they are
+            assert len(report.rewritten) == 1 and "uint8[" in report.rewritten[0].detail, str(report)
+        else:
+            assert not report.rewritten and "stay int32" in report.left[0].detail, str(report)
 
 
 def pt2e(quantizer: Any, model: nn.Module, *batches: Any, dynamic: Any = None) -> ExportedProgram:

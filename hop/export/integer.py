@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_map_only
+from hop.compat.stock import stock_out_dtype
 from hop.compat.tracing import is_erased
 from hop.export import encodings
 from hop.export.encodings import FORMATS, Encoding
@@ -50,13 +50,14 @@ from hop.export.program import (
     without_unused,
 )
 from hop.export.report import Report, Rewritten, Row
+from hop.export.sums import product_of
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, VALUE, aten
 from hop.quantizer import Quantizer
 from hop.requantization import Reciprocal, Requantization
 from hop.scaling import Given
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
-
+_NO_INTEGERS = "no operator of integers means the same"
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
 
@@ -89,7 +90,7 @@ class _Rewriter:
     def __init__(self, program: ExportedProgram, graph: Graph, requantize: Requantization) -> None:
         self.program, self.graph, self.requantize = program, graph, requantize
         self.held: dict[Node, Held] = {}
-        self.cast: dict[Node, Node] = {}  # from floats to the codes that they are
+        self.cast: dict[Node, Node] = {}  # from floats and int32 to the codes that they are
         self.rows: list[Row] = []
 
     def run(self) -> None:
@@ -125,10 +126,10 @@ class _Rewriter:
             self.choose(node, choice)
         elif node.target is aten._to_copy.default:
             self.convert(node)
-        elif isinstance(node.target, OpOverload) and (node.target in ROLES or node.target is aten._int_mm.default):
+        elif node.target in ROLES or node.target in (aten._int_mm.default, stock_out_dtype):
             self.operate(node)
         elif isinstance(value(node), Tensor) and any(x in self.held for x in tensors_of(node)):
-            self.leave(node, "no operator of integers means the same")
+            self.leave(node, _NO_INTEGERS)
 
     # ---- what holds codes
 
@@ -149,13 +150,13 @@ class _Rewriter:
         return [e.scale] if known is not None and bool((known == own).all()) else [e.scale, zero]
 
     def convert(self, node: Node) -> None:
-        """A cast: of codes to floats, or of one float dtype to another."""
+        """A cast: of codes to floats or to int32, or of one float dtype to another."""
         (x, *_), dtype = node.args, value(node).dtype
-        if not isinstance(x, Node) or not dtype.is_floating_point or dtype == torch.float64:
+        if not isinstance(x, Node) or dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int32):
             return
         if value(x).dtype in FORMATS:
             self.cast[node] = x
-        elif x in self.held:
+        elif x in self.held and dtype.is_floating_point:
             self.held[node] = self.held[x]._replace(dtype=dtype)
 
     # ---- operators
@@ -164,11 +165,14 @@ class _Rewriter:
         if self.sums_of_casts(node):
             return
         operands = [x for x in tensors_of(node) if x in self.held]
+        family = ROLES[node.target].family if node.target in ROLES else None  # type: ignore[index]
         if not operands:
-            if ROLES.get(node.target) and ROLES[node.target].family in _PRODUCTS:  # type: ignore[index]
+            if family in _PRODUCTS:
                 self.leave(node, "no operand is dequantized")
             return
-        family = ROLES[node.target].family  # type: ignore[index]
+        if family is None:
+            self.leave(node, _NO_INTEGERS)
+            return
         ends = ends_of(node)
         reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
         if reason is None:
@@ -259,27 +263,24 @@ class _Rewriter:
     # ---- products of casts, which are scaled afterwards
 
     def sums_of_casts(self, node: Node) -> bool:
-        """mm(float(a), float(b)) · rows · columns, as torchao writes it, or with the integer product of a and b:
-        the product of what a and the rows, b and the columns stand for."""
-        op = aten.mm.default if node.target is aten._int_mm.default else node.target
-        if op not in (aten.mm.default, aten.linear.default) or len(node.args) > 2:
+        """A product of codes, times rows, times columns (hop.export.sums): the product of what the codes and the rows,
+        the codes and the columns stand for."""
+        found = product_of(node, self.cast)
+        if found is None:
             return False
-        a, b = tensors_of(node)
-        codes = [x if node.target is aten._int_mm.default else self.cast.get(x) for x in (a, b)]
-        if codes[1] is None or (codes[0] is None and value(a).dtype not in (torch.float32, torch.bfloat16)):
-            return False
-        last, rows, columns = factors(node, codes[0] is not None)
+        last, rows, columns = factors(found.sums, found.has_codes)
         if not value(last).dtype.is_floating_point:
-            return False
-        lhs = a if codes[0] is None else unit(codes[0], rows, (1, -1))
-        rhs = unit(codes[1], columns, (1, -1) if op is aten.linear.default else (-1, 1))
+            self.leave(node, f"its sums are not cast to float32: they stay {_plain(value(last).dtype)}")
+            return True
+        lhs = unit(found.lhs, rows, (1, -1)) if found.has_codes else found.lhs
+        rhs = unit(found.rhs, columns, (1, -1) if found.op is aten.linear.default else (-1, 1))
         try:
-            made = emit(last, run_scaled, op, value(last).dtype, [lhs, rhs], {})
+            made = emit(last, run_scaled, found.op, value(last).dtype, [lhs, rhs], {})
         except _REFUSALS as error:
             self.leave(node, str(error))
             return True
         kinds = [_kind(x) for x in (lhs, rhs)]
-        self.rows.append(Row(node.name, str(op), f"{' × '.join(kinds)} -> {_plain(value(last).dtype)}", True))
+        self.rows.append(Row(node.name, str(found.op), f"{' × '.join(kinds)} -> {_plain(value(last).dtype)}", True))
         self.replace(last, made)
         return True
 
