@@ -8,6 +8,7 @@ A network is written once, as a function of a reader, and read three ways:
 """
 
 import io
+import math
 import operator
 import unittest
 from collections import Counter
@@ -263,8 +264,8 @@ class Fake:
     def quantize(self, x: Tensor, i: int, low: float | None = None) -> Tensor:
         """Straight through both roundings; of the clamp, 0 for what is clipped."""
         scale, zero = self.p[f"s{i}"], rounded(self.p[f"z{i}"])
-        y = x.to(torch.float64) if low is None else x.clamp(min=low)
-        own = ((rounded(y / scale) + zero).clamp(-128, 127) - zero) * scale
+        y = x.to(torch.float64) if low is None else kept(x, low, math.inf)
+        own = (kept(rounded(y / scale) + zero, -128, 127) - zero) * scale
         apart = (next(self.taken) - own).detach()
         assert bool((apart.abs() < 1.01 * scale).all())
         self.moved += int((apart.abs() > scale / 2).sum())
@@ -275,7 +276,7 @@ class Fake:
         """By scales that are given, or by the largest of each channel, which clips nothing and counts as a constant."""
         w = self.p[name]
         if (given := self.p.get(f"scale_{name}")) is not None:
-            return rounded(w / given).clamp(-128, 127) * given
+            return kept(rounded(w / given), -128, 127) * given
         scale = w.detach().abs().amax(list(range(1, w.dim())), keepdim=True) / 127
         return rounded(w / scale) * scale
 
@@ -300,6 +301,11 @@ class Fake:
 
 def rounded(x: Tensor) -> Tensor:
     return x + (x.round() - x).detach()
+
+
+def kept(x: Tensor, low: float, high: float) -> Tensor:
+    """x within bounds; its gradient is 1 on them, where versions of torch differ about that of clamp."""
+    return torch.where((x >= low) & (x <= high), x, x.detach().clamp(low, high))
 
 
 # ---- modules

@@ -59,7 +59,6 @@ class TestLayers(unittest.TestCase):
         want = hop.quantized(aten.linear.default, schemes.INT8_DYNAMIC, x, layer.weight, layer.bias)
         assert torch.equal(layer(x), want) and not torch.equal(want, functional.linear(x, layer.weight, layer.bias))
 
-    @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
     def test_convolutions_pad_as_torch_does(self):
         """A scheme whose scales are powers of two and numbers that it holds exactly: the float layer's own bits."""
         exact = Scheme(Quantizer(UINT8, scale=MinMax()), None)

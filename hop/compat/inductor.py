@@ -4,7 +4,7 @@ import contextvars
 import functools
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from hop.compat.eager import is_plain_eager
 from hop.compat.imports import when_imported
-from hop.compat.patches import bits_before_rounding, strided_offsets
+from hop.compat.patches import bits_before_rounding, strided_beginnings, strided_offsets
 from hop.compat.tracing import known_equal
 
 
@@ -57,6 +57,13 @@ def written(x: torch.Tensor) -> torch.Tensor:
     ):
         return x
     return x.as_strided(x.shape, x.stride())
+
+
+def as_strided(x: torch.Tensor, shape: Sequence[Any], strides: Sequence[Any]) -> torch.Tensor:
+    """x.as_strided(shape, strides), which begins where x begins. x is contiguous, of integers."""
+    if strided_beginnings.active and not is_plain_eager() and not known_equal(x.storage_offset(), 0):
+        x = x | 0  # Inductor leaves out a clone
+    return x.as_strided(shape, strides)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:

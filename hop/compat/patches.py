@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch._ops import HigherOrderOperator
+
 from hop.compat.imports import when_imported
 from hop.compat.tracing import known_equal
 from hop.compat.values import cache_key
@@ -95,6 +98,17 @@ strided_offsets = _going_around(
     "pytorch#197431",
     "pytorch#197712",
 )
+strided_beginnings = _going_around(
+    "strided_beginnings",
+    "AOTAutograd takes an as_strided without a beginning, of a view that it made, to begin where the view's base does; "
+    "`inductor.as_strided` copies the view",
+    until=(2, 13),
+)
+unsigned_products = _going_around(
+    "unsigned_products",
+    "torch._int_mm refuses uint8 on CPUs; `hop.kernels.integer` writes such operands as int8 and a constant",
+    until=(2, 13),
+)
 bits_before_rounding = _going_around(
     "bits_before_rounding",
     "Inductor reads the bits of a bfloat16 or float16 tensor that it has computed in float32 before it rounds it; "
@@ -131,6 +145,73 @@ def loops_that_do_not_divide() -> Changes:
         return split(self, nodes) if len(shapes) == 1 and all(map(divides, nodes)) else nodes
 
     yield module.CppScheduling, "try_loop_split", split_if_it_divides
+
+
+@_changing(
+    "torch._dynamo.variables.script_object",
+    "Dynamo traces a constant of a registered class as a stand-in that has neither its attributes nor its methods",
+    until=(2, 13),
+)
+def opaque_values() -> Changes:
+    from torch._dynamo.variables import script_object
+    from torch._library import fake_class_registry
+    from torch._library.opaque_object import is_opaque_value_type
+
+    module: Any = script_object
+    variable, plain = module.TorchScriptObjectVariable, module.UserDefinedObjectVariable
+
+    def of_values(name: str, own: Callable[..., Any]) -> tuple[Any, str, Any]:
+        other = vars(variable)[name]
+
+        @functools.wraps(other)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            chosen = own if is_opaque_value_type(type(self.value)) else other
+            return chosen(self, *args, **kwargs)
+
+        return variable, name, method
+
+    yield of_values("as_python_constant", lambda self: self.value)
+    yield of_values("is_python_hashable", lambda self: True)
+    yield of_values("var_getattr", plain.var_getattr)
+    yield of_values("call_method", plain.call_method)
+
+    registry: Any = fake_class_registry
+    stand_in = registry.maybe_to_fake_obj
+    yield registry, "maybe_to_fake_obj", lambda mode, x: x if is_opaque_value_type(type(x)) else stand_in(mode, x)
+
+
+@_changing(
+    "torch._subclasses.fake_tensor",
+    "the cache of fake results takes a higher-order operator's for a tuple, and asserts that it is one",
+    until=(2, 13),
+)
+def fake_results() -> Changes:
+    from torch._subclasses import fake_tensor
+
+    module: Any = fake_tensor
+    keep = module.FakeTensorMode._make_cache_entry
+
+    def keep_tuples(self: Any, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        if isinstance(func, HigherOrderOperator) and not isinstance(output, tuple | None):
+            raise module._BypassDispatchCache("a higher-order operator's result that is no tuple")
+        return keep(self, state, key, func, args, kwargs, output)
+
+    yield module.FakeTensorMode, "_make_cache_entry", keep_tuples
+
+
+@_changing(
+    "torch._inductor.codegen.cpp_wrapper_cpu",
+    "the C++ that AOTInductor writes for CPUs does not include the headers of 8-bit floats, and does not compile",
+    until=(2, 13),
+)
+def headers_of_float8() -> Changes:
+    from torch._inductor.codegen import cpp_wrapper_cpu
+
+    cls: Any = cpp_wrapper_cpu.CppWrapperCpu
+    path = cls.get_device_include_path
+    names = (name for name in dir(torch) if name.startswith("float8_e") and name != "float8_e8m0fnu")
+    own = "\n".join(f"#include <c10/util/Float8_{name.removeprefix('float8_')}.h>" for name in sorted(names))
+    yield cls, "get_device_include_path", staticmethod(lambda device: f"{path(device)}\n{own}")
 
 
 REFUSED: list[type] = []

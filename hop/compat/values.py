@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 def register_value(cls: type) -> None:
     """Let instances of `cls` be constants of compiled programs: equal ones share a program.
 
-    torch 2.11 to 2.14 call such classes opaque types; 2.15 calls them custom classes."""
+    torch 2.11 to 2.14 call such classes opaque types; 2.15 calls them custom classes. 2.11 asks for a metaclass, by
+    which it knows the stand-ins that it traces such values as; `patches.opaque_values` has it trace the values."""
     # A class that is defined again, as in a notebook, takes the name of the first.
     core: Any = torch._C
     name = f"{cls.__module__}.{cls.__qualname__}"
@@ -22,8 +23,12 @@ def register_value(cls: type) -> None:
     module: Any = opaque_object
     if hasattr(module, "register_custom_class"):
         module.register_custom_class(cls, typ="constant")
-    else:
+        return
+    asked, module.OpaqueBaseMeta = module.OpaqueBaseMeta, type
+    try:
         module.register_opaque_type(cls, typ="value")
+    finally:
+        module.OpaqueBaseMeta = asked
 
 
 def cache_key(x: Any) -> str:

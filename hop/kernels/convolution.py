@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hop.compat import inductor
 from hop.kernels import integer
 
 
@@ -86,7 +87,8 @@ def _patches(conv: Convolution) -> Tensor:
         inside.append(s * d)
         spatial.append((length - d * (k - 1) - 1) // step + 1)
     per_group = channels // conv.groups
-    return x.as_strided((n, *spatial, conv.groups, *kernel, per_group), (batch, *along, per_group, *inside, 1))
+    shape, by = (n, *spatial, conv.groups, *kernel, per_group), (batch, *along, per_group, *inside, 1)
+    return inductor.as_strided(x, shape, by)
 
 
 def as_plain(conv: Convolution) -> Convolution:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager
+from hop.compat.patches import unsigned_products
 from hop.kernels import gpu, native, native_product
 
 OPERANDS = frozenset({torch.int8, torch.uint8, torch.int16})
@@ -60,11 +61,11 @@ def bmm_declines(a: Tensor, b: Tensor) -> str | None:
 
 
 def _product(a: Tensor, b: Tensor, row: Tensor | None, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    if b.dtype == torch.int8 and a.dtype != torch.int16:
+    if b.dtype == torch.int8 and (a.dtype == torch.int8 or (a.dtype == torch.uint8 and not unsigned_products.active)):
         product = multiply(a, b)
         return product if row is None else product + row
     lead, m, k, n = a.shape[:-2], a.shape[-2], a.shape[-1], b.shape[-1]
-    lhs_bytes, alpha = ([a], 0) if a.dtype == torch.uint8 else _bytes(a)
+    lhs_bytes, alpha = ([a], 0) if a.dtype == torch.uint8 and not unsigned_products.active else _bytes(a)
     turned = b.mT.is_contiguous()
     rhs_bytes, beta = _bytes(b.mT if turned else b)
     rows = m * len(lhs_bytes)

@@ -50,6 +50,9 @@ class OutDtype(Hop):
     ) -> Sequence[Tensor | None]:
         return gradient.gradient(grad, needed, op, output_dtype, args, kwargs)
 
+    def forward_mode(self, op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+        return gradient.forward_mode(op, output_dtype, *args, **kwargs)
+
     def batch(
         self, size: int, dims: Sequence[Any], op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, int] | None:

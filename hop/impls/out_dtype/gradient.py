@@ -246,11 +246,25 @@ def _cumsum(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, dim:
 def _clamp(
     grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, low: Any = None, high: Any = None
 ) -> Gradients:
+    return {0: call(aten.where.ScalarOther, x.dtype, _kept(x, common, low, high), grad, 0)}
+
+
+def _kept(x: Tensor, common: torch.dtype, low: Any = None, high: Any = None) -> Tensor:
+    """Where clamp keeps x, the bounds included: PyTorch's own gradient there is 1 until 2.14 and 0 in 2.15."""
     value = x.detach().to(common)
-    inside = torch.ones_like(value, dtype=torch.bool)
-    inside = inside if low is None else inside & (value >= low)
-    inside = inside if high is None else inside & (value <= high)
-    return {0: call(aten.where.ScalarOther, x.dtype, inside, grad, 0)}
+    kept = torch.ones_like(value, dtype=torch.bool)
+    kept = kept if low is None else kept & (value >= low)
+    return kept if high is None else kept & (value <= high)
+
+
+def forward_mode(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
+    """What `meaning.reference` gives, in operators whose derivative is that of the rules above."""
+    y = meaning.reference(op, output_dtype, *args, **kwargs)
+    if op != aten.clamp.default:
+        return y
+    common = common_dtype(describe(op), output_dtype, args, kwargs)
+    x, *bounds = args
+    return torch.where(_kept(x, common, *bounds), x.to(meaning.run_dtype(op, common)).to(output_dtype), y)
 
 
 def _avg_pool2d(grad: Tensor, wanted: set[int], common: torch.dtype, x: Tensor, *args: Any) -> Gradients:

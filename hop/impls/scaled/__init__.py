@@ -314,7 +314,7 @@ def _traced(
     **kwargs: Any,
 ) -> Any:
     """scaled, as Dynamo sees it."""
-    if not isinstance(output, torch.dtype | Quantizer):
+    if not isinstance(output, (torch.dtype, Quantizer)):  # a tuple: Dynamo of torch 2.11 has no | of values' classes
         check_output(output)
     spelled = str(output) if isinstance(output, Quantizer) else output
     return _node(op, spelled, output_scale, output_zero_point, *args, **kwargs)
