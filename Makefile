@@ -2,13 +2,15 @@
 # Another version of torch or Python has an environment of its own: make test TORCH=2.15.0 PYTHON=python3.12
 PYTHON ?= python3
 TORCH ?=
+# A part of a long suite, such as 3/40.
+PART ?=
 VENV := .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))$(addprefix -,$(TORCH))
 PY := $(VENV)/bin/python
 # torch goes first and pinned, so that no package can pull in another build of it.
 PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-exhaustive bench docs tables lint gpu sanitize clean
+.PHONY: help demo test test-all test-exhaustive daily bench docs tables lint gpu sanitize clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -56,8 +58,15 @@ test: $(VENV)/dev ## every operator on every route once
 test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## operators, routes, formats, dtypes, GPU kernels and runtimes crossed
 	@$(PYTEST) -m "not exhaustive"
 
-test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what test-all takes samples of (hours)
-	@$(PYTEST) -m exhaustive
+test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what test-all takes samples of (hours; PART=3/40: one part of forty)
+	@$(PYTEST) -m exhaustive $(PART:%=--part %)
+
+# What takes too long for each change. CI runs one of them a day, in turn, so that none is ever old.
+DAY := $(shell expr $$(date +%s) / 86400)
+daily: ## one of the long checks, by the date: other versions of torch, sanitizers, parts of the exhaustive suite
+	@set -- "test TORCH=2.11.0" test-exhaustive "test TORCH=2.15.0" sanitize; \
+	part=$$(( $(DAY) / $$# % 40 ))/40; shift $$(( $(DAY) % $$# )); \
+	echo "today: make $$1 PART=$$part"; $(MAKE) $$1 PART=$$part
 
 bench: $(VENV)/bench ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
 	@$(PY) -m benchmarks

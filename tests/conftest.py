@@ -14,6 +14,7 @@ from tests import cases
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", choices=["cpu", "cuda"], help="where test_routes.py runs")
+    parser.addoption("--part", metavar="K/N", help="the tests of part K of N (K from 0), by a hash of their names")
 
 
 def pytest_configure(config):
@@ -36,6 +37,11 @@ def pytest_collection_modifyitems(config, items):
         family.sort(key=lambda item: zlib.crc32(item.name.encode()))
         for item in family[-(-len(family) // n) :]:
             item.add_marker(pytest.mark.exhaustive)
+    if part := config.getoption("--part"):
+        chosen, parts = map(int, part.split("/"))
+        left = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != chosen]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == chosen]
     compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
     for item in items:
         if item.get_closest_marker("compiler") and not compiler:

@@ -357,6 +357,7 @@ class Route:
     run: Callable[..., None]
     batched: bool = False  # takes the cases of all operators at once
     compiler: bool = False  # needs a C++ compiler
+    differentiates: bool = False  # takes the cases that are differentiated alone
 
 
 ROUTES = [
@@ -375,10 +376,16 @@ ROUTES = [
     Route("func", transforms),
     Route("aot_eager", lambda c, g: compiled(c, backend="aot_eager", dynamic=False), batched=True),
     Route("aot_eager_dynamic", lambda c, g: compiled(c, backend="aot_eager", dynamic=True), batched=True),
-    Route("aot_eager_training", lambda c, g: trained(g, backend="aot_eager"), batched=True),
+    Route("aot_eager_training", lambda c, g: trained(g, backend="aot_eager"), batched=True, differentiates=True),
     Route("inductor", lambda c, g: compiled(c, backend="inductor", dynamic=False), batched=True, compiler=True),
     Route("inductor_dynamic", lambda c, g: compiled(c, backend="inductor", dynamic=True), batched=True, compiler=True),
-    Route("inductor_training", lambda c, g: trained(g, backend="inductor"), batched=True, compiler=True),
+    Route(
+        "inductor_training",
+        lambda c, g: trained(g, backend="inductor"),
+        batched=True,
+        compiler=True,
+        differentiates=True,
+    ),
     Route("export_strict", lambda c, g: exported(c, strict=True), batched=True),
     Route("export_nonstrict", lambda c, g: exported(c, strict=False), batched=True),
     Route("save_load", saved, batched=True),

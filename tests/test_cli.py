@@ -374,6 +374,7 @@ class TestInputs(Files):
         status, _, err = run("report", self.path("named.pt2"), "--sweep", "--schemes", "int8", "-o", page)
         assert status == 0 and "int8" in Path(page).read_text(), err
 
+    @pytest.mark.full
     def test_classes_of_transformers(self):
         """A program that returns them, in a process that has not imported them."""
         made = pytest.importorskip("transformers")
@@ -457,6 +458,7 @@ class TestExport(Files):
         _, said, _ = run("export", qdq, "-o", integers)
         assert re.match(r"\d+ rewritten, \d+ left\n", said)
 
+    @pytest.mark.full
     def test_to_onnx(self):
         pytest.importorskip("onnxscript")
         runtime = pytest.importorskip("onnxruntime")
@@ -591,6 +593,7 @@ def on_terminal(words: list[str], **environment: str) -> str:
     return found.decode()
 
 
+@pytest.mark.full
 class TestAsAProgram(unittest.TestCase):
     def start(self, command: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(

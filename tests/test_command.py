@@ -48,11 +48,13 @@ class TestKernels(KernelFolder):
         assert self.run_it("kernels", "build", NAME)[1].splitlines() == ["1 of 1 kernels are compiled; compiling 0"]
 
     @needs_dsl
+    @pytest.mark.full
     def test_several_processes(self):
         status, out, _ = self.run_it("kernels", "build", "s8_?8_s32_64x64x128", "--processes", "2")
         assert status == 0 and out.count("\n") == 3 and len(list(self.folder.glob("*.o"))) == 2
 
     @needs_dsl
+    @pytest.mark.full
     def test_what_does_not_compile_is_named(self):
         odd = Variant(torch.int8, torch.int8, torch.int32, Tile(64, 40), tma=False)  # no such instruction
         good = ahead.matching(NAME)[0]
@@ -91,6 +93,7 @@ class TestKernels(KernelFolder):
             status, _, err = self.run_it("kernels", "build", NAME)
         assert status == 1 and "not installed" in err
 
+    @pytest.mark.full
     def test_as_a_program(self):
         listing = subprocess.run(
             f"{sys.executable} -m hop kernels list | head -n 1", shell=True, capture_output=True, text=True, cwd=ROOT

@@ -41,6 +41,7 @@ class TestInductor(unittest.TestCase):
             ),
         ]
     )
+    @pytest.mark.full
     def test_code_calls_the_integer_kernel(self, _name, function, args):
         from torch._inductor.utils import run_and_get_code
 
@@ -59,6 +60,7 @@ class TestInductor(unittest.TestCase):
         want = row.long().expand(5, -1)[:, ::2] @ w.long()[:, :1].expand(-1, 7)
         assert torch.equal(torch.compile(function, fullgraph=True)(row, w).long(), want)
 
+    @pytest.mark.full
     def test_sizes_of_one_in_views_made_inside(self):
         """Inductor gives such views stride 0, which torch._int_mm reads wrong."""
         shapes = [(1, 1, 3), (3, 1, 1), (1, 3, 1), (3, 3, 3)]  # each size 1 beside others that are and are not

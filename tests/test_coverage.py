@@ -21,6 +21,10 @@ from tests.routes import ROUTES
 from tests.scaled import SCALED
 
 
+def _only_in_longer_suites(test) -> bool:
+    return any(mark.name in ("full", "exhaustive") for mark in getattr(test, "pytestmark", ()))
+
+
 class TestCoverage(unittest.TestCase):
     def test_every_promised_operator_has_a_case(self):
         assert set(PROMISED_OPERATORS) == {o.name for o in OPERATORS}
@@ -53,6 +57,8 @@ class TestCoverage(unittest.TestCase):
         suites += [(test_routes.TestQuantized, operator, route) for operator, route in test_routes.COVERED_QUANTIZED]
         for cls, operator, route in suites:
             names = [n for n in dir(cls) if n.startswith("test_")]
+            if cls in (test_routes.TestLeaves, test_routes.TestRoutes):  # make test runs all of these
+                names = [n for n in names if not _only_in_longer_suites(getattr(cls, n))]
             single = any(n.startswith("test_single_") and n.endswith(f"_{route}_{operator}") for n in names)
             program = any("program_" in n and n.endswith((f"_{route}", f"_{route}_0")) for n in names)
             assert single or program, (operator, route)

@@ -44,6 +44,7 @@ def cases() -> list[tuple[str, Variant]]:
 class TestCompile(unittest.TestCase):
     @parameterized.expand(cases())
     @pytest.mark.sampled(3)
+    @pytest.mark.full
     def test_instructions_and_registers(self, _, variant):
         check_code(variant)
 
@@ -179,6 +180,7 @@ class TestEmulated(unittest.TestCase):
 
     @parameterized.expand([(str(t), t) for t in TILES])
     @pytest.mark.sampled(3)
+    @pytest.mark.full
     def test_each_tile(self, _, tile):
         """Tails in all dimensions, and several tiles for a block, so that all stages are used again."""
         rows, columns = (tile.n + 5, 5 * tile.m - 30) if tile.swap else (2 * tile.m - 20, 2 * tile.n - 48)
@@ -186,6 +188,7 @@ class TestEmulated(unittest.TestCase):
 
     @parameterized.expand([(f"{i}_{short(f.lhs)}_{short(f.out)}", i, f) for i, f in enumerate(FORMS)])
     @pytest.mark.sampled(3)
+    @pytest.mark.full
     def test_each_form(self, _, i, form):
         tiles = (Tile(64, 64), Tile(64, 32, swap=True), Tile(64, 128, pingpong=True))
         tile = next(t for t in tiles[i % 3 :] + tiles if fitting(form, t))
@@ -216,10 +219,12 @@ class TestEmulated(unittest.TestCase):
         st.integers(0, 2**30),
     )
     @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @pytest.mark.full
     def test_any_sizes_in_any_order(self, tile, form, sizes, seed):
         check(product(form, *sizes), tile, multiprocessors=3, seed=seed)
 
     @parameterized.expand([(Tile(64, 64),), (Tile(64, 16, swap=True),)])
+    @pytest.mark.full
     def test_extremes_and_other_strides(self, tile):
         a, b = integers(torch.int8, 40, 640, extreme=True), integers(torch.int8, 72, 640, extreme=True)
         for lhs, rhs in (
@@ -234,6 +239,7 @@ class TestEmulated(unittest.TestCase):
             check(Product(lhs, rhs, torch.int32), tile)
             check(Product(lhs, rhs, torch.bfloat16, torch.rand(1), torch.rand(1, rhs.shape[1])), tile)
 
+    @pytest.mark.full
     def test_not_a_number_and_infinity(self):
         for dtype in FLOATS:
             lhs, rhs = floats(dtype, 70, 256), floats(dtype, 64, 256).mT
@@ -245,6 +251,7 @@ class TestEmulated(unittest.TestCase):
                 assert got[3].isnan().all() and not got[4].isfinite().any()
                 assert got[[*range(3), *range(5, 70)]].isfinite().all()
 
+    @pytest.mark.full
     def test_results_beyond_float8(self):
         lhs, rhs = floats(torch.float8_e4m3fn, 70, 256), floats(torch.float8_e4m3fn, 64, 256).mT
         for out in FLOATS:
@@ -253,6 +260,7 @@ class TestEmulated(unittest.TestCase):
                 got, wanted = emulated.run(p, Tile(64, 64)), emulated.run(replace(p, out=torch.float32), Tile(64, 64))
                 assert torch.equal(got.view(torch.uint8), wanted.to(out).view(torch.uint8))
 
+    @pytest.mark.full
     def test_runs_are_equal_in_any_order(self):
         for form, tile in ((FORMS[-3], Tile(64, 128, pingpong=True)), (FORM, Tile(128, 128, cluster=(2, 1)))):
             p = product(form, 300, 160, 144)  # many tiles of few steps: stages and parts of results are used again

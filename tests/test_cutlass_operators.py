@@ -323,6 +323,7 @@ class TestCache(KernelFolder):
             again(a, b, torch.empty(16, 32, dtype=torch.int32), None, None, 1)
 
     @needs_dsl
+    @pytest.mark.full
     def test_several_processes_at_once(self):
         code = (
             "import torch; from cutlass_kernels import hopper; from cutlass_kernels.variants import Tile, Variant\n"

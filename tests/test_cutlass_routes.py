@@ -639,6 +639,7 @@ class TestRegistry(unittest.TestCase):
 @REGISTRY
 class TestRegistryKernels(unittest.TestCase):
     @parameterized.expand(itertools.product(range(0, len(REGISTRY_CASES), 5), ("small",)))
+    @pytest.mark.full
     def test_compiles(self, index, size):
         self.compiles("100a", REGISTRY_CASES[index][1], size)
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 NEEDS = {"export_onnx": ("onnxscript", "onnxruntime")}  # optional packages of the code on a page
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+VARIABLES = set(re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text(), re.M))
 EXTRAS = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
 
 
@@ -28,6 +29,7 @@ def anchors(page: Path) -> set[str]:
 
 class TestDocs(unittest.TestCase):
     @parameterized.expand([(p.stem, p) for p in PAGES if "```python" in p.read_text()])
+    @pytest.mark.full
     def test_code_runs(self, _name, page):
         """The blocks of a page are one program; what a comment says that it prints, it prints."""
         for package in NEEDS.get(page.stem, ()):
@@ -77,7 +79,8 @@ class TestDocs(unittest.TestCase):
         for line in spoken:
             program, *words = line.split("#")[0].split() or [""]
             if program == "make":
-                assert words and set(words) <= TARGETS, line
+                assert words and {word for word in words if "=" not in word} <= TARGETS, line
+                assert {word.split("=")[0] for word in words if "=" in word} <= VARIABLES, line
             elif program == "pip":
                 for extra in re.findall(r"\[([\w,]+)\]", line):
                     assert set(extra.split(",")) <= EXTRAS, line

@@ -122,6 +122,7 @@ class TestTorchao(unittest.TestCase):
     """Weights of torchao, quantized in bfloat16, which `.float()` leaves there."""
 
     @parameterized.expand([(f"{c}_{s}", c, s) for c in ("4w", "8da4w") for s in ("float", "type", "to")])
+    @pytest.mark.full
     def test_follow_dtype(self, _name, config, spelling):
         from tests.vulkan_models import quantized
 

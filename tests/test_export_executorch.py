@@ -120,6 +120,7 @@ class TestIntegers(unittest.TestCase):
             ("bmm", aten.bmm.default, [(2, 5, 40), (2, 40, 7)]),
         ]
     )
+    @pytest.mark.full
     def test_out_dtype(self, _name, op, shapes):
         check(Calls(lambda m, *x: hop.out_dtype(op, torch.int32, *x)), *map(codes_of, shapes))
 
@@ -142,6 +143,7 @@ class TestIntegers(unittest.TestCase):
         module, x = linear(activations, weight)
         check(module, x)
 
+    @pytest.mark.full
     def test_dynamic_batch(self):
         """Of one linear layer, dynamic activations."""
         module, x = linear(presets.INT8_ROW_AFFINE, presets.INT8_ROW)
@@ -169,6 +171,7 @@ class TestIntegers(unittest.TestCase):
         check(convolutional(rule), torch.randn(3, 2, 8, 8) * 1.5)
 
     @parameterized.expand([("int8", presets.INT8_ROW), ("int4", presets.INT4_32)])
+    @pytest.mark.full
     def test_embedding(self, _name, q):
         def f(m: Any, i: Tensor) -> Tensor:
             return hop.scaled(aten.embedding.default, torch.float32, m.weight, i)

@@ -242,6 +242,7 @@ class TestAgreement(unittest.TestCase):
         assert differ <= 0.001 * outputs, (name, differ, outputs)
 
     @parameterized.expand([("linear_relu",), ("conv2d_groups",), ("add",), ("cat",), ("mean",)])
+    @pytest.mark.full
     def test_quick(self, name):
         differ, outputs = self.check(BY_NAME[name], 0)
         assert differ <= 0.001 * outputs
@@ -267,6 +268,7 @@ class TestTorchao(unittest.TestCase):
     """quantize_, exported with its subclasses."""
 
     @parameterized.expand([(f"{name}_{dtype}", name, dtype) for name in TORCHAO for dtype in ("float32", "bfloat16")])
+    @pytest.mark.full
     def test_quantize_(self, _name, name, dtype):
         model = linear_layers(getattr(torch, dtype))
         torchao.quantize_(model, TORCHAO[name]())
@@ -560,6 +562,7 @@ class TestDynamic(unittest.TestCase):
     """Scales that are found when the program runs: the same, and the same codes."""
 
     @parameterized.expand(CHOICES)
+    @pytest.mark.full
     def test_codes(self, name):
         kind = "per_token" if name.startswith("token") else "per_tensor"
         quantize = getattr(qd, f"quantize_{kind}") if kind == "per_token" else qd.quantize_per_tensor.tensor
@@ -687,6 +690,7 @@ class TestOddGraphs(unittest.TestCase):
 
     @parameterized.expand([(f"{name}_{kind}", name, kind) for name in ODD for kind in ("static", "dynamic")])
     @pytest.mark.sampled(3)
+    @pytest.mark.full
     def test_odd(self, _name, name, kind):
         function, rewritten, left = ODD[name]
         model, x = Holding(function), torch.randn(6, 32)

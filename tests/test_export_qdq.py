@@ -118,6 +118,7 @@ def round_trip(module: Calls, rule: Requantization, *inputs: Tensor) -> Exported
 
 class TestBackAgain(unittest.TestCase):
     @parameterized.expand([*RULES, ("gemmlowp", GEMMLOWP)])
+    @pytest.mark.full
     def test_perceptron(self, _name, rule):
         program = round_trip(perceptron(rule), rule, torch.randn(200, 48) * 1.5)
         want = {"quantize_per_tensor": 3, "dequantize_per_tensor": 3, "dequantize_per_channel": 2}
@@ -144,6 +145,7 @@ class TestBackAgain(unittest.TestCase):
             ("ternary", LINEAR, presets.TERNARY_ROW, (32, 64), 32),
         ]
     )
+    @pytest.mark.full
     def test_weights(self, _name, op, weight, shape, bias):
         program = round_trip(layer(op, weight, shape, bias=bias), FloatMultiplier(), torch.randn(50, 64))
         assert operators(program)["aten.linear.default"] == 1

@@ -127,6 +127,7 @@ def extreme(signs: np.ndarray, zero: int, *, largest: bool) -> Tensor:
 
 class TestProducts(unittest.TestCase):
     @parameterized.expand([(z,) for z in (-128, -3, 0, 90, 127)])
+    @pytest.mark.full
     def test_of_known_weights_are_reached(self, zero):
         w = weights(zero + 200, 6, 40)
         codes = w.codes.numpy().astype(np.int64)  # type: ignore[attr-defined]
@@ -419,6 +420,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class TestElementwise(unittest.TestCase):
     @parameterized.expand(list(ELEMENTWISE))
     @pytest.mark.sampled(2)
+    @pytest.mark.full
     def test_every_pair(self, name):
         """All 65 536 pairs: the last result has the bounds that it takes."""
         values = torch.arange(-128, 128, dtype=torch.int8)

@@ -224,6 +224,7 @@ class TestPairs(unittest.TestCase):
             ("modules", 3, 4),
         ]
     )
+    @pytest.mark.full
     def test_programs_of_any_generation(self, _name, i, j):
         """Each operator's codes, by what the first program calls it, or by the operator that gave its buffers."""
         x = inputs("perceptron")

@@ -8,6 +8,7 @@ import unittest
 
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
 from parameterized import parameterized
 
@@ -179,6 +180,7 @@ class TestValues(unittest.TestCase):
         assert (fmt.min, fmt.max) == (numbers.min(), numbers.max())
 
     @parameterized.expand([(f.name, f) for f in FORMATS])
+    @pytest.mark.full
     def test_lowers_to_core_aten(self, _name, fmt):
         class Model(torch.nn.Module):
             def forward(self, x):

@@ -11,6 +11,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 from parameterized import parameterized
 
@@ -93,6 +94,7 @@ class TestIsolation(unittest.TestCase):
     def test_cases_pass(self):
         assert run("passing:3") == [(f"case {i}", "passed", i, "") for i in range(3)]
 
+    @pytest.mark.full
     def test_a_failure_does_not_stop_the_rest(self):
         first, second, third = run("failing")
         assert (first[:3], third[:3]) == (("good", "passed", 1), ("good again", "passed", 2))
@@ -105,11 +107,13 @@ class TestIsolation(unittest.TestCase):
             ("poisoned", "bad", "failed", "AssertionError"),
         ]
     )
+    @pytest.mark.full
     def test_a_process_that_cannot_go_on_is_replaced(self, group, case, state, error):
         outcomes = run(group, patience=4 + 4 * self.start)
         assert [o[:2] for o in outcomes] == [("good", "passed"), (case, state), ("good again", "passed")]
         assert error in outcomes[1][3]
 
+    @pytest.mark.full
     def test_not_for_ever(self):
         outcomes = run("all_dying", restarts=2)
         assert [o[1] for o in outcomes] == ["died"] * 3 + ["skipped"] and outcomes[-1][0] == "from case 3 on"
@@ -123,6 +127,7 @@ class TestIsolation(unittest.TestCase):
         assert 0 < len(done) < 500 and last[1] == "skipped"
         assert last[0] == f"{500 - len(done)} cases" and {o[1] for o in done} == {"passed"}
 
+    @pytest.mark.full
     def test_groups_side_by_side(self):
         groups = [f"{MODULE}:{name}" for name in ("passing:2", "failing", "passing:1")]
         outcomes = list(isolated.together(groups, time.monotonic() + 600, workers=2))
@@ -288,11 +293,13 @@ class TestRun(unittest.TestCase):
         assert status == 0 and said == "nothing to run: the CuTe DSL is not installed\n"
 
     @unittest.skipIf(missing() is not None, str(missing()))
+    @pytest.mark.full
     def test_emulated(self):
         status, said = self.main("--emulated")
         assert status == 0, said
         assert "3 checks passed, 0 cases failed" in said and "host, ours, scaled" in said and not self.output.exists()
 
+    @pytest.mark.full
     def test_results_are_written_when_something_fails(self):
         made = gpu.Run(60, self.output)
         with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -307,6 +314,7 @@ class TestRun(unittest.TestCase):
         assert [(f["case"], f["state"]) for f in found["failed"]] == [("bad", "failed")]
         assert found["goals"][0]["met"] is True
 
+    @pytest.mark.full
     def test_what_no_time_is_left_for_is_named(self):
         made = gpu.Run(0.0, None)
         with contextlib.redirect_stdout(io.StringIO()) as said:

@@ -9,6 +9,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 # Each layer may import itself and those named.
 VALUES = (
@@ -177,6 +179,7 @@ class TestImports(unittest.TestCase):
         new = {m for m in run(code).split() if not m.startswith("hop")}
         assert not {m for m in new if m.split(".")[0] in ("torch", "cutlass", "numpy", "sympy", "typer", "rich")}, new
 
+    @pytest.mark.full
     def test_fast(self):
         """At most 0.12 s of this process's time beyond `import torch`, once Python has compiled the files."""
         code = "import time, torch; t = time.process_time(); import hop; print(time.process_time() - t)"
@@ -190,12 +193,14 @@ class TestImports(unittest.TestCase):
         late = {m for m in modules for name in ("export", "nn", "storage", "tensor.rules") if m == f"hop.{name}"}
         assert not late, late
 
+    @pytest.mark.full
     def test_the_others_come_when_they_are_asked_for(self):
         code = "import hop, sys; print('hop.optim' in sys.modules, hop.optim.AdamW8bit.__name__, 'report' in dir(hop))"
         assert run(code).split() == ["False", "AdamW8bit", "True"]
         code = "import hop\ntry: hop.linear\nexcept AttributeError as e: print(e)"
         assert run(code).strip() == "module 'hop' has no attribute 'linear'"
 
+    @pytest.mark.full
     def test_importing_dynamo_first_or_last(self):
         call = "hop.out_dtype(torch.ops.aten.mm.default, torch.int32, x, x)"
         body = (

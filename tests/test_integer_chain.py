@@ -370,6 +370,7 @@ class TestValues(unittest.TestCase):
 class TestRoutes(unittest.TestCase):
     @parameterized.expand(ALL)
     @pytest.mark.sampled(3)
+    @pytest.mark.full
     def test_equal_on_each(self, _name, network, rule):
         """Compiled, exported, lowered by a step and to core ATen, saved and loaded: the same bits."""
         model, x = Network(network, rule).eval(), inputs(network)
@@ -395,6 +396,7 @@ class TestRoutes(unittest.TestCase):
         assert torch.equal(other(x), want)
 
     @parameterized.expand([(name, network, rule) for name, network, rule in ALL if rule in ("division", "gemmlowp")])
+    @pytest.mark.full
     def test_equal_by_inductor(self, _name, network, rule):
         model, x = Network(network, rule).eval(), inputs(network)
         torch._dynamo.reset()
@@ -495,6 +497,7 @@ class TestDtypes(unittest.TestCase):
         assert type(last.meta["val"]) is not hop.QuantizedTensor and last.meta["val"].dtype == torch.float32
 
     @parameterized.expand(ALL)
+    @pytest.mark.full
     def test_lowered_one_step(self, _name, network, rule):
         """Codes, int8; beside them their scale and zero point, one of each."""
         program = exported(Network(network, rule), inputs(network)).run_decompositions({})
@@ -511,6 +514,7 @@ class TestDtypes(unittest.TestCase):
 
     @parameterized.expand([(f"{layer}_{rule}", layer, rule) for layer in LAYERS for rule in RULES])
     @pytest.mark.sampled(3)
+    @pytest.mark.full
     def test_lowered_to_aten(self, _name, layer, rule):
         """From codes to codes: integers alone by the conventions of fixed point. By the others exactly the floats that
         the convention names; and an addition, which has two units, goes through real numbers."""
@@ -534,6 +538,7 @@ class TestDtypes(unittest.TestCase):
             ("expand", aten.expand.default, (2, 1, 4), ([2, 3, 4],)),
         ]
     )
+    @pytest.mark.full
     def test_what_only_chooses_lowered(self, _name, op, shape, rest):
         module = One("even", lambda k, x: k.run(op, k.q[None], 2, x, *rest), "perceptron")
         x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
@@ -541,6 +546,7 @@ class TestDtypes(unittest.TestCase):
         assert torch.equal(core.module()(x), module(x)) and floats(core) == []
 
     @parameterized.expand([(network,) for network in NETWORKS])
+    @pytest.mark.full
     def test_whole_networks_lowered(self, network):
         """With fixed point, what is float is the residual's addition and nothing else."""
         core = exported(ToCodes(network, "gemmlowp"), inputs(network)).run_decompositions(hop.decompositions())
@@ -630,6 +636,7 @@ class TestGradients(unittest.TestCase):
 
     @parameterized.expand(ALL)
     @pytest.mark.sampled(3)
+    @pytest.mark.full
     def test_equal_compiled_and_checkpointed(self, _name, network, rule):
         """The gradients of eager, bit for bit: from a compiled program, and computed again in the backward pass."""
         net = Trained(network, rule)

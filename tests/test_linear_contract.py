@@ -111,6 +111,7 @@ class TestFakes(unittest.TestCase):
 
     @parameterized.expand(ALL_SCHEMES)
     @pytest.mark.sampled(2)
+    @pytest.mark.full
     def test_product(self, _name, scheme):
         choices = itertools.product(FLAGS, (False, True), MODES, (False, True), ("no", "miss", "hit"))
         for flags, bias, parallel, save_original, keep in choices:
@@ -366,6 +367,7 @@ class TestHolding(unittest.TestCase):
             for backend in (None, "aot_eager")
         ]
     )
+    @pytest.mark.full
     def test_equal(self, _name, scheme, backend):
         torch.manual_seed(0)
         layer = hop.nn.Linear(K, N, scheme=scheme)
@@ -528,6 +530,7 @@ class TestCompiled(unittest.TestCase):
                 torch.testing.assert_close(eager.grad, compiled.grad, rtol=1e-4, atol=1e-3)
 
     @parameterized.expand([(name, s, i) for i, (name, s) in enumerate(ALL_SCHEMES)])
+    @pytest.mark.full
     def test_aot_eager(self, _name, scheme, i):
         self._check(scheme, _compiled_cases(scheme, i, 8), "aot_eager", True)
 

@@ -430,6 +430,7 @@ class TestSafety(unittest.TestCase):
             assert not takes_native(x, w)
         assert takes_native(x, w)
 
+    @pytest.mark.full
     def test_environment(self):
         code = "from hop.kernels import native as n; l = n.library(); print(l.declines(), l.off or l.level())"
 
@@ -458,6 +459,7 @@ class TestLoading(unittest.TestCase):
 @pytest.mark.compiler
 class TestCompiled(unittest.TestCase):
     @parameterized.expand([("INT8_ROW_AFFINE", "INT8_ROW"), ("FP8_ROW", "FP8_ROW"), ("NVFP4", "NVFP4")])
+    @pytest.mark.full
     def test_same_kernel(self, left, right):
         """A compiled program runs the kernel of eager mode, for any sizes."""
         from torch._inductor.utils import run_and_get_code

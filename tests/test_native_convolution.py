@@ -181,6 +181,7 @@ def test_channels_last(requantize: Any) -> None:
 @pytest.mark.compiler
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.full
 def test_in_programs(format: Any, dynamic: bool) -> None:
     """A compiled program runs the kernel of eager mode, for any sizes, and its results lie as they do there."""
     from torch._inductor.utils import run_and_get_code

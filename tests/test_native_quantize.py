@@ -270,6 +270,7 @@ def test_channels_last(q, size):
 @pytest.mark.compiler
 @pytest.mark.parametrize("level", ["off", "amx"])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.full
 def test_channels_last_in_programs(level, dynamic):
     def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = hop.quantize(presets.UINT8_TENSOR_AFFINE, x.relu())

@@ -363,6 +363,7 @@ class TestDelayed(unittest.TestCase):
             optimizer.zero_grad()
         return [t.clone() for t in model.state_dict().values()]
 
+    @pytest.mark.full
     def test_compiled_training_has_the_same_state(self):
         want = self._trained(None, None)
         for backend, reentrant in ((None, False), (None, True), ("aot_eager", None)):
@@ -375,6 +376,7 @@ class TestDelayed(unittest.TestCase):
                     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.compiler
+    @pytest.mark.full
     def test_compiled_by_inductor(self):
         for reentrant in (None, False):
             with self.subTest(reentrant=reentrant):

@@ -130,6 +130,7 @@ class TestProduct(unittest.TestCase):
             assert q.stochastic or same(hop.dequantize(made), numbers)
 
     @parameterized.expand(QUANTIZERS[::7])
+    @pytest.mark.full
     def test_across_a_compile_boundary(self, _name, q):
         self._across_a_compile_boundary(q, list(product(q))[::9])
 
@@ -178,6 +179,7 @@ class TestTraced(unittest.TestCase):
         t = hop.quantize(presets.INT8_ROW, torch.randn(4, 8))
         assert torch.equal(hop.dequantize(f(t.codes, t.scale)), hop.dequantize(t))
 
+    @pytest.mark.full
     def test_symbolic_buffers(self):
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

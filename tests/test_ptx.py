@@ -536,6 +536,7 @@ class Registry(unittest.TestCase):
         (torch.float8_e4m3fn, torch.float32, (128, 256), (2, 2), (250, 608, 256)),
         (torch.float16, torch.float32, (64, 128), (1, 1), (65, 128, 96)),
     ])  # fmt: skip
+    @pytest.mark.full
     def test_gemm(self, dtype, out_dtype, tile, cluster, sizes):
         m, n, k = sizes
         lhs, rhs = (torch.randn(1, rows, k).mul(20).to(dtype) for rows in (m, n))

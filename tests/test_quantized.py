@@ -362,6 +362,7 @@ class TestProductsOfCodes(unittest.TestCase):
                 error = float((mine - one).norm() / one.norm())
                 assert error < 0.02, (stride, padding, dilation, groups, error)
 
+    @pytest.mark.full
     def test_unbiased(self):
         """The mean over many seeds is the product with the gradient as it was."""
         x, w, g = normal(8, 32).requires_grad_(), normal(8, 32, seed=1).requires_grad_(), normal(8, 8, seed=3)
@@ -520,6 +521,7 @@ class Deployed(torch.nn.Module):
 
 class TestDeployment(unittest.TestCase):
     @pytest.mark.compiler
+    @pytest.mark.full
     def test_what_trains_is_what_is_deployed(self):
         """A trained layer, and the exported program of its codes: the same bits, on each route."""
         for name in ("INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_TRAINING", "TERNARY_WEIGHT"):
@@ -533,6 +535,7 @@ class TestDeployment(unittest.TestCase):
                 assert torch.equal(run(x), want), name
 
     @pytest.mark.compiler
+    @pytest.mark.full
     def test_gradients_of_codes_compile(self):
         """Bit for bit those of eager mode, static and dynamic."""
         seed = torch.tensor(11)

@@ -983,6 +983,7 @@ class TestCopies(unittest.TestCase):
         self.assert_same(loaded.bfloat16(), twin["state"][0]["momentum_buffer"])
         assert loaded.dtype == torch.float32  # load_state_dict casts states to the parameter's dtype
 
+    @pytest.mark.full
     def test_in_a_fresh_process(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tensors.pt"
@@ -1198,6 +1199,7 @@ class TestCompile(unittest.TestCase):
                 assert_alike(mine, its)
 
     @parameterized.expand([(n, q, d) for n, q, d in PRODUCT if n in WHICH])
+    @pytest.mark.full
     def test_programs(self, _name, q, dynamic):
         self.check(q, dynamic)
 
@@ -1321,6 +1323,7 @@ def operators(program: torch.export.ExportedProgram) -> list[Any]:
 
 class TestExport(unittest.TestCase):
     @parameterized.expand(QUICK)
+    @pytest.mark.full
     def test_parameter(self, _name, q):
         """The tensor stays whole in the program; what is left after decompositions is core ATen on its buffers."""
         self.check_parameter(q)

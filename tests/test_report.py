@@ -203,6 +203,7 @@ class TestPairing(unittest.TestCase):
         found = {a.name: b.name for a, b in pairs(half.graph, small()[0].graph)}
         assert found["linear"] == "linear_1" and found["hop_quantized"] == "linear"
 
+    @pytest.mark.full
     def test_all_of_an_encoder(self):
         found = report()
         unpaired = [r.name for r in found.rows if r.error is None and r.sort != "input"]
@@ -258,6 +259,7 @@ class TestReport(unittest.TestCase):
 
 class TestToScheme(unittest.TestCase):
     @parameterized.expand([(name, scheme) for name, scheme in hop.report.CANDIDATES.items()])
+    @pytest.mark.full
     def test_is_what_the_modules_compute(self, _name, scheme):
         """Layers of hop.nn in the same scheme give the same, but for how kernels sum floats; of any number of rows."""
         _, (x,) = small()

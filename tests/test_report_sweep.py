@@ -211,6 +211,7 @@ class TestCommand(unittest.TestCase):
         assert status == 2 and out == "" and "there is no folder" in err
 
     @unittest.skipIf(os.name == "nt", "it sends a signal")
+    @pytest.mark.full
     def test_interrupted(self):
         """Ctrl-C in the middle of a sweep: what is done stays."""
         page = self.folder / "page.html"

@@ -28,8 +28,29 @@ def program() -> tuple[list[Case], list[Case]]:
 
 def leaves(settings: list[Setting], chosen: Sequence[Any] = LEAVES) -> tuple[list[Case], list[Case]]:
     """The same of the leaves."""
-    pairs = list(itertools.product(chosen, settings))
+    return _of_leaves(list(itertools.product(chosen, settings)))
+
+
+def _of_leaves(pairs: list[tuple[Any, Setting]]) -> tuple[list[Case], list[Case]]:
     return [leaf.case(s) for leaf, s in pairs], [leaf.gradient_case(s) for leaf, s in pairs]
+
+
+# Compiling takes minutes. Of programs of two parts, the quick suite compiles the first, which has every operator.
+COMPILED = [r for r in BATCHED if r.compiler]
+
+
+def half(operators: Sequence[Any], values: Sequence[Any], part: int) -> list[tuple[Any, Any]]:
+    """Every other pair, beginning with another value for each operator in turn."""
+    pairs = itertools.product(enumerate(operators), enumerate(values))
+    return [(o, v) for (i, o), (k, v) in pairs if (i + k + part) % 2 == 0]
+
+
+def program_in_parts(part: int) -> tuple[list[Case], list[Case]]:
+    return [o.case(f) for o, f in half(OPERATORS, VALUES, part)], [o.case(GRADIENT) for o in OPERATORS]
+
+
+def leaves_in_parts(part: int) -> tuple[list[Case], list[Case]]:
+    return _of_leaves(half(LEAVES, SETTINGS, part))
 
 
 class TestRoutes(unittest.TestCase):
@@ -41,10 +62,16 @@ class TestRoutes(unittest.TestCase):
     def test_program(self, _name: str, route: Route):
         route.run(*program())
 
-    @parameterized.expand([(r.name, r) for r in BATCHED if r.compiler])
+    @parameterized.expand([(r.name, r) for r in COMPILED])
     @pytest.mark.compiler
     def test_compiled_program(self, _name: str, route: Route):
-        route.run(*program())
+        route.run(*program_in_parts(0))
+
+    @parameterized.expand([(r.name, r) for r in COMPILED if not r.differentiates])
+    @pytest.mark.compiler
+    @pytest.mark.full
+    def test_compiled_program_at_length(self, _name: str, route: Route):
+        route.run(*program_in_parts(1))
 
 
 class TestLeaves(unittest.TestCase):
@@ -56,14 +83,19 @@ class TestLeaves(unittest.TestCase):
     def test_program(self, _name: str, route: Route):
         route.run(*leaves(SETTINGS))
 
-    @parameterized.expand([(r.name, r) for r in BATCHED if r.compiler])
+    @parameterized.expand([(r.name, r) for r in COMPILED])
     @pytest.mark.compiler
     def test_compiled_program(self, _name: str, route: Route):
-        route.run(*leaves(SETTINGS))
+        route.run(*leaves_in_parts(0))
+
+    @parameterized.expand([(r.name, r) for r in COMPILED])
+    @pytest.mark.compiler
+    @pytest.mark.full
+    def test_compiled_program_at_length(self, _name: str, route: Route):
+        route.run(*leaves_in_parts(1))
 
 
-COMPILED = [r for r in BATCHED if r.compiler]
-QUICK = ("inductor",)  # the others take minutes
+QUICK = ("inductor",)  # of the larger operators
 
 
 def scaled_program(part: int) -> tuple[list[Case], list[Case]]:

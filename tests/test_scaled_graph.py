@@ -222,6 +222,7 @@ class TestModules(unittest.TestCase):
             ("nvfp4", presets.NVFP4, presets.NVFP4),
         ]
     )
+    @pytest.mark.full
     def test_saved_exported_and_loaded(self, _name, weight, activations):
         layer, x = Layer(weight, activations).eval(), torch.randn(5, 40)
         want = layer(x)

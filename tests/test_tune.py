@@ -124,6 +124,7 @@ class TestTune(unittest.TestCase):
             assert tune.tune(product(), timer(1)) == fitting(product())[1].tile
             assert found(product()) is None
 
+    @pytest.mark.full
     def test_processes_do_not_disturb_each_other(self):
         context = multiprocessing.get_context("spawn")
         sizes = [100, 100, 2000, 4000]

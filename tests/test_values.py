@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
+import pytest
 import torch
 from hypothesis import strategies as st
 from parameterized import parameterized
@@ -123,6 +124,7 @@ class TestValues(unittest.TestCase):
         """Another process reads it by the parser, not by setting fields."""
         assert str(presets.MXFP8).encode() in pickle.dumps(presets.MXFP8)
 
+    @pytest.mark.full
     def test_a_fresh_process_agrees(self):
         code = (
             "import sys, pickle, hop; q = pickle.loads(bytes.fromhex(sys.argv[1]));"
