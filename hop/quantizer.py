@@ -8,7 +8,6 @@ All of it is core ATen.
 """
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -212,7 +211,7 @@ class Quantizer(Value):
     def find(self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None) -> tuple[list[int], Found]:
         """The shape over which blocks run, what is stored, and x in units of the format, both cut into blocks."""
         shape = self.rows(x.shape)
-        cut, dims = blocks.split(x.to(torch.float32).reshape(shape), self.block, fill=math.nan)
+        cut, dims = blocks.split(x.to(torch.float32).reshape(shape), self.block, fill=self.scale.padding())
         parts = self._blocks(cut, dims, x.dtype)
         if scale is None:
             return shape, self.scale.find(parts, self.format)

@@ -12,6 +12,7 @@ Specification 1.0 and the round-up rule of its implementations (RCEIL) for Micro
 1-bit LLMs", for AbsMean.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,13 +28,14 @@ from hop.requantization import Division, Reciprocal, Requantization
 from hop.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
+RCEIL, FLOOR, CEIL, EVEN = MX_ROUNDINGS = ("rceil", "floor", "ceil", "even")
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor cut into blocks, (n0, b0, n1, b1, ...); NaN where a block is cut off."""
+    """A tensor cut into blocks, (n0, b0, n1, b1, ...)."""
 
-    x: Tensor  # float32
+    x: Tensor  # float32, filled up with the rule's padding
     dims: list[int]  # the b's
     dtype: torch.dtype  # of the tensor before it became float32
 
@@ -49,6 +51,11 @@ class Blocks:
     def own_amax(self) -> Tensor:
         """The same, of what is at hand."""
         return self.magnitude().amax(self.dims, keepdim=True)
+
+    def has_nan(self) -> Tensor:
+        """Whether each block has a NaN, for a rule whose padding is none."""
+        flags = (self.x != self.x).to(torch.float32).amax(self.dims, keepdim=True)
+        return self.combined(flags, "max") > 0
 
     def combined(self, found: Tensor, op: str, block: Block | None = None) -> Tensor:
         """What was found of each block, its "max", "min" or "sum" with what other processes found where they have
@@ -75,6 +82,10 @@ class Found(NamedTuple):
 @dataclass(frozen=True, eq=False, repr=False)
 class Rule(Value):
     """What rules share: one float32 scale for each block, by which elements are divided where the caller gives it."""
+
+    def padding(self) -> float:
+        """What fills up blocks that are cut off; it counts for nothing."""
+        return math.nan
 
     def has_zero_point(self) -> bool:
         """Whether a zero point is stored."""
@@ -337,15 +348,63 @@ class Delayed(Rule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Microscaling(Rule):
-    """MX: scale = amax · float32(1 / max) rounded up to a power of two, stored as its exponent; codes of x / scale."""
+    """MX: scale is a power of two, stored as its exponent; codes of x / scale. `rounding` says which power:
+
+        "rceil"   amax · float32(1 / max), rounded up: no element is clipped
+        "floor"   amax rounded down to a power of two, over the largest one of the format: the rule of the OCP
+                  specification; elements may be clipped
+        "ceil"    amax rounded up to a power of two, over that
+        "even"    as "floor", of amax rounded to as many bits as the format's mantissa has, ties away from zero
+
+    The last three are torchao's, bit for bit: a block with a NaN has the scale NaN, and where the scale is 2^-127,
+    elements are divided by 2^-126."""
 
     exponent: PowerOfTwo = E8M0
+    rounding: str = "rceil"
+
+    def __post_init__(self) -> None:
+        if self.rounding not in MX_ROUNDINGS:
+            raise ValueError(f"Microscaling: rounding must be one of {MX_ROUNDINGS}, got {self.rounding!r}")
+
+    def check(self, format: Format, block: Block) -> None:
+        if self.rounding != RCEIL and not isinstance(format, Float):
+            raise ValueError(
+                f"scale={self} is for formats of floats, and {format.name} is none; take rounding={RCEIL!r}"
+            )
+
+    def padding(self) -> float:
+        return 0.0
+
+    def clips(self) -> bool:
+        return self.rounding in (FLOOR, EVEN)
 
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
         return {"scale": (self.exponent.dtype, block)}
 
     def find(self, parts: Blocks, format: Format) -> Found:
-        return self.given(parts, parts.amax() * float32(1 / format.max), None, format)
+        amax = parts.amax()
+        if self.rounding == RCEIL:
+            return self.given(parts, amax * float32(1 / format.max), None, format)
+        scale = torch.where(parts.has_nan(), math.nan, self._power(parts, amax, format))
+        tensors = (self.exponent.encode(scale),)
+        step = self.step(tensors, format)
+        by = torch.where(step == step, step.clamp(min=2.0**-126), math.inf)
+        return Found(tensors, parts.x / parts.once(by))
+
+    def _power(self, parts: Blocks, amax: Tensor, format: Format) -> Tensor:
+        """amax rounded to a power of two, over the largest of the format; an infinity counts as 2^128."""
+        large = amax >= 1
+        x = torch.where(large, amax / 2, amax).clamp(max=2.0**127)
+        down = parts.floor_power_of_two(x)
+        if self.rounding == CEIL:
+            power = torch.where(x > down, 2 * down, down)
+        elif self.rounding == EVEN:
+            assert isinstance(format, Float)
+            power = torch.where(x >= down * (2 - 2.0 ** -(format.mantissa_bits + 1)), 2 * down, down)
+        else:
+            power = down
+        largest = exponent_of(format)
+        return power * torch.where(large, 2.0 ** (1 - largest), 2.0**-largest)
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
         tensors = (scale if scale.dtype == self.exponent.dtype else self.exponent.encode(scale),)
@@ -430,6 +489,11 @@ class TwoLevel(Rule):
         inner = self.inner.decode(self.inner.encode(exact))
         slope = torch.where(self.inner.inside(exact), inner - exact, inner) / (self.inner.max * format.max)
         return torch.where(given == 0, 0.0, slope)
+
+
+def exponent_of(format: Format) -> int:
+    """The exponent of the largest power of two that is at most the largest number."""
+    return math.frexp(format.max)[1] - 1
 
 
 def _quotient(x: Tensor, number: float) -> Tensor:

@@ -55,6 +55,6 @@ Level level() {
 
 }  // namespace hop
 
-int hop_version() { return 4; }
+int hop_version() { return 5; }
 int hop_best_level() { return static_cast<int>(hop::best_level()); }
 int hop_use_level(int level) { return hop::asked.exchange(level); }

@@ -146,6 +146,10 @@ enum ScaleRule {
     HOP_TWO_LEVEL = 6
 };
 
+// Of HOP_MICROSCALING: amax / max rounded up; or amax over the largest power of two of the format, rounded down, rounded
+// up, or rounded as the format rounds its mantissa, and then down.
+enum PowerRounding { HOP_MX_RCEIL = 0, HOP_MX_FLOOR = 1, HOP_MX_CEIL = 2, HOP_MX_EVEN = 3 };
+
 struct hop_quantizer {
     int32_t format, bits, rule;
     int32_t low, high, zero;                          // integers: the codes, and that of 0 without a zero point
@@ -154,6 +158,7 @@ struct hop_quantizer {
     int32_t affine;                                   // whether zero points are stored
     int32_t power_of_two, most_of_dtype;              // HOP_CURRENT_SCALING
     int32_t outer_rows;                               // HOP_TWO_LEVEL: a global_amax for each row
+    int32_t rounding, largest_power;                  // HOP_MICROSCALING: how, and of which exponent the largest number is
     float floor;                                      // least amax
     float range;                                      // of the codes: what amax, or max - min, becomes
     float inverse;                                    // float32(1 / max)

@@ -144,6 +144,14 @@ HOP_INLINE uint32_t encode_power(float x) {
     return m > kInfinity ? 255 : positive;
 }
 
+// e8m0 of the scale of a block with this amax, for all roundings but HOP_MX_RCEIL.
+HOP_INLINE uint32_t encode_exponent(float amax, const hop_quantizer& q) {
+    const uint32_t b = bits_of(amax), half = 1u << (22 - q.mantissa_bits), up = b + (b & 0x7fffff ? 1u << 23 : 0);
+    const uint32_t rounded = q.rounding == HOP_MX_CEIL ? up : q.rounding == HOP_MX_EVEN ? b + half : b;
+    const int32_t code = int32_t(rounded >> 23) - q.largest_power;
+    return b > kInfinity ? 255 : uint32_t(code < 0 ? 0 : code);
+}
+
 HOP_INLINE float decode_power(uint32_t code) {
     const uint32_t known = code ? code << 23 : 0x400000;
     return float_of(code == 255 ? 0x7fc00000 : known);
@@ -153,6 +161,11 @@ HOP_INLINE float decode_power(uint32_t code) {
 HOP_INLINE float inverse_power(uint32_t code) {
     const uint32_t known = code == 254 ? 0x400000 : (254 - code) << 23;
     return float_of(code == 255 ? 0x7fc00000 : known);
+}
+
+// What elements are multiplied by under encode_exponent: the inverse of the scale, of 2^-126 at least, of infinity for NaN.
+HOP_INLINE float inverse_exponent(uint32_t code) {
+    return code == 255 ? 0.0f : code > 1 ? inverse_power(code) : 0x1p126f;
 }
 
 // The largest power of two, from 2^-128 to 2^127, that is at most x; NaN for NaN.

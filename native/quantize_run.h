@@ -55,14 +55,32 @@ struct Room {
 
 HOP_INLINE bool measures(const QuantizeCall& c) { return !c.given_scale ? true : c.q.rule == HOP_TWO_LEVEL; }
 
+// Whether a NaN is all that a block's scale shall be.
+HOP_INLINE bool keeps_nan_of_blocks(const hop_quantizer& q) { return q.rule == HOP_MICROSCALING && q.rounding != HOP_MX_RCEIL; }
+
+// NaN for the amax of each block of a strip that has one.
+template <class T>
+static void mark_nan(const QuantizeCall& c, const Strip& s, float* high) {
+    const hop_blocks& g = c.blocks;
+    const auto* x = static_cast<const typename T::Word*>(c.x);
+    for (int64_t r = 0; r < s.rows; ++r) {
+        const auto* row = x + (s.row + r) * g.row_stride + s.col;
+        for (int64_t i = 0; i < s.cols; ++i) {
+            const float v = T::widen(row[i]);
+            if (v != v) high[i / g.tile_cols] = v;
+        }
+    }
+}
+
 template <class T>
 static void find_factors(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room) {
     if (measures(c)) {
+        if (keeps_nan_of_blocks(c.q) && !room.stats.known) mark_nan<T>(c, s, room.stats.high);
         find_scales<T>(c, room.stats, s.first, s.count, outer, room.factors);
     } else {
         take_scales(c, s.first, s.count, room.factors);
     }
-    if (c.given_scale) room.stats.known = false;
+    if (c.given_scale || keeps_nan_of_blocks(c.q)) room.stats.known = false;
 }
 
 // A strip by one thread.

@@ -86,7 +86,11 @@ static void find_scales(const QuantizeCall& c, const Stats& s, int64_t first, in
             break;
         case HOP_MICROSCALING: {
             const float inverse = q.inverse;
-            for (int64_t i = 0; i < count; ++i) {
+            for (int64_t i = 0; q.rounding != HOP_MX_RCEIL && i < count; ++i) {
+                small[i] = uint8_t(encode_exponent(high[i], q));
+                by[i] = inverse_exponent(small[i]);
+            }
+            for (int64_t i = 0; q.rounding == HOP_MX_RCEIL && i < count; ++i) {
                 const uint32_t code = encode_power(high[i] * inverse);
                 small[i] = uint8_t(code);
                 by[i] = inverse_power(code);

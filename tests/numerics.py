@@ -111,13 +111,31 @@ def by_current(x: np.ndarray, fmt: str, power_of_two: bool, eps: float, most: An
     return Scaled(f32(1) / factor, x * factor)
 
 
-def by_exponent(x: np.ndarray, fmt: str, given: Any = None) -> Scaled:
+def by_exponent(x: np.ndarray, fmt: str, given: Any = None, rounding: str = "rceil") -> Scaled:
+    if given is None and rounding != "rceil":
+        return by_power(x, fmt, rounding)
     if given is None:
         given = amax(x) * (f32(1) / MAX[fmt])
     code = given if isinstance(given, np.uint8) else round_up(given)
     if code == 255:
         return Scaled(code, np.full_like(x, np.nan))
     return Scaled(code, x * f32(math.ldexp(1.0, 127 - int(code))))
+
+
+def by_power(x: np.ndarray, fmt: str, rounding: str) -> Scaled:
+    """Of amax alone, in units of the largest power of two of the format."""
+    if np.isnan(x).any():
+        return Scaled(np.uint8(255), x / f32(np.inf))
+    mantissa, exponent = math.frexp(float(amax(x)))  # the mantissa is in [0.5, 1), or 0
+    if np.isinf(amax(x)):
+        mantissa, exponent = 0.5, 129
+    if rounding == "even":
+        bits = ml_dtypes.finfo(FLOATS[fmt]).nmant + 1
+        exponent += mantissa and math.floor(mantissa * 2**bits + 0.5) == 2**bits
+    exponent -= not (rounding == "ceil" and mantissa > 0.5)
+    code = exponent - math.floor(math.log2(MAX[fmt])) + 127 if mantissa else 0
+    code = min(max(code, 0), 254)
+    return Scaled(np.uint8(code), x / f32(math.ldexp(1.0, max(code, 1) - 127)))
 
 
 def round_up(v: Any) -> Any:
@@ -278,7 +296,7 @@ def scaled(q: Quantizer, x: np.ndarray, given: Any, outer: Any, most: float) -> 
         case "TwoLevel":
             return by_two_levels(x, fmt, outer)
         case "Microscaling":
-            return by_exponent(x, fmt, given)
+            return by_exponent(x, fmt, given, rule.rounding)  # type: ignore[attr-defined]
         case _ if given is not None:
             if getattr(rule, "power_of_two", False):  # of 1 / scale, down
                 given = f32(1) / f32(2.0 ** np.floor(np.log2(np.float64(f32(1) / given))))

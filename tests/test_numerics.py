@@ -16,16 +16,20 @@ from torch import Tensor
 from torchao.optim import quant_utils
 from torchao.optim.subclass_fp8 import quantize_fp8
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
+from torchao.prototype.mx_formats.constants import DTYPE_FP6_E2M3, DTYPE_FP6_E3M2
 from torchao.prototype.mx_formats.mx_tensor import to_mx
+from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
 
 import hop
 from hop import leaves, presets
-from hop.formats import E2M1, E4M3, E5M2, INT4, INT8, UINT4, UINT8, Integer
+from hop.formats import E2M1, E4M3, E5M2, INT4, INT8, UINT4, UINT8, Float, Integer
 from hop.hadamard import Hadamard
 from hop.impls.quantize import fake_quantize_operator
+from hop.kernels import native
 from hop.kernels.quantize import FastBlocks
 from hop.quantizer import Quantizer
 from hop.scaling import (
+    MX_ROUNDINGS,
     AbsMean,
     Amax,
     Blocks,
@@ -63,6 +67,11 @@ OTHERS = {
     "mx_16": Quantizer(E4M3, (1, 16), Microscaling()),
     "mx_tile": Quantizer(E5M2, (32, 32), Microscaling()),
     "mx_stochastic": Quantizer(E2M1, (1, 32), Microscaling(), stochastic=True),
+    "mx_floor": Quantizer(E4M3, (1, 32), Microscaling(rounding="floor")),
+    "mx_ceil": Quantizer(E5M2, (16, 16), Microscaling(rounding="ceil")),
+    "mx_even": Quantizer(E2M1, (1, 32), Microscaling(rounding="even")),
+    "mx_floor_stochastic": Quantizer(E2M1, (1, 16), Microscaling(rounding="floor"), stochastic=True),
+    "mx_even_flat": Quantizer(E4M3, (100,), Microscaling(rounding="even"), flat=True),
     "nvfp4_row_stochastic": Quantizer(E2M1, (1, 16), TwoLevel(outer=(1, -1)), stochastic=True),
     "nvfp4_32": Quantizer(E2M1, (2, 32), TwoLevel(outer=(-1, 32))),
     "nvfp8": Quantizer(E4M3, (1, 16), TwoLevel()),
@@ -360,33 +369,186 @@ class TestEdges(unittest.TestCase):
             test(q)
 
 
-class TestTorchao(unittest.TestCase):
-    """MX as torchao makes it with RCEIL, and the states of its low-bit optimizers."""
+TORCHAO_MX = {
+    "e4m3": (E4M3, torch.float8_e4m3fn),
+    "e5m2": (E5M2, torch.float8_e5m2),
+    "e2m1": (E2M1, torch.float4_e2m1fn_x2),
+    "e3m2": (Float("e3m2", 6, torch.uint8, exponent_bits=3, mantissa_bits=2, bias=3, largest=0x1F), DTYPE_FP6_E3M2),
+    "e2m3": (Float("e2m3", 6, torch.uint8, exponent_bits=2, mantissa_bits=3, bias=1, largest=0x1F), DTYPE_FP6_E2M3),
+}
 
-    @parameterized.expand(
-        [
-            ("MXFP8", torch.float8_e4m3fn),
-            ("MXFP8_E5M2", torch.float8_e5m2),
-            ("MXFP4", torch.float4_e2m1fn_x2),
-        ]
-    )
-    def test_mx(self, name, dtype):
-        """But for three kinds of block: with a NaN torchao's scale is NaN, where amax shall ignore NaN; where the scale
-        is 2^-127 torchao encodes x instead of x · 2^127; and a little above a power of two its logarithm, in float32,
-        is rounded down."""
-        q = presets.PRESETS[name]
-        for seed, (kind, dtype_of_x) in enumerate(itertools.product(KINDS, DTYPES[:2])):
-            with self.subTest(f"{kind} {dtype_of_x}"):
-                x = KINDS[kind]((256, 256), generator(seed)).to(dtype_of_x)
-                scale, codes = to_mx(x, dtype, 32, ScaleCalculationMode.RCEIL)
-                got = hop.quantize(q, x)
-                mantissa, _ = (x.float().reshape(256, 8, 32).abs().amax(-1) / q.format.max).frexp()
-                known = ~mantissa.isnan() & ((mantissa <= 0.5) | (mantissa > 0.5 + 2**-16) | mantissa.isinf())
-                assert_bits(got.scale[known], scale.view(torch.uint8)[known].numpy(), "scale")
-                known &= got.scale != 0
-                mine, theirs = (c.view(torch.uint8).reshape(256, 8, -1)[known] for c in (got.codes, codes))
-                assert_bits(mine, theirs.numpy(), "codes")
-                assert known.float().mean() > 0.5 or kind in ("subnormal", "zeros", "nan")
+
+def with_amax(magnitudes: Tensor, g: torch.Generator) -> Tensor:
+    """Blocks of 32, in rows, whose largest magnitudes are these."""
+    x = (torch.rand(len(magnitudes), 32, generator=g) * 2 - 1) * magnitudes[:, None]
+    x[:, 7] = torch.where(torch.rand(len(magnitudes), generator=g) < 0.5, -magnitudes, magnitudes)
+    return x
+
+
+def beside_powers() -> Tensor:
+    """Every power of two of float32, the numbers beside it, and those beside what mantissas of few bits round at."""
+    mantissas = [n << 23 - bits for bits in range(1, 6) for n in range(2**bits)]
+    near = {m + d for m in mantissas for d in (-1, 0, 1)} & set(range(2**23))
+    exponents = torch.arange(255, dtype=torch.int32) << 23
+    return (exponents[:, None] | torch.tensor(sorted(near), dtype=torch.int32)).view(torch.float32).reshape(-1)
+
+
+def mx(format: Float, rounding: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and codes, a byte for each."""
+    t = hop.quantize(Quantizer(format, (1, 32), Microscaling(rounding=rounding)), x)
+    return t.scale, unpacked(t.codes, x)
+
+
+def torchao_mx(dtype: Any, rounding: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    scale, codes = to_mx(x, dtype, 32, ScaleCalculationMode[rounding.upper()])
+    return scale.view(torch.uint8), unpacked(codes, x)
+
+
+def unpacked(codes: Tensor, x: Tensor) -> Tensor:
+    codes = codes.view(torch.uint8)
+    return codes if codes.shape == x.shape else torch.stack([codes & 15, codes >> 4], -1).reshape(x.shape)
+
+
+class TestMicroscaling(unittest.TestCase):
+    """The scale rules of torchao's to_mx, its formats, over all sizes of numbers."""
+
+    def _inputs(self) -> list[tuple[str, Tensor]]:
+        kinds = [(kind, make((64, 256), generator(i))) for i, (kind, make) in enumerate(KINDS.items())]
+        return [*kinds, ("beside powers", with_amax(beside_powers(), generator(9)))]
+
+    @parameterized.expand(list(itertools.product(TORCHAO_MX, MX_ROUNDINGS[1:])))
+    def test_equals_torchao(self, name, rounding):
+        """Bit for bit, but for codes of NaN in a format that has none: those are nothing in torchao."""
+        format, dtype = TORCHAO_MX[name]
+        for (kind, x), as_dtype in itertools.product(self._inputs(), DTYPES[:2]):
+            x = x.to(as_dtype)
+            scale, codes = mx(format, rounding, x)
+            want_scale, want = torchao_mx(dtype, rounding, x)
+            assert torch.equal(scale, want_scale), (kind, as_dtype)
+            if not format.dtype.is_floating_point:
+                divided = x.float() / torch.where(scale == 255, math.inf, 1.0).repeat_interleave(32, -1)
+                codes, want = (torch.where(divided.isnan(), 0, c) for c in (codes, want))
+            assert torch.equal(codes, want), (kind, as_dtype)
+
+    @parameterized.expand(list(itertools.product(TORCHAO_MX, MX_ROUNDINGS)))
+    @pytest.mark.sampled(4)
+    def test_every_way(self, name, rounding):
+        """Native kernels of each level, PyTorch's operators and fake_quantize give what the reference gives."""
+        format, _ = TORCHAO_MX[name]
+        q = Quantizer(format, (1, 32), Microscaling(rounding=rounding))
+        assert Quantizer.parse(str(q)) == q and (rounding == "rceil") != (rounding in str(q))
+        for kind, x in self._inputs():
+            x = x[:: 1 + len(x) // 2000]
+            want = q.quantize(x)
+            numbers = q.dequantize(want, x.shape)
+            for level in ("off", *native.LEVELS):
+                with native.use(level):
+                    t = hop.quantize(q, x)
+                    same_bits(t.codes, want["codes"], (kind, level))
+                    assert torch.equal(t.scale, want["scale"]), (kind, level)
+                    for got in (hop.dequantize(t), hop.fake_quantize(q, x)):
+                        assert torch.equal(got.nan_to_num(7.0), numbers.nan_to_num(7.0)), (kind, level)
+
+    def test_clips(self):
+        """Elements beyond the largest number have no gradient, as they are clipped."""
+        for rounding, clips in (("rceil", False), ("floor", True), ("ceil", False), ("even", True)):
+            x = torch.full((1, 32), 1.0)
+            x[0, 3] = 1.9
+            x.requires_grad_()
+            hop.fake_quantize(Quantizer(E4M3, (1, 32), Microscaling(rounding=rounding)), x).sum().backward()
+            gradient = x.grad
+            assert gradient is not None and gradient[0, 0] == 1 and (gradient[0, 3] == 0) == clips, rounding
+
+    def test_products(self):
+        """hop.scaled is the product of the numbers."""
+        linear = torch.ops.aten.linear.default
+        for rounding in MX_ROUNDINGS:
+            q = Quantizer(E4M3, (1, 32), Microscaling(rounding=rounding))
+            x, w = (hop.quantize(q, torch.randn(n, 64, generator=generator(n))) for n in (5, 9))
+            want = hop.dequantize(x).double() @ hop.dequantize(w).double().t()
+            torch.testing.assert_close(hop.scaled(linear, torch.float32, x, w).double(), want, rtol=1e-5, atol=1e-5)
+
+    def test_refuses(self):
+        with pytest.raises(ValueError, match=r"rounding must be one of .*, got 'down'"):
+            Microscaling(rounding="down")
+        with pytest.raises(ValueError, match="is for formats of floats, and int8 is none"):
+            Quantizer(INT8, (1, 32), Microscaling(rounding="floor"))
+
+
+class TestWhereTorchaoDiffers(unittest.TestCase):
+    """What docs/numerics.md lists, and that there is nothing else."""
+
+    @parameterized.expand(list(TORCHAO_MX))
+    def test_rceil(self, name):
+        format, dtype = TORCHAO_MX[name]
+        seen = dict.fromkeys(("nan", "least", "logarithm"), 0)
+        inputs = [make((64, 256), generator(i)) for i, make in enumerate(KINDS.values())]
+        for x in (*inputs, with_amax(beside_powers() * format.max, generator(9)).nan_to_num(1.0, 1.0, -1.0)):
+            (scale, codes), (other, others) = mx(format, "rceil", x), torchao_mx(dtype, "rceil", x)
+            blocks = x.reshape(-1, 32)
+            scale, other = scale.reshape(-1), other.reshape(-1)
+            nan = blocks.isnan().any(-1)
+            assert bool((other[nan] == 255).all()) and bool((scale[nan] != 255).all())
+            amax = torch.where(nan, 1.0, blocks.abs().amax(-1)).double() / format.max
+            differs = (scale != other) & ~nan
+            # One more here, as the quotient lies above a power of two by less than its logarithm in float32 shows.
+            excess = amax / torch.exp2(other.double() - 127) - 1
+            assert torch.equal(scale[differs], other[differs] + 1)
+            assert bool(((excess[differs] > 0) & (excess[differs] < 2**-15)).all())
+            alike = ((codes == others) | (x.isnan() & (not format.dtype.is_floating_point))).reshape(-1, 32).all(-1)
+            least = (scale == 0) & ~nan
+            assert bool((alike | differs | nan | least).all())
+            if bool((wrong := least & ~alike).any()):  # torchao takes x itself, and not x · 2^127
+                assert torch.equal(others.reshape(-1, 32)[wrong], unit_codes(format, blocks[wrong]))
+            for key, mask in (("nan", nan), ("logarithm", differs), ("least", wrong)):
+                seen[key] += int(mask.sum())
+        assert all(seen.values()), seen
+
+    def test_just_above_the_largest(self):
+        """448 · 2^k is the largest number of a block of scale 2^k; the next float32 is not. From k = 4 on torchao's
+        logarithm of it is k."""
+        x = torch.zeros(1, 32)
+        for k in (-100, -8, 4, 8, 100):
+            x[0, 0] = torch.nextafter(torch.tensor(448.0 * 2.0**k), torch.tensor(math.inf))
+            assert mx(E4M3, "rceil", x)[0].item() == 128 + k
+            assert torchao_mx(torch.float8_e4m3fn, "rceil", x)[0].item() == 127 + k
+
+    def test_nvfp4(self):
+        """Of two float32 roundings another: block scales and codes differ at ties alone, and blocks of zeros."""
+        seen = dict.fromkeys(("scale", "code", "zero"), 0)
+        for kind in ("normal", "halves", "quarters", "positive", "zeros"):
+            x = KINDS[kind]((256, 512), generator(3))
+            x[0, :16] = 0.0
+            outer = x.abs().amax()
+            outer = outer if outer else torch.tensor(1.0)
+            t = hop.quantize(presets.NVFP4, x, scale=outer)
+            other, codes = nvfp4_quantize(x, 16, outer / (448 * 6))
+            scale, other = t.scale.float().reshape(-1), other.float().reshape(-1)
+            amax = x.reshape(-1, 16).abs().amax(-1)
+            zero = amax == 0
+            assert bool((scale[zero] == 0).all()) and bool((other[zero] == 2.0**-6).all())
+            exact = amax.double() * 448 / outer.double()  # what is rounded to e4m3, but for float32's roundings
+            differs = (scale != other) & ~zero & (exact >= 2.0**-6)
+            middle = (scale.double() + other.double()) / 2
+            assert bool(((exact / middle - 1).abs() < 2**-21)[differs].all())
+            rest = ~differs & ~zero & (exact >= 2.0**-6)
+            mine, theirs = (unpacked(c, x).reshape(-1, 16)[rest] for c in (t.codes, codes))
+            exact = x.reshape(-1, 16)[rest].double() * (448 * 6 / outer.double()) / scale[rest, None].double()
+            numbers = torch.tensor(E2M1._decoded, dtype=torch.float64)
+            middle = (numbers[mine.long()] + numbers[theirs.long()]) / 2
+            assert bool(((exact / middle - 1).abs() < 2**-20)[mine != theirs].all())
+            for key, mask in (("scale", differs), ("code", mine != theirs), ("zero", zero)):
+                seen[key] += int(mask.sum())
+        assert all(seen.values()), seen
+
+
+def unit_codes(format: Float, x: Tensor) -> Tensor:
+    """The codes of x with a scale of 1, a byte for each."""
+    return format.encode(x).view(torch.uint8)
+
+
+class TestTorchao(unittest.TestCase):
+    """The states of torchao's low-bit optimizers."""
 
     def test_books(self):
         maps = {

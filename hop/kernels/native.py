@@ -19,7 +19,7 @@ from torch import Tensor
 from hop.compat import eager, inductor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_VERSION = 4  # of the C interface
+_VERSION = 5  # of the C interface
 LEVELS = ("portable", "avx2", "avx512", "amx")
 _OFF = "off"
 

@@ -20,7 +20,19 @@ from hop.formats import E4M3, E5M2, E8M0, Codebook, Float, Format, Integer, floa
 from hop.kernels import native
 from hop.quantizer import Quantizer
 from hop.requantization import Reciprocal
-from hop.scaling import AbsMean, Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, Rule, TwoLevel
+from hop.scaling import (
+    MX_ROUNDINGS,
+    AbsMean,
+    Amax,
+    BlockScaling,
+    CurrentScaling,
+    Given,
+    Microscaling,
+    MinMax,
+    Rule,
+    TwoLevel,
+    exponent_of,
+)
 
 _RULES = {Given: 0, Amax: 1, MinMax: 2, AbsMean: 3, CurrentScaling: 4, BlockScaling: 4, Microscaling: 5, TwoLevel: 6}
 _FORMATS = {Integer: 0, Float: 1, Codebook: 2}
@@ -33,7 +45,7 @@ class _Quantizer(ctypes.Structure):
 
     _names = (
         "format bits rule low high zero mantissa_bits bias largest keeps_nan size zero_code affine power_of_two "
-        "most_of_dtype outer_rows"
+        "most_of_dtype outer_rows rounding largest_power"
     )
     _fields_ = (
         *((name, ctypes.c_int32) for name in _names.split()),
@@ -104,6 +116,8 @@ def _describe_rule(s: _Quantizer, rule: Rule, format: Format) -> None:
         s.most_of_dtype = isinstance(rule, BlockScaling)
     elif isinstance(rule, Microscaling | TwoLevel):
         s.inverse = float32(1 / format.max)
+    if isinstance(rule, Microscaling):
+        s.rounding, s.largest_power = MX_ROUNDINGS.index(rule.rounding), exponent_of(format)
     if isinstance(rule, TwoLevel):
         s.top, s.inverse_top = rule.inner.max * format.max, float32(1 / (rule.inner.max * format.max))
         s.outer_rows = rule.outer == (1, -1)

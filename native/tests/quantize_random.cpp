@@ -85,6 +85,8 @@ void choose_rule(Case& c) {
     if (q.rule == HOP_MINMAX) q.range = static_cast<float>(q.high - q.low);
     q.affine = q.rule == HOP_MINMAX || (q.rule == HOP_GIVEN && q.format == HOP_INTEGER && below(2));
     q.power_of_two = static_cast<int32_t>(below(2)), q.most_of_dtype = static_cast<int32_t>(below(2));
+    q.rounding = static_cast<int32_t>(below(4));
+    q.largest_power = q.bits == 8 ? (q.mantissa_bits == 3 ? 8 : 15) : q.bits == 4 ? 2 : 4;
     q.inverse = 1 / q.range, q.top = 448 * q.range, q.inverse_top = 1 / q.top;
     c.given = q.rule == HOP_GIVEN || below(4) == 0;
     c.given_codes = c.given && q.rule == HOP_MICROSCALING && below(2);
