@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import hop
-from docs import diagrams, distributed_tables, gpu_tables, optimizers_tables, training_tables
+from docs import diagrams, distributed_tables, export_tables, gpu_tables, optimizers_tables, training_tables
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
 from hop.compat import patches, versions
 from hop.export import encodings
@@ -388,7 +388,7 @@ def draw_errors(panels: list[Any], subject: Subject) -> None:
 # By page, what is written after the command in the comments around it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "distributed.md": distributed_tables.TABLES,
-    "export.md": {": operators": integer_operators, ": encodings": encodings_read},
+    "export.md": {": operators": integer_operators, ": encodings": encodings_read, **export_tables.TABLES},
     "gallery.md": {"": gallery},
     "gpu.md": gpu_tables.TABLES,
     "numerics.md": {"": formats},

@@ -458,6 +458,22 @@ class TestExport(Files):
         _, said, _ = run("export", qdq, "-o", integers)
         assert re.match(r"\d+ rewritten, \d+ left\n", said)
 
+    def test_what_is_left(self):
+        """Operators that stay in floats are listed with the reason; a program with nothing quantized is refused."""
+        a, b = torch.ones(4, 8, dtype=torch.int8), torch.ones(8, 4, dtype=torch.int8)
+
+        class Sums(torch.nn.Module):
+            def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+                return torch._int_mm(a, b)
+
+        torch.export.save(torch.export.export(Sums(), (a, b)), source := self.path("sums.pt2"))
+        status, said, _ = run("export", source, "-o", self.path("out.pt2"))
+        assert status == 0 and said.startswith("0 rewritten, 1 left\n")
+        assert "left: its sums are not cast to float32: they stay int32" in said
+        torch.export.save(torch.export.export(torch.nn.Linear(4, 4), (torch.ones(1, 4),)), source)
+        status, _, err = run("export", source, "-o", self.path("out.pt2"))
+        assert status == 1 and "found no quantized operator in the program; it saw aten.linear.default" in err
+
     @pytest.mark.full
     def test_to_onnx(self):
         pytest.importorskip("onnxscript")

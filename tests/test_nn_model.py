@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
+from parameterized import parameterized
 from torch import Tensor, nn
 
 import hop
@@ -107,7 +108,7 @@ class TestConvert(unittest.TestCase):
                 ("a", None),
                 (nn.Conv2d, schemes.MXFP8),
                 (lambda name, module: module.in_features == 32, schemes.INT4_W),
-                ("z*", schemes.INT8_DYNAMIC),
+                ("b", schemes.INT8_DYNAMIC),
             ],
         )
         a, b, c, d = report.rows
@@ -122,8 +123,39 @@ class TestConvert(unittest.TestCase):
             f"c      Conv2d  - {c.reason}",
             "d      Linear  - no rule matches",
             "1 of 4 layers converted",
-            "no layer matches 'z*'",
+            "earlier rules take every layer that 'b' matches",
         ]
+
+    @parameterized.expand(
+        [
+            ("name", "z*", "'z*'"),
+            ("type", nn.Embedding, "Embedding"),
+            ("function", lambda name, module: module.weight.numel() < 0, "lambda"),
+            ("container", "", "''"),
+        ]
+    )
+    def test_a_selector_that_matches_nothing(self, _name, selector, shown):
+        model = nn.ModuleDict({"a": nn.Linear(32, 8), "b": nn.Linear(8, 8)})
+        for rules in ([(selector, schemes.INT8_DYNAMIC)], [("a", schemes.INT4_W), (selector, None)]):
+            with pytest.raises(
+                ValueError, match=r"no layer matches .*; the layers of the model are a \(Linear\), b"
+            ) as e:
+                hop.nn.convert(model, rules)
+            assert shown in str(e.value)
+        assert type(model["a"]) is nn.Linear, "an error leaves the model as it was"
+
+    def test_selectors_of_what_earlier_rules_take(self):
+        """A function is asked of what is left; projections of attention count for names and types alone."""
+        model = nn.ModuleDict({"a": nn.Conv2d(3, 8, 1), "b": nn.Linear(32, 8), "c": nn.MultiheadAttention(8, 2)})
+        hop.nn.convert(
+            model,
+            [
+                (nn.Conv2d, None),
+                (nn.MultiheadAttention, None),
+                (lambda name, module: module.in_features == 32, schemes.INT4_W),
+            ],
+        )
+        assert isinstance(model["b"], hop.nn.Linear)
 
     def test_a_root(self):
         plain = nn.Linear(32, 8)

@@ -4,6 +4,7 @@ import io
 import unittest
 
 import numpy as np
+import pytest
 import torch
 from parameterized import parameterized
 from PIL import Image
@@ -11,6 +12,7 @@ from PIL import Image
 import hop
 from docs import diagrams, make, optimizers_tables, training_tables
 from hop import formats, scaling
+from hop.compat import versions
 from hop.quantizer import Quantizer
 
 E3M2 = formats.Float("e3m2", 6, torch.uint8, exponent_bits=3, mantissa_bits=2, bias=3, largest=0x1F)
@@ -21,6 +23,8 @@ THIRDS = formats.Codebook("thirds", 2, torch.uint8, (-1.0, -1 / 3, 1 / 3, 1.0))
 class TestTables(unittest.TestCase):
     @parameterized.expand([(name,) for name in make.TABLES if name != "gallery.md"])
     def test_page_is_up_to_date(self, name):
+        if name == "export.md" and versions.version() != (2, 13):
+            pytest.skip("its table counts nodes as torch 2.13 decomposes them")
         assert (make.DOCS / name).read_text() == make.page(name), "run make tables"
 
     @parameterized.expand(diagrams.DIAGRAMS.items())

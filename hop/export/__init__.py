@@ -1,6 +1,7 @@
 # pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Exported programs: to exact integers, to core ATen, and to other runtimes."""
 
+from hop.export.checking import check as check
 from hop.export.dtypes import follow_dtype as follow_dtype
 from hop.export.executorch import to_executorch as to_executorch
 from hop.export.integer import to_integer as to_integer

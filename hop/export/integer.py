@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from hop._hop import Hop
 from hop.compat.pytree import tree_map_only
 from hop.compat.stock import stock_out_dtype
 from hop.compat.tracing import is_erased
@@ -57,6 +58,7 @@ from hop.requantization import Reciprocal, Requantization
 from hop.scaling import Given
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
+_KNOWN_CODES = f"known are {' and '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
 _NO_INTEGERS = "no operator of integers means the same"
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
@@ -71,8 +73,11 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
         requantize: how integer sums become codes (hop.requantization). The default is Reciprocal(), which a quantize
             node does: float32, times the reciprocal of the scale. Others are the arithmetic of integer-only runtimes.
 
-    Returns the program and a report of what was rewritten and what was left, with the reasons. Raises TypeError for
-    what is no ExportedProgram.
+    Returns the program and a report of what was rewritten and what was left, with the reasons.
+
+    Raises:
+        TypeError: `program` is no ExportedProgram, or `requantize` no convention.
+        ValueError: nothing in the program is quantized, in a form that is known here.
     """
     check_program(program, "to_integer")
     if requantize is not None and not isinstance(requantize, Requantization):
@@ -83,6 +88,8 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
     graph = graph_of(plain)
     rewriter = _Rewriter(plain, graph, requantize or Reciprocal())
     rewriter.run()
+    if not rewriter.has_recognised:
+        raise ValueError(_unrecognised(plain))
     return Rewritten(without_unused(rebuilt(plain, graph)), Report(tuple(rewriter.rows)))
 
 
@@ -92,6 +99,7 @@ class _Rewriter:
         self.held: dict[Node, Held] = {}
         self.cast: dict[Node, Node] = {}  # from floats and int32 to the codes that they are
         self.rows: list[Row] = []
+        self.has_recognised = False  # whether anything in the program says that it is quantized
 
     def run(self) -> None:
         for node in self.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
@@ -118,6 +126,8 @@ class _Rewriter:
                     self.graph.erase_node(node)
 
     def visit(self, node: Node) -> None:
+        if encodings.is_encoding(node) or isinstance(node.target, Hop):
+            self.has_recognised = True
         if found := encodings.dequantizing(node):
             self.hold(node, found)
         elif found := encodings.quantizing(node):
@@ -268,6 +278,7 @@ class _Rewriter:
         found = product_of(node, self.cast)
         if found is None:
             return False
+        self.has_recognised = True
         last, rows, columns = factors(found.sums, found.has_codes)
         if not value(last).dtype.is_floating_point:
             self.leave(node, f"its sums are not cast to float32: they stay {_plain(value(last).dtype)}")
@@ -300,6 +311,9 @@ class _Rewriter:
     def finish(self, node: Node) -> None:
         """What still dequantizes, by ours."""
         held = self.held.get(node)
+        wide = [user for user in node.users if not isinstance(user.target, Hop)]  # a bias may hold int32
+        if held is None and wide and (found := encodings.dequantizing(node)) and found.codes not in FORMATS:
+            self.leave(node, f"codes of {_plain(found.codes)}: what reads them stays in floats ({_KNOWN_CODES})")
         try:
             if held is not None:
                 made = emit(node, run_dequantize, held)
@@ -345,6 +359,18 @@ class _Rewriter:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
         kinds = [_kind(self.held.get(x, x)) for x in tensors]
         return Row(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
+
+
+def _unrecognised(program: ExportedProgram) -> str:
+    """What to say of a program in which nothing is quantized."""
+    seen = sorted({str(n.target) for n in program.graph.nodes if n.op == "call_function" and not is_erased(n)})
+    known = [*encodings.QUANTIZE, *encodings.DEQUANTIZE, *encodings.CHOOSE]
+    return (
+        f"to_integer: found no quantized operator in the program; it saw {', '.join(seen) or 'no operators'}; "
+        f"it knows {', '.join(known)}, products of int8 or uint8 codes or of their casts, and operators of hop; "
+        "quantize the model before it is exported (hop.nn.convert, torchao's quantize_ or PT2E), or use "
+        "hop.export.to_scheme for a program of floats"
+    )
 
 
 # ---- small questions

@@ -38,7 +38,7 @@ class Report:
 
     model: nn.Module  # the converted model
     rows: tuple[Row, ...]
-    unused: tuple[str, ...]  # selectors that matched no layer
+    unused: tuple[str, ...]  # selectors of which earlier rules took every layer
 
     def __str__(self) -> str:
         table = [("layer", "type", "scheme"), *((r.name or "(model)", r.type, _said(r)) for r in self.rows)]
@@ -46,7 +46,7 @@ class Report:
         lines = [f"{name:{widths[0]}}  {kind:{widths[1]}}  {said}" for name, kind, said in table]
         converted = sum(row.scheme is not None for row in self.rows)
         lines.append(f"{converted} of {len(self.rows)} layers converted")
-        lines += [f"no layer matches {selector}" for selector in self.unused]
+        lines += [f"earlier rules take every layer that {selector} matches" for selector in self.unused]
         return "\n".join(lines)
 
 
@@ -70,12 +70,15 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
 
     Raises:
         TypeError: rules, a selector or a scheme is none, or model is no module.
+        ValueError: a selector matches no layer; the model is then as it was.
 
     Warns if no layer was converted though rules have a scheme, or if learn_scales finds none to learn.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
     pairs = _checked(rules)
+    if not isinstance(rules, Scheme):
+        _check_matches(model, pairs)
     done: dict[int, tuple[nn.Module, Row]] = {}
     rows: list[Row] = []
     matched: set[int] = set()
@@ -146,6 +149,37 @@ def _checked(rules: Any) -> list[Rule]:
         if scheme is not None and not isinstance(scheme, Scheme):
             raise TypeError(f"convert: the scheme for {selector!r} must be a hop.Scheme or None, got {scheme!r}")
     return list(pairs)
+
+
+def _check_matches(model: nn.Module, rules: Sequence[Rule]) -> None:
+    """Raise for selectors that match no layer, of which there are names misspelled and types that the model has not."""
+    layers = [(n, m) for n, m in modules_of(model, every_name=True) if isinstance(m, (*LAYERS, Layer, *_OPAQUE))]
+    asked, matched = set[int](), set[int]()
+    for name, module in layers:
+        for i, (selector, _) in enumerate(rules):  # functions are asked what earlier rules leave, and of layers alone
+            is_plain = isinstance(selector, str | type)
+            if not is_plain and isinstance(module, _OPAQUE):
+                continue
+            asked.add(i)
+            if _matches(selector, name, module):
+                matched.add(i)
+                break
+    idle = [
+        selector
+        for i, (selector, _) in enumerate(rules)
+        if i not in matched
+        and (
+            not any(_matches(selector, *layer) for layer in layers)
+            if isinstance(selector, str | type)
+            else i in asked or not layers
+        )
+    ]
+    if idle:
+        known = ", ".join(f"{name or '(model)'} ({type(module).__name__})" for name, module in layers) or "none"
+        raise ValueError(
+            f"convert: rules: no layer matches {', '.join(map(repr, idle))}; the layers of the model are {known}. "
+            "Leave the rule out, or mend its selector"
+        )
 
 
 def _choice(rules: Sequence[Rule], name: str, module: nn.Module, matched: set[int]) -> tuple[Scheme | None, str]:
