@@ -397,7 +397,7 @@ def _all_plain(plain: frozenset[type], args: tuple[Any, ...], kwargs: dict[str, 
     """True if no operand needs a rule of the dispatcher: strided tensors of PyTorch's own class, without a gradient or
     tangent to propagate and without a lazy conjugation or negation."""
     grad = torch.is_grad_enabled()
-    forward_ad = eager.is_forward_ad_active()
+    forward_ad = eager.is_dual_level_open()
     for x in _tensors(args, kwargs):
         if (
             type(x) not in plain

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hop import copies, sharding
 from hop._hop import Composite, Hop
-from hop.compat import dtensor, dynamo, tracing
+from hop.compat import dtensor, dynamo, eager, tracing
 from hop.kernels import Kernel
 from hop.kernels import native_quantize as native
 from hop.kernels import quantize as kernels
@@ -196,6 +196,9 @@ class Dequantize(Composite):
 
     def differentiable(self, /, *args: Any) -> bool:
         return True
+
+    def forward_mode(self, x: Tensor, /, *dtype: Any) -> Tensor:
+        return eager.with_tangent(self(eager.primal(x), *dtype), x)
 
     def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, /, *dtype: Any) -> list[Tensor | None]:
         return [grad.to(x.dtype), *[None] * len(dtype)]  # the tensor stands for the numbers that it is dequantized to

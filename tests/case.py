@@ -18,5 +18,4 @@ class Case:
     bound: float = 0.0  # how far a right result may be off; 0: not at all
     differentiable: bool = True  # by its floats
     smooth: bool = True  # differences come near its derivative, in float64
-    forward_mode: bool = True
     keeps_nodes_under_vmap: bool = True

@@ -113,7 +113,6 @@ class Leaf:
     call: Callable[..., Tensor]  # (setting, x, **options)
     reference: Callable[..., Tensor]
     nodes: int
-    forward_mode: bool = True
 
     def gradient_case(self, setting: Setting) -> Case:
         return self.case(setting)
@@ -137,7 +136,6 @@ class Leaf:
             inner=lambda x, *rest: straight_through(setting, x, named(rest)),
             nodes=self.nodes,
             smooth=False,
-            forward_mode=self.forward_mode,
         )
 
 
@@ -197,7 +195,7 @@ class OfBuffers:
         )
 
 
-QUANTIZE = Leaf("quantize", _quantize, _quantize_reference, nodes=2, forward_mode=False)
+QUANTIZE = Leaf("quantize", _quantize, _quantize_reference, nodes=2)
 FAKE_QUANTIZE = Leaf("fake_quantize", _fake_quantize, _fake_quantize_reference, nodes=1)
 DEQUANTIZE = OfBuffers()
 LEAVES = [QUANTIZE, FAKE_QUANTIZE, DEQUANTIZE]

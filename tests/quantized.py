@@ -106,7 +106,6 @@ class QuantizedOperator:
             nodes_below=quantizes + 1 + (self.scheme.output is not None) + self.scheme.is_stochastic(),
             bound=bound,
             smooth=False,
-            forward_mode=self.scheme.output is None,
             keeps_nodes_under_vmap=False,
         )
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -229,21 +228,31 @@ def _jvp_by_double_backward(function: Callable[..., Tensor], case: Case) -> Tens
 
 
 def forward_mode(cases: Cases, gradients: Cases) -> None:
-    """Dual tensors, when nothing requires a gradient: the tangent of the inner operator."""
+    """Dual tensors, when nothing requires a gradient: the tangent of the inner operator, by each operand alone and by
+    all. The call runs before without tangents, so that what was found for it is there to be taken."""
     for case in gradients:
-        tangents = [torch.randn_like(x) if x.is_floating_point() else None for x in case.tensors]
+        with torch.autograd.forward_ad.dual_level():
+            for _ in range(2):
+                assert torch.autograd.forward_ad.unpack_dual(case.function(*case.tensors)).tangent is None
+        for tangents in _each_and_all(case.tensors):
 
-        def tangent(function: Callable[..., Tensor], case: Case = case, tangents: Any = tangents) -> Any:
-            with torch.autograd.forward_ad.dual_level():
-                return torch.autograd.forward_ad.unpack_dual(function(*_duals(case.tensors, tangents))).tangent
+            def dual(function: Callable[..., Tensor], case: Case = case, tangents: Any = tangents) -> Any:
+                with torch.autograd.forward_ad.dual_level():
+                    return torch.autograd.forward_ad.unpack_dual(function(*_duals(case.tensors, tangents)))
 
-        if not case.forward_mode:
-            with pytest.raises(NotImplementedError, match="forward mode"):
-                tangent(case.function)
-            continue
-        got = tangent(case.function)
-        assert got is not None
-        _assert_close(got, tangent(case.inner))
+            got, want = dual(case.function), dual(case.inner)
+            assert (got.tangent is None) == (want.tangent is None)
+            if want.tangent is not None:
+                _assert_close(got.tangent, want.tangent)
+            assert torch.equal(got.primal, case.function(*case.tensors))
+
+
+def _each_and_all(tensors: list[Tensor]) -> list[list[Tensor | None]]:
+    """Tangents of each float tensor by itself, and of all."""
+    every = [torch.randn_like(x) if x.is_floating_point() else None for x in tensors]
+    floats = [i for i, t in enumerate(every) if t is not None]
+    alone: list[list[Tensor | None]] = [[t if i == k else None for i, t in enumerate(every)] for k in floats]
+    return [*alone, every] if len(floats) > 1 else [every]
 
 
 def _duals(tensors: list[Tensor], tangents: list[Tensor | None]) -> list[Tensor]:
@@ -280,7 +289,7 @@ def transforms(cases: Cases, gradients: Cases) -> None:
             lambda f, x=x: torch.func.jacfwd(f)(x),
             lambda f, x=x: torch.func.hessian(loss(f))(x),
         )
-        for apply in reverse + forward * case.forward_mode:
+        for apply in reverse + forward:
             got, want = (tree_leaves(apply(of_one(f))) for f in (case.function, case.inner))
             for g, w in zip(got, want, strict=True):
                 _assert_close(g, w)
@@ -310,6 +319,37 @@ def trained(gradients: Cases, *, backend: str) -> None:
     assert len(got) == len(want) > 0
     for g, w in zip(got, want, strict=True):
         _assert_close(g, w)
+
+
+def pushed_forward(gradients: Cases, *, backend: str) -> None:
+    """torch.func.jvp inside a compiled function gives the value and the tangent of dual tensors in eager mode."""
+    chosen = gradients
+    tangents = [[torch.randn_like(x) for x in case.tensors if x.is_floating_point()] for case in chosen]
+
+    def jvp(case: Case, given: tuple[Tensor, ...], directions: tuple[Tensor, ...]) -> list[Tensor]:
+        where = [i for i, x in enumerate(given) if x.is_floating_point()]
+
+        def function(*floats: Tensor) -> Tensor:
+            inner = list(given)
+            for i, x in zip(where, floats, strict=True):
+                inner[i] = x
+            return case.function(*inner)
+
+        return list(torch.func.jvp(function, tuple(given[i] for i in where), directions))
+
+    def function(given: list[tuple[Tensor, ...]], directions: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+        return [jvp(case, x, t) for case, x, t in zip(chosen, given, directions, strict=True)]
+
+    torch._dynamo.reset()
+    given, directions = [tuple(case.tensors) for case in chosen], [tuple(t) for t in tangents]
+    made = torch.compile(function, backend=backend, fullgraph=True)(given, directions)
+    for case, found, direction in zip(chosen, made, tangents, strict=True):
+        rest = list(direction)
+        with torch.autograd.forward_ad.dual_level():
+            duals = _duals(case.tensors, [rest.pop(0) if x.is_floating_point() else None for x in case.tensors])
+            want = torch.autograd.forward_ad.unpack_dual(case.function(*duals))
+        for got, expected in zip(found, want[:2], strict=True):
+            _assert_close(got, expected)
 
 
 def _export(cases: Cases, strict: bool) -> tuple[Program, Any]:
@@ -377,6 +417,7 @@ ROUTES = [
     Route("aot_eager", lambda c, g: compiled(c, backend="aot_eager", dynamic=False), batched=True),
     Route("aot_eager_dynamic", lambda c, g: compiled(c, backend="aot_eager", dynamic=True), batched=True),
     Route("aot_eager_training", lambda c, g: trained(g, backend="aot_eager"), batched=True, differentiates=True),
+    Route("aot_eager_jvp", lambda c, g: pushed_forward(g, backend="aot_eager"), batched=True, differentiates=True),
     Route("inductor", lambda c, g: compiled(c, backend="inductor", dynamic=False), batched=True, compiler=True),
     Route("inductor_dynamic", lambda c, g: compiled(c, backend="inductor", dynamic=True), batched=True, compiler=True),
     Route(

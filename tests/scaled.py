@@ -206,7 +206,6 @@ class ScaledOperator:
             inner=inner,
             nodes=0,
             smooth=False,
-            forward_mode=False,
         )
 
     def _beside_constants(self) -> Case:

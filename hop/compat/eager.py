@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch._C import DispatchKey as DispatchKey
+from torch._C import _dispatch_tls_is_dispatch_key_excluded as _is_excluded
 from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch._higher_order_ops.utils import register_fake as register_fake
@@ -14,7 +15,7 @@ from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hop.compat.script import is_tracing_script
@@ -55,15 +56,43 @@ no_autocast = torch._C._DisableAutocast
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """True if `tensor` is a dual number at the current level of forward-mode differentiation."""
-    if not is_forward_ad_active() or not (tensor.is_floating_point() or tensor.is_complex()):
+    """True if `tensor` is a dual number whose tangent operators of autograd would follow; below them nobody does."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not is_forward_ad_active():
         return False
-    return unpack_dual(tensor).tangent is not None
+    if peek_interpreter_stack() is None and _is_excluded(DispatchKey.AutogradFunctionality):
+        return False
+    return forward_ad.unpack_dual(tensor, level=0).tangent is not None
 
 
 def is_forward_ad_active() -> bool:
-    """True inside a level of forward-mode differentiation."""
-    return torch.autograd.forward_ad._current_level >= 0
+    """True inside the level of forward-mode differentiation: there is one at most, those of torch.func share it. A
+    program that Dynamo made opens it in C++, which says so alone by refusing to open another."""
+    if is_dual_level_open():
+        return True
+    if is_plain_eager():
+        return False
+    try:
+        level = torch._C._enter_dual_level()
+    except RuntimeError:
+        return True
+    torch._C._exit_dual_level(level=level)
+    return False
+
+
+def is_dual_level_open() -> bool:
+    """The same, where nothing is traced or transformed. 0.04 µs."""
+    return forward_ad._current_level >= 0
+
+
+def primal(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without its tangent."""
+    return forward_ad.unpack_dual(tensor, level=0).primal if has_tangent(tensor) else tensor
+
+
+def with_tangent(value: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """`value` with the tangent of another tensor of its shape, if that has one."""
+    tangent = forward_ad.unpack_dual(of, level=0).tangent
+    return value if tangent is None else forward_ad.make_dual(value, tangent.to(value.dtype), level=0)
 
 
 def flop_counter_mode() -> type:

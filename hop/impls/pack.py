@@ -67,7 +67,7 @@ class Pack(Composite):
         return None if dims[0] is None else (self(x, layout), dims[0])
 
     def forward_mode(self, x: Tensor, layout: str, /) -> Tensor:
-        raise NotImplementedError("pack: a quantized tensor cannot carry a tangent")
+        return eager.with_tangent(self(eager.primal(x), layout), x)  # type: ignore[return-value]
 
 
 pack_operator = Pack("hop_pack")

@@ -122,6 +122,10 @@ class _Watch(torch.autograd.Function):
         ctx.history = inputs[1]  # not saved: another backward of the same step may write to it before
 
     @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:  # type: ignore[override]
+        return tangent.view_as(tangent)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         with torch.no_grad():
             _record(ctx.history, grad.detach())

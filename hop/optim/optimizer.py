@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from hop.compat import eager
 from hop.optim.states import BITS8, States, fresh, is_placed, local, quantizer, spelled
 from hop.optim.step import step_
 from hop.optim.updates import Rule
@@ -158,14 +159,18 @@ class Optimizer(torch.optim.Optimizer):
             for p in other["params"]:
                 state = None if p.grad is None else self.state[p]
                 if state is not None and not state:
-                    state["step"] = torch.tensor(0.0)
-                    for name in self._names(other):
-                        state[name] = fresh(p, self._quantizer(other, p, name))
+                    made = {name: fresh(p, self._quantizer(other, p, name)) for name in self._names(other)}
+                    state.update({"step": torch.tensor(0.0), **made})  # at once: Ctrl-C leaves all of it, or nothing
         params += [p for p in group["params"] if p.grad is not None]
 
     def _gradient(self, p: Tensor) -> Tensor:
         grad = p.grad
         assert grad is not None
+        if eager.is_dual_level_open() and any(map(eager.has_tangent, (p, grad))):
+            raise NotImplementedError(
+                f"{self._name}: a parameter of shape {tuple(p.shape)}, or its gradient, carries a tangent of forward "
+                "mode, which a step would lose; take the step outside of the dual level, or set p.grad to its primal"
+            )
         if grad.is_sparse:
             raise RuntimeError(
                 f"{self._name}: the gradient of a parameter of shape {tuple(p.shape)} is sparse, and it must be dense; "

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hop import copies
 from hop._hop import Composite
-from hop.compat import subclasses
+from hop.compat import eager, subclasses
 from hop.compat.values import cache_key
 from hop.leaves import buffers_operator, dequantize_buffers, dequantize_operator
 from hop.quantizer import Quantizer
@@ -77,6 +77,12 @@ class QuantizedTensor(Tensor):
         dtype: torch.dtype,
         requires_grad: bool = False,
     ) -> None:
+        dual = eager.is_dual_level_open() and not torch.compiler.is_compiling()
+        if dual and any(map(eager.has_tangent, buffers.values())):
+            raise NotImplementedError(
+                "QuantizedTensor: a buffer carries a tangent, which would be lost: the tensor itself carries one, of "
+                "its own shape. Give the scale to hop.quantize or hop.fake_quantize, which follow it"
+            )
         self.quantizer = quantizer
         self._names = tuple(buffers)
         for name, buffer in buffers.items():

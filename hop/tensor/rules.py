@@ -93,6 +93,18 @@ def view_dtype(op: OpOverload, t: QuantizedTensor, dtype: torch.dtype) -> Any:
     return views.alias(t)
 
 
+@implements(aten.is_same_size.default)
+def is_same_size(op: OpOverload, t: Tensor, other: Tensor) -> bool:
+    """whether the shapes are equal"""
+    return t.shape == other.shape
+
+
+@implements(aten._has_same_storage_numel.default)
+def has_same_storage(op: OpOverload, t: Tensor, other: Tensor) -> bool:
+    """yes: its tangent is a plain tensor"""
+    return True
+
+
 # ---- views
 
 

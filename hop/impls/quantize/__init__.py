@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hop import blocks, copies, sharding
 from hop._hop import PLAIN, Composite, Hop
-from hop.compat import dynamo
+from hop.compat import dynamo, eager
+from hop.compat.pytree import tree_map_only
 from hop.formats import NOISE_BITS
 from hop.impls.quantize import batching
 from hop.impls.quantize.arguments import checked
@@ -180,10 +181,12 @@ class Quantize(Composite):
         whole, tensors = batched
         return self(str(whole), *tensors, usages, gradient), 0
 
-    def forward_mode(self, /, *args: Any) -> Tensor:
-        raise NotImplementedError(
-            "quantize: a quantized tensor cannot carry a tangent; use fake_quantize in forward mode"
-        )
+    def forward_mode(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+        """The codes, with the tangent of fake_quantize."""
+        scale, zero_point, noise, usages, gradient = rest
+        real = fake_quantize_operator(q, x, scale, zero_point, noise, gradient)
+        primals = tree_map_only(Tensor, eager.primal, (x, scale, zero_point, noise))
+        return eager.with_tangent(self(q, *primals, usages, gradient), real)
 
 
 quantize_operator = Quantize("hop_quantize")

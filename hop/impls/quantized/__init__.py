@@ -12,21 +12,22 @@ the operands.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop._hop import Composite
-from hop.compat import dynamo
+from hop.compat import dynamo, eager
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_leaves, tree_map_only
 from hop.impls.out_dtype.arguments import describe
-from hop.impls.quantize import straight_through
+from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantized import calls, gradient, operands
 from hop.impls.quantized.calls import Call, Scales, check_op, taken
+from hop.impls.scaled import activated, scaled, through_activation
 from hop.impls.scaled import explain as explain_scaled
-from hop.impls.scaled import scaled, through_activation
 from hop.impls.scaled.gradient import with_derivatives
 from hop.impls.scaled.roles import BIAS, LHS, RHS
 from hop.leaves import buffers_operator
@@ -117,9 +118,7 @@ class Quantized(Composite):
         """The value, with the derivatives of the operator on fake-quantized operands."""
         call = taken(op, scheme, dtype, rest, kwargs)
         if call.scheme.output is not None:
-            raise NotImplementedError(
-                "quantized: a quantized result cannot carry a tangent; in forward mode take a scheme without output"
-            )
+            return self._quantized_forward(call, (op, scheme, dtype, *rest), kwargs)
         constants = tree_map_only(Tensor, torch.Tensor.detach, (op, scheme, dtype, *rest))
         value = self(*constants, **kwargs)
         factors = {
@@ -128,6 +127,18 @@ class Quantized(Composite):
         bias = {BIAS: call.find(BIAS).to(call.dtype)} if call.place(BIAS) is not None else {}
         linear = op(*call.replaced(factors | bias), **kwargs)
         return with_derivatives(value, linear)
+
+    def _quantized_forward(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The codes, with the tangent of the fake-quantized result."""
+        q = call.scheme.output
+        assert q is not None
+        unquantized = str(replace(call.scheme, output=None))
+        scales = call.scales._replace(output=None, output_zero_point=None)
+        y = self(call.op, unquantized, torch.float32, call.seed, *scales, *call.args, **kwargs)
+        given = calls.fitted(call, calls.OUTPUT, y)
+        real = fake_quantize_operator(str(q), activated(y, q.scale), *given, None, "clipped")
+        primals = tree_map_only(Tensor, eager.primal, (args, kwargs))
+        return eager.with_tangent(self(*primals[0], **primals[1]), real)
 
     def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
         return torch.stack(gradient.members(self, size, dims, args, kwargs)), 0

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hop import copies, schemes
 from hop._hop import Composite
+from hop.compat import eager
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_unflatten
 from hop.impls.out_dtype import gradient as of_out_dtype
@@ -83,7 +84,8 @@ def through_operator(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradien
         return _through_numbers(call, grad, wanted)
     args = (call.op, str(call.scheme), call.dtype, call.seed, *call.scales, *call.args)
     found = {role: codes_gradient(role, grad, *args, **call.kwargs) for role in wanted if role != BIAS}
-    again = torch.is_grad_enabled()  # it will be differentiated: straight through its roundings
+    # it will be differentiated, or carries a tangent: straight through its roundings
+    again = torch.is_grad_enabled() or eager.has_tangent(grad)
     linear = _through_numbers(call, grad, wanted if again else [role for role in wanted if role == BIAS])
     return {role: with_derivatives(found[role], linear[role]) if again else found[role] for role in found} | {
         role: g for role, g in linear.items() if role == BIAS

@@ -221,7 +221,7 @@ class _Linear(torch.autograd.Function):
         scales, (x, weight), buffers = rest[:_SCALES], rest[_SCALES : _SCALES + 2], rest[_SCALES + 2 :]
         of_x, of_weight = buffers[: ctx.count], buffers[ctx.count :]
         needs = Needs(*ctx.node[2])
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or eager.has_tangent(grad):
             found = _differentiable(ctx, needs, grad, seed, scales, x, weight)
         else:
             made = iter(linear_backward(*ctx.node, *ctx.described, seed, *scales, grad, x, weight, of_x, of_weight))
@@ -244,8 +244,8 @@ def _differentiable(
     scheme, dtype, _, options = ctx.node
     if x is None or weight is None or Options.read(options).parallel.mode != "none":
         raise RuntimeError(
-            "hop.nn.Linear: create_graph=True differentiates the gradient, for which the layer must save its operands "
-            "as they are, in one process; set its save_original=True"
+            "hop.nn.Linear: create_graph=True, or a tangent, differentiates the gradient, for which the layer must "
+            "save its operands as they are, in one process; set its save_original=True"
         )
     bias = grad.new_empty(ctx.described[0][2]) if needs.bias else None
     needed = [False] * 4 + [*needs[3:], *[False] * (_SCALES - 4), *needs[: 2 + needs.bias]]

@@ -111,7 +111,7 @@ def numbers(call: Call, role: str, dtype: torch.dtype) -> Tensor:
 
 def numbers_of_codes(call: Call, role: str, dtype: torch.dtype) -> Tensor:
     """The same, from the codes that the forward multiplies: a compiled program finds them once for both. Where levels
-    of torch.func or tangents, which codes cannot carry, stand between the two, as one operator."""
+    of torch.func or tangents stand between the two, as one operator."""
     x = call.find(role)
     plain = not is_quantized(x) and functorch.innermost(x) is x and not eager.is_forward_ad_active()
     if not plain or call.quantizer(role) is None:

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from hop import copies
 from hop._hop import Composite, Hop
-from hop.compat import dynamo
+from hop.compat import dynamo, eager
 from hop.compat.eager import OpOverload, is_autocasting, is_plain_eager
 from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
 from hop.impls.out_dtype.arguments import describe
-from hop.impls.quantize import straight_through
+from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.scaled import batching, calls, gradient, kernels, meaning, plans, sharding
 from hop.impls.scaled.arguments import check, check_op, check_output
 from hop.impls.scaled.calls import Call, fitted
@@ -182,10 +182,11 @@ class Scaled(Composite):
         self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
     ) -> Tensor:
         if not isinstance(output, torch.dtype):
-            raise NotImplementedError(
-                "scaled: a quantized result cannot carry a tangent; in forward mode take a dtype as output, and "
-                "fake_quantize"
-            )
+            q, y = Quantizer.parse(output), self(op, torch.float32, None, None, *args, **kwargs)
+            given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
+            real = fake_quantize_operator(output, activated(y, q.scale), *given, None, "clipped")
+            primals = tree_map_only(Tensor, eager.primal, ((scale, zero_point, *args), kwargs))
+            return eager.with_tangent(self(op, output, *primals[0], **primals[1]), real)
         plain_args, plain_kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))
         value = self(op, output, scale, zero_point, *plain_args, **plain_kwargs)
         return gradient.with_derivatives(value, gradient.linearized(op, args, kwargs))
@@ -228,11 +229,14 @@ def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made
 
 def through_activation(grad: Tensor, y: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     """The gradient before a fused activation, and the result after it."""
+    after = activated(y, rule)
+    return grad if after is y else torch.where(after == y, grad, 0.0), after
+
+
+def activated(y: Tensor, rule: Rule) -> Tensor:
+    """A result after the activation that is fused into its quantizer."""
     low, high = (rule.requantize.low, rule.requantize.high) if isinstance(rule, Given) else (None, None)
-    if low is None and high is None:
-        return grad, y
-    after = y.clamp(low, high)
-    return torch.where(after == y, grad, 0.0), after
+    return y if low is None and high is None else y.clamp(low, high)
 
 
 # ---- the public function

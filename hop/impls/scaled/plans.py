@@ -65,19 +65,23 @@ def _names(quantizer: Quantizer, shape: tuple[int, ...], usages: copies.Usages) 
 
 _QUANTIZED = (QuantizedTensor, Held)
 _MOST = 4096
+_is_dual_level_open = eager.is_dual_level_open  # found faster than an attribute
 _plans: dict[tuple[Any, ...], Any] = {}
 
 
 def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What two calls have in common that can share a plan, of what plans are given; None for one that needs a gradient,
-    or that holds tensors of other classes, or is made of them, or views that negate, or lists of tensors."""
-    parts, grad = [op, output], torch.is_grad_enabled()
+    """What two calls have in common that can share a plan, of what plans are given; None for one that needs a gradient
+    or a tangent, or that holds tensors of other classes, or is made of them, or views that negate, or lists of
+    tensors."""
+    parts, grad, dual = [op, output], torch.is_grad_enabled(), _is_dual_level_open()
     add = parts.append
     for x in given:
         cls = type(x)
         if cls is QuantizedTensor or cls is Held:
             names = x._names
             if type(getattr(x, names[0])) not in PLAIN or (grad and x.requires_grad):
+                return None
+            if dual and cls is QuantizedTensor and eager.has_tangent(x):
                 return None
             add(id(x.quantizer))  # in a quarter of the time of its hash; the plan keeps it
             add(names)
@@ -87,7 +91,7 @@ def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
                 add(x.stride())
             add(x.device)
         elif cls in PLAIN:
-            if (grad and x.requires_grad) or x.is_neg():
+            if (grad and x.requires_grad) or x.is_neg() or (dual and eager.has_tangent(x)):
                 return None
             add(x.dtype)
             add(x.shape)
