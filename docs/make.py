@@ -178,8 +178,9 @@ def changes() -> str:
     """What is changed inside PyTorch, and what the library goes around."""
     rows = []
     for patch in patches.PATCHES.values():
-        until = "all" if patch.until is None else f"before {'.'.join(map(str, patch.until))}"
-        rows.append([patch.fault, until, f"`{patch.module}`" if patch.module else "", " ".join(patch.reported)])
+        shown = [v for v in versions.TESTED if patch.has_fault(v)]
+        spelled = "all" if len(shown) == len(versions.TESTED) else ", ".join(".".join(map(str, v)) for v in shown)
+        rows.append([patch.fault, spelled, f"`{patch.module}`" if patch.module else "", " ".join(patch.reported)])
     return pages.table([["what PyTorch does by itself", "versions", "changed", "reported"], *rows])
 
 

@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from hop.compat.imports import when_imported
 from hop.compat.tracing import known_equal
 from hop.compat.values import cache_key
-from hop.compat.versions import version
+from hop.compat.versions import Version, version
 
 Changes = Iterator[tuple[Any, str, Any]]
 """Owners, the names of their attributes, and what these become."""
@@ -31,18 +31,26 @@ class Patch:
     """What PyTorch does without it."""
     reported: tuple[str, ...]
     """Issues and pull requests of PyTorch's that are about it."""
-    until: tuple[int, int] | None = None
-    """The first version of torch that does without it."""
+    since: Version | None = None
+    """The first tested version of torch that has the fault; None for the first of all."""
+    until: Version | None = None
+    """The first tested version of torch that does without it."""
     module: str | None = None
     """What it changes, once that is imported; None of what our own code goes around."""
     changes: Callable[[], Changes] | None = None
     active: bool = False
     _originals: list[tuple[Any, str, Any]] = field(default_factory=list)
 
+    def has_fault(self, torch_version: Version) -> bool:
+        """Whether that version of torch has the fault."""
+        return (self.since is None or torch_version >= self.since) and (
+            self.until is None or torch_version < self.until
+        )
+
     @property
     def is_needed(self) -> bool:
-        """Whether this version of torch has the fault."""
-        return self.until is None or version() < self.until
+        """Whether the torch that runs has the fault."""
+        return self.has_fault(version())
 
     def apply(self) -> None:
         self.active = True
@@ -68,20 +76,24 @@ PATCHES: dict[str, Patch] = {}
 """All of them by name."""
 
 
-def _going_around(name: str, fault: str, *reported: str, until: tuple[int, int] | None = None) -> Patch:
+def _going_around(name: str, fault: str, *reported: str, until: Version | None = None) -> Patch:
     """A record of what our own code goes around."""
-    made = PATCHES[name] = Patch(name, fault, reported, until)
+    made = PATCHES[name] = Patch(name, fault, reported, until=until)
     return made
 
 
 def _changing(
-    module: str, fault: str, *reported: str, until: tuple[int, int] | None = None
+    module: str,
+    fault: str,
+    *reported: str,
+    since: Version | None = None,
+    until: Version | None = None,
 ) -> Callable[[Callable[[], Changes]], Patch]:
     """The record of a change to `module`, named as the function that gives its parts."""
 
     def enter(changes: Callable[[], Changes]) -> Patch:
         name = changes.__name__
-        made = PATCHES[name] = Patch(name, fault, reported, until, module, changes)
+        made = PATCHES[name] = Patch(name, fault, reported, since, until, module, changes)
         return made
 
     return enter
@@ -150,6 +162,7 @@ def loops_that_do_not_divide() -> Changes:
 @_changing(
     "torch._dynamo.variables.script_object",
     "Dynamo traces a constant of a registered class as a stand-in that has neither its attributes nor its methods",
+    "pytorch#172092",
     until=(2, 13),
 )
 def opaque_values() -> Changes:
@@ -183,6 +196,7 @@ def opaque_values() -> Changes:
 @_changing(
     "torch._subclasses.fake_tensor",
     "the cache of fake results takes a higher-order operator's for a tuple, and asserts that it is one",
+    "pytorch#151957",
     until=(2, 13),
 )
 def fake_results() -> Changes:
@@ -251,14 +265,38 @@ def values_in_signatures() -> Changes:
     "pytorch#173526",
     "pytorch#188390",
     "pytorch#188401",
+    since=(2, 13),  # 2.11 caches no program of DTensors
 )
 def hashes_of_local_tensors() -> Changes:
     from torch.distributed.tensor import DTensor
 
     cls: Any = DTensor
-    own = getattr(cls, "_stable_hash_for_caching", None)
-    if own is not None:  # 2.11 caches no program of DTensors
-        yield cls, "_stable_hash_for_caching", lambda self: f"{own(self)} {cache_key(self._local_tensor)}"
+    own = cls._stable_hash_for_caching
+    yield cls, "_stable_hash_for_caching", lambda self: f"{own(self)} {cache_key(self._local_tensor)}"
+
+
+KEYED: list[type] = []
+"""Subclasses of tensors whose programs `cache_key` tells apart."""
+
+
+@_changing(
+    "torch._functorch._aot_autograd.autograd_cache",
+    "AOTAutograd's cache on disk does not ask a subclass what a program depends on, so that one which another version "
+    "of its rules compiled is taken for this one's",
+    "pytorch#173526",
+    until=(2, 13),
+)
+def hashes_of_subclasses() -> Changes:
+    from torch._functorch._aot_autograd import autograd_cache
+
+    cls: Any = autograd_cache.AOTAutogradCachePickler
+    begin = cls.__init__
+
+    def begin_with_keys(self: Any, gm: Any) -> None:
+        begin(self, gm)
+        self.dispatch_table.update(dict.fromkeys(KEYED, lambda x: (str, (cache_key(x),))))
+
+    yield cls, "__init__", begin_with_keys
 
 
 MOVING: list[Callable[[], Any]] = []

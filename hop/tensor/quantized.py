@@ -10,6 +10,7 @@ from torch import Tensor
 from hop import copies
 from hop._hop import Composite
 from hop.compat import eager, subclasses
+from hop.compat.patches import KEYED
 from hop.compat.values import cache_key
 from hop.leaves import buffers_operator, dequantize_buffers, dequantize_operator
 from hop.quantizer import Quantizer
@@ -220,6 +221,7 @@ def _loaded(
 for _operator in (buffers_operator, dequantize_operator):
     _operator.plain |= {QuantizedTensor}
 torch.serialization.add_safe_globals([QuantizedTensor, _loaded])
+KEYED.append(QuantizedTensor)
 
 
 def _of_dtensors(x: Any) -> QuantizedTensor:

@@ -250,7 +250,8 @@ def _clamp(
 
 
 def _kept(x: Tensor, common: torch.dtype, low: Any = None, high: Any = None) -> Tensor:
-    """Where clamp keeps x, the bounds included: PyTorch's own gradient there is 1 until 2.14 and 0 in 2.15."""
+    """Where clamp keeps x, the bounds included: PyTorch's own gradient there is 1 until 2.13 and 0 since
+    (pytorch#195931)."""
     value = x.detach().to(common)
     kept = torch.ones_like(value, dtype=torch.bool)
     kept = kept if low is None else kept & (value >= low)
