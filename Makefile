@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-exhaustive daily bench docs tables lint gpu sanitize clean
+.PHONY: help demo test test-all test-levels test-exhaustive daily bench docs tables lint gpu sanitize clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -57,6 +57,9 @@ test: $(VENV)/dev ## every operator on every route once
 
 test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## operators, routes, formats, dtypes, GPU kernels and runtimes crossed
 	@$(PYTEST) -m "not exhaustive"
+
+test-levels: $(VENV)/dev ## what depends on the CPU, taking it for each level that it has: portable, avx2, ...
+	@$(PY) -m tests.levels
 
 test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what test-all takes samples of (hours; PART=3/40: one part of forty)
 	@$(PYTEST) -m exhaustive $(PART:%=--part %)

@@ -26,35 +26,37 @@ bool has_amx() {
 #endif
 }
 
-Level detect() {
+Cpu detect() {
     __builtin_cpu_init();
-    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return Level::portable;
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
-    if (!avx512) return Level::avx2;
-    return __builtin_cpu_supports("avx512bf16") && has_amx() ? Level::amx : Level::avx512;
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return HOP_PORTABLE;
+    const bool plain = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (!plain) return HOP_AVX2;
+    if (!(__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni"))) return HOP_AVX512_PLAIN;
+    if (!__builtin_cpu_supports("avx512bf16")) return HOP_AVX512_VNNI;
+    return has_amx() ? HOP_AMX_TILES : HOP_AVX512_BF16;
 }
 #else
-Level detect() { return Level::portable; }
+Cpu detect() { return HOP_PORTABLE; }
 #endif
 
-std::atomic<int> asked{static_cast<int>(Level::amx)};
+std::atomic<int> asked{HOP_AMX_TILES};
 
 }  // namespace
 
-Level best_level() {
-    static const Level found = detect();
+Cpu best_cpu() {
+    static const Cpu found = detect();
     return found;
 }
 
 Level level() {
+    constexpr Level of[] = {Level::portable, Level::avx2, Level::avx2, Level::avx512, Level::avx512, Level::amx};
     const int most = asked.load(std::memory_order_relaxed);
-    return most < static_cast<int>(best_level()) ? static_cast<Level>(most) : best_level();
+    return of[most < best_cpu() ? most : best_cpu()];
 }
 
 }  // namespace hop
 
-int hop_version() { return 5; }
-int hop_best_level() { return static_cast<int>(hop::best_level()); }
+int hop_version() { return 6; }
+int hop_best_level() { return hop::best_cpu(); }
 int hop_use_level(int level) { return hop::asked.exchange(level); }

@@ -28,7 +28,7 @@ from hop.impls.scaled.plans import operand
 from hop.kernels import integer, native, native_product
 from hop.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
 from hop.scaling import Given
-from tests import scaled_oracles
+from tests import levels, scaled_oracles
 from tests.scaled_oracles import array, assert_bits
 
 aten = torch.ops.aten
@@ -37,13 +37,6 @@ _PARTS = (torch.float32, torch.float16)
 BUILT = unittest.skipIf(MISSING is not None, MISSING or "")
 
 
-def _levels() -> list[str]:
-    """The instructions that this CPU has."""
-    functions = native.library().functions
-    return [] if functions is None else list(native.LEVELS[: functions.hop_best_level() + 1])
-
-
-LEVELS = _levels()
 INTEGERS = [
     ("INT8_ROW", "INT8_ROW"),
     ("INT8_ROW_AFFINE", "INT8_ROW"),
@@ -102,7 +95,7 @@ def takes_native(x, w, bias=None, output=torch.float32) -> bool:
 
 @BUILT
 class TestLevels(unittest.TestCase):
-    @parameterized.expand([(level, *pair) for level in LEVELS for pair in INTEGERS])
+    @parameterized.expand([(level, *pair) for level in levels.OWN for pair in INTEGERS])
     def test_integers(self, level, left, right):
         """Bit for bit the meaning, in every output, plain and packed."""
         torch.manual_seed(0)
@@ -112,13 +105,13 @@ class TestLevels(unittest.TestCase):
             bias = None if bias_dtype is None else torch.randn(n).to(bias_dtype)
             for output in (torch.float32, torch.bfloat16, torch.float16):
                 want = array(reference(x, w, bias, output))
-                with native.use(level):
+                with levels.at(level):
                     if k >= 32 and k % 32 == 0:
                         assert takes_native(x, w, bias, output)
                     assert_bits(linear(x, w, bias, output), want, f"{m}x{k}x{n}")
                     assert_bits(linear(x, hop.pack(w), bias, output), want, f"packed {m}x{k}x{n}")
 
-    @parameterized.expand([(level, *pair) for level in LEVELS for pair in FLOATS])
+    @parameterized.expand([(level, *pair) for level in levels.OWN for pair in FLOATS])
     def test_floats(self, level, left, right):
         """Within what sums in float32 allow, plain and packed."""
         torch.manual_seed(1)
@@ -127,7 +120,7 @@ class TestLevels(unittest.TestCase):
             x, w = factors(left, right, m, k, n, spread // 3 if left == torch.float16 else spread)
             a = array(hop.dequantize(x) if isinstance(left, str) else x).astype(np.float32)
             b = array(hop.dequantize(w)).T
-            with native.use(level):
+            with levels.at(level):
                 for what, rhs in (("plain", w), ("packed", hop.pack(w))):
                     found = scaled_oracles.ratio(linear(x, rhs), a, b, np.matmul, k)
                     assert found <= 1, f"{what} {m}x{k}x{n}: {found}"
@@ -167,12 +160,12 @@ class TestLevels(unittest.TestCase):
                 off = (got - (exact @ wide.t() + add)).abs() > near
                 assert not (off & want.isfinite()).any()
 
-    @parameterized.expand(LEVELS)
+    @parameterized.expand(levels.OWN)
     def test_parts_of_many_rows(self, level):
         """Cut into pieces of 1024 rows and what is left, with matrix units; elsewhere another way is faster."""
         torch.manual_seed(7)
         x, w = factors(torch.float32, "INT8_ROW", 2100, 512, 8)
-        with native.use(level):
+        with levels.at(level):
             told = hop.explain(aten.linear.default, torch.float32, x, w)
             if level == "amx":
                 assert told.endswith("native product in parts: chosen")
@@ -206,7 +199,7 @@ class TestLevels(unittest.TestCase):
         assert torch.equal(compiled(x, w), linear(x, w))
         assert torch.equal(compiled(x[:3], w), linear(x[:3], w))
 
-    @parameterized.expand(LEVELS)
+    @parameterized.expand(levels.OWN)
     def test_few_rows_of_extreme_scales(self, level):
         """Products in range, of factors whose codes times the others' numbers leave it."""
         torch.manual_seed(5)
@@ -215,10 +208,10 @@ class TestLevels(unittest.TestCase):
             x = hop.quantize(q, torch.randn(m, 256) * 2.0**119)
             w = hop.quantize(q, torch.randn(40, 256) * 2.0**-100)
             a, b = array(hop.dequantize(x)), array(hop.dequantize(w)).T
-            with native.use(level):
+            with levels.at(level):
                 assert scaled_oracles.ratio(linear(x, hop.pack(w)), a, b, np.matmul, 256) <= 1
 
-    @parameterized.expand([(level, name) for level in LEVELS for name in ("MXFP8", "MXFP8_E5M2", "MXFP4", "NVFP4")])
+    @parameterized.expand([(level, name) for level in levels.OWN for name in ("MXFP8", "MXFP8_E5M2", "MXFP4", "NVFP4")])
     def test_blocks_of_zeros(self, level, name):
         """Their scales are the least there are; other blocks count as ever, and what is all zeros gives zeros."""
         torch.manual_seed(4)
@@ -228,13 +221,13 @@ class TestLevels(unittest.TestCase):
             w[:, 32:96], w[7], x[:, 128:160] = 0, 0, 0
             x, w = hop.quantize(q, x), hop.quantize(q, w)
             a, b = array(hop.dequantize(x)), array(hop.dequantize(w)).T
-            with native.use(level):
+            with levels.at(level):
                 for rhs in (w, hop.pack(w)):
                     got = linear(x, rhs)
                     assert scaled_oracles.ratio(got, a, b, np.matmul, 256) <= 1
                     assert not got[:, 7].any()
 
-    @parameterized.expand(LEVELS)
+    @parameterized.expand(levels.OWN)
     def test_nasty_numbers(self, level):
         """NaN, infinities, the largest and the least codes and scales, where the meaning has them."""
         torch.manual_seed(2)
@@ -255,14 +248,14 @@ class TestLevels(unittest.TestCase):
             want = reference(x, w)
             a, b = (hop.dequantize(t, torch.float64).abs() for t in (x, w))
             bound = (128 + 8) * 2.0**-24 * (a @ b.t())  # of each of the two sums
-            with native.use(level):
+            with levels.at(level):
                 for got in (linear(x, w), linear(x, hop.pack(w))):
                     # Sums that overflow on the way may end otherwise in another order; NaN stays NaN.
                     assert torch.equal(got.isnan() | got.isinf(), want.isnan() | want.isinf()), f"{left} x {right}"
                     off = (got.double() - want.double()).abs()[want.isfinite()]
                     assert (off <= 2 * bound[want.isfinite()]).all(), f"{left} x {right}: {off.max()}"
 
-    @parameterized.expand(LEVELS)
+    @parameterized.expand(levels.OWN)
     def test_requantized(self, level):
         """Codes, by every convention, bit for bit."""
         torch.manual_seed(3)
@@ -285,12 +278,12 @@ class TestLevels(unittest.TestCase):
             for bias in (None, torch.randn(41), torch.randint(-1000, 1000, (41,), dtype=torch.int32)):
                 with native.use("off"):
                     want = linear(x, w, bias, q, **given)
-                with native.use(level):
+                with levels.at(level):
                     got = linear(x, w, bias, q, **given)
                 for name, buffer in got.buffers().items():
                     assert_bits(buffer, array(want.buffers()[name]), f"{q} {name}")
 
-    @parameterized.expand(LEVELS)
+    @parameterized.expand(levels.OWN)
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def test_bytes(self, level, data):
@@ -310,7 +303,7 @@ class TestLevels(unittest.TestCase):
             return x.mT if turned else x
 
         a, b = matrix(m, k), matrix(k, n)
-        with native.use(level):
+        with levels.at(level):
             got = native_product.int_mm(a, b)
         assert torch.equal(got, (a.long() @ b.long()).to(torch.int32))
 
@@ -328,17 +321,16 @@ class TestLevels(unittest.TestCase):
             assert called.call_count == (m == rows)
             assert torch.equal(got, (a.double() @ b.double()).to(torch.int32))
 
-    @parameterized.expand(LEVELS)
+    @parameterized.expand(levels.OWN)
     def test_overflow(self, level):
         """Sums beyond 2^31 are taken modulo 2^32."""
         a, b = torch.full((3, 140_000), -128, dtype=torch.int8), torch.full((140_000, 2), -128, dtype=torch.int8)
-        with native.use(level):
+        with levels.at(level):
             assert torch.equal(native_product.int_mm(a, b), torch.full((3, 2), 128 * 128 * 140_000 - 2**32).int())
 
 
-def _in_child(results) -> None:
-    x, w = factors("INT8_ROW", "INT8_ROW", 64, 512, 512)
-    results.put(bool(torch.equal(linear(x, w), reference(x, w))))
+def _in_child(results, x, w, want) -> None:
+    results.put(bool(torch.equal(linear(x, w), want)))
 
 
 @BUILT
@@ -346,7 +338,7 @@ class TestTransposed(unittest.TestCase):
     """Codes of the right factor that lie as those of the transposed matrix are read as they lie."""
 
     @parameterized.expand(
-        [(level, q) for level in LEVELS for q in ("INT8_ROW", "UINT8_TENSOR_AFFINE", "FP8_ROW", "MXFP8")]
+        [(level, q) for level in levels.OWN for q in ("INT8_ROW", "UINT8_TENSOR_AFFINE", "FP8_ROW", "MXFP8")]
     )
     def test_linear_and_mm(self, level, name):
         torch.manual_seed(6)
@@ -356,7 +348,7 @@ class TestTransposed(unittest.TestCase):
             x, w = hop.quantize(left, torch.randn(m, k)), hop.quantize(q, torch.randn(n, k))
             turned = w.rebuilt(w.buffers() | {"codes": w.codes.t().contiguous().t()})
             assert n == 1 or not turned.codes.is_contiguous()
-            with native.use(level):
+            with levels.at(level):
                 want = linear(x, w)
                 for _ in range(2):  # by the kernel, then by its plan
                     assert_bits(linear(x, turned), array(want), f"{m}x{k}x{n}")
@@ -396,7 +388,7 @@ class TestSafety(unittest.TestCase):
             torch.set_num_threads(threads)
             try:
                 assert native_product.bandwidth(memory) > 0
-                assert (native_product.peak() > 0) == (native.library().level() == "amx")
+                assert (native_product.peak() > 0) == (native.library().path == "amx")
             finally:
                 torch.set_num_threads(before)
 
@@ -412,10 +404,12 @@ class TestSafety(unittest.TestCase):
 
     def test_fork(self):
         """A forked process computes, though the threads of its parent are not in it."""
-        linear(*factors("INT8_ROW", "INT8_ROW", 64, 512, 512))  # starts them
+        x, w = factors("INT8_ROW", "INT8_ROW", 64, 512, 512)
+        linear(x, w)  # starts them
+        want = reference(x, w)  # here: oneDNN's product waits forever in a forked process
         context = multiprocessing.get_context("fork")
         results = context.SimpleQueue()
-        child = context.Process(target=_in_child, args=(results,))
+        child = context.Process(target=_in_child, args=(results, x, w, want))
         child.start()
         child.join(60)
         assert child.exitcode == 0, child.exitcode
@@ -432,7 +426,7 @@ class TestSafety(unittest.TestCase):
 
     @pytest.mark.full
     def test_environment(self):
-        code = "from hop.kernels import native as n; l = n.library(); print(l.declines(), l.off or l.level())"
+        code = "from hop.kernels import native as n; l = n.library(); print(l.declines(), l.off or l.path)"
 
         def run(path: str) -> subprocess.CompletedProcess:
             env = {**os.environ, "HOP_NATIVE": path}
@@ -441,6 +435,34 @@ class TestSafety(unittest.TestCase):
         assert run("off").stdout.strip() == "native kernels are switched off True"
         assert run("portable").stdout.strip() == "None portable"
         assert "HOP_NATIVE must be one of" in run("fast").stderr
+        for level in native.LEVELS[len(levels.HERE) :]:
+            assert f"HOP_NATIVE is '{level}', which this CPU does not have" in run(level).stderr
+
+    def test_levels(self):
+        """A level that this CPU has is what kernels take it for; one above raises, and says what there is."""
+        library = native.library()
+        assert library.levels() == native.LEVELS[: len(library.levels())] and library.levels()[-1] == library.best
+        for level in library.levels():
+            with native.use(level):
+                assert library.path == level
+        for level in native.LEVELS[len(library.levels()) :]:
+            above = f"path is '{level}', which this CPU does not have: its level is '{library.best}'; take one of"
+            with pytest.raises(ValueError, match=above), native.use(level):
+                pass
+            with pytest.raises(unittest.SkipTest, match=f"needs the CPU level {level}"), levels.at(level):
+                pass
+
+    def test_same_kernels(self):
+        """Levels without kernels of their own run those of the one below."""
+        assert set(levels.OTHERS) == set(native.LEVELS) and set(levels.OWN) < set(native.LEVELS)
+        torch.manual_seed(1)
+        x, w = factors("FP8_ROW", "FP8_ROW", 33, 192, 40)
+        for level in set(levels.HERE) - set(levels.OWN):
+            found = []
+            for other in (level, levels.HERE[levels.HERE.index(level) - 1]):
+                with native.use(other):
+                    found.append(linear(x, w))
+            assert torch.equal(*found)
 
     def test_names(self):
         with pytest.raises(ValueError, match="path must be one of"), native.use("sse"):

@@ -21,6 +21,7 @@ from hop.layouts import Tiled
 from hop.quantizer import Quantizer
 from hop.requantization import GEMMLOWP, Division, FixedPoint, FloatMultiplier, Reciprocal
 from hop.scaling import Given, MinMax
+from tests import levels
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(native.library().missing is not None, reason=str(native.library().missing))
@@ -107,8 +108,8 @@ def _drawn(seed: int) -> Call:
 @pytest.mark.parametrize("seed", range(80))
 def test_random(seed: int) -> None:
     call = _drawn(seed)
-    for level in native.LEVELS[::-1] if seed % 4 == 0 else native.LEVELS[-1:]:
-        with native.use(level):
+    for level in levels.OWN_HERE[::-1] if seed % 4 == 0 else levels.OWN_HERE[-1:]:
+        with levels.at(level):
             _same(call)
 
 
@@ -142,7 +143,7 @@ _CONVENTIONS = [
 ]
 
 
-@pytest.mark.parametrize("level", native.LEVELS)
+@pytest.mark.parametrize("level", levels.OWN)
 @pytest.mark.parametrize("convention", _CONVENTIONS, ids=str)
 @pytest.mark.parametrize("block", _BLOCKS)
 def test_codes(level: str, convention: Any, block: tuple[int, ...]) -> None:
@@ -150,7 +151,7 @@ def test_codes(level: str, convention: Any, block: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     biases = (None, torch.randn(40) * 1e4, torch.randint(-9999, 9999, (40,)).int())
     for bias, format in zip(biases, (INT8, UINT8, INT8), strict=True):
-        with native.use(level):
+        with levels.at(level):
             _same(_call(bias=bias, output=Quantizer(format, block, Given(affine=True, requantize=convention))))
 
 
@@ -172,8 +173,8 @@ def test_channels_last(requantize: Any) -> None:
     x = torch.randn(2, 8, 8, 10)
     plain = run(x)
     assert all(t.is_contiguous() for t in plain)
-    for level in ("off", "amx"):
-        with native.use(level):
+    for level in ("off", levels.BEST):
+        with levels.at(level):
             for got, want in zip(run(x.contiguous(memory_format=torch.channels_last)), plain, strict=True):
                 assert torch.equal(got, want) and got.is_contiguous(memory_format=torch.channels_last)
 
@@ -251,7 +252,7 @@ def test_codes_halfway() -> None:
             _same(call._replace(output_scale=torch.tensor([[[[2 * step]]]])))
 
 
-@pytest.mark.parametrize("level", native.LEVELS)
+@pytest.mark.parametrize("level", levels.OWN)
 @pytest.mark.parametrize("lies", ["plain", "last", "cut"])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (1, 7), (5, 5), (2, 3, 2)], ids=str)
 def test_plain_weights(level: str, lies: str, kernel: tuple[int, ...]) -> None:
@@ -260,26 +261,26 @@ def test_plain_weights(level: str, lies: str, kernel: tuple[int, ...]) -> None:
     ones = [1] * len(kernel)
     x = _operand(presets.UINT8_TENSOR_AFFINE, _random_codes((1, 128, *(n + 2 for n in kernel)), torch.uint8))
     weight = _operand(presets.INT8_TENSOR, _random_codes((40, 128, *kernel), torch.int8, lies))
-    with native.use(level):
+    with levels.at(level):
         _same(_call(x, weight, None, (ones, ones), op=_OPS[len(kernel)]))
 
 
-@pytest.mark.parametrize("level", native.LEVELS)
+@pytest.mark.parametrize("level", levels.OWN)
 @pytest.mark.parametrize("output", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_large_results(level: str, output: torch.dtype) -> None:
     """Results that go past the cache, one of whose panels is not full."""
     x = _operand(presets.UINT8_TENSOR_AFFINE, _random_codes((2, 3, 150, 151), torch.uint8, "last"))
     weight = _operand(presets.INT8_CONV, _random_codes((72, 3, 2, 2), torch.int8))
-    with native.use(level):
+    with levels.at(level):
         _same(_call(x, weight, torch.randn(72), output=output))
 
 
-@pytest.mark.parametrize("level", native.LEVELS)
+@pytest.mark.parametrize("level", levels.OWN)
 def test_modulo(level: str) -> None:
     """Sums beyond 2^31 wrap around."""
     x = _operand(presets.UINT8_TENSOR, torch.full((1, 65600, 1, 1), 255, dtype=torch.uint8))
     weight = _operand(presets.INT8_TENSOR, torch.full((2, 65600, 1, 1), -128, dtype=torch.int8))
-    with native.use(level):
+    with levels.at(level):
         _same(_call(x, weight))
         _same(_call(x, weight, output=Quantizer(INT8, scale=Given(requantize=FloatMultiplier()))))
 
@@ -302,11 +303,11 @@ def _check_numbers(call: Call) -> None:
 
 
 @pytest.mark.parametrize("format", [INT4, TERNARY], ids=str)
-@pytest.mark.parametrize("level", native.LEVELS)
+@pytest.mark.parametrize("level", levels.OWN)
 def test_narrow_weights(format: Any, level: str) -> None:
     weight = hop.quantize(Quantizer(format, (1, -1, -1, -1)), torch.randn(40, 64, 3, 3))
     for t in (weight, hop.pack(weight)) if format == INT4 else (weight,):
-        with native.use(level):
+        with levels.at(level):
             _same(_call(weight=Operand(t.quantizer, tuple(t.buffers().values()), t.usages, tuple(t.shape))))
 
 

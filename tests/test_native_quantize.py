@@ -17,6 +17,7 @@ from hop.kernels import native, native_quantize
 from hop.leaves import dequantize_buffers, quantize_buffers
 from hop.quantizer import Quantizer
 from hop.scaling import AbsMean, Amax, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
+from tests import levels
 from tests.test_numerics import KINDS, generator, operands, same_bits
 
 pytestmark = pytest.mark.skipif(native.library().functions is None, reason=str(native.library().missing))
@@ -48,11 +49,6 @@ OTHERS = {
 QUANTIZERS = {**{name.lower(): q for name, q in presets.PRESETS.items()}, **OTHERS}
 
 
-def levels() -> list[str]:
-    best = native.LEVELS[native.library().functions.hop_best_level()] if native.library().functions else "portable"
-    return list(native.LEVELS[: native.LEVELS.index(best) + 1])
-
-
 def check(q: Quantizer, x: Tensor, options: dict[str, Any], what: str, out: torch.dtype = torch.float32) -> None:
     """quantize and dequantize of x at each level and number of threads."""
     given = [options.get(name) for name in ("scale", "zero_point", "noise")]
@@ -63,7 +59,7 @@ def check(q: Quantizer, x: Tensor, options: dict[str, Any], what: str, out: torc
     if x.numel() == 0:
         assert native_quantize.QUANTIZE.declines(call) and native_quantize.DEQUANTIZE.declines(back)
         return
-    for level, threads in itertools.product(levels(), (1, 2) if x.numel() >= 2**16 else (1,)):
+    for level, threads in itertools.product(levels.OWN_HERE, (1, 2) if x.numel() >= 2**16 else (1,)):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
@@ -173,7 +169,7 @@ def test_all_codes():
             [4, 64],
             dtype,
         )
-        for level in levels():
+        for level in levels.OWN_HERE:
             with native.use(level):
                 same_bits(native_quantize.DEQUANTIZE.run(call), dequantize_buffers.reference(*call), f"{name} {level}")
 
@@ -259,7 +255,7 @@ def test_channels_last(q, size):
         return [t.stride() for t in made]
 
     want = [x.stride()] * 4 if CHANNELS_LAST[q] else lies(run(x.contiguous(), options))
-    for level in ("off", *levels()):
+    for level in ("off", *levels.OWN_HERE):
         with native.use(level):
             assert lies(run(x, options)) == want, level
     with torch._subclasses.fake_tensor.FakeTensorMode() as fake:
@@ -268,7 +264,7 @@ def test_channels_last(q, size):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("level", ["off", "amx"])
+@pytest.mark.parametrize("level", ["off", levels.BEST])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.full
 def test_channels_last_in_programs(level, dynamic):
@@ -336,7 +332,7 @@ def test_product(name):
         for bits in random:
             call = (str(q), x, None, None, *bits, list(ROWWISE), factor, 5 if bits[0] is not noise else None)
             want = quantize_buffers.reference(*call)
-            for level in levels():
+            for level in levels.OWN_HERE:
                 with native.use(level):
                     assert native_quantize.QUANTIZE.declines(call) is None
                     for own, other in zip(native_quantize.QUANTIZE.run(call), want, strict=True):

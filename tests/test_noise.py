@@ -8,8 +8,8 @@ import torch
 from parameterized import parameterized
 
 import hop
-from hop.kernels import native
 from hop.noise import noise_operator
+from tests import levels
 
 # Counter, key and result of the reference implementation's known-answer tests (Random123, kat_vectors).
 KNOWN = [
@@ -54,11 +54,11 @@ class TestNoise(unittest.TestCase):
         ):
             assert bytes(made.tolist()) == want
 
-    @parameterized.expand([(level,) for level in (*native.LEVELS, "off")])
+    @parameterized.expand([(level,) for level in (*levels.OWN, "off")])
     def test_levels(self, level):
         for shape in ((), (0,), (1,), (17, 31), (3, 0, 2), (40, 50, 33), (2, 100_003)):
             want = noise_operator.reference(torch.tensor(99), 3, list(shape))
-            with native.use(level):
+            with levels.at(level):
                 got = hop.noise(torch.tensor(99), shape, stream=3)
             assert got.shape == shape and got.dtype == torch.uint8 and got.is_contiguous()
             assert torch.equal(got, want), (level, shape)

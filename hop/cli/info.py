@@ -67,6 +67,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
         hop info
         hop info --json
         HOP_NATIVE=off hop info     without the native kernels
+        HOP_NATIVE=avx2 hop info    as on a CPU of that level
     """
     found = facts()
     if as_json:
@@ -116,16 +117,25 @@ def _cpu() -> dict[str, Any]:
     known: dict[str, Any] = dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
     return {
         "name": known.get("cpu_name") or platform.processor() or platform.machine(),
+        "level": _level(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "features": [name for name in _FEATURES if known.get(name)],
     }
 
 
+def _level() -> str:
+    """What native kernels find that this CPU has, and what they are told to take it for."""
+    library = native.library()
+    if library.best is None:
+        return "unknown"
+    return library.best if library.path == library.best else f"{library.best}, taken for {library.path}"
+
+
 def _native() -> dict[str, Any]:
     library = native.library()
     reason = library.declines()
-    return {"available": reason is None, "reason": reason, "detail": "" if reason else f"up to {library.level()}"}
+    return {"available": reason is None, "reason": reason, "detail": "" if reason else library.path}
 
 
 def _cute() -> dict[str, Any]:

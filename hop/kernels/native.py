@@ -1,9 +1,14 @@
 """The native kernels: C++ behind a C interface, loaded if they were built.
 
-What they may use is found at run time, and can be set: by the environment variable HOP_NATIVE, or by `use`, to
+What they may use is found at run time, and can be set to less: by the environment variable HOP_NATIVE, or by `use`, to
+"off", PyTorch's own operators alone, or to a level of CPU. Each level has all that those before it have:
 
-    off         PyTorch's own operators alone
-    portable    what any CPU has      avx2, avx512, amx    up to these instructions, as far as the CPU has them
+    portable       what any CPU has
+    avx2           AVX2 and FMA
+    avx512         AVX-512 F, BW, DQ and VL: the kernels are those of avx2
+    avx512_vnni    with VNNI and VBMI
+    avx512_bf16    with products of bfloat16: the kernels are those of avx512_vnni
+    amx            with matrix tiles of int8 and bfloat16
 """
 
 import contextlib
@@ -19,8 +24,8 @@ from torch import Tensor
 from hop.compat import eager, inductor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_VERSION = 5  # of the C interface
-LEVELS = ("portable", "avx2", "avx512", "amx")
+_VERSION = 6  # of the C interface
+LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 _OFF = "off"
 
 on_change: list[Callable[[], None]] = []
@@ -32,11 +37,11 @@ class Library:
 
     def __init__(self) -> None:
         self.functions, self.missing = load(Path(__file__).parents[1])
+        self.best = None if self.functions is None else LEVELS[self.functions.hop_best_level()]
         self.off, self.path = False, _OFF
         if self.functions is not None:
-            asked = os.environ.get("HOP_NATIVE", LEVELS[-1])
-            _checked(asked, "environment variable HOP_NATIVE")
-            self.set(asked)
+            asked = os.environ.get("HOP_NATIVE") or LEVELS[self.functions.hop_best_level()]
+            self.set(self.checked(asked, "environment variable HOP_NATIVE"))
 
     def set(self, path: str) -> None:
         """Use `path`, one of LEVELS or "off"."""
@@ -51,15 +56,20 @@ class Library:
         """Why native kernels are not to be used, or None."""
         return self.missing or ("native kernels are switched off" if self.off else None)
 
-    def level(self) -> str:
-        """The instructions in use."""
-        assert self.functions is not None
-        return LEVELS[min(LEVELS.index(self.path), self.functions.hop_best_level())]
+    def checked(self, path: str, what: str) -> str:
+        """`path`, if it is "off" or a level that this CPU has. Without a library any level will do."""
+        if path not in (*LEVELS, _OFF):
+            raise ValueError(f"{what} must be one of {(*LEVELS, _OFF)}, got {path!r}")
+        if self.best is not None and path != _OFF and path not in self.levels():
+            raise ValueError(
+                f"{what} is {path!r}, which this CPU does not have: its level is {self.best!r}; take one of "
+                f"{(*self.levels(), _OFF)}"
+            )
+        return path
 
-
-def _checked(path: str, what: str) -> None:
-    if path not in (*LEVELS, _OFF):
-        raise ValueError(f"{what} must be one of {(*LEVELS, _OFF)}, got {path!r}")
+    def levels(self) -> tuple[str, ...]:
+        """The levels that this CPU has, the best one last; none where there is no library."""
+        return () if self.best is None else LEVELS[: LEVELS.index(self.best) + 1]
 
 
 def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
@@ -85,15 +95,15 @@ def library() -> Library:
 
 @contextlib.contextmanager
 def use(path: str) -> Iterator[None]:
-    """Within it, kernels use up to the instructions named, in all threads of this process.
+    """Within it, kernels take this CPU for one of the level named, in all threads of this process.
 
     Args:
-        path: "off", "portable", "avx2", "avx512" or "amx". Where the CPU lacks them, the best that it has.
+        path: "off", or one of LEVELS.
 
     Raises:
-        ValueError: path is none of these."""
-    _checked(path, "path")
+        ValueError: path is none of these, or a level above the CPU's own."""
     one = library()
+    one.checked(path, "path")
     before = one.path if one.functions is not None else _OFF
     one.set(path)
     try:

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr const char* kLevels[] = {"portable", "avx2", "avx512", "amx"};
+constexpr const char* kLevels[] = {"portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
 
 // Of one member of the batch.
 bool matches(const Case& c, int64_t member, const char* output) {

@@ -159,7 +159,7 @@ def agreed(compute: Any) -> Tensor:
 def agreed_all(compute: Any) -> list[Tensor]:
     """The results, if native kernels of every kind and PyTorch's operators alone agree on them."""
     with torch.no_grad():
-        first, *others = [_with(level, compute) for level in ("off", *native.LEVELS)]
+        first, *others = [_with(level, compute) for level in ("off", *native.library().levels())]
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True)), "results that depend on the machine"
     return first

@@ -40,7 +40,7 @@ def _declines(call: Call) -> str | None:
     rows = math.prod(tracing.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
     if rows == 0 or 0 in call.find(RHS).shape:
         return "the result is empty"
-    if rows > _FEW and library().level() != "amx":
+    if rows > _FEW and library().path != "amx":
         return f"for at most {_FEW} rows on a CPU without matrix units (AMX)"
     return None
 

@@ -1,0 +1,74 @@
+"""Levels of CPU (hop/kernels/native.py) in tests: those that this machine lacks are skipped by their names, and those
+below its own are forced.
+
+    python -m tests.levels [LEVEL ...]      `make test-levels`: what depends on the level, at each that the machine has,
+                                            with PyTorch's and oneDNN's own kernels held to it too
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import unittest
+from collections.abc import Iterator
+
+from hop.kernels import native
+
+HERE = native.library().levels()
+BEST = HERE[-1] if HERE else "off"
+OWN = ("portable", "avx2", "avx512_vnni", "amx")
+"""The levels with kernels of their own."""
+OWN_HERE = tuple(level for level in OWN if level in HERE)
+
+# What makes PyTorch and oneDNN take the CPU for one of a level.
+OTHERS = {
+    "portable": ("default", "SSE41"),
+    "avx2": ("avx2", "AVX2"),
+    "avx512": ("avx512", "AVX512_CORE"),
+    "avx512_vnni": ("avx512", "AVX512_CORE_VNNI"),
+    "avx512_bf16": ("avx512", "AVX512_CORE_BF16"),
+    "amx": ("avx512", "AVX512_CORE_AMX"),
+}
+FILES = (
+    *("test_native.py", "test_native_quantize.py", "test_native_convolution.py", "test_noise.py", "test_numerics.py"),
+    *("test_fast_path.py", "test_routes.py", "test_scaled.py", "test_scaled_graph.py", "test_quantized.py"),
+    *("test_requantization.py", "test_integer_chain.py", "test_optim.py", "test_export_integer.py", "test_corpus.py"),
+)
+
+
+@contextlib.contextmanager
+def at(level: str) -> Iterator[None]:
+    """As native.use; skips the test where this CPU does not have the level."""
+    if level != "off" and level not in HERE:
+        raise unittest.SkipTest(f"needs the CPU level {level}; this CPU's is {BEST}")
+    with native.use(level):
+        yield
+
+
+def environment(level: str) -> dict[str, str]:
+    """The variables under which a process takes this CPU for one of `level`."""
+    aten, onednn = OTHERS[level]
+    return {**os.environ, "HOP_NATIVE": level, "ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.levels")
+    parser.add_argument("levels", nargs="*", help="all that this CPU has, without names")
+    parser.add_argument("-k", default="", help="as pytest's")
+    arguments = parser.parse_args()
+    command = [sys.executable, "-m", "pytest", "-n", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
+    command += ["-m", "not full and not exhaustive", "-k", arguments.k, *(f"tests/{name}" for name in FILES)]
+    failed = []
+    for level in arguments.levels or HERE:
+        native.library().checked(level, "level")
+        print(f"== {level}", flush=True)
+        if subprocess.run(command, env=environment(level), check=False).returncode:
+            failed.append(level)
+    for level in native.LEVELS[len(HERE) :]:
+        print(f"skipped: needs the CPU level {level}; this CPU's is {BEST}")
+    sys.exit(f"failed at {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
