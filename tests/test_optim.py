@@ -1,7 +1,9 @@
 """Optimizers with quantized states: against torch.optim with float states, and against torchao's with theirs."""
 
+import contextlib
 import copy
 import io
+import sys
 import unittest
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from parameterized import parameterized
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
 from hop import optim, presets
@@ -505,3 +508,99 @@ class TestErrors(unittest.TestCase):
 
 def _numbers(x: Tensor) -> Tensor:
     return hop.dequantize(x) if isinstance(x, hop.QuantizedTensor) else x
+
+
+class TestInterrupted(unittest.TestCase):
+    """Ctrl-C at each call of an operator in a step, and at each line of the code that makes states: the optimizer goes
+    on from the state that it was left in, as one that is made with that state does."""
+
+    def after(self, make, interrupt):
+        """The parameters and the optimizer after an interrupted step; None where it ended before."""
+        torch.manual_seed(7)
+        params = [torch.nn.Parameter(torch.randn(8, 512)) for _ in range(2)]
+        optimizer = make(params)
+        for p in params:
+            p.grad = torch.randn_like(p)
+        with contextlib.suppress(KeyboardInterrupt), interrupt:
+            optimizer.step()
+            return None
+        return params, optimizer
+
+    def check(self, make, interrupts):
+        points = 0
+        for interrupt in interrupts:
+            found = self.after(make, interrupt)
+            if found is None:
+                break
+            points += 1
+            params, optimizer = found
+            for p in params:
+                state = optimizer.state.get(p)
+                assert not state or {"step", *optimizer._names(optimizer.param_groups[0])} == set(state)
+            copied = [torch.nn.Parameter(p.detach().clone()) for p in params]
+            other = make(copied)
+            if all(optimizer.state.get(p) for p in params):
+                other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            else:
+                assert not any(optimizer.state[p]["step"] for p in params if optimizer.state.get(p))
+            for mine, its in zip(params, copied, strict=True):
+                its.grad = mine.grad.clone()
+            optimizer.step()
+            other.step()
+            assert all(torch.equal(a, b) for a, b in zip(params, copied, strict=True))
+        return points
+
+    @parameterized.expand(
+        [
+            ("adamw8", optim.AdamW, {}),
+            ("adamw4", optim.AdamW, {"state": optim.BITS4}),
+            ("sgd", optim.SGD, {"momentum": 0.9}),
+        ]
+    )
+    def test_at_each_operator(self, _name, cls, options):
+        assert self.check(lambda params: cls(params, **options), map(StopsAtOperator, range(10_000))) > 3
+
+    @parameterized.expand([("adamw", optim.AdamW), ("lion", optim.Lion)])
+    def test_at_each_line_that_makes_states(self, _name, cls):
+        assert self.check(lambda params: cls(params, min_numel=0), map(StopsAtLine, range(10_000))) > 8
+
+
+class StopsAtOperator(TorchDispatchMode):
+    """Raises at the n-th operator."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.left = count
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return func(*args, **(kwargs or {}))
+
+
+class StopsAtLine(contextlib.AbstractContextManager[None]):
+    """Raises at the n-th line of Optimizer._init_group, before it runs."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def trace(self, frame, event, _):
+        code = frame.f_code
+        own = code.co_filename.endswith("optimizer.py") and (
+            code.co_name == "_init_group" or (frame.f_back is not None and frame.f_back.f_code.co_name == "_init_group")
+        )
+        if not own:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+        return self.trace
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self.trace)
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)

@@ -17,8 +17,10 @@ from parameterized import parameterized
 
 import hop
 from hop import formats, presets, scaling, spelling
+from hop.compat import patches
 from hop.hadamard import Hadamard
 from hop.quantizer import Quantizer
+from hop.requantization import GEMMLOWP
 from hop.scaling import Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
 
 OTHERS = {
@@ -252,6 +254,62 @@ class TestCompiledConstants(unittest.TestCase):
         f(presets.INT8_ROW, x)
         f(presets.MXFP8, x)
         assert counter.frame_count == 2
+
+    @parameterized.expand(
+        [
+            ("quantizer", lambda: dataclasses.replace(presets.INT8_ROW, block=(1, 32), stochastic=True)),
+            ("rule", lambda: dataclasses.replace(presets.INT8_ROW.scale, floor=0.25)),
+            ("integer", lambda: dataclasses.replace(formats.INT8, low=-100)),
+            ("float", lambda: dataclasses.replace(formats.E4M3, name="mine")),
+            ("scheme", lambda: dataclasses.replace(hop.schemes.INT8_DYNAMIC, rhs=presets.INT4_32)),
+            (
+                "within",
+                lambda: dataclasses.replace(
+                    presets.INT8_ROW, scale=dataclasses.replace(presets.INT8_ROW.scale, floor=0.5)
+                ),
+            ),
+            ("requantization", lambda: dataclasses.replace(GEMMLOWP, low=0.0)),
+            ("hadamard", lambda: dataclasses.replace(presets.NVFP4_HADAMARD, hadamard=None)),
+        ]
+    )
+    def test_replace(self, _name, make):
+        """The way to vary a value, inside of a program."""
+        torch._dynamo.reset()
+        f = torch.compile(lambda x: (x + 1, make()), backend="eager", fullgraph=True)
+        assert f(torch.zeros(2))[1] == make()
+
+    def test_replace_computes(self):
+        def f(x):
+            q = dataclasses.replace(presets.INT8_ROW, block=(1, 16))
+            scheme = dataclasses.replace(hop.schemes.INT8_DYNAMIC, rhs=q)
+            return hop.quantized(torch.ops.aten.linear.default, scheme, hop.fake_quantize(q, x), x)
+
+        x = torch.randn(4, 32)
+        counter = self.count()
+        assert torch.equal(torch.compile(f, backend=counter, fullgraph=True)(x), f(x))
+        assert counter.frame_count == 1
+
+    def test_replace_raises_what_eager_raises(self):
+        def f(x):
+            return hop.fake_quantize(dataclasses.replace(presets.INT8_ROW, block=(0, 16)), x)
+
+        with pytest.raises(Exception, match="block"):
+            f(torch.randn(4, 32))
+        with pytest.raises(Exception, match="block"):
+            torch.compile(f, backend="eager", fullgraph=True)(torch.randn(4, 32))
+
+    def test_replace_needs_the_patch(self):
+        patch = patches.PATCHES["attributes_of_value_classes"]
+        if not patch._originals:
+            self.skipTest("not applied to this version of torch")
+        patch.take_back()
+        try:
+            torch._dynamo.reset()
+            with pytest.raises(torch._dynamo.exc.Unsupported, match="hasattr"):
+                torch.compile(lambda x: (x, dataclasses.replace(presets.INT8_ROW)), fullgraph=True)(torch.zeros(2))
+        finally:
+            patch.apply()
+            torch._dynamo.reset()
 
     def test_captured(self):
         counter = self.count()

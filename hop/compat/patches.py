@@ -61,14 +61,17 @@ class Patch:
         """Leave PyTorch as it was: for tests of the fault."""
         self.active = False
         for owner, name, original in reversed(self._originals):
-            setattr(owner, name, original)
+            if original is None:  # a base class has it
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
         self._originals.clear()
 
     def _change(self) -> None:
         if not self.active or self.changes is None:
             return
         for owner, name, replacement in self.changes():
-            self._originals.append((owner, name, vars(owner)[name]))
+            self._originals.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, replacement)
 
 
@@ -226,6 +229,23 @@ def headers_of_float8() -> Changes:
     names = (name for name in dir(torch) if name.startswith("float8_e") and name != "float8_e8m0fnu")
     own = "\n".join(f"#include <c10/util/Float8_{name.removeprefix('float8_')}.h>" for name in sorted(names))
     yield cls, "get_device_include_path", staticmethod(lambda device: f"{path(device)}\n{own}")
+
+
+@_changing(
+    "torch._dynamo.variables.script_object",
+    "Dynamo breaks a graph where a class of values is asked whether it has an attribute, as dataclasses.replace asks",
+    "pytorch#187226",
+)
+def attributes_of_value_classes() -> Changes:
+    from torch._dynamo.variables import script_object
+    from torch._dynamo.variables.constant import ConstantVariable
+
+    def has(self: Any, tx: Any, name: str) -> Any:
+        return ConstantVariable.create(hasattr(self.value, name))
+
+    cls: Any = getattr(script_object, "OpaqueObjectClassVariable", None)
+    if cls is not None:
+        yield cls, "call_obj_hasattr", has
 
 
 REFUSED: list[type] = []
