@@ -64,6 +64,8 @@ def merge(x: Tensor, shape: Sequence[int]) -> Tensor:
     for dim, n in enumerate(shape):
         if not tracing.known_equal(x.shape[dim], n):
             x = x.narrow(dim, 0, n)
+    if any(isinstance(n, torch.SymInt) for n in shape):
+        return x.clone(memory_format=torch.contiguous_format)  # contiguous() would ask, and guard, whether n divides
     return x.contiguous()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hop.compat import dtensor
+from hop.compat import dtensor, tracing
 from hop.formats import tensor
 from hop.spelling import Value
 
@@ -30,7 +30,8 @@ class Hadamard(Value):
             raise ValueError(f"Hadamard: signs must be 4, 16, 64 or 256 numbers 1 and -1, got {self.signs}")
 
     def apply(self, x: Tensor) -> Tensor:
-        """(..., K) -> (..., K) of the same dtype; computed in float32. K must be a multiple of n."""
+        """(..., K) -> (..., K) of the same dtype; computed in float32. What is left after the last n stays as it is, so
+        that the whole is orthogonal for every K."""
         return self._product(x, self._rows)
 
     def invert(self, y: Tensor) -> Tensor:
@@ -49,4 +50,12 @@ class Hadamard(Value):
         matrix = tensor(rows, x.device)
         if dtensor.is_dtensor(x):
             matrix = dtensor.as_dtensor(matrix, x.device_mesh)  # type: ignore[attr-defined]
-        return (x.to(torch.float32).reshape(-1, n) @ matrix).reshape(x.shape).to(x.dtype)
+        wide, length = x.to(torch.float32), x.shape[-1]
+        if tracing.known_equal(length % n, 0):
+            return (wide.reshape(-1, n) @ matrix).reshape(x.shape).to(x.dtype)
+        padded = torch.nn.functional.pad(wide, (0, -length % n))
+        turned = (padded.reshape(-1, n) @ matrix).reshape(padded.shape).narrow(-1, 0, length)
+        inside = torch.arange(length, device=x.device) < length - length % n
+        if dtensor.is_dtensor(x):
+            inside = dtensor.as_dtensor(inside, x.device_mesh)  # type: ignore[attr-defined]
+        return torch.where(inside, turned, wide).to(x.dtype)

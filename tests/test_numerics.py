@@ -803,6 +803,17 @@ def got_codes(q: Quantizer, x: Tensor, seed: int) -> Tensor:
 
 
 class TestHadamard(unittest.TestCase):
+    @parameterized.expand([(k,) for k in (1, 5, 15, 17, 40, 64)])
+    def test_any_length_is_orthogonal(self, k):
+        """Whole blocks are transformed, the rest stays: products over the dimension are kept."""
+        transform, (a, b) = Hadamard(), torch.randn(2, 6, k)
+        torch.testing.assert_close(transform.apply(a) @ transform.apply(b).mT, a @ b.mT, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(transform.invert(transform.apply(a)), a, rtol=1e-5, atol=1e-5)
+        whole = k - k % 16
+        assert torch.equal(transform.apply(a)[:, whole:], a[:, whole:])
+        if whole:
+            torch.testing.assert_close(transform.apply(a)[:, :whole], transform.apply(a[:, :whole]), rtol=0, atol=1e-6)
+
     SIGNS = np.array([1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1])
 
     def matrix(self, signs: np.ndarray) -> np.ndarray:

@@ -664,3 +664,25 @@ class TestErrors(unittest.TestCase):
         run = torch.compile(lambda x, w: hop.quantized(linear, schemes.INT8_STATIC, x, w), backend="aot_eager")
         with pytest.raises(Exception, match=r"pass scales=hop.Scales\(lhs=..., lhs_zero_point=...\)"):
             run(x, w)
+
+
+class TestRowsOfNvfp4(unittest.TestCase):
+    """The weight's gradient sums over rows, which the Hadamard transform of the scheme takes in blocks of 16."""
+
+    @parameterized.expand([(rows,) for rows in (1, 5, 7, 16, 20, 33)])
+    def test_any_number_of_rows(self, rows):
+        torch.manual_seed(1)
+        layer = hop.nn.Linear(64, 32, bias=False, scheme=schemes.NVFP4)
+        torch._dynamo.reset()
+        x, g = torch.randn(rows, 64) + 0.3, torch.randn(rows, 32)
+        want = g.mT @ x
+        for function in (
+            layer,
+            lambda x: hop.quantized(linear, schemes.NVFP4, x, layer.weight),
+            torch.compile(layer, dynamic=True, backend="aot_eager", fullgraph=True),
+        ):
+            layer.weight.grad = None
+            function(x).backward(g)
+            error = float((layer.weight.grad - want).norm() / want.norm())
+            # two operands of 4 bits, one of them rounded at random: each is off by 1/8 of a number at most
+            assert error < 0.25, error
