@@ -36,8 +36,8 @@ FAULTS = {
         return not torch.equal(torch.compile(f)(x, s), f(x, s))
     """,
     "opaque_values": """
-        f = lambda x: x * hop.presets.INT8_ROW.format.max
-        torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2))
+        f = lambda x, q: x * hop.presets.INT8_ROW.format.max + (q == hop.presets.INT8_ROW)
+        torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2), hop.presets.INT8_ROW)
     """,
     "fake_results": """
         f = lambda x: hop.out_dtype(torch.ops.aten.mm.default, torch.int32, x, x)

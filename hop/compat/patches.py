@@ -186,10 +186,20 @@ def opaque_values() -> Changes:
 
         return variable, name, method
 
+    def attribute(self: Any, tx: Any, name: str) -> Any:
+        if name != "__eq__":
+            return plain.var_getattr(self, tx, name)
+        return module.LambdaVariable(
+            lambda other: module.ConstantVariable.create(self.value == other.as_python_constant())
+        )
+
     yield of_values("as_python_constant", lambda self: self.value)
     yield of_values("is_python_hashable", lambda self: True)
-    yield of_values("var_getattr", plain.var_getattr)
+    yield of_values("var_getattr", attribute)
     yield of_values("call_method", plain.call_method)
+
+    # So that classes can be compared and joined by |.
+    yield module.OpaqueObjectClassVariable, "is_python_constant", lambda self: is_opaque_value_type(self.value)
 
     registry: Any = fake_class_registry
     stand_in = registry.maybe_to_fake_obj
