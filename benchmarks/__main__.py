@@ -1,5 +1,6 @@
-"""Run the benchmarks and print a table; without names, also write it to benchmarks/results and docs/performance.md,
-and draw docs/roofline.svg; with --update, put the rows of the named groups in the place of those that are there.
+"""Run the benchmarks and print a table; without names, also write it to benchmarks/results, a file for each level of
+CPU, and to docs/performance.md, and draw docs/roofline.svg; with --update, put the rows of the named groups in the
+place of those that are there.
 
 python -m benchmarks [--update] [GROUP ...]
 """
@@ -15,9 +16,10 @@ import torch
 
 import hop
 from benchmarks import native, roofline, running
-from benchmarks.roofline import RESULTS, ROOT
+from benchmarks.roofline import DRAWN, ROOT, file_of
 from benchmarks.running import here, line, ratio, time_of, verdict
 from benchmarks.timing import Row, keep_freed_memory
+from hop.kernels.native import LEVELS
 from tests import pages
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -31,9 +33,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def page(text: str) -> str:
-    """The page on performance with the results that are on disk."""
-    rows = [Row(**r) for r in json.loads(RESULTS.read_text())["rows"]]
-    return pages.filled(text, "python -m benchmarks", table(rows))
+    """The page on performance with the results that are on disk: a table for each level of CPU, the highest first."""
+    tables = []
+    for level in reversed(LEVELS):
+        if file_of(level).exists():
+            held = json.loads(file_of(level).read_text())
+            measured = f"**CPU level `{level}`**, {held['threads']} threads, torch {held['torch']}:"
+            tables.append(f"{measured}\n\n{table([Row(**r) for r in held['rows']])}")
+    return pages.filled(text, "python -m benchmarks", "\n".join(tables))
 
 
 def updated(results: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
@@ -49,11 +56,13 @@ def updated(results: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
 
 def write(results: dict[str, Any]) -> None:
     """Results, and the page and the picture of them."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    path = file_of(results["level"])
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     PAGE.write_text(page(PAGE.read_text()))
-    print(f"wrote {RESULTS.relative_to(ROOT)} and the table of {PAGE.relative_to(ROOT)}")
-    roofline.main()
+    print(f"wrote {path.relative_to(ROOT)} and the tables of {PAGE.relative_to(ROOT)}")
+    if results["level"] == DRAWN:
+        roofline.main()
 
 
 def main() -> None:
@@ -72,7 +81,10 @@ def main() -> None:
     if set(arguments.groups) in (set(), set(running.NAMES)):
         write({**here(), **native.limits(), **running.results(rows)})
     elif arguments.update:
-        write(updated(json.loads(RESULTS.read_text()), rows))
+        path = file_of(here()["level"])
+        if not path.exists():
+            raise SystemExit(f"--update: there is no {path.relative_to(ROOT)}; run all groups at this level first")
+        write(updated(json.loads(path.read_text()), rows))
     print(running.summary(rows))
 
 

@@ -55,7 +55,7 @@ def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 def conditions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What was otherwise when the two were measured."""
-    names = ("torch", "threads", "capability")
+    names = ("torch", "threads", "level", "capability")
     return [f"{n} was {old.get(n)}, and is {new.get(n)}" for n in names if old.get(n) != new.get(n)]
 
 

@@ -1,4 +1,4 @@
-"""Draw docs/roofline.svg: the products in benchmarks/results/cpu.json under the two limits of their machine.
+"""Draw docs/roofline.svg: the products in benchmarks/results/cpu_amx.json under the two limits of their machine.
 
 python -m benchmarks.roofline
 
@@ -17,12 +17,18 @@ from benchmarks.timing import Row
 from docs.drawing import DATA, GROUPED, INK, RULER, STYLE, WHOLE
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
+RESULTS = ROOT / "benchmarks" / "results"
+DRAWN = "amx"  # the level of CPU that has a peak: that of its matrix unit
 PICTURE = ROOT / "docs" / "roofline.svg"
 COLORS = {"int8 linear": WHOLE, "decoded": GROUPED}  # of the groups of rows that are drawn
 MARKERS = "osD^v"  # of the peers
 COLUMNS = 3  # of names below the picture
 LABEL, POINT = (11.0, 9.0), 7.0  # sizes on paper of a number and of a point, in points of 1/72 inch
+
+
+def file_of(level: str) -> Path:
+    """The results of a level of CPU."""
+    return RESULTS / f"cpu_{level}.json"
 
 
 class Point(NamedTuple):
@@ -173,7 +179,7 @@ def free_spots(
 
 
 def main() -> None:
-    PICTURE.write_bytes(draw(json.loads(RESULTS.read_text())))
+    PICTURE.write_bytes(draw(json.loads(file_of(DRAWN).read_text())))
     print(f"wrote {PICTURE.relative_to(ROOT)}")
 
 

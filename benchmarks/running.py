@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import cases, convolutions, minilm, native, optimizers, training
 from benchmarks.timing import Row
+from hop.kernels import native as native_kernels
 
 Group = Callable[[], Iterator[Row]]
 
@@ -54,6 +55,7 @@ def here() -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "level": native_kernels.library().path,
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
 

@@ -13,6 +13,7 @@ import torch
 
 import hop
 from benchmarks.timing import interleaved, keep_freed_memory
+from hop.kernels import native
 from tests import pages
 
 aten = torch.ops.aten
@@ -68,7 +69,7 @@ def times(functions: Sequence[Any]) -> list[str]:
 def table() -> str:
     rows = [product(512, 1024, 1024), product(8, 64, 64), network(64, 512)]
     header = ["", "PyTorch's", "PyTorch's, inside `patch_torch`", "`hop.out_dtype`", "times as fast as PyTorch's"]
-    return pages.table([header, *rows])
+    return f"CPU level `{native.library().path}`:\n\n{pages.table([header, *rows])}"
 
 
 if __name__ == "__main__":

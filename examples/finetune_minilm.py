@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hop
+from hop.kernels import native
 from hop.schemes import FP8_HYBRID, INT8_TRAINING
 
 SCHEMES = {"float32": None, "INT8_TRAINING": INT8_TRAINING, "FP8_HYBRID": FP8_HYBRID}
@@ -265,6 +266,7 @@ def main() -> None:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
+            "level": native.library().path,
             "seconds": seconds,
             "train": len(training.labels),
             "held_out": HELD_OUT,

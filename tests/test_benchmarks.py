@@ -8,9 +8,10 @@ from parameterized import parameterized
 
 from benchmarks import roofline
 from benchmarks.__main__ import PAGE, page, updated
-from benchmarks.roofline import RESULTS
+from benchmarks.roofline import DRAWN, file_of
 from benchmarks.running import here, ratio
 from benchmarks.timing import Row, interleaved
+from hop.kernels.native import LEVELS
 
 
 class TestRow(unittest.TestCase):
@@ -43,8 +44,15 @@ class TestPage(unittest.TestCase):
     def test_shows_the_results_on_disk(self):
         assert PAGE.read_text() == page(PAGE.read_text()), "run make bench"
 
+    def test_names_the_level_of_each_table(self):
+        for path in file_of(DRAWN).parent.glob("cpu_*.json"):
+            level = json.loads(path.read_text())["level"]
+            assert path == file_of(level) and level in LEVELS
+            assert f"**CPU level `{level}`**" in PAGE.read_text()
+        assert here()["level"] in (*LEVELS, "off")
+
     def test_update(self):
-        held = json.loads(RESULTS.read_text()) | here()
+        held = json.loads(file_of(DRAWN).read_text()) | here()
         first, new = Row(**held["rows"][0]), Row("g", "c", 1.0, "p", 2.0)
         got = updated(held, [replace(first, ours_ms=0.5), new])
         assert got["rows"] == [held["rows"][0] | {"ours_ms": 0.5}, *held["rows"][1:], asdict(new)]
