@@ -452,6 +452,28 @@ class TestSafety(unittest.TestCase):
             with pytest.raises(unittest.SkipTest, match=f"needs the CPU level {level}"), levels.at(level):
                 pass
 
+    @pytest.mark.full
+    def test_integers_without_vnni(self):
+        """Where oneDNN's sums saturate, ours do not: eager, compiled, with and without native kernels."""
+        code = (
+            "import torch, hop\n"
+            "from hop.compat import eager\n"
+            "a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((3, 33, 700), (3, 700, 17)))\n"
+            "want = (a.long() @ b.long()).int()\n"
+            "aten = torch.ops.aten\n"
+            "for f in (hop.out_dtype, torch.compile(hop.out_dtype, backend='aot_eager')):\n"
+            "    assert torch.equal(f(aten.mm.default, torch.int32, a[0], b[0]), want[0])\n"
+            "    assert torch.equal(f(aten.bmm.default, torch.int32, a, b), want)\n"
+            "print(eager.int_mm_is_exact())"
+        )
+        for level in levels.HERE[1:]:
+            for kernels in ("off", level):
+                env = {**levels.environment(level), "HOP_NATIVE": kernels}
+                done = subprocess.run(
+                    [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False
+                )
+                assert done.stdout.strip() == str("vnni" in level or "bf16" in level or level == "amx"), done.stderr
+
     def test_same_kernels(self):
         """Levels without kernels of their own run those of the one below."""
         assert set(levels.OTHERS) == set(native.LEVELS) and set(levels.OWN) < set(native.LEVELS)

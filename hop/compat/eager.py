@@ -16,7 +16,7 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from hop.compat.script import is_tracing_script
 
@@ -108,3 +108,12 @@ def multiplies_bfloat16() -> bool:
 
 preserve_version = torch.autograd._unsafe_preserve_version_counter
 """A context in which writing to a tensor does not count as a change for autograd."""
+
+
+@functools.cache
+def int_mm_is_exact() -> bool:
+    """Whether `torch._int_mm` gives exact sums on this CPU, found by asking it once. oneDNN's kernels for CPUs without
+    VNNI add two products of bytes in 16 bits, and saturate."""
+    with _disable_current_modes():
+        a, b = (torch.full(shape, 127, dtype=torch.int8) for shape in ((33, 64), (64, 17)))
+        return bool((int_mm(a, b) == 127 * 127 * 64).all())

@@ -116,6 +116,8 @@ def _byte_mm(a: Tensor, b: Tensor) -> Tensor:
     """(M, K) int8 or uint8 @ (K, N) int8."""
     if a.shape[0] >= MANY_ROWS and a.numel() * b.shape[1] >= MANY and _is_native(a):
         return native_product.int_mm(a, b)
+    if a.is_cpu and not eager.int_mm_is_exact():
+        return native_product.int_mm(a, b) if _is_native(a) else _by_floats(a, b)
     a, b = _readable(a, b)
     if a.is_cpu and type(a) in _REAL:
         return eager.int_mm(a, b)
@@ -167,7 +169,7 @@ def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
         one_by_one = k > _FLOAT32_TERMS or m * n * k >= _LARGE
     else:  # tracing: sizes may be symbols, which must not be compared with numbers
         one_by_one = isinstance(batch, int) and (batch <= _UNROLL or not isinstance(k, int))
-    if one_by_one and batch:
+    if one_by_one and batch and (not a.is_cpu or eager.int_mm_is_exact()):
         pairs = zip(a.unbind(), b.unbind(), strict=True)
         if not (real and a.is_cpu):
             return torch.stack([_byte_mm(x, y) for x, y in pairs])
@@ -175,9 +177,16 @@ def _byte_bmm(a: Tensor, b: Tensor) -> Tensor:
         for (x, y), z in zip(pairs, out.unbind(), strict=True):
             eager.int_mm(*_readable(x, y), out=z)
         return out
-    terms = max(1, min(k, _FLOAT32_TERMS))
+    return _by_floats(a, b)
+
+
+def _by_floats(a: Tensor, b: Tensor) -> Tensor:
+    """Matrices, or batches of them, in pieces of K whose sums float32 holds."""
+    if not isinstance(a.shape[-1], int):  # a symbol, which cannot be cut into pieces: float64 holds 2^38 terms
+        return torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64).to(torch.int32)
+    terms = max(1, min(a.shape[-1], _FLOAT32_TERMS))
     pieces = [
-        torch.bmm(x.to(torch.float32), y.to(torch.float32)).to(torch.int32)
-        for x, y in zip(a.split(terms, 2), b.split(terms, 1), strict=True)
+        torch.matmul(x.to(torch.float32), y.to(torch.float32)).to(torch.int32)
+        for x, y in zip(a.split(terms, -1), b.split(terms, -2), strict=True)
     ]
     return torch.stack(pieces).sum(0, dtype=torch.int32) if len(pieces) > 1 else pieces[0]

@@ -362,7 +362,7 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
     along = ROLES[op].rhs_sums
     if any(per_dimension(x.quantizer.block, 2)[d] != -1 for x, d in ((lhs, -1), (rhs, along))):
         return None
-    if 1 in lhs.shape or 1 in rhs.shape or 0 in lhs.shape or 0 in rhs.shape:
+    if not eager.int_mm_is_exact() or 1 in lhs.shape or 1 in rhs.shape or 0 in lhs.shape or 0 in rhs.shape:
         return None
     if bias is not None and not bias.is_floating_point():
         return None
