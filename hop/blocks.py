@@ -41,7 +41,11 @@ def counts(shape: Sequence[int], block: Block) -> list[int]:
 
 
 def split(x: Tensor, block: Block, fill: float = 0.0) -> tuple[Tensor, list[int]]:
-    """(d0, d1, ...) -> (n0, b0, n1, b1, ...) and the positions of the b's. What a cut-off block lacks is `fill`."""
+    """x cut into blocks, and the positions of the dimensions that run over a block: (d0, d1, ...) -> (n0, b0, n1, b1,
+    ...) and those of the b's. What a cut-off block lacks is `fill`.
+
+    Where each size of a block is 1 or a whole dimension, nothing is to be cut: (d0, d1, ...) stays, and the positions
+    are those of the whole dimensions; blocks of single elements get a last dimension of 1 to run over."""
     sizes = per_dimension(block, x.dim())
     if not sizes:
         return x.reshape(1), [0]
@@ -53,14 +57,21 @@ def split(x: Tensor, block: Block, fill: float = 0.0) -> tuple[Tensor, list[int]
         shape += [count, size]
     if not all(tracing.known_equal(n, 0) for n in padding):
         x = torch.nn.functional.pad(x, padding, value=fill)
+    if not _cuts(sizes):
+        whole = [i for i, b in enumerate(sizes) if b == -1]
+        return (x, whole) if whole else (x.unsqueeze(-1), [len(sizes)])
     return x.reshape(shape), list(range(1, 2 * len(sizes), 2))
 
 
 def merge(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of split: (n0, b0, n1, b1, ...) -> `shape`, contiguous."""
-    if len(shape) == 0:
+    """The inverse of split: to `shape`, contiguous."""
+    ndim = len(shape)
+    if ndim == 0:
         return x.reshape(())
-    x = x.reshape([x.shape[i] * x.shape[i + 1] for i in range(0, x.dim(), 2)])
+    if x.dim() == 2 * ndim:
+        x = x.reshape([x.shape[i] * x.shape[i + 1] for i in range(0, x.dim(), 2)])
+    elif x.dim() > ndim:
+        x = x.squeeze(-1)
     for dim, n in enumerate(shape):
         if not tracing.known_equal(x.shape[dim], n):
             x = x.narrow(dim, 0, n)
@@ -69,13 +80,30 @@ def merge(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x.contiguous()
 
 
-def spread(scale: Tensor) -> Tensor:
-    """(n0, n1, ...) -> (n0, 1, n1, 1, ...): scales beside what split returns."""
+def spread(scale: Tensor, block: Block) -> Tensor:
+    """(n0, n1, ...) -> scales beside what split returns for `block`: (n0, 1, n1, 1, ...) where it cuts."""
     if scale.dim() == 0:
         return scale.reshape(1)
+    sizes = per_dimension(block, scale.dim())
+    if not _cuts(sizes):
+        return scale if -1 in sizes else scale.unsqueeze(-1)
     return scale.reshape([n for count in scale.shape for n in (count, 1)])
 
 
 def gather(scale: Tensor, ndim: int) -> Tensor:
     """The inverse of spread, for a tensor of `ndim` dimensions."""
-    return scale.reshape(scale.shape[::2] if ndim else ())
+    if ndim == 0:
+        return scale.reshape(())
+    if scale.dim() == 2 * ndim:
+        return scale.reshape(scale.shape[::2])
+    return scale.squeeze(-1) if scale.dim() > ndim else scale
+
+
+def places(block: Block, ndim: int) -> list[int]:
+    """Where split puts the blocks along each dimension, to be counted."""
+    step = 2 if _cuts(per_dimension(block, ndim)) else 1
+    return [step * i for i in range(max(ndim, 1))]
+
+
+def _cuts(sizes: Block) -> bool:
+    return any(b not in (1, -1) for b in sizes)

@@ -97,7 +97,8 @@ def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor]
         changed = change(x.to(torch.float32)).clamp(-LARGEST, LARGEST)
         cut, dims = blocks.split(changed.reshape(own.rows(x.shape)), own.block, fill=math.nan)
         kept = [d for d in range(cut.dim()) if d not in dims]
-        rows.append(cut.permute(*kept, *dims).flatten(len(kept)))
+        found = cut.permute(*kept, *dims).flatten(len(kept))
+        rows.append(found.reshape([*blocks.counts(own.rows(x.shape), own.block), found.shape[-1]]))
     joined = torch.cat(rows, -1).sort(-1).values  # NaN, which is also what a cut-off block lacks, comes last
     count = (joined == joined).sum(-1, keepdim=True).to(torch.float64)
     place = (count * percent / 100).round().clamp(min=1) - 1
@@ -123,7 +124,7 @@ def _from_range(q: Quantizer, low: Tensor, high: Tensor) -> dict[str, Tensor]:
     elif isinstance(rule, AbsMean):
         rule = Amax()
     ends = torch.stack([low, high], -1)
-    found = rule.find(Blocks(ends, [ends.dim() - 1], torch.float32), q.format).tensors
+    found = rule.find(Blocks(ends, [ends.dim() - 1], list(range(ends.dim() - 1)), torch.float32), q.format).tensors
     return {name: t.squeeze(-1) for name, t in zip(rule.stored(q.format, q.block), found, strict=True)}
 
 

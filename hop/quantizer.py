@@ -212,13 +212,13 @@ class Quantizer(Value):
         """The shape over which blocks run, what is stored, and x in units of the format, both cut into blocks."""
         shape = self.rows(x.shape)
         cut, dims = blocks.split(x.to(torch.float32).reshape(shape), self.block, fill=self.scale.padding())
-        parts = self._blocks(cut, dims, x.dtype)
+        parts = self._blocks(cut, dims, len(shape), x.dtype)
         if scale is None:
             return shape, self.scale.find(parts, self.format)
         if zero_point is not None:
             codes = zero_point.round() if zero_point.is_floating_point() else zero_point
-            zero_point = blocks.spread(codes.clamp(self.format.min, self.format.max).to(self.format.dtype))
-        return shape, self.scale.given(parts, blocks.spread(scale), zero_point, self.format)
+            zero_point = blocks.spread(codes.clamp(self.format.min, self.format.max).to(self.format.dtype), self.block)
+        return shape, self.scale.given(parts, blocks.spread(scale, self.block), zero_point, self.format)
 
     def derivatives(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
@@ -238,7 +238,7 @@ class Quantizer(Value):
         """The derivative of each block's s by the given `scale`."""
 
         def largest(cut: Tensor, dims: list[int]) -> Tensor:
-            return self._blocks(cut, dims, x.dtype).amax()
+            return self._blocks(cut, dims, len(self.rows(x.shape)), x.dtype).amax()
 
         amax = self.per_block(x.to(torch.float32), largest)
         return self.scale.slope(amax, scale.to(torch.float32), self.format)
@@ -247,7 +247,7 @@ class Quantizer(Value):
         """A tensor of `shape` with the scale of each element's block; the inverse of a sum over blocks."""
         rows = self.rows(shape)
         ones, _ = blocks.split(torch.ones(rows, device=scale.device), self.block)
-        return blocks.merge(ones * blocks.spread(scale), rows).reshape(shape)
+        return blocks.merge(ones * blocks.spread(scale, self.block), rows).reshape(shape)
 
     def per_block(self, x: Tensor, reduce: Callable[..., Tensor] = torch.Tensor.sum) -> Tensor:
         """reduce(x, dims) over each block of x: by default the sum."""
@@ -260,8 +260,8 @@ class Quantizer(Value):
         """As Blocks.combined, for a tensor with one element for each block."""
         return found
 
-    def _blocks(self, x: Tensor, dims: list[int], dtype: torch.dtype) -> Blocks:
-        return Blocks(x, dims, dtype)
+    def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
+        return Blocks(x, dims, blocks.places(self.block, ndim), dtype)
 
     def _encode(
         self, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
@@ -289,7 +289,7 @@ class Quantizer(Value):
         elif self.per_byte() > 1:
             codes = self.format.unpack(codes, rows[-1] if rows else 1)
         cut, _ = blocks.split(codes.reshape(rows), self.block)
-        return rows, cut, [blocks.spread(buffers[name]) for name in self.stored()]
+        return rows, cut, [blocks.spread(buffers[name], self.block) for name in self.stored()]
 
     def _decode(self, codes: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         return self.format.decode(codes, *self._zero(tensors)) * self.scale.step(tensors, self.format)

@@ -33,10 +33,11 @@ RCEIL, FLOOR, CEIL, EVEN = MX_ROUNDINGS = ("rceil", "floor", "ceil", "even")
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor cut into blocks, (n0, b0, n1, b1, ...)."""
+    """A tensor cut into blocks, as hop.blocks.split does."""
 
     x: Tensor  # float32, filled up with the rule's padding
-    dims: list[int]  # the b's
+    dims: list[int]  # that run over a block
+    places: list[int]  # of the blocks along each dimension of the tensor
     dtype: torch.dtype  # of the tensor before it became float32
 
     def magnitude(self) -> Tensor:
@@ -451,8 +452,8 @@ class TwoLevel(Rule):
 
     def find(self, parts: Blocks, format: Format) -> Found:
         amax = parts.once(parts.amax())
-        ndim = max(amax.dim() // 2, 1)
-        whole = [2 * i for i, b in enumerate(blocks.per_dimension(self.outer, ndim)) if b == -1]
+        sizes = blocks.per_dimension(self.outer, len(parts.places))
+        whole = [place for place, b in zip(parts.places, sizes, strict=True) if b == -1]
         if any(tracing.known_equal(amax.shape[d], 0) for d in whole):
             outer = amax.sum(whole, keepdim=True)  # of nothing: 0
         else:

@@ -41,9 +41,9 @@ class _SharedBlocks(FastBlocks):
     reduce: Reduce
 
     def combined(self, found: Tensor, op: str, block: Block | None = None) -> Tensor:
-        ndim = len(self.dims)
+        ndim = len(self.places)
         sizes = blocks.per_dimension(block or self.block, ndim)
-        return blocks.spread(self.reduce(blocks.gather(found, ndim), op, sizes)).reshape(found.shape)
+        return self.reduce(blocks.gather(found, ndim), op, sizes).reshape(found.shape)
 
 
 class _SharedQuantizer(FastQuantizer):
@@ -54,8 +54,8 @@ class _SharedQuantizer(FastQuantizer):
     def combined(self, found: Tensor, op: str, block: Block) -> Tensor:
         return self.reduce(found, op, block)
 
-    def _blocks(self, x: Tensor, dims: list[int], dtype: torch.dtype) -> Blocks:
-        return _SharedBlocks(x, dims, dtype, self.block, self.reduce)
+    def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
+        return _SharedBlocks(x, dims, blocks.places(self.block, ndim), dtype, self.block, self.reduce)
 
 
 def shared(quantizer: Quantizer, reduce: Reduce) -> Quantizer:

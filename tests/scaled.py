@@ -333,6 +333,10 @@ SCALED = [
     ScaledOperator("cat", aten.cat.default, ([Q((4, 5)), Q((4, 3), _WHOLE)], 1), output=_TENSOR, terms=1),
     ScaledOperator("relu", aten.relu.default, (Q((4, 6), _AFFINE),), output=_STATIC, terms=1),
     ScaledOperator("clamp", aten.clamp.default, (Q((4, 6), presets.MXFP8), -1.0, 2.5), terms=1),
+    ScaledOperator("relu6", aten.relu6.default, (Q((4, 6), _TENSOR),), output=_STATIC, terms=1),
+    ScaledOperator(
+        "upsample_nearest2d", aten.upsample_nearest2d.vec, (Q((2, 3, 6, 5), _WHOLE), None, [2.0, 2.0]), terms=1
+    ),
     ScaledOperator("hardtanh", aten.hardtanh.default, (Q((4, 6), _TENSOR),), output=_STATIC, terms=1),
     ScaledOperator("max_pool2d", aten.max_pool2d.default, (Q((2, 3, 6, 5), _WHOLE), [3, 2], [2, 2], [1, 1]), terms=1),
     ScaledOperator(

@@ -287,6 +287,41 @@ def convolution(op: Any, shape: tuple[int, ...], *options: Any) -> Calls:
     return Calls(f, weight=hop.quantize(Quantizer(INT8, block=tuple(block)), torch.randn(shape)))
 
 
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        return self.last(torch.relu(self.second(x)).mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated", "ignore:.*is an Enum subclass:UserWarning")
+class TestXnnpackPictures(unittest.TestCase):
+    """Tensors of four dimensions, quantized and dequantized by our decompositions: XNNPACK takes no more than six."""
+
+    def test_convolutions_of_pt2e(self):
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+        x = torch.randn(2, 3, 12, 12)
+        quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+        prepared = prepare_pt2e(torch.export.export(Pictures().eval(), (x,)).module(), quantizer)
+        prepared(x)
+        program = torch.export.export(convert_pt2e(prepared), (x,))
+        integers = hop.export.to_integer(program).program
+        ndims = [v.dim() for n in lower(integers).graph.nodes if isinstance(v := n.meta.get("val"), Tensor)]
+        assert max(ndims) == 4
+        with torch.no_grad():
+            got = run(to_executorch(integers, partitioners=[XnnpackPartitioner()]), x)
+            want = integers.module()(x)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 class TestFolded(unittest.TestCase):
     @pytest.mark.full
     def test_requantization_is_computed_once(self):

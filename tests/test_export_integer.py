@@ -143,6 +143,10 @@ CASES = [
     Case("relu", (PIXELS,), F.relu),
     Case("clamp", (PIXELS,), lambda a: a.clamp(-0.7, 1.1)),
     Case("hardtanh", (PIXELS,), F.hardtanh),
+    Case("relu6", (PIXELS,), F.relu6),
+    Case("upsample_nearest1d", ((8, 8, 300),), lambda a: F.interpolate(a, scale_factor=2)),
+    Case("upsample_nearest2d", (PIXELS,), lambda a: F.interpolate(a, size=(50, 81))),
+    Case("upsample_nearest3d", ((2, 4, 6, 8, 8),), lambda a: F.interpolate(a, scale_factor=(1, 2, 3))),
     Case("max_pool2d", (PIXELS,), lambda a: F.max_pool2d(a, 3, 1, 1)),
     Case("max_pool1d", ((8, 8, 1600),), lambda a: F.max_pool1d(a, 3, 1, 1)),
     Case("avg_pool2d", (PIXELS,), lambda a: F.avg_pool2d(a, 3, 1, 1), alike=False),
@@ -815,4 +819,35 @@ class TestReport(unittest.TestCase):
     def test_text(self):
         _, report = export.to_integer(exported(Holding(ODD["unknown_operator"][0]), torch.randn(6, 32)))
         text = str(report)
-        assert text.startswith("0 rewritten, 1 left\nnode") and "softmax" in text and "no operator of integers" in text
+        assert (
+            text.startswith("0 rewritten, 1 left\nnode")
+            and "softmax" in text
+            and "hop.scaled has no aten.softmax.int: it runs on dequantized floats" in text
+        )
+
+    def test_functions_of_floats(self):
+        """What hop.scaled has not stays, by its name."""
+        for function in (F.hardswish, torch.sigmoid, F.silu):
+            program = exported(Holding(lambda m, x, f=function: quantized(f(both(x, 0.1)), 0.01)), torch.randn(6, 32))
+            found, report = export.to_integer(program)
+            (row,) = report.left
+            assert row.detail == f"hop.scaled has no {row.operator}: it runs on dequantized floats, as before"
+            assert function.__name__ in row.operator
+            x = torch.randn(6, 32)
+            assert torch.equal(found.module()(x), program.module()(x))
+
+    def test_clamps_and_repeats_alone(self):
+        """relu6 and upsample_nearest between other scales, and with a float result: codes move."""
+        for function in (F.relu6, lambda x: F.interpolate(x[None, None], scale_factor=2)):
+            program = exported(
+                Holding(lambda m, x, f=function: quantized(f(both(x, 0.1)), 0.05, 3)), torch.randn(6, 32) * 4
+            )
+            found, report = export.to_integer(program)
+            assert len(report.rewritten) == 1 and not report.left, str(report)
+            x = torch.randn(6, 32) * 4
+            assert torch.equal(found.module()(x), program.module()(x))
+            assert torch.equal(export.lower(found).module()(x), program.module()(x))
+            to_floats = exported(Holding(lambda m, x, f=function: f(both(x, 0.1))), x)
+            found, report = export.to_integer(to_floats)
+            assert not report.left, str(report)
+            assert torch.equal(found.module()(x), to_floats.module()(x))

@@ -384,6 +384,66 @@ class TestModel(unittest.TestCase):
         with pytest.raises(NotImplementedError, match=r"a convolution of torch\.int16 and torch\.int8"):
             exported(Module(Case(of(CONV), ())), (x, w))
 
+    @parameterized.expand(
+        [
+            ("conv_transpose1d", (2, 6, 9), (6, 4, 3), (2, 1, 1)),
+            ("conv_transpose2d", (2, 6, 7, 9), (6, 4, 3, 3), ((2, 1), 1, (1, 0))),
+            ("conv_transpose3d", (1, 4, 3, 4, 5), (4, 3, 2, 2, 2), (2,)),
+        ]
+    )
+    def test_transposed_convolutions_of_affine_inputs(self, name, of_x, of_w, rest):
+        """Zeros between the elements are codes that are the zero point, which may be computed there."""
+        weight = torch.randint(-127, 128, of_w, dtype=torch.int8)
+
+        def function(x: Tensor, codes: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+            q = hop.quantize(presets.INT8_TENSOR_AFFINE, x)
+            kernel = hop.quantize(presets.INT8_TENSOR, w.to(torch.float32))
+            given = {"scale": torch.full((), 0.1), "zero_point": torch.full((), 77, dtype=torch.int8)}
+            static = hop.quantize(STATIC, codes, **given)
+            op = aten.conv_transpose1d.default if name.endswith("1d") else getattr(aten, name).input
+            bias = (None, *[[v] * (len(of_w) - 2) if isinstance(v, int) else list(v) for v in rest])
+            return tuple(hop.scaled(op, torch.float32, v, kernel, *bias) for v in (q, static))  # type: ignore[return-value]
+
+        class Calls(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.w = nn.Buffer(weight)
+
+            def forward(self, x: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+                return function(x, codes, self.w)
+
+        xs = torch.randn(of_x) + 1, torch.randn(of_x) * 5
+        program = torch.export.export(Calls(), xs)
+        model = hop.export.to_onnx(program)
+        assert operators(model)["ConvInteger"] == 2, operators(model)
+        for got, want in zip(run(session(model), *xs), program.module()(*xs), strict=True):
+            np.testing.assert_array_equal(got, want.numpy())
+
+    @parameterized.expand([("affine", "choose_qparams"), ("symmetric", "choose_qparams_symmetric")])
+    def test_scales_of_a_tensor_that_are_found_there(self, _name, choose):
+        """As PT2E's dynamic quantizers write them, with one scale for the tensor."""
+        importlib.import_module("torch.ao.quantization.fx._decomposed")
+        qd = torch.ops.quantized_decomposed
+
+        class Dynamic(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.codes = nn.Buffer(int8(8, 16))
+
+            def forward(self, x: Tensor) -> Tensor:
+                given = *getattr(qd, choose).tensor(x, -128, 127, 1e-5, torch.int8), -128, 127, torch.int8
+                x = qd.dequantize_per_tensor.tensor(qd.quantize_per_tensor.tensor(x, *given), *given)
+                weight = qd.dequantize_per_tensor.default(self.codes, 0.01, 0, -128, 127, torch.int8)
+                return nn.functional.linear(x, weight)
+
+        x = torch.randn(5, 16)
+        rows = torch.export.Dim("rows", min=1, max=64)
+        program = hop.export.to_integer(torch.export.export(Dynamic(), (x,), dynamic_shapes=({0: rows},))).program
+        model = hop.export.to_onnx(program)
+        assert operators(model)["MatMulInteger"] == 1
+        for given in (x, torch.randn(7, 16) * 3):
+            np.testing.assert_array_equal(run(session(model), given)[0], program.module()(given).numpy())
+
     def test_arguments(self):
         with pytest.raises(TypeError, match=r"program must be a torch\.export\.ExportedProgram"):
             hop.export.to_onnx(Perceptron())

@@ -196,15 +196,20 @@ def _affine_scale(low: Tensor, high: Tensor, least: int, greatest: int, eps: flo
     return scale, (least - (low / scale).round()).clamp(least, greatest)
 
 
+def _all(x: Tensor) -> list[int]:
+    """The dimensions of x. torch.onnx does not translate amin and amax without any."""
+    return list(range(x.dim()))
+
+
 def _per_tensor_affine(x: Tensor, least: int, greatest: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    scale, zero_point = _affine_scale(x.amin(), x.amax(), least, greatest, eps)
+    scale, zero_point = _affine_scale(x.amin(_all(x)), x.amax(_all(x)), least, greatest, eps)
     return scale.reshape(1), zero_point.reshape(1)
 
 
 def _per_tensor_symmetric(
     x: Tensor, least: int, greatest: int, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    scale = (x.abs().amax() / ((greatest - least) / 2)).clamp(min=eps).reshape(1)
+    scale = (x.abs().amax(_all(x)) / ((greatest - least) / 2)).clamp(min=eps).reshape(1)
     middle = 128 if dtype == torch.uint8 else 0
     return scale, torch.full_like(scale, middle)
 

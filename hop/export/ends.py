@@ -10,10 +10,10 @@ from hop.compat.tracing import known_equal
 from hop.export import encodings
 from hop.export.encodings import FORMATS, Encoding
 from hop.export.program import value
-from hop.impls.scaled.roles import ROLES, VALUE, aten
+from hop.impls.scaled.roles import NEAREST, ROLES, VALUE, aten
 
 CHANGED = (aten.relu.default, aten.clamp.default, aten.hardtanh.default, aten.relu6.default)
-SELECTED = (aten.cat.default, aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
+SELECTED = (aten.cat.default, aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, *NEAREST)
 VIEWS = tuple(op for op, r in ROLES.items() if r.family is VALUE and op not in (*CHANGED, *SELECTED))
 
 

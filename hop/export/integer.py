@@ -59,7 +59,6 @@ from hop.scaling import Given
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
 _KNOWN_CODES = f"known are {' and '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
-_NO_INTEGERS = "no operator of integers means the same"
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
 
@@ -139,7 +138,7 @@ class _Rewriter:
         elif node.target in ROLES or node.target in (aten._int_mm.default, stock_out_dtype):
             self.operate(node)
         elif isinstance(value(node), Tensor) and any(x in self.held for x in tensors_of(node)):
-            self.leave(node, _NO_INTEGERS)
+            self.leave(node, _unknown(node))
 
     # ---- what holds codes
 
@@ -181,7 +180,7 @@ class _Rewriter:
                 self.leave(node, "no operand is dequantized")
             return
         if family is None:
-            self.leave(node, _NO_INTEGERS)
+            self.leave(node, _unknown(node))
             return
         ends = ends_of(node)
         reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
@@ -374,6 +373,10 @@ def _unrecognised(program: ExportedProgram) -> str:
 
 
 # ---- small questions
+
+
+def _unknown(node: Node) -> str:
+    return f"hop.scaled has no {node.target}: it runs on dequantized floats, as before"
 
 
 def _gives_sum(node: Node, held: dict[Node, Held]) -> bool:

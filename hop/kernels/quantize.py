@@ -204,8 +204,8 @@ class FastHadamard(Hadamard):
 class FastQuantizer(Quantizer):
     """A quantizer of fast formats."""
 
-    def _blocks(self, x: Tensor, dims: list[int], dtype: torch.dtype) -> Blocks:
-        return FastBlocks(x, dims, dtype)
+    def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
+        return FastBlocks(x, dims, blocks.places(self.block, ndim), dtype)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -92,6 +92,7 @@ def _source(node: Node) -> str:
     return node.name
 
 
+_PAD = aten.constant_pad_nd.default
 _VIEWS = frozenset(
     {
         *(aten.view.default, aten.slice.Tensor, aten.permute.default, aten.expand.default, aten.unsqueeze.default),
@@ -105,9 +106,10 @@ def _difference(whole: Node, rows: bool) -> _Factor | None:
     for each row, stay subtracted."""
     views: list[tuple[Any, Sequence[Any]]] = []
     node: Any = whole
-    while node.target in _VIEWS:
+    while node.target in _VIEWS or _pads_by_zero(node):
         views.insert(0, (node.target, node.args[1:]))
         node = node.args[0]
+    is_padded = any(target is _PAD for target, _ in views)
     if node.target not in (aten.sub.Tensor, aten.sub.Scalar) or node.kwargs or len(node.args) > 2:
         return None
     codes, zero = (_before_cast(x) for x in node.args)
@@ -119,8 +121,13 @@ def _difference(whole: Node, rows: bool) -> _Factor | None:
     if z.dtype not in BYTES:
         return None
     by_row = rows and z.dim() == codes.meta["val"].dim() and tracing.known_equal(z.shape[-1], 1)
+    by_row = by_row and not is_padded
     along = all(target is aten.slice.Tensor and args[0] in (-1, z.dim() - 1) for target, args in views)
     return _Factor(codes, zero, views) if _is_one(z) or (by_row and along) else _Factor(whole)
+
+
+def _pads_by_zero(node: Node) -> bool:
+    return node.target is _PAD and not node.kwargs and node.args[2:] in ((), (0,), (0.0,))
 
 
 def _is_one(x: Tensor) -> bool:
@@ -151,11 +158,20 @@ def _products(target: Any, rest: Sequence[Any], lhs: Any, rhs: Any) -> Tensor:
     return total
 
 
+def _padded(codes: Tensor, zero_point: Any, sides: Sequence[int]) -> Tensor:
+    """Codes whose difference from their one zero point is padded by 0: by that zero point, which may be computed when
+    the model runs."""
+    if zero_point is None:
+        return _PAD(codes, sides)
+    zero = zero_point.to(torch.int32) if isinstance(zero_point, Tensor) else zero_point
+    return (_PAD(codes.to(torch.int32) - zero, sides) + zero).to(codes.dtype)
+
+
 def _terms(codes: Tensor, zero_point: Any, views: Any, signed: bool) -> list[_Term]:
     """A factor as the sum of at most two terms. onnxruntime has no fast kernel for signed codes on the left on most
     CPUs, so that they move by 128."""
     for view, args in views:
-        codes = view(codes, *args)
+        codes = _padded(codes, zero_point, args[0]) if view is _PAD else view(codes, *args)
     if codes.dtype == torch.int16:
         wide = codes.to(torch.int32)
         positive, negative = (x.clamp(0, 255).to(torch.uint8) for x in (wide, wide * -1))

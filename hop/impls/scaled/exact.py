@@ -9,7 +9,7 @@ from hop.formats import Integer
 from hop.impls.scaled.calls import Call, fitted, is_integer, tensors, usage
 from hop.impls.scaled.operands import Operand, block_of, grid, spread
 from hop.impls.scaled.products import Sum, aligned, sums
-from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, MATRIX, MULTIPLY, RHS, VALUE, aten
+from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, MATRIX, MULTIPLY, NEAREST, RHS, VALUE, aten
 from hop.quantizer import Quantizer
 from hop.scaling import Given
 
@@ -40,7 +40,7 @@ def exact_declines(call: Call) -> str | None:
     return f"{call.op} is none"
 
 
-_BOUNDED = frozenset({aten.clamp.default, aten.hardtanh.default, aten.cat.default})
+_BOUNDED = frozenset({aten.clamp.default, aten.hardtanh.default, aten.relu6.default, aten.cat.default})
 _POOLS = frozenset({aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default})
 
 
@@ -53,9 +53,9 @@ def exact(call: Call) -> Sum:
         return Sum(total, *(spread(g.step, g.block, g.codes.shape) for g in (a, b)))
     if family is VALUE:
         own = grid(call.args[0], call.args[0].usages[0])
-        # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension.
+        # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension, and repeats none.
         pools = call.op in _POOLS and not (is_lowering() and call.device.type == "cpu")
-        chosen = own.centered().to(torch.float32 if pools else torch.int32)
+        chosen = own.centered().to(torch.float32 if pools or call.op in NEAREST else torch.int32)
         total = call.op(chosen, *call.args[1:], **call.kwargs).to(torch.int32)
         step = own.step.reshape(())
         return Sum(total, step, torch.ones_like(step))

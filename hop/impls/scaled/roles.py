@@ -52,6 +52,12 @@ class Roles:
         return args[position] if position < len(args) else None
 
 
+NEAREST = (
+    *(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec),
+    *(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default),
+)
+"""Elements repeated along dimensions."""
+
 _FACTORS, _BIASED = (LHS, RHS), (LHS, RHS, BIAS)
 _ONE, _TWO = (OTHER,), (OTHER, OTHER)
 
@@ -82,8 +88,9 @@ for _op in (
 ):
     ROLES[_op] = Roles(MEAN, _ONE)
 for _op in (
-    *(aten.cat.default, aten.relu.default, aten.clamp.default, aten.hardtanh.default),
+    *(aten.cat.default, aten.relu.default, aten.relu6.default, aten.clamp.default, aten.hardtanh.default),
     *(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default),
+    *NEAREST,
     *(aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.permute.default),
     *(aten.transpose.int, aten.t.default, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim),
     *(aten.squeeze.dims, aten.expand.default, aten.slice.Tensor, aten.select.int, aten.narrow.default),

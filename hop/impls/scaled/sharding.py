@@ -97,7 +97,9 @@ def _maps(call: Call, ndim: int) -> dict[int, _Map] | None:
     return None
 
 
-_ELEMENTWISE = frozenset({aten.relu.default, aten.clamp.default, aten.hardtanh.default, aten.clone.default})
+_ELEMENTWISE = frozenset(
+    {aten.relu.default, aten.relu6.default, aten.clamp.default, aten.hardtanh.default, aten.clone.default}
+)
 
 
 def _choose(call: Call, maps: dict[int, _Map], axis: int, shape: Sequence[int], mesh: Any) -> int | None:
