@@ -31,10 +31,10 @@ from hop.compat.eager import DispatchKey, HigherOrderOperator
 from hop.compat.export import as_decomposition, core_decompositions
 from hop.compat.functorch import TransformType
 from hop.compat.pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
-from hop.kernels import Kernel
+from hop.kernels import Kernel, memory
 
 _hops: list["Hop"] = []
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
+PLAIN = memory.PLAIN
 _LISTS = (list, tuple)
 
 
@@ -149,6 +149,7 @@ class Hop(HigherOrderOperator):
         return self.reference(*args, **kwargs)
 
     def _run(self, /, *args: Any, **kwargs: Any) -> Any:
+        memory.check(_tensors(args, kwargs))
         for kernel, call in self.kernels(*args, **kwargs):
             if kernel.declines(call) is None:
                 return kernel.run(call)

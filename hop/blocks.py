@@ -24,9 +24,25 @@ Block = tuple[int, ...]
 def checked(block: Any) -> Block:
     """`block` as a tuple, if it is one."""
     sizes = tuple(block) if isinstance(block, tuple | list) else (block,)
-    if not sizes or any(isinstance(b, bool) or not isinstance(b, int) or (b < 1 and b != -1) for b in sizes):
-        raise ValueError(f"block must be a tuple of sizes over the last dimensions, each above 0 or -1, got {block!r}")
+    if not sizes or any(
+        isinstance(b, bool) or not isinstance(b, int) or (b < 1 and b != -1) or b >= 2**31 for b in sizes
+    ):
+        raise ValueError(
+            f"block must be a tuple of sizes over the last dimensions, each -1 or from 1 to 2^31 - 1, got {block!r}"
+        )
     return sizes
+
+
+def checked_shape(what: str, shape: Any) -> tuple[Any, ...]:
+    """`shape` as a tuple, if it is one of sizes, symbolic ones included."""
+    if not isinstance(shape, tuple | list):
+        raise TypeError(f"{what}: shape must be a tuple of sizes, got {type(shape).__name__}")
+    for n in shape:
+        if isinstance(n, bool | float | str) or n is None:
+            raise TypeError(f"{what}: shape must be a tuple of integers, each 0 or more; got {tuple(shape)}")
+        if isinstance(n, int) and n < 0:
+            raise ValueError(f"{what}: shape must have sizes of 0 or more, got {tuple(shape)}")
+    return tuple(shape)
 
 
 def per_dimension(block: Block, ndim: int) -> Block:

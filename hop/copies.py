@@ -10,6 +10,7 @@ A copy is what the quantizer makes of it. Where one scale serves the whole tenso
 Hadamard transform applies to the column-wise copy, along M.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ APPEARANCES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.flo
 
 def checked(quantizer: Quantizer, usages: Any) -> Usages:
     """`usages` as a tuple in order, if it names copies that `quantizer` can make."""
-    found = (usages,) if isinstance(usages, str) else tuple(usages)
+    found = (usages,) if isinstance(usages, str) else tuple(usages) if isinstance(usages, tuple | list) else ()
     if not found or any(u not in USAGES for u in found):
         raise ValueError(f"usages must name one or both of {USAGES}, got {usages!r}")
     if COLUMNWISE in found and quantizer.flat:
@@ -69,14 +70,33 @@ def describe(quantizer: Quantizer, shape: Sequence[int], usages: Usages) -> list
     return list(found.values())
 
 
-def check(described: Sequence[Buffer], buffers: Sequence[Tensor]) -> None:
-    """Raise ValueError unless `buffers` are what is described."""
+def check(described: Sequence[Buffer], buffers: Sequence[Any], device: torch.device | None = None) -> None:
+    """Raise TypeError or ValueError unless `buffers` are dense tensors as described, on one device, or on `device`."""
     if len(buffers) != len(described):
         raise ValueError(f"buffers must be {[b.name for b in described]}, got {len(buffers)} of them")
     for b, tensor in zip(described, buffers, strict=True):
-        shape = script.sizes(tensor)
-        if shape != b.shape or tensor.dtype != b.dtype:
-            raise ValueError(f"buffer {b.name} must be {b.dtype} of {b.shape}, got {tensor.dtype} of {shape}")
+        check_one(b, tensor, device)
+        device = tensor.device
+
+
+def check_one(described: Buffer, buffer: Any, device: torch.device | None) -> None:
+    """Raise TypeError or ValueError unless `buffer` is what is described, dense, on `device` if there is one."""
+    name, shape, dtype = described
+    if not isinstance(buffer, Tensor):
+        raise TypeError(f"buffer {name} must be a tensor, got {type(buffer).__name__}")
+    own = script.sizes(buffer)
+    if own != shape or buffer.dtype != dtype:
+        raise ValueError(f"buffer {name} must be {dtype} of {shape}, got {buffer.dtype} of {own}")
+    if buffer.layout != torch.strided:
+        raise ValueError(f"buffer {name} must be dense, got one of layout {buffer.layout}; use to_dense()")
+    if device is not None and buffer.device != device:
+        raise ValueError(f"buffer {name} must be on {device}, got one on {buffer.device}; move it there")
+
+
+@functools.lru_cache(maxsize=4096)
+def form(quantizer: Quantizer, shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[Buffer, ...]:
+    """As `describe`, of the buffers with these names, for sizes that are numbers."""
+    return tuple(describe(quantizer, shape, of(names)))
 
 
 def quantize(

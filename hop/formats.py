@@ -51,7 +51,12 @@ class Format(Value):
     max: float = field(init=False)
     min: float = field(init=False)
 
-    def _check(self) -> None:
+    def _check(self, *integers: str) -> None:
+        """Raise ValueError for a name, bits or a dtype that a format cannot have, or where `integers` are none."""
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"{type(self).__name__}: name must be text, got {self.name!r}")
+        for which in ("bits", *integers):
+            spelling.integer(getattr(self, which), f"{self.name}: {which}")
         if self.bits not in range(1, 9) or self.dtype not in _DTYPES:
             raise ValueError(
                 f"{self.name}: bits must be 1 to 8 and dtype one of {_DTYPES}, got {self.bits} and {self.dtype}"
@@ -97,7 +102,7 @@ class Integer(Format):
     high: int = 0
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check("low", "high")
         if self.low >= self.high or self.high - self.low >= 2**self.bits:
             raise ValueError(f"{self.name}: {self.low}..{self.high} must be ascending and fit {self.bits} bits")
         self._derive([float(n) for n in range(self.low, self.high + 1)])
@@ -147,7 +152,7 @@ class Float(Format):
     _decoded: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check("exponent_bits", "mantissa_bits", "bias", "largest")
         half = 2 ** (self.bits - 1)
         if 1 + self.exponent_bits + self.mantissa_bits != self.bits or min(self.exponent_bits, self.mantissa_bits) < 0:
             raise ValueError(
@@ -204,7 +209,9 @@ class Codebook(Format):
 
     def __post_init__(self) -> None:
         self._check()
-        book = tuple(float32(v) for v in self.book)
+        if not isinstance(self.book, tuple | list) or any(isinstance(v, bool | str) for v in self.book):
+            raise ValueError(f"{self.name}: book must be a tuple of numbers, got {self.book!r}")
+        book = tuple(float32(spelling.real(float(v), f"{self.name}: book")) for v in self.book)
         if not 2 <= len(book) <= 2**self.bits or any(not a < b for a, b in itertools.pairwise(book)):
             raise ValueError(
                 f"{self.name}: book must be 2 to {2**self.bits} numbers, ascending in float32; got {len(book)}: {book}"
@@ -233,7 +240,7 @@ class PowerOfTwo(Format):
     bias: int = 0
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check("bias")
         low, high = -self.bias, 2**self.bits - 2 - self.bias
         if low < -127 or high > 127:
             raise ValueError(

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hop import spelling
 from hop.blocks import Block
 from hop.formats import Float, Format
 from hop.packing import PACKED
@@ -48,6 +49,10 @@ class Decoded(Layout):
     The product is exact, so that the numbers are found again by division; but bfloat16 has fewer bits below 2^-126."""
 
     dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"Decoded: dtype must be torch.bfloat16, got {self.dtype!r}")
 
     def check(self, format: Format, rule: Rule) -> None:
         if not isinstance(format, Float) or self.dtype != torch.bfloat16:
@@ -91,6 +96,9 @@ class Tiled(Layout):
     columns: bool = False
 
     tiled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        spelling.flag(self.columns, "Tiled: columns")
 
     def check(self, format: Format, rule: Rule) -> None:
         if format.bits not in (4, 8):

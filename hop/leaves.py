@@ -185,6 +185,7 @@ class Dequantize(Composite):
             raise TypeError(
                 f"dequantize: x must be a QuantizedTensor, as hop.quantize makes it; got a {type(x).__name__}"
             )
+        x.check()
         tensors = list(x.buffers().values())
         return dequantize_buffers(str(x.quantizer), tensors, list(x.usages), list(x.shape), dtype or x.dtype)
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hop import blocks
 from hop._hop import Hop
 from hop.compat import dynamo
 from hop.compat.export import is_lowering
@@ -42,7 +43,7 @@ class Noise(Hop):
             raise ValueError(f"noise: seed must be int64 of shape (), got {seed.dtype} of {tuple(seed.shape)}")
         if isinstance(stream, bool) or not isinstance(stream, int | torch.SymInt) or not 0 <= stream <= _WORD:
             raise ValueError(f"noise: stream must be an integer from 0 to 2^32 - 1, got {stream!r}")
-        return (seed, stream, list(shape)), {}
+        return (seed, stream, list(blocks.checked_shape("noise", shape))), {}
 
     def reference(self, seed: Tensor, stream: int, shape: Sequence[int], /) -> Tensor:
         count = 1
@@ -99,7 +100,7 @@ def noise(seed: Tensor, shape: Sequence[int], /, *, stream: int = 0) -> Tensor:
         uint8 of `shape`, contiguous, on the seed's device: uniform in 0..255, the same for the same arguments on every
         device and route.
     """
-    return noise_operator(seed, stream, list(shape))
+    return noise_operator(seed, stream, shape)
 
 
 dynamo.allow_in_graph(noise)

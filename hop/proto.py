@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
+from hop import blocks, copies
 from hop.copies import Buffer
 from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
@@ -25,6 +25,10 @@ class TensorProto:
         requires_grad: whether it collects a gradient.
         quantizer: how it is quantized, None for a plain tensor.
         usages: the copies that a quantized tensor holds, "rowwise", "columnwise" or both.
+
+    Raises:
+        TypeError: an argument is of another type, or dtype none that it can have.
+        ValueError: a size is negative, or usages are none of the quantizer.
     """
 
     shape: tuple[int, ...]
@@ -35,13 +39,30 @@ class TensorProto:
     usages: tuple[str, ...] = (copies.ROWWISE,)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        if isinstance(self.device, str):
+        object.__setattr__(self, "shape", blocks.checked_shape("TensorProto", self.shape))
+        if not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"TensorProto: dtype must be a torch.dtype, got {self.dtype!r}")
+        if isinstance(self.device, Quantizer):
+            raise TypeError(f"TensorProto: device={self.device} is a quantizer; pass it by name, quantizer=")
+        if not isinstance(self.device, str | torch.device):
+            raise TypeError(f"TensorProto: device must be a torch.device or its name, got {self.device!r}")
+        try:
             object.__setattr__(self, "device", torch.device(self.device))
-        if self.quantizer is not None:
-            if self.dtype not in copies.APPEARANCES:
-                raise TypeError(f"dtype must be floating point for a quantized tensor, got {self.dtype}")
-            object.__setattr__(self, "usages", copies.checked(self.quantizer, self.usages))
+        except RuntimeError as error:
+            raise ValueError(f"TensorProto: device={self.device!r} is none that PyTorch knows: {error}") from error
+        if not isinstance(self.requires_grad, bool):
+            raise TypeError(f"TensorProto: requires_grad must be True or False, got {self.requires_grad!r}")
+        if self.requires_grad and not (self.dtype.is_floating_point or self.dtype.is_complex):
+            raise ValueError(f"TensorProto: requires_grad=True is for floats, and dtype is {self.dtype}")
+        if not isinstance(self.usages, str | tuple | list):
+            raise TypeError(f"TensorProto: usages must be a tuple of {copies.USAGES}, got {self.usages!r}")
+        if self.quantizer is None:
+            return
+        if not isinstance(self.quantizer, Quantizer):
+            raise TypeError(f"TensorProto: quantizer must be a Quantizer or None, got {type(self.quantizer).__name__}")
+        if self.dtype not in copies.APPEARANCES:
+            raise TypeError(f"TensorProto: dtype must be floating point for a quantized tensor, got {self.dtype}")
+        object.__setattr__(self, "usages", copies.checked(self.quantizer, self.usages))
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorProto":

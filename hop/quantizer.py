@@ -73,6 +73,10 @@ class Quantizer(Value):
             raise ValueError(f"format must be a format of elements, and {self.format!r} is one of scales")
         if not isinstance(self.scale, Rule):
             raise TypeError(f"scale must be a rule, such as hop.scaling.Amax(); got {self.scale!r}")
+        if self.hadamard is not None and not isinstance(self.hadamard, Hadamard):
+            raise TypeError(f"hadamard must be hop.hadamard.Hadamard(), or None; got {self.hadamard!r}")
+        spelling.flag(self.stochastic, "stochastic")
+        spelling.flag(self.flat, "flat")
         if self.stochastic and isinstance(self.format, Codebook):
             raise ValueError(f"stochastic=True: {self.format.name} is a codebook, which rounds to the nearest only")
         if self.flat and len(self.block) != 1:

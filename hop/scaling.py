@@ -15,7 +15,7 @@ Specification 1.0 and the round-up rule of its implementations (RCEIL) for Micro
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +83,9 @@ class Found(NamedTuple):
 @dataclass(frozen=True, eq=False, repr=False)
 class Rule(Value):
     """What rules share: one float32 scale for each block, by which elements are divided where the caller gives it."""
+
+    takes_ends: ClassVar[bool] = False
+    """Whether 0 and infinity mean something where the caller gives the scale, as an amax does that can be either."""
 
     def padding(self) -> float:
         """What fills up blocks that are cut off; it counts for nothing."""
@@ -158,6 +161,7 @@ class Given(Rule):
     requantize: Requantization = Division()
 
     def __post_init__(self) -> None:
+        spelling.flag(self.affine, "Given: affine")
         if not isinstance(self.requantize, Requantization):
             raise TypeError(
                 "Given: requantize must be a convention of hop.requantization, such as hop.requantization.Division(); "
@@ -257,8 +261,7 @@ class CurrentScaling(Rule):
     def __post_init__(self) -> None:
         name = type(self).__name__
         object.__setattr__(self, "eps", spelling.finite(self.eps, f"{name}: eps"))
-        if not isinstance(self.power_of_two, bool):
-            raise ValueError(f"{name}: power_of_two must be True or False, got {self.power_of_two!r}")
+        spelling.flag(self.power_of_two, f"{name}: power_of_two")
 
     def folds(self) -> bool:
         return self.power_of_two
@@ -311,13 +314,14 @@ class Delayed(Rule):
     history: int = 1024
     most_recent: bool = False
 
+    takes_ends: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         for name, least in (("margin", -64), ("history", 1)):
             n = getattr(self, name)
             if isinstance(n, bool) or not isinstance(n, int) or not least <= n <= 2**20:
                 raise ValueError(f"Delayed: {name} must be an integer from {least} to 2^20, got {n!r}")
-        if not isinstance(self.most_recent, bool):
-            raise ValueError(f"Delayed: most_recent must be True or False, got {self.most_recent!r}")
+        spelling.flag(self.most_recent, "Delayed: most_recent")
 
     def check(self, format: Format, block: Block) -> None:
         if not isinstance(format, Float):
@@ -363,7 +367,11 @@ class Microscaling(Rule):
     exponent: PowerOfTwo = E8M0
     rounding: str = "rceil"
 
+    takes_ends: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
+        if not isinstance(self.exponent, PowerOfTwo):
+            raise TypeError(f"Microscaling: exponent must be a format of powers of two, got {self.exponent!r}")
         if self.rounding not in MX_ROUNDINGS:
             raise ValueError(f"Microscaling: rounding must be one of {MX_ROUNDINGS}, got {self.rounding!r}")
 
@@ -438,8 +446,12 @@ class TwoLevel(Rule):
     outer: Block = (-1, -1)  # the elements that share a global_amax
     inner: Float = E4M3  # of the scale, 448 its largest number
 
+    takes_ends: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "outer", blocks.checked(self.outer))
+        if not isinstance(self.inner, Float):
+            raise TypeError(f"TwoLevel: inner must be a format of floats, such as hop.formats.E4M3; got {self.inner!r}")
 
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
         return {"scale": (self.inner.dtype, block), "global_amax": (torch.float32, self.outer)}

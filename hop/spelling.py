@@ -269,6 +269,18 @@ def real(value: Any, what: str) -> float:
     return float(value)
 
 
+def flag(value: Any, what: str) -> None:
+    """Raise ValueError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} must be True or False, got {value!r}")
+
+
+def integer(value: Any, what: str) -> None:
+    """Raise ValueError unless `value` is an integer that 64 bits hold."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{what} must be an integer, got {value!r}")
+
+
 def finite(value: Any, what: str) -> float:
     """`value` as a float, if it is a finite number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:

@@ -25,10 +25,10 @@ LAYERS = {
     "hop.sharding": {"hop.compat", "hop.copies", "hop.kernels", *VALUES},
     "hop._leaf": {"hop.compat", "hop.spelling", "hop.memory_format"},
     "hop._hop": {"hop.compat", "hop._leaf", "hop.kernels"},
-    "hop.noise": {"hop.compat", "hop._hop", "hop.kernels"},
+    "hop.noise": {"hop.compat", "hop._hop", "hop.kernels", "hop.blocks"},
     "hop.leaves": {"hop.compat", "hop._hop", "hop.kernels", "hop.noise", "hop.copies", "hop.sharding", *VALUES},
-    "hop.tensor": {"hop.compat", "hop._hop", "hop.leaves", "hop.copies", *VALUES},
-    "hop.proto": {"hop.tensor", "hop.copies", "hop.quantizer"},
+    "hop.tensor": {"hop.compat", "hop._hop", "hop.kernels", "hop.leaves", "hop.copies", *VALUES},
+    "hop.proto": {"hop.tensor", "hop.blocks", "hop.copies", "hop.quantizer"},
     "hop.impls": {
         "hop.compat",
         "hop._hop",

@@ -20,6 +20,8 @@ def is_tracing_script() -> bool:
 
 def sizes(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The shape of a tensor, in numbers or symbols under torch.jit.trace too."""
+    if not is_tracing_script():
+        return tuple(tensor.shape)
     with _no_script():
         return tuple(tensor.shape)
 

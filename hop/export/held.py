@@ -35,7 +35,7 @@ class Held(NamedTuple):
         described = self.quantizer.buffers(self.codes.shape)
         buffers = [self.codes, *parameters(self.quantizer, self.codes, self.given)]
         named = dict(zip(described, buffers, strict=True))
-        return QuantizedTensor(named, self.quantizer, self.codes.shape, self.dtype)
+        return QuantizedTensor.fitting(named, self.quantizer, self.codes.shape, self.dtype)
 
     def is_whole(self) -> bool:
         """Whether one scale serves the tensor."""

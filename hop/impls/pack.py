@@ -45,6 +45,7 @@ class Pack(Composite):
 
     def reference(self, x: Any, layout: str, /) -> Tensor:
         q, wanted = _quantizer(x), _read(layout)
+        x.check()
         if wanted == q.layout:
             return x.rebuilt({name: b.clone() for name, b in x.buffers().items()})
         if x.usages != (copies.ROWWISE,):

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hop.kernels import native
 from hop.kernels import native_structures as c
-from hop.kernels.native_product import NO_MEMORY, pointer
+from hop.kernels.memory import optional
+from hop.kernels.native_product import failed
 
 
 class _Description(ctypes.Structure):
@@ -115,9 +116,9 @@ def describe(geometry: Geometry, lhs: c.Factor, rhs: c.Factor, output: c.Output)
     return Convolution(made, shape, g.channels_last) if reason is None else reason.decode()
 
 
-def convolve(convolution: Convolution) -> tuple[Any, int]:
-    """hop_convolve, and its first argument for this convolution, which has to live as long."""
-    return _library().hop_convolve, ctypes.addressof(convolution.description)
+def convolve_tensors(convolution: Convolution) -> tuple[Any, int]:
+    """hop_convolve_tensors, and its first argument for this convolution, which has to live as long."""
+    return _library().hop_convolve_tensors, ctypes.addressof(convolution.description)
 
 
 def run(
@@ -131,9 +132,10 @@ def run(
 ) -> Tensor:
     """Write to `out` the convolution of x and weight, each its codes, their scales and zero points; `scale` and
     `zero_point` are those of codes."""
-    function, described = convolve(convolution)
-    if function(described, torch.get_num_threads(), *map(pointer, (*x, *weight, bias, scale, zero_point, out))):
-        raise MemoryError(NO_MEMORY)
+    addresses = map(optional, (*x, *weight, bias, scale, zero_point, out))
+    result = _library().hop_convolve(ctypes.addressof(convolution.description), torch.get_num_threads(), *addresses)
+    if result:
+        raise failed(result)
     return out
 
 
@@ -144,4 +146,5 @@ def _library() -> ctypes.CDLL:
     functions.hop_convolution_declines.argtypes = [c_void_p]
     functions.hop_convolution_declines.restype = c_char_p
     functions.hop_convolve.argtypes = [c_void_p, c_int, *[c_void_p] * 9]
+    functions.hop_convolve_tensors.argtypes = [c_void_p, c_void_p, c_int, *[c_void_p] * 9]
     return functions

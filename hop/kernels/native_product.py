@@ -21,6 +21,7 @@ from hop.blocks import Block
 from hop.formats import E2M1, E4M3, E5M2, E8M0, Format, Integer, float32
 from hop.kernels import native
 from hop.kernels import native_structures as c
+from hop.kernels.memory import optional, pointer
 from hop.layouts import Tiled
 from hop.packing import PACKED
 from hop.quantizer import Quantizer
@@ -223,12 +224,17 @@ def gives_codes(call: Call) -> bool:
     return call.product.output.format in c.BYTES.values()
 
 
-NO_MEMORY = "the native kernels found no memory for their tiles"
+MISFIT = 3
 
 
-def multiply(call: Call) -> tuple[Any, int]:
-    """hop_multiply, and its first argument for this call, which has to live as long."""
-    return _library().hop_multiply, ctypes.addressof(call.product)
+def multiply_tensors(call: Call) -> tuple[Any, int]:
+    """hop_multiply_tensors, and its first argument for this call, which has to live as long."""
+    return _library().hop_multiply_tensors, ctypes.addressof(call.product)
+
+
+def failed(result: int) -> MemoryError:
+    """What to raise for a result of the kernels that is not 0."""
+    return MemoryError("the native kernels found no memory for their tiles" if result == 1 else f"result {result}")
 
 
 def run(
@@ -244,19 +250,18 @@ def run(
     `zero_point` are those of codes."""
     if out.numel() == 0:
         return out
-    function, described = multiply(call)
-    error = function(
-        described,
+    result = _library().hop_multiply(
+        ctypes.addressof(call.product),
         torch.get_num_threads(),
-        *map(pointer, lhs),
-        *map(pointer, rhs),
-        pointer(bias),
-        pointer(scale),
-        pointer(zero_point),
-        out.data_ptr(),
+        *map(optional, lhs),
+        *map(optional, rhs),
+        optional(bias),
+        optional(scale),
+        optional(zero_point),
+        pointer(out),
     )
-    if error:
-        raise MemoryError(NO_MEMORY)
+    if result:
+        raise failed(result)
     return out
 
 
@@ -318,7 +323,7 @@ def bandwidth(data: Tensor) -> float:
     """Gigabytes a second at which that memory is read."""
     function = _library().hop_bandwidth
     function.restype, function.argtypes = ctypes.c_double, [c_int, c_void_p, c_int64]
-    return function(torch.get_num_threads(), data.data_ptr(), data.nbytes) / 1e9
+    return function(torch.get_num_threads(), pointer(data), data.nbytes) / 1e9
 
 
 _HUGE = 2**21  # bytes of a huge page
@@ -348,13 +353,9 @@ def tiles(codes: Tensor, matrix: tuple[int, int], code_format: Format, layout: T
     if layout.columns:
         factor.row_stride, factor.k_stride = 1, rows
     if out.numel():
-        pointers = codes.data_ptr(), out.data_ptr()
+        pointers = pointer(codes), pointer(out)
         _library().hop_pack(ctypes.byref(factor), rows, size, torch.get_num_threads(), *pointers)
     return out
-
-
-def pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 @functools.cache
@@ -364,5 +365,6 @@ def _library() -> ctypes.CDLL:
     functions.hop_product_declines.argtypes = [c_void_p]
     functions.hop_product_declines.restype = ctypes.c_char_p
     functions.hop_multiply.argtypes = [c_void_p, c_int, *[c_void_p] * 12]
+    functions.hop_multiply_tensors.argtypes = [c_void_p, c_void_p, c_int, *[c_void_p] * 10]
     functions.hop_pack.argtypes = [c_void_p, c_int64, c_int64, c_int, c_void_p, c_void_p]
     return functions

@@ -17,6 +17,7 @@ from hop import blocks, copies, memory_format
 from hop.compat import tracing
 from hop.formats import Format
 from hop.kernels import Kernel, native
+from hop.kernels.memory import optional, pointer
 from hop.kernels.native_quantizers import Cut, cut, plan
 from hop.quantizer import Quantizer
 from hop.scaling import AbsMean, TwoLevel
@@ -68,7 +69,7 @@ def _contiguous(x: Tensor) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype)
     rows, cols = x.shape[:-3:-1]  # as they lie
     sizes = math.prod(x.shape[:-2]), rows, cols, x.element_size()
-    _check(_functions().hop_transpose(*sizes, x.data_ptr(), out.data_ptr(), torch.get_num_threads()))
+    _check(_functions().hop_transpose(*sizes, pointer(x), pointer(out), torch.get_num_threads()))
     return out
 
 
@@ -133,14 +134,14 @@ def _quantize_rows(
             made.address,
             found.address,
             _DTYPES[x.dtype],
-            x.data_ptr(),
-            None if given is None else given.data_ptr(),
+            pointer(x),
+            optional(given),
             codes,
-            None if zero is None else zero.data_ptr(),
-            None if bits is None else bits.data_ptr(),
-            out[0].data_ptr(),
-            out[1].data_ptr(),
-            out[2].data_ptr() if len(out) > 2 else None,
+            optional(zero),
+            optional(bits),
+            pointer(out[0]),
+            pointer(out[1]),
+            pointer(out[2]) if len(out) > 2 else None,
             torch.get_num_threads(),
         )
     )
@@ -160,22 +161,22 @@ def _quantize_product(
     made, found = plan(quantizer), cut(quantizer, x.shape, cols)
     assert not isinstance(made, str) and not isinstance(found, str)
     factor, noise = factor.contiguous(), None if noise is None else noise.contiguous()
-    given = None if noise is None else noise.data_ptr()
+    given = optional(noise)
     out = [torch.empty(shape, dtype=dtype) for shape, dtype in found.buffers]
     _check(
         _functions().hop_quantize_product(
             made.address,
             found.address,
             _DTYPES[x.dtype],
-            x.data_ptr(),
+            pointer(x),
             turned,
-            factor.data_ptr(),
+            pointer(factor),
             None if stream is None else given,
             stream or 0,
             given if stream is None else None,
-            out[0].data_ptr(),
-            out[1].data_ptr(),
-            out[2].data_ptr() if len(out) > 2 else None,
+            pointer(out[0]),
+            pointer(out[1]),
+            pointer(out[2]) if len(out) > 2 else None,
             torch.get_num_threads(),
         )
     )
@@ -211,10 +212,10 @@ def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: tuple[int
             made.address,
             found.address,
             _DTYPES[dtype],
-            own[0].data_ptr(),
-            own[1].data_ptr(),
-            own[2].data_ptr() if len(own) > 2 else None,
-            out.data_ptr(),
+            pointer(own[0]),
+            pointer(own[1]),
+            pointer(own[2]) if len(own) > 2 else None,
+            pointer(out),
             torch.get_num_threads(),
         )
     )

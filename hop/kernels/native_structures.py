@@ -1,9 +1,11 @@
 """The constants and structures of native/hop.h that products and convolutions share."""
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64
 
 import torch
+from torch import Tensor
 
 NONE, INT8, UINT8, INT4, UINT4, E2M1, E4M3, E5M2, E8M0, FLOAT32, BFLOAT16, FLOAT16, INT32 = range(13)
 STRIDED, TILED = range(2)
@@ -87,6 +89,38 @@ class Product(ctypes.Structure):
         ("rhs_step", Steps),
         ("output_step", c_int64),
     ]
+
+
+_DIMENSIONS = 8
+
+
+class Form(ctypes.Structure):
+    """hop_form"""
+
+    _fields_ = [
+        ("dtype", c_int32),
+        ("device", c_int32),
+        ("item", c_int64),
+        ("extent", c_int64),
+        ("dim", c_int64),
+        ("sizes", c_int64 * _DIMENSIONS),
+        ("strides", c_int64 * _DIMENSIONS),
+    ]
+
+
+_NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
+_NUMBERS |= {torch.float8_e5m2: 23, torch.float8_e4m3fn: 24}  # as PyTorch's C interface counts its dtypes
+
+
+def form_of(x: Tensor, strides: Sequence[int]) -> Form | None:
+    """The form of tensors on the CPU that are like x and have these strides; None where it has no room."""
+    if x.dim() > _DIMENSIONS:
+        return None
+    made = Form(_NUMBERS[x.dtype], 0, x.dtype.itemsize, 0, x.dim())
+    made.sizes[: x.dim()], made.strides[: x.dim()] = x.shape, strides
+    last = sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
+    made.extent = (last + 1) * x.dtype.itemsize if x.numel() else 0
+    return made
 
 
 def no_scale() -> Scale:

@@ -37,13 +37,13 @@ class _Packing(Format):
         size = codes.shape[-1]
         if self.bits != 4 or not tracing.known_equal(size % 2, 0) or tracing.known_equal(size, 0):
             return super().pack(codes)
-        pairs = (codes & 15).view(torch.int16)  # little-endian: the first code is the low byte
+        pairs = (codes & 15).contiguous().view(torch.int16)  # little-endian: the first code is the low byte
         return ((pairs & 15) | (pairs >> 4)).to(torch.uint8)
 
     def unpack(self, packed: Tensor, size: int) -> Tensor:
         if self.bits != 4 or not tracing.known_equal(size % 2, 0):
             return super().unpack(packed, size)
-        wide = packed.to(torch.int16)
+        wide = packed.to(torch.int16).contiguous()
         codes = ((wide & 15) | ((wide & 240) << 4)).view(torch.uint8)
         if not self.dtype.is_signed:
             return codes

@@ -11,6 +11,7 @@ Where one of `zeros` is not 0, FloatingPointError is raised, with the text from 
 """
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from hop import copies
 from hop.compat import dynamo, eager
+from hop.kernels import memory
 from hop.kernels import native_step as native
 from hop.leaves import dequantize_buffers, quantize_buffers
 from hop.optim.rounding import rounded
@@ -76,11 +78,15 @@ def _step(
     zeros: Sequence[Tensor],
     errors: Sequence[str],
 ) -> None:
+    memory.check((*steps, *zeros))
     for zero, error in zip(zeros, errors, strict=True):
         if not zero.item() == 0:
             raise FloatingPointError(error)
     parsed, lr = Rule.parse(rule), lr if lr_tensor is None else lr_tensor.item()
     held = _each(quantizers, buffers, len(params))
+    held = list(held)
+    for p, grad, (names, own) in zip(params, grads, held, strict=True):
+        _check(p, grad, names, own)
     for p, grad, stream, step, (names, own) in zip(params, grads, streams, steps, held, strict=True):
         step += 1
         count = step.item()
@@ -108,6 +114,33 @@ def _each(
         end = at + sum(_buffers(name) for name in names)
         yield names, buffers[at:end]
         at = end
+
+
+def _check(p: Tensor, grad: Tensor, quantizers: Sequence[str], buffers: Sequence[Tensor]) -> None:
+    """Raise unless the gradient and the states are those of a parameter of this shape, and lie in their storages."""
+    shape, at = tuple(p.shape), 0
+    for name, x in (("gradient", grad), *(("state", buffers[i]) for i in _floats(tuple(quantizers)))):
+        if x.shape != p.shape:
+            raise ValueError(
+                f"step: a {name} of shape {tuple(x.shape)} is none of a parameter of {shape}; make it anew"
+            )
+    for q in quantizers:
+        if q:
+            copies.check(_form(q, shape), buffers[at : at + _buffers(q)])
+        at += _buffers(q)
+    memory.check((p, grad, *buffers))
+
+
+@functools.lru_cache(maxsize=1024)
+def _floats(quantizers: tuple[str, ...]) -> list[int]:
+    """The places of the states in floats among the buffers."""
+    ends = itertools.accumulate((_buffers(q) for q in quantizers), initial=0)
+    return [at for q, at in zip(quantizers, ends, strict=False) if not q]
+
+
+@functools.lru_cache(maxsize=4096)
+def _form(quantizer: str, shape: tuple[int, ...]) -> Sequence[copies.Buffer]:
+    return copies.describe(Quantizer.parse(quantizer), shape, (copies.ROWWISE,))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -40,7 +40,7 @@ def of_dtensors(x: Any) -> QuantizedTensor:
             [], x.device_mesh, placements, torch.Size(b.shape), subclasses.contiguous_strides(b.shape)
         )
         made[b.name] = dtensor.make_dtensor(buffers[b.name].contiguous(), sharding)
-    return QuantizedTensor(made, quantizer, x.shape, x.dtype)
+    return QuantizedTensor.fitting(made, quantizer, x.shape, x.dtype)
 
 
 def _parts(t: Any, part: Sequence[int], dims: Sequence[int], shape: Sequence[int]) -> tuple[dict[str, Tensor], Any]:

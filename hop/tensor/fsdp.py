@@ -81,7 +81,7 @@ def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> Quant
     grids = {}
     for (name, (shape, held)), data in zip(described.items(), sent.alone or gathered, strict=True):
         grids[name] = _joined(data, sent.parts, units[name], shape[0]).view(held)
-    return QuantizedTensor(grids, sent.quantizer, sent.shape, dtype)
+    return QuantizedTensor.fitting(grids, sent.quantizer, sent.shape, dtype)
 
 
 def into(out: Any, new: QuantizedTensor) -> None:

@@ -7,11 +7,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop import copies
+from hop import blocks, copies
 from hop._hop import Composite
 from hop.compat import eager, subclasses
 from hop.compat.patches import KEYED
 from hop.compat.values import cache_key
+from hop.kernels import memory
 from hop.leaves import buffers_operator, dequantize_buffers, dequantize_operator
 from hop.quantizer import Quantizer
 from hop.tensor import table
@@ -24,15 +25,24 @@ class QuantizedTensor(Tensor):
     `hop.quantize` makes one. What ATen operators do with it is listed in docs/quantized_tensor.md.
 
     Args:
-        buffers: what hop.copies.describe lists for the quantizer, the shape and the usages, in that order.
+        buffers: what hop.copies.describe lists for the quantizer, the shape and the usages, in that order; dense, on
+            one device.
         quantizer: how the buffers are read.
         shape: of the tensor that it stands for.
         dtype: a floating-point dtype that it appears in.
         requires_grad: whether it collects a gradient, a plain tensor of its shape and dtype.
+
+    A buffer, or the quantizer, may be assigned anew: by one of the same form. Names, shapes, dtypes and devices of
+    buffers are checked then and here; their memory is, by each operator of this library that reads it.
+
+    Raises:
+        TypeError: an argument is of another type, or dtype no floating-point one.
+        ValueError: the buffers are not those that the quantizer describes for the shape.
     """
 
     quantizer: Quantizer
-    _names: tuple[str, ...]
+    _names: tuple[str, ...] = ()
+    _form: tuple[copies.Buffer, ...] | None = None  # found when it is first asked for
 
     # The buffers, of which a tensor has those that its quantizer and its usages need.
     codes: Tensor
@@ -51,24 +61,8 @@ class QuantizedTensor(Tensor):
         dtype: torch.dtype,
         requires_grad: bool = False,
     ) -> "QuantizedTensor":
-        if dtype not in copies.APPEARANCES:
-            raise TypeError(
-                f"dtype of a QuantizedTensor must be floating point, float16, bfloat16, float32 or float64; got {dtype}"
-            )
-        codes = buffers.get("codes")
-        if codes is None:
-            (codes, *_), strides, offset = buffers.values(), subclasses.contiguous_strides(shape), 0
-        else:  # laid out as its codes are, which is how a compiled program tells views apart
-            strides, offset, per_byte = codes.stride(), codes.storage_offset(), quantizer.per_byte()
-            if quantizer.is_tiled():
-                strides, offset = subclasses.contiguous_strides(shape), 0
-            elif per_byte > 1:
-                offset *= per_byte
-                if quantizer.flat or not shape:
-                    strides = subclasses.contiguous_strides(shape)
-                else:
-                    strides = [*(n * per_byte for n in strides[:-1]), 1]
-        return subclasses.make_wrapper(cls, shape, strides, offset, dtype, codes.device, requires_grad)
+        _check(buffers, quantizer, shape, dtype)
+        return _empty(cls, buffers, quantizer, shape, dtype, requires_grad)
 
     def __init__(
         self,
@@ -78,16 +72,44 @@ class QuantizedTensor(Tensor):
         dtype: torch.dtype,
         requires_grad: bool = False,
     ) -> None:
-        dual = eager.is_dual_level_open() and not torch.compiler.is_compiling()
-        if dual and any(map(eager.has_tangent, buffers.values())):
-            raise NotImplementedError(
-                "QuantizedTensor: a buffer carries a tangent, which would be lost: the tensor itself carries one, of "
-                "its own shape. Give the scale to hop.quantize or hop.fake_quantize, which follow it"
+        _fill(self, buffers, quantizer)
+
+    @staticmethod
+    def fitting(
+        buffers: Mapping[str, Tensor],
+        quantizer: Quantizer,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        requires_grad: bool = False,
+    ) -> "QuantizedTensor":
+        """The tensor of buffers that are known to fit: what an operator of ours has made, or a view of what does."""
+        t = _empty(QuantizedTensor, buffers, quantizer, shape, dtype, requires_grad)
+        _fill(t, buffers, quantizer)
+        return t
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "quantizer":
+            _check(self.buffers(), value, tuple(self.shape), self.dtype)
+            vars(self)["_form"] = None
+        elif name in _BUFFERS:
+            self._check_assigned(name, value)
+        super().__setattr__(name, value)
+
+    def _check_assigned(self, name: str, value: Any) -> None:
+        if name not in self._names:
+            raise AttributeError(
+                f"a QuantizedTensor by {self.quantizer} with usages {self.usages} has the buffers {self._names}, and "
+                f"none named {name!r}; make a tensor with it"
             )
-        self.quantizer = quantizer
-        self._names = tuple(buffers)
-        for name, buffer in buffers.items():
-            setattr(self, name, buffer)
+        described = copies.describe(self.quantizer, self.shape, self.usages)
+        copies.check_one(next(b for b in described if b.name == name), value, self.device)
+
+    def check(self) -> None:
+        """Raise ValueError where a buffer has lost its form since it was assigned, by resize_, set_ or the like, and
+        RuntimeError where it has lost its memory; in eager mode, as graphs know the sizes of what they trace."""
+        if eager.is_plain_eager():
+            copies.check(self._form or form_of(self), list(self.buffers().values()))
+            memory.check(self.buffers().values())
 
     def buffers(self) -> dict[str, Tensor]:
         """The tensors that hold the data, by name, in the order of hop.copies.describe."""
@@ -102,12 +124,13 @@ class QuantizedTensor(Tensor):
         dtype: torch.dtype | None = None,
     ) -> "QuantizedTensor":
         """A tensor like this one with other buffers: what is not said stays, the appearance dtype above all."""
-        return QuantizedTensor(
+        return QuantizedTensor.fitting(
             buffers, quantizer or self.quantizer, self.shape if shape is None else shape, dtype or self.dtype
         )
 
     def numbers(self) -> Tensor:
         """The numbers that it stands for, in its dtype, below autograd: hop.dequantize has the gradient."""
+        self.check()
         buffers = list(self.buffers().values())
         return dequantize_buffers(str(self.quantizer), buffers, list(self.usages), list(self.shape), self.dtype)
 
@@ -135,7 +158,7 @@ class QuantizedTensor(Tensor):
         if not isinstance(new, QuantizedTensor):
             raise TypeError(f"data of a QuantizedTensor must be another, got {type(new).__name__}; copy_ takes numbers")
         Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
-        self.__init__(new.buffers(), new.quantizer, new.shape, new.dtype)
+        _fill(self, new.buffers(), new.quantizer)
 
     def share_memory_(self) -> "QuantizedTensor":
         """Move the buffers to memory that other processes can share."""
@@ -166,7 +189,7 @@ class QuantizedTensor(Tensor):
         buffers: dict[str, Tensor], context: Any, shape: Sequence[int], strides: Sequence[int]
     ) -> "QuantizedTensor":
         quantizer, dtype = context
-        return QuantizedTensor(buffers, quantizer, shape, dtype)
+        return QuantizedTensor.fitting(buffers, quantizer, shape, dtype)
 
     @property
     def fsdp_pre_all_gather(self) -> Callable[[Any], Any]:
@@ -194,6 +217,74 @@ class QuantizedTensor(Tensor):
         ]
         described = (str(self.quantizer), tuple(self.shape), self.dtype, self.usages, self.requires_grad)
         return _loaded, (buffers, *described, isinstance(self, torch.nn.Parameter))
+
+
+_BUFFERS = frozenset(
+    prefix + name
+    for prefix in ("", copies.COLUMNWISE + "_")
+    for name in ("codes", "scale", "zero_point", "global_amax")
+)
+
+
+def _check(buffers: Any, quantizer: Any, shape: Any, dtype: Any) -> None:
+    """Raise TypeError or ValueError for what makes no QuantizedTensor."""
+    if not isinstance(quantizer, Quantizer):
+        raise TypeError(f"quantizer must be a Quantizer, such as hop.presets.INT8_ROW; got {type(quantizer).__name__}")
+    if dtype not in copies.APPEARANCES:
+        raise TypeError(
+            f"dtype of a QuantizedTensor must be floating point, float16, bfloat16, float32 or float64; got {dtype!r}"
+        )
+    sizes = blocks.checked_shape("QuantizedTensor", shape)
+    if not isinstance(buffers, Mapping):
+        raise TypeError(f"buffers must be a mapping from names to tensors, got {type(buffers).__name__}")
+    names: list[str] = list(buffers)  # pyright: ignore[reportUnknownArgumentType]
+    usages = copies.of(names)
+    described = copies.describe(quantizer, sizes, copies.checked(quantizer, usages)) if usages else []
+    if not usages or names != [b.name for b in described]:
+        wanted = [b.name for b in described or copies.describe(quantizer, sizes, (copies.ROWWISE,))]
+        raise ValueError(f"buffers must be {wanted}, in this order, for {quantizer}; got {names}")
+    copies.check(described, list(buffers.values()))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _empty(
+    cls: type[QuantizedTensor],
+    buffers: Mapping[str, Tensor],
+    quantizer: Quantizer,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    requires_grad: bool,
+) -> QuantizedTensor:
+    codes = buffers.get("codes")
+    if codes is None:
+        (codes, *_), strides, offset = buffers.values(), subclasses.contiguous_strides(shape), 0
+    else:  # laid out as its codes are, which is how a compiled program tells views apart
+        strides, offset, per_byte = codes.stride(), codes.storage_offset(), quantizer.per_byte()
+        if quantizer.is_tiled():
+            strides, offset = subclasses.contiguous_strides(shape), 0
+        elif per_byte > 1:
+            offset *= per_byte
+            if quantizer.flat or not shape:
+                strides = subclasses.contiguous_strides(shape)
+            else:
+                strides = [*(n * per_byte for n in strides[:-1]), 1]
+    return subclasses.make_wrapper(cls, shape, strides, offset, dtype, codes.device, requires_grad)
+
+
+def _fill(t: QuantizedTensor, buffers: Mapping[str, Tensor], quantizer: Quantizer) -> None:
+    """Let t hold buffers that were checked."""
+    dual = eager.is_dual_level_open() and not torch.compiler.is_compiling()
+    if dual and any(map(eager.has_tangent, buffers.values())):
+        raise NotImplementedError(
+            "QuantizedTensor: a buffer carries a tangent, which would be lost: the tensor itself carries one, of "
+            "its own shape. Give the scale to hop.quantize or hop.fake_quantize, which follow it"
+        )
+    vars(t).update(buffers, quantizer=quantizer, _names=tuple(buffers), _form=None)
+
+
+def form_of(t: Any) -> tuple[copies.Buffer, ...]:
+    """The names, shapes and dtypes that the buffers of t must have; its sizes are numbers."""
+    form = vars(t)["_form"] = copies.form(t.quantizer, tuple(t.shape), t._names)
+    return form
 
 
 def _loaded(

@@ -30,6 +30,7 @@ def same(op: OpOverload, t: QuantizedTensor) -> Any:
 @implements(aten.clone.default)
 def clone(op: OpOverload, t: QuantizedTensor, *, memory_format: Any = torch.preserve_format) -> Any:
     """fresh buffers; a memory format applies to the codes"""
+    t.check()
     made = {name: b.clone(memory_format=_format(t, name, memory_format)) for name, b in t.buffers().items()}
     return t.rebuilt(made)
 
@@ -59,6 +60,7 @@ def to_copy(
     memory_format: Any = torch.preserve_format,
 ) -> Any:
     """fresh buffers; a float dtype becomes the appearance dtype, another one, and an 8-bit float, dequantizes"""
+    t.check()
     dtype = dtype or t.dtype
     if dtype not in copies.APPEARANCES or layout not in (None, torch.strided):
         return op(
@@ -214,12 +216,14 @@ def unbind(op: OpOverload, t: QuantizedTensor, dim: int = 0) -> Any:
 def cat(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
     """codes and scales side by side where all have one quantizer and no block is cut, each part with its scales;
     otherwise dequantized"""
+    _check(tensors)
     return views.cat([x for x in tensors if x.shape != (0,)] or tensors, dim)
 
 
 @implements(aten.stack.default)
 def stack(op: OpOverload, tensors: Sequence[Any], dim: int = 0) -> Any:
     """a batch in front, of tensors with one quantizer, whose scales stay their own; otherwise as cat"""
+    _check(tensors)
     first = tensors[0]
     if dim in (0, -first.dim() - 1) and all(_is_row_wise_like(x, first) for x in tensors):
         buffers = {name: torch.stack([x.buffers()[name] for x in tensors]) for name in first.buffers()}
@@ -325,7 +329,7 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
         noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, device=x.device)
     buffers = quantize_buffers(str(q), x, scale, zero_point, noise, list(t.usages))
     names = [b.name for b in copies.describe(q, x.shape, t.usages)]
-    return QuantizedTensor(dict(zip(names, buffers, strict=True)), q, x.shape, x.dtype)
+    return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), q, x.shape, x.dtype)
 
 
 def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
@@ -339,6 +343,7 @@ def write(to: QuantizedTensor, source: Any, non_blocking: bool = False) -> None:
         )
     if source.shape != to.shape:
         source = source.expand(to.shape)
+    _check((to, source))
     if not _is_like(source, to) or shared:
         source = quantized_like(to, _numbers(source).to(device=to.device))
     for mine, other in zip(to.buffers().values(), source.buffers().values(), strict=True):
@@ -366,6 +371,12 @@ def _shares_scale(t: QuantizedTensor) -> bool:
         if -1 in block and not (even and t.numel() * its == base.numel() * mine):
             return True
     return False
+
+
+def _check(tensors: Sequence[Any]) -> None:
+    for x in tensors:
+        if isinstance(x, QuantizedTensor):
+            x.check()
 
 
 def _each(change: Callable[[Tensor], Tensor], t: QuantizedTensor) -> QuantizedTensor:

@@ -143,7 +143,7 @@ class Quantize(Composite):
         buffers = quantize_buffers(q, x, scale, zero_point, noise, usages)
         parsed = Quantizer.parse(q)
         names = [b.name for b in copies.describe(parsed, x.shape, tuple(usages))]
-        return QuantizedTensor(dict(zip(names, buffers, strict=True)), parsed, x.shape, x.dtype)
+        return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), parsed, x.shape, x.dtype)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
         checked, named = self.check(*args, **kwargs)

@@ -1,5 +1,6 @@
 """What may be asked of quantize and fake_quantize, brought to one form."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,10 +8,12 @@ import torch
 from torch import Tensor
 
 from hop import copies
-from hop.compat import tracing
+from hop.compat import eager, tracing
 from hop.formats import NOISE_BITS
+from hop.kernels import memory
+from hop.kernels.memory import PLAIN
 from hop.quantizer import Quantizer
-from hop.scaling import TwoLevel
+from hop.scaling import LARGEST, TwoLevel
 
 GRADIENTS = ("clipped", "plain")
 
@@ -68,7 +71,36 @@ def fitting_scales(
         raise ValueError(f"{name}: {q} {rule}")
     if zero_point is not None:
         zero_point = _fitting(name, f"{prefix}zero_point", zero_point, device, *described["zero_point"])
+    check_values(name, prefix, q, scale, zero_point)
     return scale, zero_point
+
+
+def check_values(name: str, prefix: str, q: Quantizer, scale: Tensor, zero_point: Tensor | None) -> None:
+    """Raise ValueError for numbers that are no scale or no zero point, of given tensors whose numbers are at hand:
+    plain ones on the CPU, in eager mode. A graph has none, and one would have to wait for those of a GPU."""
+    if not eager.is_plain_eager():
+        return
+    memory.check((scale, zero_point))
+    least, ends = (0.0, True) if q.scale.takes_ends else (_LEAST, False)
+    if (found := _outside(scale, least, math.inf if ends else LARGEST)) is not None:
+        rule = "0 or more" if ends else "above 0 and finite"
+        raise ValueError(f"{name}: {prefix}scale must be {rule} for {q}; got {found}")
+    if zero_point is not None and (found := _outside(zero_point, -LARGEST, LARGEST)) is not None:
+        raise ValueError(f"{name}: {prefix}zero_point must be finite; got {found}")
+
+
+_LEAST = 2.0**-149  # above 0, in float32
+
+
+def _outside(x: Tensor, least: float, most: float) -> float | None:
+    """A number of x that is not from `least` to `most`; None if there is none, or none can be looked at."""
+    if not x.is_floating_point() or not x.is_cpu or type(x) not in PLAIN or x.dtype.itemsize == 1:
+        return None
+    if x.numel() == 1:
+        n = x.item()
+        return None if least <= n <= most else n
+    inside = (x >= least) & (x <= most)
+    return None if bool(inside.all()) else x.detach()[~inside][0].item()
 
 
 def _check_noise(name: str, q: Quantizer, x: Tensor, noise: Any) -> None:
@@ -96,6 +128,7 @@ def _fitting(
         raise ValueError(f"{name}: {which} is on {given.device} and the operands on {device}; move one of them")
     if not given.is_floating_point() and given.dtype != dtype:
         raise TypeError(f"{name}: {which} must be floating point or {dtype}, got {given.dtype}")
+    memory.check([given])
     if given.is_floating_point() and given.dtype != torch.float32:
         given = given.to(torch.float32)
     if shape is None or (given.dim() == len(shape) and all(map(tracing.known_equal, given.shape, shape))):

@@ -40,7 +40,7 @@ def quantize_product(q: Quantizer, x: Tensor, factor: Tensor, seed: Tensor | Non
     names = [b.name for b in copies.describe(q, x.shape, (copies.ROWWISE,))]
     random = (seed, stream) if q.stochastic else (None, None)
     buffers = quantize_buffers(str(q), x, None, None, random[0], [copies.ROWWISE], factor, random[1])
-    return QuantizedTensor(dict(zip(names, buffers, strict=True)), q, x.shape, torch.float32)
+    return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), q, x.shape, torch.float32)
 
 
 def bits_of(q: Quantizer, x: Tensor, seed: Tensor | None, stream: int) -> Tensor | None:

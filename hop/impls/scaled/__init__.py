@@ -27,6 +27,7 @@ from hop.compat.eager import OpOverload, is_autocasting, is_plain_eager
 from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import fake_quantize_operator, straight_through
+from hop.impls.quantize.arguments import check_values
 from hop.impls.scaled import batching, calls, gradient, kernels, meaning, plans, sharding
 from hop.impls.scaled.arguments import check, check_op, check_output
 from hop.impls.scaled.calls import Call, fitted
@@ -71,6 +72,9 @@ class ScaledBuffers(Hop):
         given = (*given, scale, zero_point) if isinstance(output, Quantizer) else given
         known = _key(op, output, given) if is_plain_eager() else None
         if known is None:
+            for x in given:
+                if isinstance(x, plans.Held):
+                    x.check()
             return super().in_program(*args)
         plan = _find(known)
         if plan is not None:
@@ -217,7 +221,7 @@ def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], 
     """The result, of which `made` are the buffers."""
     shape, dtype = _shape(q, op, args, kwargs, made), _appearance(op, args)
     named = zip([b.name for b in copies.describe(q, shape, (copies.ROWWISE,))], made, strict=True)
-    return QuantizedTensor(dict(named), q, shape, dtype)
+    return QuantizedTensor.fitting(dict(named), q, shape, dtype)
 
 
 def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Sequence[int]:
@@ -288,6 +292,8 @@ def scaled(
         if given is not args or (type(output) is _dtype and output_scale is None and output_zero_point is None):
             known = _key(op, output, given)
         if known is not None:
+            if output_scale is not None:
+                check_values("scaled", "output_", output, output_scale, output_zero_point)  # type: ignore[arg-type]
             plan = _find(known)
             return _planned(known, op, output, given) if plan is None else plan(*given)
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)

@@ -63,4 +63,4 @@ def _stacked(members: list[Any]) -> Any:
     buffers = {name: torch.stack([m.buffers()[name] for m in members]) for name in first.buffers()}
     shape = (len(members), *first.shape)
     copies.check(copies.describe(whole, shape, (copies.ROWWISE,)), list(buffers.values()))
-    return QuantizedTensor(buffers, whole, shape, first.dtype)
+    return QuantizedTensor.fitting(buffers, whole, shape, first.dtype)

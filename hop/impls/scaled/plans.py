@@ -7,6 +7,7 @@ zero point after them, None if they are not given. Small matrix products and con
 than it takes to describe them, have functions of their own.
 """
 
+import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from hop import copies
 from hop._hop import PLAIN
 from hop.blocks import per_dimension
 from hop.compat import eager
+from hop.compat.handles import handle
+from hop.compat.subclasses import contiguous_strides
 from hop.formats import Float, Integer
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.scaled import exact, gpu, kernels
@@ -27,12 +30,14 @@ from hop.impls.scaled.native_convolution import convolution
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, OTHER, RHS, ROLES, aten
 from hop.kernels import gpu as gpu_kernels
-from hop.kernels import native, native_convolution, native_product
+from hop.kernels import memory, native, native_convolution, native_product, native_structures
 from hop.kernels.float8 import decode
+from hop.kernels.memory import holds
 from hop.layouts import Decoded
 from hop.quantizer import Quantizer
 from hop.scaling import AbsMean, Amax, BlockScaling, CurrentScaling, Given, MinMax, TwoLevel
 from hop.tensor import QuantizedTensor
+from hop.tensor.quantized import form_of
 
 Plan = Callable[..., Any]
 
@@ -40,7 +45,7 @@ Plan = Callable[..., Any]
 class Held:
     """An Operand of a compiled program in the place of a QuantizedTensor, with what plans ask of one."""
 
-    dtype, requires_grad = torch.float32, False
+    dtype, requires_grad, _form = torch.float32, False, None
 
     def __init__(self, x: Operand) -> None:
         self.operand, self.quantizer, self.usages, self.shape = x, x.quantizer, x.usages, x.shape
@@ -50,6 +55,11 @@ class Held:
 
     def buffers(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self._names}
+
+    def check(self) -> None:
+        """As of a QuantizedTensor."""
+        copies.check(form_of(self), self.operand.tensors)
+        memory.check(self.operand.tensors)
 
     def dim(self) -> int:
         return len(self.shape)
@@ -127,6 +137,7 @@ native.on_change.append(_plans.clear)
 
 def call(op: Any, output: Any, given: tuple[Any, ...]) -> Call:
     """The call of what a plan is given."""
+    memory.check(given)
     *args, scale, zero_point = given if isinstance(output, Quantizer) else (*given, None, None)
     bound, kwargs = describe(op).bind(tuple(args), {})
     return Call(op, output, scale, zero_point, tuple(map(operand, bound)), kwargs)
@@ -145,7 +156,9 @@ def _quantized(plan: Plan, op: Any, given: tuple[Any, ...], like: QuantizedTenso
     names, quantizer, shape, first = like._names, like.quantizer, like.shape, first_operand(op, given)
 
     def run(*given: Any) -> QuantizedTensor:
-        return QuantizedTensor(dict(zip(names, plan(*given), strict=True)), quantizer, shape, given[first].dtype)
+        return QuantizedTensor.fitting(
+            dict(zip(names, plan(*given), strict=True)), quantizer, shape, given[first].dtype
+        )
 
     return run
 
@@ -162,9 +175,11 @@ def operand(x: Any) -> Any:
     if isinstance(x, list | tuple):
         return [operand(v) for v in x]
     if isinstance(x, Held):
+        x.check()
         return x.operand
     if not isinstance(x, QuantizedTensor):
         return x
+    x.check()
     return Operand(x.quantizer, tuple(x.buffers().values()), x.usages, tuple(x.shape))
 
 
@@ -181,48 +196,63 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
     general = _general(op, output, kernels.NATIVE)
     made = product(call(op, output, args))
     assert not isinstance(made, str)
-    multiply, described = native_product.multiply(made)
-    lhs, rhs = args[:2]
+    multiply, described = native_product.multiply_tensors(made)
+    lhs, rhs, bias = _three(args)
     turned = product(call(op, output, args), turned=True) if can_turn(rhs.quantizer) else made
     assert not isinstance(turned, str)
-    of_turned = None if turned is made else native_product.multiply(turned)[1]
+    of_turned = None if turned is made else native_product.multiply_tensors(turned)[1]
     shape = (*lhs.shape[:-1], rhs.shape[0 if op is aten.linear.default else 1])
     of_lhs = [(i, name) for i, name in enumerate(made.lhs) if name] if isinstance(lhs, _QUANTIZED) else None
     of_rhs = [(4 + i, name) for i, name in enumerate(made.rhs) if name]
+    read = {i: getattr(x, name) for x, names in ((lhs, of_lhs or ()), (rhs, of_rhs)) for i, name in names}
+    read |= {} if of_lhs else {0: lhs}
+    read |= {} if bias is None else {8: bias}
+    forms = _forms(9, {i: (t, contiguous_strides(t.shape)) for i, t in read.items()})
+    if forms is None:
+        return None
+    form = turned_form = ctypes.addressof(forms)
+    if of_turned is not None:
+        turned_forms = (native_structures.Form * 9)(*forms)
+        *lead, n, k = contiguous_strides(rhs.codes.mT.shape)
+        turned_forms[4].strides[: rhs.dim()] = (*lead, k, n)
+        turned_form = ctypes.addressof(turned_forms)
     threads, empty = torch.get_num_threads, torch.empty
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
-        at: list[int | None] = [None] * 12
-        plain = bias is None or bias.is_contiguous()
+        at: list[int | None] = [None] * 9
         if of_lhs is None:
-            plain = plain and lhs.is_contiguous()
-            at[0] = lhs.data_ptr()
+            at[0] = handle(lhs)
         else:
             for i, name in of_lhs:
-                t = getattr(lhs, name)
-                plain = plain and t.is_contiguous()
-                at[i] = t.data_ptr()
-        this = described
+                at[i] = handle(getattr(lhs, name))
         for i, name in of_rhs:
-            t = getattr(rhs, name)
-            if not t.is_contiguous():
-                if i == 4 and of_turned is not None and t.mT.is_contiguous():
-                    this = of_turned
-                else:
-                    plain = False
-            at[i] = t.data_ptr()
-        if not plain:
-            return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
+            at[i] = handle(getattr(rhs, name))
         if bias is not None:
-            at[8] = bias.data_ptr()
+            at[8] = handle(bias)
         y = empty(shape, dtype=output)
-        at[11] = y.data_ptr()
-        if multiply(this, threads(), *at):
-            raise MemoryError(native_product.NO_MEMORY)
-        return y
+        if of_turned is None or rhs.codes.is_contiguous():
+            result = multiply(described, form, threads(), *at, y.data_ptr())
+        else:
+            result = multiply(of_turned, turned_form, threads(), *at, y.data_ptr())
+        if not result:
+            return y
+        if result == native_product.MISFIT:  # what lies otherwise; or raises, if it is not what it was described as
+            return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
+        raise native_product.failed(result)
 
-    run.made = made, turned  # type: ignore[attr-defined]  # of which `described` and `of_turned` are the addresses
+    run.made = made, turned, forms, turned_forms if of_turned else None  # type: ignore[attr-defined]  # by address
     return run
+
+
+def _forms(count: int, read: dict[int, tuple[Tensor, Sequence[int]]]) -> Any:
+    """What a call reads, by its place: forms of tensors like these with these strides; None if there is none."""
+    made = (native_structures.Form * count)()
+    for i, (t, strides) in read.items():
+        form = native_structures.form_of(t, strides)
+        if form is None:
+            return None
+        made[i] = form
+    return made
 
 
 # ---- convolutions by the native kernels
@@ -240,7 +270,7 @@ def _convolution(op: Any, output: Any, given: tuple[Any, ...]) -> Plan | None:
     if gives_codes and not (made.gives_codes() and lhs.dim() > 3 and _are_buffers(asked, made.shape)):
         return None
     general = _general(op, output, kernels.NATIVE_CONVOLUTION)
-    convolve, described = native_convolution.convolve(made)
+    convolve, described = native_convolution.convolve_tensors(made)
     dtype = output.format.dtype if gives_codes else output
     shape, layout = made.shape, made.empty(dtype).stride()
     affine, biased, shifted = (
@@ -248,36 +278,41 @@ def _convolution(op: Any, output: Any, given: tuple[Any, ...]) -> Plan | None:
         bias is not None,
         asked.output_zero_point is not None,
     )
-    threads, empty = torch.get_num_threads, torch.empty_strided
+    x, weight = given[0], given[1]
+    read: list[Any] = [x.codes, x.scale, x.zero_point if affine else None, weight.codes, weight.scale]
+    read += [given[2] if biased else None, *(given[-2:] if gives_codes else (None, None))]
+    own: list[Any] = [
+        None if t is None else t.stride() if i in (0, 3) else contiguous_strides(t.shape) for i, t in enumerate(read)
+    ]
+    laid = {i: (t, strides) for i, (t, strides) in enumerate(zip(read, own, strict=True)) if t is not None}
+    forms = _forms(len(read), laid)
+    if forms is None:
+        return None
+    form, threads, empty = ctypes.addressof(forms), torch.get_num_threads, torch.empty_strided
 
     def run(*given: Any) -> Any:
         lhs, rhs = given[0], given[1]
-        a, a_scale, b, b_scale = lhs.codes, lhs.scale, rhs.codes, rhs.scale
-        plain = a_scale.is_contiguous() and b_scale.is_contiguous()
-        zero = bias = scale = shift = None
+        at: list[int | None] = [None] * 8
+        at[0], at[1], at[3], at[4] = handle(lhs.codes), handle(lhs.scale), handle(rhs.codes), handle(rhs.scale)
         if affine:
-            zero = lhs.zero_point
-            plain = plain and zero.is_contiguous()
+            at[2] = handle(lhs.zero_point)
         if biased:
-            bias = given[2]
-            plain = plain and bias.is_contiguous()
+            at[5] = handle(given[2])
         if gives_codes:
-            scale = given[-2].clone()
-            plain = plain and scale.is_contiguous()
+            at[6] = handle(given[-2])
         if shifted:
-            shift = given[-1].clone()
-            plain = plain and shift.is_contiguous()
-        if not plain:
-            return general(*given)
+            at[7] = handle(given[-1])
         y = empty(shape, layout, dtype=dtype)
-        pointers = [None if t is None else t.data_ptr() for t in (a, a_scale, zero, b, b_scale, bias, scale, shift, y)]
-        if convolve(described, threads(), *pointers):
-            raise MemoryError(native_product.NO_MEMORY)
+        result = convolve(described, form, threads(), *at, y.data_ptr())
+        if result == native_product.MISFIT:  # as in a product
+            return general(*given)
+        if result:
+            raise native_product.failed(result)
         if not gives_codes:
             return y
-        return [y, scale, shift] if shifted else [y, scale]
+        return [y, given[-2].clone(), given[-1].clone()] if shifted else [y, given[-2].clone()]
 
-    run.made = made  # type: ignore[attr-defined]  # which `described` is the address of
+    run.made = made, forms  # type: ignore[attr-defined]  # which `described` and `form` are the addresses of
     return run
 
 
@@ -293,6 +328,17 @@ def _are_buffers(call: Call, shape: Sequence[int]) -> bool:
 
 
 # ---- linear and mm by the GPU kernels
+
+
+def _fits(x: Any) -> bool:
+    """Whether an operand still has the form and the memory that its quantizer describes. 0.4 µs a buffer."""
+    if not isinstance(x, _QUANTIZED):
+        return holds(x)
+    for name, shape, dtype in x._form or form_of(x):
+        t = getattr(x, name)
+        if t.shape != shape or t.dtype is not dtype or not holds(t):
+            return False
+    return True
 
 
 def _gpu(op: Any, output: Any, args: tuple[Any, ...]) -> Plan | None:
@@ -315,7 +361,7 @@ def _gpu(op: Any, output: Any, args: tuple[Any, ...]) -> Plan | None:
         if transposed:
             b = b.t()
             of_columns = of_columns.t() if blocks else of_columns
-        if (a.stride(), b.stride()) != layouts:
+        if (a.stride(), b.stride()) != layouts or not (_fits(lhs) and _fits(rhs)):
             return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
         fused = {"lhs_scale": lhs.scale, "rhs_scale": of_columns}
         if of_lhs:
@@ -375,7 +421,7 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
     def run(lhs: QuantizedTensor, rhs: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
         a = lhs.codes
         b = rhs.codes.t() if transposed else rhs.codes
-        if a.stride() != row or b.stride() != layout:
+        if not (_fits(lhs) and _fits(rhs)) or a.stride() != row or b.stride() != layout:
             return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
         if affine:
             product = int_mm(torch.cat((a, a.new_ones(row_of_ones))), b)
@@ -406,10 +452,12 @@ def _bfloat16(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
     if None in (a, b):
         return None
     transposed = op is aten.linear.default
-    alone = of_rows is None and of_columns is None and bias is None
+    alone, general = of_rows is None and of_columns is None and bias is None, _general(op, output, kernels.BFLOAT16)
     multiply, float32, bfloat16 = torch.nn.functional.linear if transposed else torch.mm, torch.float32, torch.bfloat16
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
+        if not (_fits(lhs) and _fits(rhs)):
+            return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
         y = multiply(a(lhs), b(rhs))  # type: ignore[misc]
         if alone:
             return y

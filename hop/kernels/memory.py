@@ -1,0 +1,52 @@
+# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
+"""The memory of tensors, looked at before code that trusts an address reads it or writes to it.
+
+A tensor's sizes, strides and offset say which elements it has; its storage, which may have been resized, freed or
+swapped since, says how many bytes there are. PyTorch looks at both where a view is made, and at freed storages where an
+operator reads them; at storages that became shorter it does not.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import eager
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+def holds(x: Tensor) -> bool:
+    """Whether the storage of x, a plain tensor, holds all elements of x. 0.3 µs."""
+    last = x.numel() - 1 if x.is_contiguous() else sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return (x.storage_offset() + last + 1) * x.itemsize <= x.untyped_storage().nbytes() or x.numel() == 0
+
+
+def check(tensors: Iterable[Any]) -> None:
+    """Raise RuntimeError unless the storage of each dense tensor of PyTorch's own class holds all of its elements; in
+    eager mode, as tensors that are traced have no memory."""
+    if eager.is_plain_eager():
+        for x in tensors:
+            if type(x) in PLAIN and x.layout is torch.strided and not holds(x):
+                raise _short(x)
+
+
+def pointer(x: Tensor) -> int:
+    """The address of x, of which its storage holds all elements. Raises RuntimeError if it does not."""
+    if not holds(x):
+        raise _short(x)
+    return x.data_ptr()
+
+
+def _short(x: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"a tensor of {x.dtype} and shape {tuple(x.shape)}, with strides {x.stride()} and offset {x.storage_offset()}, "
+        f"has a storage of {x.untyped_storage().nbytes()} bytes, which does not hold it: it was resized, freed or "
+        "replaced after the tensor was made; make the tensor anew"
+    )
+
+
+def optional(x: Tensor | None) -> int | None:
+    """The address of x, None for None."""
+    return None if x is None else pointer(x)
