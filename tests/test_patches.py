@@ -39,6 +39,10 @@ FAULTS = {
         f = lambda x, q: x * hop.presets.INT8_ROW.format.max + (q == hop.presets.INT8_ROW)
         torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2), hop.presets.INT8_ROW)
     """,
+    "attributes_of_value_classes": """
+        f = lambda x: x + hasattr(hop.Quantizer, "absent")
+        torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2))
+    """,
     "fake_results": """
         f = lambda x: hop.out_dtype(torch.ops.aten.mm.default, torch.int32, x, x)
         torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2, 2, dtype=torch.int8))

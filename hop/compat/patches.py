@@ -253,9 +253,9 @@ def attributes_of_value_classes() -> Changes:
     def has(self: Any, tx: Any, name: str) -> Any:
         return ConstantVariable.create(hasattr(self.value, name))
 
-    cls: Any = getattr(script_object, "OpaqueObjectClassVariable", None)
-    if cls is not None:
-        yield cls, "call_obj_hasattr", has
+    module: Any = script_object
+    name = "OpaqueObjectClassVariable" if hasattr(module, "OpaqueObjectClassVariable") else "CustomClassVariable"
+    yield getattr(module, name), "call_obj_hasattr", has
 
 
 REFUSED: list[type] = []
