@@ -18,6 +18,7 @@ from hop.compat.eager import OpOverload, int_mm, int_mm_is_exact, is_plain_eager
 from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
 from hop.kernels import Kernel
 from hop.kernels.integer import MANY, MANY_ROWS
+from hop.kernels.memory import holds as _holds
 
 
 class OutDtype(Hop):
@@ -118,7 +119,7 @@ def _int8_mm(a: Any, b: Any) -> Tensor | None:
             row_major = inner == 1 and outer > 1 and b.is_contiguous()
             few = m < MANY_ROWS or m * k * n < MANY
             if few and k > 1 and (column_major or row_major) and a.stride() == (k, 1) and int_mm_is_exact():
-                return _int_mm(a, b)
+                return _int_mm(a, b) if _holds(a) and _holds(b) else None
         except (RuntimeError, ValueError):  # no two int8 matrices that fit: the general path words the error
             return None
     return None
