@@ -20,6 +20,7 @@ from hop import optim, presets
 from hop.kernels import native, native_step
 from hop.optim import step
 from hop.presets import STATE8, STATE8_UNSIGNED
+from tests import levels
 
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "adam": (optim.Adam, torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),
@@ -312,7 +313,7 @@ class TestNative(unittest.TestCase):
         g = torch.Generator().manual_seed(0)
         start = [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
         runs = {}
-        for level in ("off", *native.LEVELS):
+        for level in ("off", *levels.OWN_HERE):
             params = [nn.Parameter(x.clone()) for x in start]
             optimizer = STEPS[kind](params, min_numel=1000)
             with native.use(level):
@@ -321,7 +322,7 @@ class TestNative(unittest.TestCase):
                         p.grad = nasty(p, step)
                     optimizer.step()
             runs[level] = bits(optimizer)
-        for level in native.LEVELS:
+        for level in levels.OWN_HERE:
             assert all(torch.equal(x, y) for x, y in zip(runs[level], runs["off"], strict=True)), level
 
     def test_takes_what_it_says(self):
@@ -340,7 +341,7 @@ class TestNative(unittest.TestCase):
     def test_layouts(self):
         """Parameters, gradients and states that do not lie row by row."""
         results = []
-        for level in ("off", "amx"):
+        for level in ("off", levels.BEST):
             g = torch.Generator().manual_seed(0)
             params = [nn.Parameter(torch.randn(16, 8, 8, 8, generator=g).to(memory_format=torch.channels_last))]
             params.append(nn.Parameter(torch.randn(128, 64, generator=g).T))
