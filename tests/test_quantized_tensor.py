@@ -667,6 +667,20 @@ def check_joined(q: Quantizer, join: Callable[..., Any], dims: dict[str, set[int
         quietly_raised(join, [tensors[0], made(q, 64, 127, dtype=torch.bfloat16)])
 
 
+def check_is_same_size(q: Quantizer) -> None:
+    b = made(q, 4, 64)
+    assert b.is_same_size(made(q, 4, 64, seed=1)) and b.is_same_size(torch.ones(4, 64))
+    assert torch.ones(4, 64).is_same_size(b) and not b.is_same_size(made(q, 64, 4))
+
+
+def check_has_same_storage_numel(q: Quantizer) -> None:
+    """What autograd asks of a tensor and its tangent, which is a plain one."""
+    b, tangent = made(q, 4, 64), torch.randn(4, 64)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(b, tangent)
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
+
+
 OTHERS: dict[Any, Callable[[Quantizer], None]] = {
     aten.clone.default: check_clone,
     aten._pin_memory.default: check_pin_memory,
@@ -682,6 +696,8 @@ OTHERS: dict[Any, Callable[[Quantizer], None]] = {
     aten.zero_.default: check_zero_,
     aten.equal.default: check_equal,
     aten.dequantize.self: check_dequantize,
+    aten.is_same_size.default: check_is_same_size,
+    aten._has_same_storage_numel.default: check_has_same_storage_numel,
 }
 
 
