@@ -51,8 +51,10 @@ def show_script(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
     with _no_script():
         parts, build = _taken_apart((args, kwargs))
-        zeros = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_() for x in parts]
-        graph = make_fx(as_decomposition(flat))(*zeros)  # zeros are indices too
+        examples = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in parts]
+        for x in examples:
+            x.fill_(1) if x.is_floating_point() and x.itemsize > 1 else x.zero_()  # 1 is a scale, 0 an index
+        graph = make_fx(as_decomposition(flat))(*examples)
     return rebuild[0](graph(*parts))
 
 
