@@ -50,8 +50,6 @@ def is_ordinary(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 is_autocasting = torch._C._is_any_autocast_enabled
-
-
 has_storage = torch._C._has_storage
 no_autocast = torch._C._DisableAutocast
 

@@ -9,7 +9,7 @@ Version = tuple[int, int]
 """The first two numbers of a version of torch."""
 
 TESTED: tuple[Version, ...] = ((2, 11), (2, 13), (2, 15))
-"""Those with which tests are run; pyproject.toml has the first and the last as bounds. docs/versions.md says which tests."""
+"""Those with which tests are run, docs/versions.md says which; pyproject.toml has the first and the last as bounds."""
 
 
 def version() -> Version:

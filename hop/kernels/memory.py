@@ -18,8 +18,8 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 def holds(x: Tensor) -> bool:
-    """Whether the storage of x, a plain tensor, holds all elements of x; True of what has no storage, such as a batch of
-    gradients that autograd takes at once. 0.4 µs."""
+    """Whether the storage of x, a plain tensor, holds all elements of x; True of what has no storage, such as a batch
+    of gradients that autograd takes at once. 0.4 µs."""
     if not eager.has_storage(x):
         return True
     last = x.numel() - 1 if x.is_contiguous() else sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
