@@ -178,9 +178,13 @@ def test_all_codes():
 
 
 def test_given_scales_of_no_power():
-    """Scales of 0, infinity and NaN that a rule brings to powers of two: by the fast path, and by each level."""
+    """Scales that a rule brings to powers of two: by the fast path, and by each level. Others than numbers above 0
+    are refused."""
     q, x = Quantizer(formats.E4M3, (1, -1), CurrentScaling(power_of_two=True)), torch.randn(5, 40)
-    scale = torch.tensor([[0.0], [math.inf], [math.nan], [2.0**-149], [3.0]])
+    for wrong in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="scale must be above 0 and finite"):
+            hop.quantize(q, x, scale=torch.full((5, 1), wrong))
+    scale = torch.tensor([[torch.finfo(torch.float32).max], [1.0], [0.75], [2.0**-149], [3.0]])
     check(q, x, {"scale": scale}, "native")
     want = quantize_buffers.reference(str(q), x, scale, None, None, ROWWISE)
     with native.use("off"):

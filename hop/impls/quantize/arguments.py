@@ -94,7 +94,7 @@ _LEAST = 2.0**-149  # above 0, in float32
 
 def _outside(x: Tensor, least: float, most: float) -> float | None:
     """A number of x that is not from `least` to `most`; None if there is none, or none can be looked at."""
-    if not x.is_floating_point() or not x.is_cpu or type(x) not in PLAIN or x.dtype.itemsize == 1:
+    if type(x) not in PLAIN or not x.is_floating_point() or not x.is_cpu or x.dtype.itemsize == 1:
         return None
     if x.numel() == 1:
         n = x.item()
