@@ -60,8 +60,9 @@ def split(x: Tensor, block: Block, fill: float = 0.0) -> tuple[Tensor, list[int]
     """x cut into blocks, and the positions of the dimensions that run over a block: (d0, d1, ...) -> (n0, b0, n1, b1,
     ...) and those of the b's. What a cut-off block lacks is `fill`.
 
-    Where each size of a block is 1 or a whole dimension, nothing is to be cut: (d0, d1, ...) stays, and the positions
-    are those of the whole dimensions; blocks of single elements get a last dimension of 1 to run over."""
+    Of three dimensions and more, where each size of a block is 1 or a whole dimension, nothing is to be cut: (d0, d1,
+    ...) stays, and the positions are those of the whole dimensions; blocks of single elements get a last dimension of 1
+    to run over."""
     sizes = per_dimension(block, x.dim())
     if not sizes:
         return x.reshape(1), [0]
@@ -122,4 +123,6 @@ def places(block: Block, ndim: int) -> list[int]:
 
 
 def _cuts(sizes: Block) -> bool:
-    return any(b not in (1, -1) for b in sizes)
+    """Whether a block is smaller than a dimension, or there are two at most: cutting those costs no runtime anything,
+    and AOTInductor multiplies a given scale, a constant that was expanded, by tensors of as many dimensions alone."""
+    return len(sizes) < 3 or any(b not in (1, -1) for b in sizes)
