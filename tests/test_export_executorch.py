@@ -252,16 +252,16 @@ class TestXnnpack(unittest.TestCase):
         assert (run(made, x) - model(x)).abs().max() < 0.02 * model(x).abs().max()
 
     @pytest.mark.full
-    def test_what_the_delegate_cannot_run_is_refused(self):
-        """XNNPACK takes a transposed convolution in groups, and does not start; the portable kernels run it."""
+    def test_transposed_convolution_in_groups(self):
+        """Its quantized and dequantized tensors have four dimensions, within the six of XNNPACK."""
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
         module, x = (
             convolution(aten.conv_transpose2d.input, (4, 3, 3, 3), [1, 1], [0, 0], [0, 0], 2),
             torch.randn(1, 4, 6, 6),
         )
-        with pytest.raises(NotImplementedError, match=r"XnnpackBackend took over parts of 'forward'.*leave its partit"):
-            to_executorch(torch.export.export(module, (x,)), partitioners=[XnnpackPartitioner()])
+        made = to_executorch(torch.export.export(module, (x,)), partitioners=[XnnpackPartitioner()])
+        assert torch.equal(run(made, x), module(x))
         check(module, x)
 
     @pytest.mark.full
