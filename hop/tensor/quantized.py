@@ -105,8 +105,8 @@ class QuantizedTensor(Tensor):
         copies.check_one(next(b for b in described if b.name == name), value, self.device)
 
     def check(self) -> None:
-        """Raise ValueError where a buffer has lost its form since it was assigned, by `resize_`, `set_` or the like, and
-        RuntimeError where it has lost its memory; in eager mode, as graphs know the sizes of what they trace."""
+        """Raise ValueError where a buffer has lost its form since it was assigned, by `resize_`, `set_` or the like,
+        and RuntimeError where it has lost its memory; in eager mode, as graphs know the sizes of what they trace."""
         if eager.is_plain_eager():
             if self.numel():  # an empty part of a DTensor may hold the scale of the block that was cut off last
                 copies.check(self._form or form_of(self), list(self.buffers().values()))
