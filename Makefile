@@ -64,7 +64,7 @@ test-levels: $(VENV)/dev ## what depends on the CPU, taking it for each level th
 test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what test-all takes samples of (hours; PART=3/40: one part of forty)
 	@$(PYTEST) -m exhaustive $(PART:%=--part %)
 
-# What takes too long for each change. CI runs one of them a day, in turn, so that none is ever old.
+# What takes too long for each change: one of them a day, in turn, so that none is ever old.
 DAY := $(shell expr $$(date +%s) / 86400)
 daily: ## one of the long checks, by the date: the sanitizers, a part of the exhaustive suite
 	@set -- test-exhaustive sanitize; \
