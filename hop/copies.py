@@ -10,7 +10,6 @@ A copy is what the quantizer makes of it. Where one scale serves the whole tenso
 Hadamard transform applies to the column-wise copy, along M.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -91,12 +90,6 @@ def check_one(described: Buffer, buffer: Any, device: torch.device | None) -> No
         raise ValueError(f"buffer {name} must be dense, got one of layout {buffer.layout}; use to_dense()")
     if device is not None and buffer.device != device:
         raise ValueError(f"buffer {name} must be on {device}, got one on {buffer.device}; move it there")
-
-
-@functools.lru_cache(maxsize=4096)
-def form(quantizer: Quantizer, shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[Buffer, ...]:
-    """As `describe`, of the buffers with these names, for sizes that are numbers."""
-    return tuple(describe(quantizer, shape, of(names)))
 
 
 def quantize(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hop import blocks
 from hop.compat import dtensor, tracing
 from hop.formats import tensor
 from hop.spelling import Value
@@ -53,8 +54,10 @@ class Hadamard(Value):
         wide, length = x.to(torch.float32), x.shape[-1]
         if tracing.known_equal(length % n, 0):
             return (wide.reshape(-1, n) @ matrix).reshape(x.shape).to(x.dtype)
-        padded = torch.nn.functional.pad(wide, (0, -length % n))
-        turned = (padded.reshape(-1, n) @ matrix).reshape(padded.shape).narrow(-1, 0, length)
+        count = -(-length // n)  # sizes as multiples of it leave no guards
+        padded = torch.nn.functional.pad(wide, (0, count * n - length)).reshape(*x.shape[:-1], count, n)
+        turned = (padded.flatten(0, -2) @ matrix).reshape(padded.shape)
+        turned = blocks.merge(turned.flatten(-2), x.shape)
         inside = torch.arange(length, device=x.device) < length - length % n
         if dtensor.is_dtensor(x):
             inside = dtensor.as_dtensor(inside, x.device_mesh)  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies, sharding
+from hop import copies, memory_format, sharding
 from hop._hop import Composite, Hop
 from hop.compat import dtensor, dynamo, eager, tracing
 from hop.kernels import Kernel
@@ -52,6 +52,15 @@ class QuantizeBuffers(Hop):
         x, noise = _product(x, noise, *product)
         made = copies.quantize(Quantizer.parse(quantizer), x, tuple(usages), scale, zero_point, noise)
         return list(made.values())
+
+    def fake(self, quantizer: str, x: Tensor, /, *rest: Any) -> list[Tensor]:
+        parsed, usages = Quantizer.parse(quantizer), rest[3]
+        return [
+            memory_format.empty(b.shape, x, b.dtype)
+            if b.name == "codes" and parsed.keeps_memory_format()
+            else torch.empty(b.shape, dtype=b.dtype, device=x.device)
+            for b in copies.describe(parsed, x.shape, tuple(usages))
+        ]
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
         yield native.QUANTIZE, args
@@ -111,6 +120,23 @@ class DequantizeBuffers(Hop):
         parsed = Quantizer.parse(quantizer)
         names = [b.name for b in copies.describe(parsed, shape, tuple(usages))]
         return copies.dequantize(parsed, dict(zip(names, buffers, strict=True)), shape).to(dtype)
+
+    def fake(
+        self,
+        quantizer: str,
+        buffers: Sequence[Tensor],
+        usages: Sequence[str],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        /,
+    ) -> Tensor:
+        codes = buffers[0]
+        if copies.ROWWISE not in usages:
+            columns = torch.empty(copies.columns(shape), dtype=dtype, device=codes.device)
+            return columns.t().reshape(tuple(shape))
+        if Quantizer.parse(quantizer).keeps_memory_format():
+            return memory_format.empty(shape, codes, dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=codes.device)
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
         return ((native.DEQUANTIZE, args), (_TILES, args), (kernels.DEQUANTIZE, args))

@@ -9,6 +9,7 @@ PyTorch's own questions after a memory format, and its copies into one, are not 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hop.compat import subclasses
@@ -43,3 +44,8 @@ def strides(shape: Sequence[Any], other: Tensor) -> tuple[Any, ...]:
     n, channels, *size = shape
     first, *inner, last = subclasses.contiguous_strides((n, *size, channels))
     return (first, last, *inner)
+
+
+def empty(shape: Sequence[Any], other: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of `shape` without values, on the device of `other`, with those strides."""
+    return torch.empty_strided(tuple(shape), strides(shape, other), dtype=dtype, device=other.device)

@@ -9,7 +9,7 @@ a product or a quotient by a power of two.
 import torch
 from torch import Tensor
 
-from hop.compat import tracing
+from hop import blocks
 
 PACKED = (1, 2, 4)
 """Bits of the codes that fill a byte; others have a byte each."""
@@ -28,9 +28,9 @@ def pack(codes: Tensor, bits: int) -> Tensor:
             "pack: codes must be integers with at least one dimension, along which they are packed; got "
             f"{codes.dtype} of {tuple(codes.shape)}"
         )
-    rest = -codes.shape[-1] % n
+    size, count = codes.shape[-1], packed_size(codes.shape[-1], bits)  # sizes as multiples of it leave no guards
     masked = torch.bitwise_and(codes, 2**bits - 1)  # DTensor's & leaves codes as they are inside a rule (torch 2.13)
-    fields = torch.nn.functional.pad(masked, (0, rest)).unflatten(-1, (-1, n)).unbind(-1)
+    fields = torch.nn.functional.pad(masked, (0, count * n - size)).unflatten(-1, (count, n)).unbind(-1)
     packed = fields[0].to(torch.int16)
     for i, part in enumerate(fields[1:], start=1):
         packed = packed + part.to(torch.int16) * 2 ** (i * bits)
@@ -53,8 +53,7 @@ def unpack(packed: Tensor, bits: int, size: int, dtype: torch.dtype) -> Tensor:
     wide = packed.to(torch.int16)
     fields = [torch.div(wide, 2 ** (i * bits), rounding_mode="floor") % 2**bits for i in range(n)]
     codes = torch.stack(fields, -1).flatten(-2)
-    if not tracing.known_equal(codes.shape[-1], size):
-        codes = codes.narrow(-1, 0, size)
+    codes = blocks.merge(codes, (*packed.shape[:-1], size))
     if dtype.is_signed:
         codes = torch.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes)
     return codes.to(dtype)

@@ -157,6 +157,10 @@ struct hop_form {
     int64_t sizes[HOP_DIMS], strides[HOP_DIMS];
 };
 
+// Whether the storage of each of the tensors with these implementations is known to hold all of its elements, and it
+// has the shape, dtype and device of its form, where there are forms; strides may be any.
+HOP_API int hop_all_fit(int count, const hop_form* forms, const void* const* implementations);
+
 // hop_multiply and hop_convolve of the tensors' implementations, but for the output, which is an address; for float
 // outputs of a product. HOP_MISFIT, before anything is read, where one is not what its form says, or its storage too
 // short. Forms are in the order of the arguments.

@@ -9,6 +9,7 @@ import zlib
 import pytest
 import torch
 
+from hop.compat.versions import LACKS
 from tests import cases
 
 
@@ -46,6 +47,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("compiler") and not compiler:
             item.add_marker(pytest.mark.skip(reason="no C++ compiler, which Inductor needs"))
+        for mark in item.iter_markers("works"):
+            if (lack := LACKS[mark.args[0]]).shows():
+                item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} lacks it: {lack.what}"))
 
 
 @pytest.fixture(autouse=True)

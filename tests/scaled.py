@@ -332,7 +332,7 @@ SCALED = [
     ScaledOperator("mul", aten.mul.Tensor, (Q((4, 1, 5)), Q((3, 5), _WHOLE)), output=_GEMMLOWP, terms=1),
     ScaledOperator("cat", aten.cat.default, ([Q((4, 5)), Q((4, 3), _WHOLE)], 1), output=_TENSOR, terms=1),
     ScaledOperator("relu", aten.relu.default, (Q((4, 6), _AFFINE),), output=_STATIC, terms=1),
-    ScaledOperator("clamp", aten.clamp.default, (Q((4, 6), presets.MXFP8), -1.0, 2.5), terms=1),
+    ScaledOperator("clamp", aten.clamp.default, (Q((4, 6), presets.MXFP8), -1.01, 2.49), terms=1),
     ScaledOperator("relu6", aten.relu6.default, (Q((4, 6), _TENSOR),), output=_STATIC, terms=1),
     ScaledOperator(
         "upsample_nearest2d", aten.upsample_nearest2d.vec, (Q((2, 3, 6, 5), _WHOLE), None, [2.0, 2.0]), terms=1

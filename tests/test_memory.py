@@ -17,12 +17,18 @@ from hop import QuantizedTensor, TensorProto
 from hop import presets as P
 from hop.formats import E8M0, INT8, Codebook, Float, Integer, PowerOfTwo
 from hop.hadamard import Hadamard
-from hop.kernels import memory
+from hop.kernels import memory, native
 from hop.layouts import Decoded, Tiled
 from hop.quantizer import Quantizer
 from hop.scaling import Delayed, Given, Microscaling, TwoLevel
 
 ROOT = Path(__file__).parents[1]
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64),
+    *(torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+    *(torch.float8_e8m0fnu, torch.float4_e2m1fn_x2),
+]
 aten = torch.ops.aten
 
 
@@ -219,7 +225,32 @@ class TestHolds(unittest.TestCase):
         x.untyped_storage().resize_(4 * 24 - 1)
         assert not any(map(memory.holds, cut)) and all(map(memory.holds, whole))
         with self.assertRaisesRegex(RuntimeError, r"shape \(4, 6\).* has a storage of 95 bytes"):
-            memory.pointer(x)
+            memory.check([x[:0], x])
+
+    @parameterized.expand([(str(dtype).removeprefix("torch."), dtype) for dtype in DTYPES])
+    @pytest.mark.skipif(native.library().functions is None, reason="needs the native library")
+    def test_natively(self, _name, dtype):
+        """Which calls the same tensors short, of each dtype; those that it does not know are left to Python."""
+        known = dtype not in (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
+        x = torch.empty(4, 6, dtype=dtype)
+        views = [x, x[1:], x.t(), x[3:, 5:], x.expand(3, 4, 6), x[:3], x[:0], x[0, 0], x[:, ::2], x[4:, 5]]
+        for size in (24, 23, 18, 0):
+            x.untyped_storage().resize_(size * x.itemsize)
+            for v in views:
+                empty = v.numel() == 0
+                assert memory._all_fit(None, [v]) == (memory.holds(v) and (known or empty)), (size, v.shape)
+            assert memory._all_fit(None, views[5:]) == (known and all(map(memory.holds, views[5:])))
+
+    @pytest.mark.skipif(native.library().functions is None, reason="needs the native library")
+    def test_forms(self):
+        form = memory.Form([("codes", (4, 6), torch.int8), ("scale", (4, 1), torch.float32)])
+        codes, scale = torch.zeros(4, 6, dtype=torch.int8), torch.ones(4, 1)
+        assert form.fits([codes, scale]) and form.fits([codes.t().contiguous().t(), scale[:1].expand(4, 1)])
+        others = [codes.t(), codes[:3], codes.view(torch.uint8), codes.to("meta"), codes.view(4, 2, 3), scale]
+        assert not any(form.fits([other, scale]) for other in others)
+        scale.untyped_storage().resize_(15)
+        assert not form.fits([codes, scale])
+        assert not memory.Form([("codes", (1,) * 9, torch.int8)]).fits([codes.new_zeros((1,) * 9)])  # has no room
 
 
 # ---- constructors and given scales

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from parameterized import parameterized
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -522,6 +524,16 @@ class TestSchemes(unittest.TestCase):
                 y.sum().backward()
                 torch.testing.assert_close(y, layer(randn(n, 7, 24)), rtol=1e-5, atol=1e-5)
             assert layer.weight.grad.isfinite().all()
+
+    @parameterized.expand([("MXFP8", 2), ("NVFP4", 3)])
+    def test_programs_of_eight_batch_sizes(self, name, programs):
+        """Blocks lie along the rows in the products of the backward: a program for rows that are one block at most,
+        one for multiples of a block, one for others."""
+        compiled = CompileCounterWithBackend("aot_eager")
+        layer = torch.compile(hop.nn.Linear(64, 8, scheme=getattr(schemes, name)), backend=compiled, dynamic=True)
+        for n in (50, 64, 17, 24, 32, 48, 16, 100):
+            layer(randn(n, 64)).sum().backward()
+        assert compiled.frame_count <= programs
 
     def test_inputs_that_lie_channels_last(self):
         layer, x = linear(schemes.FP8_HYBRID), randn(2, 3, 4, 24)

@@ -39,6 +39,9 @@ FAULTS = {
         f = lambda x, q: x * hop.presets.INT8_ROW.format.max + (q == hop.presets.INT8_ROW)
         torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2), hop.presets.INT8_ROW)
     """,
+    "batched_views": """
+        torch.func.vmap(lambda x: x.view(torch.int32) + 1)(torch.zeros(2, 3))
+    """,
     "attributes_of_value_classes": """
         f = lambda x: x + hasattr(hop.Quantizer, "absent")
         torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2))

@@ -17,7 +17,6 @@ from parameterized import parameterized
 
 import hop
 from hop import formats, presets, scaling, spelling
-from hop.compat import patches
 from hop.hadamard import Hadamard
 from hop.quantizer import Quantizer
 from hop.requantization import GEMMLOWP
@@ -272,12 +271,14 @@ class TestCompiledConstants(unittest.TestCase):
             ("hadamard", lambda: dataclasses.replace(presets.NVFP4_HADAMARD, hadamard=None)),
         ]
     )
+    @pytest.mark.works("replace_in_programs")
     def test_replace(self, _name, make):
         """The way to vary a value, inside of a program."""
         torch._dynamo.reset()
         f = torch.compile(lambda x: (x + 1, make()), backend="eager", fullgraph=True)
         assert f(torch.zeros(2))[1] == make()
 
+    @pytest.mark.works("replace_in_programs")
     def test_replace_computes(self):
         def f(x):
             q = dataclasses.replace(presets.INT8_ROW, block=(1, 16))
@@ -289,6 +290,7 @@ class TestCompiledConstants(unittest.TestCase):
         assert torch.equal(torch.compile(f, backend=counter, fullgraph=True)(x), f(x))
         assert counter.frame_count == 1
 
+    @pytest.mark.works("replace_in_programs")
     def test_replace_raises_what_eager_raises(self):
         def f(x):
             return hop.fake_quantize(dataclasses.replace(presets.INT8_ROW, block=(0, 16)), x)
@@ -297,19 +299,6 @@ class TestCompiledConstants(unittest.TestCase):
             f(torch.randn(4, 32))
         with pytest.raises(Exception, match="block"):
             torch.compile(f, backend="eager", fullgraph=True)(torch.randn(4, 32))
-
-    def test_replace_needs_the_patch(self):
-        patch = patches.PATCHES["attributes_of_value_classes"]
-        if not patch._originals:
-            self.skipTest("not applied to this version of torch")
-        patch.take_back()
-        try:
-            torch._dynamo.reset()
-            with pytest.raises(torch._dynamo.exc.Unsupported, match="hasattr"):
-                torch.compile(lambda x: (x, dataclasses.replace(presets.INT8_ROW)), fullgraph=True)(torch.zeros(2))
-        finally:
-            patch.apply()
-            torch._dynamo.reset()
 
     def test_captured(self):
         counter = self.count()

@@ -3,16 +3,36 @@
 import re
 import unittest
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from parameterized import parameterized
 
+import hop
+from hop import presets
 from hop.compat import versions
 
 PROJECT = (Path(__file__).parents[1] / "pyproject.toml").read_text()
 
+
 # By the name of a lack: whether what it is about works here.
-PROBES: dict[str, Callable[[], bool]] = {}
+def replaces_in_programs() -> bool:
+    try:
+        torch.compile(lambda x: (x, replace(presets.INT8_ROW, block=(1, 16))), backend="eager", fullgraph=True)(
+            torch.zeros(2)
+        )
+    except torch._dynamo.exc.Unsupported:
+        return False
+    return True
+
+
+def casts_saturate() -> bool:
+    x = torch.full((1, 1), 500.0)
+    return hop.out_dtype(torch.ops.aten.add.Tensor, torch.float8_e4m3fn, x, x).float().item() == 448
+
+
+PROBES: dict[str, Callable[[], bool]] = {"replace_in_programs": replaces_in_programs, "casts_saturate": casts_saturate}
 
 
 class TestLacks(unittest.TestCase):

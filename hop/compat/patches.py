@@ -19,7 +19,7 @@ from hop.compat.values import cache_key
 from hop.compat.versions import Version, version
 
 Changes = Iterator[tuple[Any, str, Any]]
-"""Owners, the names of their attributes, and what these become."""
+"""Owners, the names of their attributes, and what these become; or libraries, names of operators, and their kernels."""
 
 
 @dataclass
@@ -61,7 +61,9 @@ class Patch:
         """Leave PyTorch as it was: for tests of the fault."""
         self.active = False
         for owner, name, original in reversed(self._originals):
-            if original is None:  # a base class has it
+            if isinstance(owner, torch.library.Library):
+                owner._destroy()
+            elif original is None:  # a base class has it
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
@@ -71,6 +73,10 @@ class Patch:
         if not self.active or self.changes is None:
             return
         for owner, name, replacement in self.changes():
+            if isinstance(owner, torch.library.Library):
+                owner.impl(name, replacement)
+                self._originals.append((owner, name, None))
+                continue
             self._originals.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, replacement)
 
@@ -256,6 +262,26 @@ def attributes_of_value_classes() -> Changes:
     module: Any = script_object
     name = "OpaqueObjectClassVariable" if hasattr(module, "OpaqueObjectClassVariable") else "CustomClassVariable"
     yield getattr(module, name), "call_obj_hasattr", has
+
+
+@_changing(
+    "torch",
+    "vmap has no rule for view.dtype, by which a tensor's bits are read",
+    until=(2, 13),
+)
+def batched_views() -> Changes:
+    from torch._C._functorch import _add_batch_dim, _unwrap_batched, maybe_current_level
+
+    def view(x: Any, dtype: torch.dtype) -> Any:
+        level: Any = maybe_current_level()
+        value, dim = _unwrap_batched(x, level)
+        if dim is not None and x.itemsize != dtype.itemsize:  # whose last dimension changes
+            value, dim = value.movedim(dim, 0), 0
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)):
+            out = torch.ops.aten.view.dtype(value, dtype)
+        return out if dim is None else _add_batch_dim(out, dim, level)
+
+    yield torch.library.Library("aten", "IMPL", "FuncTorchBatched"), "view.dtype", view
 
 
 REFUSED: list[type] = []

@@ -61,7 +61,7 @@ class _LazyProxy(_ProxyTensor):
     @property
     def proxy(self) -> Any:  # type: ignore[override]
         if self._made is None:
-            if next(reversed(self._source.node.graph.nodes)).op == "output":
+            if next(iter(reversed(self._source.node.graph.nodes))).op == "output":
                 return self._source
             self._made = self._make()
         return self._made

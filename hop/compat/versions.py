@@ -39,5 +39,16 @@ class Lack:
         return (self.since is None or own >= self.since) and (self.until is None or own < self.until)
 
 
-LACKS: dict[str, Lack] = {}
+LACKS: dict[str, Lack] = {
+    "replace_in_programs": Lack(
+        "`dataclasses.replace` of a quantizer, a scheme or one of their parts, inside of a compiled function",
+        "Dynamo raises: its classes have static methods, which it cannot wrap there; make the value outside",
+        until=(2, 13),
+    ),
+    "casts_saturate": Lack(
+        "a result in `torch.float8_e4m3fn`, of `hop.out_dtype` or `hop.scaled`, of numbers beyond 464",
+        "NaN, PyTorch's own cast, where it is 448 from 2.13 on; quantizers and `hop.fake_quantize` saturate in all",
+        until=(2, 13),
+    ),
+}
 """By name. For each, tests/test_versions.py has a probe of the same name, which tells whether it works."""

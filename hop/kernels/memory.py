@@ -6,13 +6,19 @@ swapped since, says how many bytes there are. PyTorch looks at both where a view
 operator reads them; at storages that became shorter it does not.
 """
 
-from collections.abc import Iterable
+import ctypes
+import functools
+import struct
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager
+from hop.compat.eager import has_storage
+from hop.compat.handles import handle
+from hop.kernels import native, native_structures
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
@@ -28,18 +34,47 @@ def holds(x: Tensor) -> bool:
 
 def check(tensors: Iterable[Any]) -> None:
     """Raise RuntimeError unless the storage of each dense tensor of PyTorch's own class holds all of its elements; in
-    eager mode, as tensors that are traced have no memory."""
+    eager mode, as tensors that are traced have no memory. 0.7 µs for three tensors."""
     if eager.is_plain_eager():
-        for x in tensors:
-            if type(x) in PLAIN and x.layout is torch.strided and not holds(x):
-                raise _short(x)
+        own = [x for x in tensors if type(x) in PLAIN and has_storage(x)]
+        if own and not _all_fit(None, own):
+            for x in own:  # one of them may be of a dtype that only Python knows
+                if not holds(x):
+                    raise _short(x)
 
 
-def pointer(x: Tensor) -> int:
-    """The address of x, of which its storage holds all elements. Raises RuntimeError if it does not."""
-    if not holds(x):
-        raise _short(x)
-    return x.data_ptr()
+class Form:
+    """What tensors must be: dense, on the CPU, of shapes and dtypes that are given with their names."""
+
+    def __init__(self, described: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
+        self.described: Sequence[Any] = described
+        forms = [native_structures.form_of(shape, dtype) for _, shape, dtype in described]
+        self._forms = None if None in forms else (native_structures.Form * len(forms))(*forms)
+        self._address = None if self._forms is None else ctypes.addressof(self._forms)
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether as many tensors are known to be so, and to lie in their storages. 0.7 µs for two."""
+        return self._address is not None and _all_fit(self._address, tensors)
+
+
+def _all_fit(forms: int | None, tensors: Sequence[Tensor]) -> bool:
+    """Whether all are known to lie in their storages, and to have those forms."""
+    count = len(tensors)
+    if count >= len(_PACKED) or (function := _function()) is None:
+        return False
+    return function(count, forms, _PACKED[count](*map(handle, tensors))) != 0
+
+
+_PACKED = [struct.Struct(f"{n}P").pack for n in range(16)]
+
+
+@functools.cache
+def _function() -> Any:
+    functions = native.library().functions
+    if functions is None:
+        return None
+    functions.hop_all_fit.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p]
+    return functions.hop_all_fit
 
 
 def _short(x: Tensor) -> RuntimeError:
@@ -50,6 +85,6 @@ def _short(x: Tensor) -> RuntimeError:
     )
 
 
-def optional(x: Tensor | None) -> int | None:
-    """The address of x, None for None."""
-    return None if x is None else pointer(x)
+def address(x: Tensor | None) -> int | None:
+    """Where a tensor lies, of which `check` has been asked since anybody else had it; None for None."""
+    return None if x is None else x.data_ptr()

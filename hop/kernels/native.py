@@ -24,7 +24,7 @@ from torch import Tensor
 from hop.compat import eager, handles, inductor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_VERSION = 7  # of the C interface
+_VERSION = 8  # of the C interface
 LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 _OFF = "off"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hop.kernels import native
 from hop.kernels import native_structures as c
-from hop.kernels.memory import optional
+from hop.kernels.memory import address
 from hop.kernels.native_product import failed
 
 
@@ -132,7 +132,7 @@ def run(
 ) -> Tensor:
     """Write to `out` the convolution of x and weight, each its codes, their scales and zero points; `scale` and
     `zero_point` are those of codes."""
-    addresses = map(optional, (*x, *weight, bias, scale, zero_point, out))
+    addresses = map(address, (*x, *weight, bias, scale, zero_point, out))
     result = _library().hop_convolve(ctypes.addressof(convolution.description), torch.get_num_threads(), *addresses)
     if result:
         raise failed(result)

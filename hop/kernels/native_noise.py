@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.kernels import Kernel, native
-from hop.kernels.memory import pointer
+from hop.kernels.memory import address
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def _declines(call: tuple[Any, ...]) -> str | None:
 def _noise(call: tuple[Any, ...]) -> Tensor:
     seed, stream, shape = call
     out = torch.empty(shape, dtype=torch.uint8)
-    _function()(pointer(seed), stream, math.prod(shape), pointer(out), torch.get_num_threads())
+    _function()(address(seed), stream, math.prod(shape), address(out), torch.get_num_threads())
     return out
 
 

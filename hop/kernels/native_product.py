@@ -21,7 +21,7 @@ from hop.blocks import Block
 from hop.formats import E2M1, E4M3, E5M2, E8M0, Format, Integer, float32
 from hop.kernels import native
 from hop.kernels import native_structures as c
-from hop.kernels.memory import optional, pointer
+from hop.kernels.memory import address
 from hop.layouts import Tiled
 from hop.packing import PACKED
 from hop.quantizer import Quantizer
@@ -253,12 +253,12 @@ def run(
     result = _library().hop_multiply(
         ctypes.addressof(call.product),
         torch.get_num_threads(),
-        *map(optional, lhs),
-        *map(optional, rhs),
-        optional(bias),
-        optional(scale),
-        optional(zero_point),
-        pointer(out),
+        *map(address, lhs),
+        *map(address, rhs),
+        address(bias),
+        address(scale),
+        address(zero_point),
+        address(out),
     )
     if result:
         raise failed(result)
@@ -323,7 +323,7 @@ def bandwidth(data: Tensor) -> float:
     """Gigabytes a second at which that memory is read."""
     function = _library().hop_bandwidth
     function.restype, function.argtypes = ctypes.c_double, [c_int, c_void_p, c_int64]
-    return function(torch.get_num_threads(), pointer(data), data.nbytes) / 1e9
+    return function(torch.get_num_threads(), address(data), data.nbytes) / 1e9
 
 
 _HUGE = 2**21  # bytes of a huge page
@@ -353,7 +353,7 @@ def tiles(codes: Tensor, matrix: tuple[int, int], code_format: Format, layout: T
     if layout.columns:
         factor.row_stride, factor.k_stride = 1, rows
     if out.numel():
-        pointers = pointer(codes), pointer(out)
+        pointers = address(codes), address(out)
         _library().hop_pack(ctypes.byref(factor), rows, size, torch.get_num_threads(), *pointers)
     return out
 

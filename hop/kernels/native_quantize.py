@@ -17,7 +17,7 @@ from hop import blocks, copies, memory_format
 from hop.compat import tracing
 from hop.formats import Format
 from hop.kernels import Kernel, native
-from hop.kernels.memory import optional, pointer
+from hop.kernels.memory import address
 from hop.kernels.native_quantizers import Cut, cut, plan
 from hop.quantizer import Quantizer
 from hop.scaling import AbsMean, TwoLevel
@@ -69,7 +69,7 @@ def _contiguous(x: Tensor) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype)
     rows, cols = x.shape[:-3:-1]  # as they lie
     sizes = math.prod(x.shape[:-2]), rows, cols, x.element_size()
-    _check(_functions().hop_transpose(*sizes, pointer(x), pointer(out), torch.get_num_threads()))
+    _check(_functions().hop_transpose(*sizes, address(x), address(out), torch.get_num_threads()))
     return out
 
 
@@ -134,14 +134,14 @@ def _quantize_rows(
             made.address,
             found.address,
             _DTYPES[x.dtype],
-            pointer(x),
-            optional(given),
+            address(x),
+            address(given),
             codes,
-            optional(zero),
-            optional(bits),
-            pointer(out[0]),
-            pointer(out[1]),
-            pointer(out[2]) if len(out) > 2 else None,
+            address(zero),
+            address(bits),
+            address(out[0]),
+            address(out[1]),
+            address(out[2]) if len(out) > 2 else None,
             torch.get_num_threads(),
         )
     )
@@ -161,22 +161,22 @@ def _quantize_product(
     made, found = plan(quantizer), cut(quantizer, x.shape, cols)
     assert not isinstance(made, str) and not isinstance(found, str)
     factor, noise = factor.contiguous(), None if noise is None else noise.contiguous()
-    given = optional(noise)
+    given = address(noise)
     out = [torch.empty(shape, dtype=dtype) for shape, dtype in found.buffers]
     _check(
         _functions().hop_quantize_product(
             made.address,
             found.address,
             _DTYPES[x.dtype],
-            pointer(x),
+            address(x),
             turned,
-            pointer(factor),
+            address(factor),
             None if stream is None else given,
             stream or 0,
             given if stream is None else None,
-            pointer(out[0]),
-            pointer(out[1]),
-            pointer(out[2]) if len(out) > 2 else None,
+            address(out[0]),
+            address(out[1]),
+            address(out[2]) if len(out) > 2 else None,
             torch.get_num_threads(),
         )
     )
@@ -212,10 +212,10 @@ def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: tuple[int
             made.address,
             found.address,
             _DTYPES[dtype],
-            pointer(own[0]),
-            pointer(own[1]),
-            pointer(own[2]) if len(own) > 2 else None,
-            pointer(out),
+            address(own[0]),
+            address(own[1]),
+            address(own[2]) if len(own) > 2 else None,
+            address(out),
             torch.get_num_threads(),
         )
     )

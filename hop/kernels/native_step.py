@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hop.kernels import native
-from hop.kernels.memory import pointer
+from hop.kernels.memory import address
 from hop.kernels.native_quantizers import Plan, plan
 from hop.scaling import Amax, CurrentScaling
 
@@ -106,7 +106,7 @@ def step_(call: tuple[Any, ...]) -> None:
     own = [x if x.is_contiguous() else x.contiguous() for x in written]
     grad = grad.contiguous()
     u = _Update(_RULES[name], sum(_FLAGS[f] for f in flags), len(quantizers), _DTYPES[p.dtype], _DTYPES[grad.dtype])
-    u.stream, u.count, u.p, u.grad = stream, p.numel(), pointer(own[0]), pointer(grad)
+    u.stream, u.count, u.p, u.grad = stream, p.numel(), address(own[0]), address(grad)
     if seed is not None:
         u.flags |= _STOCHASTIC
         u.seed = seed % 2**64
@@ -125,12 +125,12 @@ def step_(call: tuple[Any, ...]) -> None:
 def _describe(u: _Update, quantizers: Sequence[str], buffers: Sequence[Tensor], least: Sequence[float]) -> None:
     at = 0
     for s, q, part in zip(u.state, quantizers, least, strict=False):
-        s.least, s.data = part, pointer(buffers[at])
+        s.least, s.data = part, address(buffers[at])
         if not q:
             s.dtype = _DTYPES[buffers[at].dtype]
             at += 1
         else:
             made = plan(q)
             assert isinstance(made, Plan)
-            s.quantizer, s.block, s.scale = made.address, _block(q), pointer(buffers[at + 1])
+            s.quantizer, s.block, s.scale = made.address, _block(q), address(buffers[at + 1])
             at += 2

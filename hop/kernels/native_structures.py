@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64
 
 import torch
-from torch import Tensor
+
+from hop.compat.subclasses import contiguous_strides
 
 NONE, INT8, UINT8, INT4, UINT4, E2M1, E4M3, E5M2, E8M0, FLOAT32, BFLOAT16, FLOAT16, INT32 = range(13)
 STRIDED, TILED = range(2)
@@ -112,14 +113,16 @@ _NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int32: 3, torch.float16: 5, tor
 _NUMBERS |= {torch.float8_e5m2: 23, torch.float8_e4m3fn: 24}  # as PyTorch's C interface counts its dtypes
 
 
-def form_of(x: Tensor, strides: Sequence[int]) -> Form | None:
-    """The form of tensors on the CPU that are like x and have these strides; None where it has no room."""
-    if x.dim() > _DIMENSIONS:
+def form_of(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Form | None:
+    """The form of tensors on the CPU of this shape, dtype and strides, by default contiguous ones; None where it has no
+    room."""
+    if len(shape) > _DIMENSIONS or dtype not in _NUMBERS:
         return None
-    made = Form(_NUMBERS[x.dtype], 0, x.dtype.itemsize, 0, x.dim())
-    made.sizes[: x.dim()], made.strides[: x.dim()] = x.shape, strides
-    last = sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
-    made.extent = (last + 1) * x.dtype.itemsize if x.numel() else 0
+    strides = contiguous_strides(shape) if strides is None else strides
+    made = Form(_NUMBERS[dtype], 0, dtype.itemsize, 0, len(shape))
+    made.sizes[: len(shape)], made.strides[: len(shape)] = shape, strides
+    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    made.extent = (last + 1) * dtype.itemsize if 0 not in shape else 0
     return made
 
 

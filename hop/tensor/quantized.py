@@ -1,6 +1,7 @@
 # pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """QuantizedTensor itself."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -42,7 +43,7 @@ class QuantizedTensor(Tensor):
 
     quantizer: Quantizer
     _names: tuple[str, ...] = ()
-    _form: tuple[copies.Buffer, ...] | None = None  # found when it is first asked for
+    _form: memory.Form | None = None  # found when it is first asked for
 
     # The buffers, of which a tensor has those that its quantizer and its usages need.
     codes: Tensor
@@ -108,9 +109,12 @@ class QuantizedTensor(Tensor):
         """Raise ValueError where a buffer has lost its form since it was assigned, by `resize_`, `set_` or the like,
         and RuntimeError where it has lost its memory; in eager mode, as graphs know the sizes of what they trace."""
         if eager.is_plain_eager():
-            if self.numel():  # an empty part of a DTensor may hold the scale of the block that was cut off last
-                copies.check(self._form or form_of(self), list(self.buffers().values()))
-            memory.check(self.buffers().values())
+            own, form = vars(self), self._form or form_of(self)
+            buffers = [own[name] for name in self._names]
+            if not form.fits(buffers):
+                if self.numel():  # an empty part of a DTensor may hold the scale of the block that was cut off last
+                    copies.check(form.described, buffers)
+                memory.check(buffers)
 
     def buffers(self) -> dict[str, Tensor]:
         """The tensors that hold the data, by name, in the order of hop.copies.describe."""
@@ -282,10 +286,15 @@ def _fill(t: QuantizedTensor, buffers: Mapping[str, Tensor], quantizer: Quantize
     vars(t).update(buffers, quantizer=quantizer, _names=tuple(buffers), _form=None)
 
 
-def form_of(t: Any) -> tuple[copies.Buffer, ...]:
+def form_of(t: Any) -> memory.Form:
     """The names, shapes and dtypes that the buffers of t must have; its sizes are numbers."""
-    form = vars(t)["_form"] = copies.form(t.quantizer, tuple(t.shape), t._names)
+    form = vars(t)["_form"] = _form(t.quantizer, tuple(t.shape), t._names)
     return form
+
+
+@functools.lru_cache(maxsize=4096)
+def _form(quantizer: Quantizer, shape: tuple[int, ...], names: tuple[str, ...]) -> memory.Form:
+    return memory.Form(copies.describe(quantizer, shape, copies.of(names)))
 
 
 def _loaded(

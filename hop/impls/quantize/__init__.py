@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import blocks, copies, sharding
+from hop import blocks, copies, memory_format, sharding
 from hop._hop import PLAIN, Composite, Hop
 from hop.compat import dynamo, eager
 from hop.compat.pytree import tree_map_only
@@ -46,6 +46,11 @@ class FakeQuantize(Hop):
         self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
     ) -> Tensor:
         return Quantizer.parse(q).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
+
+    def fake(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+        if Quantizer.parse(q).keeps_memory_format():
+            return memory_format.empty(x.shape, x, x.dtype)
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
         return ((native.FAKE_QUANTIZE, args), (kernels.FAKE_QUANTIZE, args))
@@ -91,14 +96,18 @@ class FakeQuantize(Hop):
     def forward_mode(
         self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
     ) -> Tensor:
-        """The value, plus for each operand a zero that has the straight-through derivative."""
+        """The value, plus for each operand a zero that has the straight-through derivative, 0 at what is not finite."""
         parsed = Quantizer.parse(q)
         fixed_scale = None if scale is None else scale.detach()
         fixed_zero_point = None if zero_point is None else zero_point.detach()
         constants = (x.detach(), fixed_scale, fixed_zero_point, noise)
-        out, by = parsed.fake_quantize(*constants), parsed.derivatives(*constants)
-        inside = by.inside if _masks(parsed, scale, gradient) else torch.ones_like(by.inside)
-        out = out + torch.where(inside, x - x.detach(), 0.0).to(torch.float32)
+        out, masks = self(q, *constants, gradient), _masks(parsed, scale, gradient)
+        zero = (x - x.detach()).nan_to_num(0.0)
+        if scale is None and not masks:
+            return out + zero
+        out, by = out.to(torch.float32), parsed.derivatives(*constants)
+        inside = by.inside if masks else torch.ones_like(by.inside)
+        out = out + torch.where(inside, zero, 0.0).to(torch.float32)
         if scale is not None and scale.is_floating_point():
             step = (scale - scale.detach()) * parsed.scale_slope(x.detach(), scale.detach())
             out = out + parsed.spread(step, x.shape) * by.step
