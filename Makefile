@@ -2,8 +2,9 @@
 # Another version of torch or Python has an environment of its own: make test TORCH=2.15.0 PYTHON=python3.12
 PYTHON ?= python3
 TORCH ?=
-# A part of a long suite, such as 3/40.
+# A part of a long suite, such as 3/40; a level of CPU, such as avx2.
 PART ?=
+LEVEL ?=
 VENV := .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))$(addprefix -,$(TORCH))
 PY := $(VENV)/bin/python
 # torch goes first and pinned, so that no package can pull in another build of it.
@@ -58,18 +59,23 @@ test: $(VENV)/dev ## every operator on every route once
 test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## operators, routes, formats, dtypes, GPU kernels and runtimes crossed
 	@$(PYTEST) -m "not exhaustive"
 
-test-levels: $(VENV)/dev ## what depends on the CPU, taking it for each level that it has: portable, avx2, ...
-	@$(PY) -m tests.levels
+test-levels: $(VENV)/dev ## what depends on the CPU, taking it for each level that it has (LEVEL=avx2: for that one)
+	@$(PY) -m tests.levels $(LEVEL)
 
 test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what test-all takes samples of (hours; PART=3/40: one part of forty)
 	@$(PYTEST) -m exhaustive $(PART:%=--part %)
 
-# What takes too long for each change: one of them a day, in turn, so that none is ever old.
+# What takes too long for each change: one of them a day, in turn, so that none is ever old. Some minutes each.
 DAY := $(shell expr $$(date +%s) / 86400)
-daily: ## one of the long checks, by the date: the sanitizers, a part of the exhaustive suite
-	@set -- test-exhaustive sanitize; \
-	part=$$(( $(DAY) / $$# % 40 ))/40; shift $$(( $(DAY) % $$# )); \
-	echo "today: make $$1 PART=$$part"; $(MAKE) $$1 PART=$$part
+DAILY := test,TORCH=2.11.0 test-levels,LEVEL=portable test-exhaustive sanitize test,TORCH=2.15.0 \
+	test-levels,LEVEL=avx2 test-exhaustive test-levels,LEVEL=avx512_vnni
+daily: ## one of the long checks, by the date: versions of torch, levels of CPU, the sanitizers, parts of the exhaustive suite
+	@set -- $(DAILY); turn=$$(( $(DAY) % $$# )); round=$$(( $(DAY) / $$# )); shift $$turn; \
+	set -- $$(echo $$1 | tr , ' '); \
+	if [ $$1 = test-exhaustive ]; then set -- $$1 PART=$$(( (2 * round + (turn > 2)) % 40 ))/40; fi; \
+	echo "today: make $$*"; \
+	case $$2 in TORCH=*) $(MAKE) .venv-$${2#TORCH=}/dev $$2 || { echo "not run: torch $${2#TORCH=} cannot be installed here"; exit 0; };; esac; \
+	$(MAKE) "$$@"
 
 bench: $(VENV)/bench ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
 	@$(PY) -m benchmarks

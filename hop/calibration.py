@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hop import blocks
+from hop.kernels import memory
 from hop.quantizer import Quantizer
 from hop.scaling import LARGEST, AbsMean, Amax, Blocks, Given, MinMax, Rule, TwoLevel
 
@@ -137,6 +138,7 @@ def _check(name: str, q: Any, batches: tuple[Any, ...]) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"{name}: batches must be floating-point tensors, got {got}")
+    memory.check(batches)
     own = _served(q)
     if len({tuple(blocks.counts(own.rows(x.shape), own.block)) for x in batches}) > 1:
         shapes = [tuple(x.shape) for x in batches]

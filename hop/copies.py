@@ -37,6 +37,8 @@ def checked(quantizer: Quantizer, usages: Any) -> Usages:
         raise ValueError(f"usages must name one or both of {USAGES}, got {usages!r}")
     if COLUMNWISE in found and quantizer.flat:
         raise ValueError(f"usages {usages!r}: a quantizer with flat=True has no column-wise copy")
+    if COLUMNWISE in found and quantizer.is_tiled():
+        raise ValueError(f"usages {usages!r}: layout={quantizer.layout} is for the row-wise copy alone")
     return tuple(u for u in USAGES if u in found)
 
 

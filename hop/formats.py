@@ -153,6 +153,8 @@ class Float(Format):
 
     def __post_init__(self) -> None:
         self._check("exponent_bits", "mantissa_bits", "bias", "largest")
+        if self.dtype == torch.int8:
+            raise ValueError(f"{self.name}: dtype of floats must be uint8 or an 8-bit float, got {self.dtype}")
         half = 2 ** (self.bits - 1)
         if 1 + self.exponent_bits + self.mantissa_bits != self.bits or min(self.exponent_bits, self.mantissa_bits) < 0:
             raise ValueError(
@@ -211,6 +213,8 @@ class Codebook(Format):
         self._check()
         if not isinstance(self.book, tuple | list) or any(isinstance(v, bool | str) for v in self.book):
             raise ValueError(f"{self.name}: book must be a tuple of numbers, got {self.book!r}")
+        if self.dtype != torch.uint8:
+            raise ValueError(f"{self.name}: dtype of a codebook must be uint8, the places in it; got {self.dtype}")
         book = tuple(float32(spelling.real(float(v), f"{self.name}: book")) for v in self.book)
         if not 2 <= len(book) <= 2**self.bits or any(not a < b for a, b in itertools.pairwise(book)):
             raise ValueError(

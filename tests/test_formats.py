@@ -169,6 +169,11 @@ class TestValues(unittest.TestCase):
             assert hash(dataclasses.replace(fmt)) == hash(fmt)
         assert len(set(FORMATS)) == len({f.name for f in FORMATS}) == len(FORMATS)
 
+    def test_dtypes_that_hold_no_codes(self):
+        for format in (formats.E4M3, formats.E2M1, formats.DYNAMIC8):
+            with self.assertRaisesRegex(ValueError, f"{format.name}: dtype of .* must be uint8.* got torch.int8"):
+                dataclasses.replace(format, dtype=torch.int8)
+
     def test_frozen(self):
         with self.assertRaises(dataclasses.FrozenInstanceError):
             INT8.low = 0

@@ -160,6 +160,35 @@ class TestScaled(unittest.TestCase):
         with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="a buffer carries a tangent"):
             proto.create_tensor([w.codes, forward_ad.make_dual(w.scale, w.scale)])
 
+    def test_buffers_are_assigned_none(self):
+        t = hop.quantize(presets.INT8_ROW, torch.randn(4, 64))
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="a buffer carries a tangent"):
+            t.scale = forward_ad.make_dual(t.scale.clone(), torch.ones_like(t.scale))
+
+    @parameterized.expand([("grad", torch.func.grad), ("jvp", lambda f: lambda x: torch.func.jvp(f, (x,), (x,)))])
+    def test_buffers_have_no_derivatives(self, _name, transform):
+        t = hop.quantize(presets.INT8_ROW, torch.randn(4, 64))
+
+        def function(scale: Tensor) -> Tensor:
+            made = hop.QuantizedTensor({"codes": t.codes, "scale": scale}, t.quantizer, t.shape, t.dtype)
+            return hop.dequantize(made).sum()
+
+        with pytest.raises(NotImplementedError, match=r"a buffer carries a tangent|differentiates by a buffer"):
+            transform(function)(t.scale)
+
+    def test_what_is_not_finite(self):
+        """Values are those of eager mode there, and have no tangent."""
+        x = torch.randn(4, 64)
+        x[0, 0], x[1, 1], x[2, 2] = torch.inf, torch.nan, -torch.inf
+        for name in WEIGHTS:
+            q = getattr(presets, name)
+            with forward_ad.dual_level():
+                value, tangent = forward_ad.unpack_dual(
+                    hop.fake_quantize(q, forward_ad.make_dual(x, torch.ones_like(x)))
+                )
+            torch.testing.assert_close(value, hop.fake_quantize(q, x), rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(tangent, x.isfinite().float()), name
+
     def test_below_autograd(self):
         """Where the derivative is found by a rule of its own, nothing is asked for, and nothing fails."""
         x, w = torch.randn(4, 64), hop.quantize(presets.INT8_ROW, torch.randn(8, 64))

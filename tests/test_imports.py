@@ -44,7 +44,7 @@ LAYERS = {
     },
     "hop.presets": {*VALUES},
     "hop.schemes": {"hop.presets", *VALUES},
-    "hop.calibration": {*VALUES},
+    "hop.calibration": {"hop.kernels", *VALUES},
     "hop.storage": {"hop.proto", "hop.tensor", "hop.copies", "hop.spelling", "hop.quantizer"},
     "hop.checkpoint": {"hop.compat", "hop.leaves", "hop.tensor", "hop.copies"},
     "hop.nn": {

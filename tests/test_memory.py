@@ -43,6 +43,8 @@ def child(*arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[
 SETUP = """
 import torch, hop
 from hop import presets as P
+from hop.kernels import native
+from hop.layouts import Decoded
 aten, T = torch.ops.aten, hop.QuantizedTensor
 torch.manual_seed(0)
 x, w = hop.quantize(P.INT8_ROW, torch.randn(16, 256)), hop.quantize(P.INT8_ROW, torch.randn(64, 256))
@@ -84,6 +86,27 @@ CHANGES = {
     "freed_output_scale": "free(one); hop.scaled(aten.linear.default, P.INT8_TENSOR_STATIC, x, w, output_scale=one)",
     "freed_state": "optimizer.step(); free(optimizer.state[q]['exp_avg'].codes); optimizer.step()",
     "freed_gradient": "optimizer.step(); free(q.grad); optimizer.step()",
+    "freed_bias_of_a_plan": """
+with native.use("off"):
+    b = torch.randn(64)
+    call = lambda: hop.scaled(aten.linear.default, torch.float32, x, w, b)
+    call(), free(b), call()""",
+    "freed_bias_of_bfloat16": """
+d, b = hop.pack(hop.quantize(P.FP8_ROW, torch.randn(64, 256)), Decoded()), torch.randn(64)
+call = lambda: hop.scaled(aten.linear.default, torch.bfloat16, torch.randn(16, 256).bfloat16(), d, b)
+call(), free(b), call()""",
+    "padded_codes": "free(x.codes); torch.nn.functional.pad(x, (0, 0, 0, 3))",
+    "padded_scale": "x.scale.resize_(3, 1); torch.nn.functional.pad(x, (0, 0, 0, 3))",
+    "calibrated": "free(number); hop.calibration.amax(P.INT8_ROW, number)",
+    "gathered": """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+free(x.codes), dist.all_gather([x.clone()], x)""",
+    "gathered_into": """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+y = x.clone()
+free(y.codes), dist.all_gather([y], x)""",
     "freed_seed": "s = torch.tensor(3); free(s); hop.noise(s, (4096,))",
 }
 
@@ -214,6 +237,26 @@ class TestForm(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, r"buffer scale must be torch.float32 of \(4, 1\)"):
                 call()
+
+
+class TestPrograms(unittest.TestCase):
+    @parameterized.expand(
+        [
+            ("resized", lambda t: t.scale.resize_(1, 1)),
+            ("wider", lambda t: setattr(t.scale, "data", t.scale.double())),
+            ("floats", lambda t: setattr(t.codes, "data", t.codes.float())),
+        ]
+    )
+    def test_buffers_that_lost_their_form(self, _name, change):
+        """Are refused where they are traced too."""
+        t = hop.quantize(P.INT8_ROW, torch.randn(16, 64))
+        change(t)
+        x = torch.randn(2, 64)
+        for call in (lambda t: hop.dequantize(t), lambda t: hop.scaled(aten.linear.default, torch.float32, x, t)):
+            with pytest.raises(ValueError, match=r"buffer (scale|codes) must be"):
+                call(t)
+            with pytest.raises(Exception, match=r"buffer (scale|codes) must be"):
+                torch.compile(call, backend="aot_eager", fullgraph=True)(t)
 
 
 class TestHolds(unittest.TestCase):

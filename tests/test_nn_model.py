@@ -406,6 +406,7 @@ class TestFreeze(unittest.TestCase):
     def _parts(self, t: Tensor) -> list[Tensor]:
         return list(t.buffers().values()) if isinstance(t, hop.QuantizedTensor) else [t]
 
+    @pytest.mark.full
     def test_exports(self):
         for name, scheme, kind in applicable():
             with self.subTest(scheme=name, kind=kind):

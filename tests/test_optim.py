@@ -490,7 +490,7 @@ class TestErrors(unittest.TestCase):
     def test_arguments(self):
         params = parameters()
         for error, text, options in (
-            (ValueError, r"AdamW: lr must be at least 0, got -1", {"lr": -1}),
+            (ValueError, r"AdamW: lr must be at least 0, and finite; got -1", {"lr": -1}),
             (ValueError, r"AdamW: betas\[1\] must be at least 0 and below 1, got 1.0", {"betas": (0.9, 1.0)}),
             (ValueError, r"AdamW: state has the key 'exp'; the names of states are", {"state": {"exp": STATE8}}),
             (TypeError, r"AdamW: state must be a hop.Quantizer, a mapping", {"state": 8}),

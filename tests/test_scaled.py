@@ -4,6 +4,7 @@ Operands are made of any codes, scales and zero points, the outermost codes ofte
 that were quantized: what a product does with them must not depend on how they came about.
 """
 
+import dataclasses
 import io
 import itertools
 import math
@@ -895,6 +896,16 @@ class TestLimits(unittest.TestCase):
             )
             check(aten.matmul.default, torch.float32, scaled_oracles.matmul(moved.e, w.e), moved, w)
             check(aten.bmm.default, torch.float32, scaled_oracles.matmul(moved.e, right.e), moved, right)
+
+    def test_scales_that_negate_what_they_view(self):
+        """z.conj().imag has the bits of z.imag, which kernels would read."""
+        x, w = hop.quantize(presets.INT8_ROW, torch.randn(8, 64)), hop.quantize(presets.INT8_ROW, torch.randn(16, 64))
+        want = hop.scaled(aten.linear.default, torch.float32, x, w)
+        negated = torch.complex(torch.zeros_like(w.scale), -w.scale).conj().imag
+        assert negated.is_neg() and torch.equal(negated, w.scale)
+        w.scale = negated
+        for _ in range(2):
+            assert torch.equal(hop.scaled(aten.linear.default, torch.float32, x, w), want)
 
     def test_plans_are_not_taken_for_others(self):
         """Calls that differ in one thing alone, one after the other, twice: each has its own result."""
@@ -2080,6 +2091,14 @@ class TestRequantization(unittest.TestCase):
 
 
 class TestPack(unittest.TestCase):
+    def test_tiles_are_of_the_row_wise_copy(self):
+        q = dataclasses.replace(presets.INT8_ROW, layout=Tiled())
+        for usages in ("columnwise", ("rowwise", "columnwise")):
+            with pytest.raises(ValueError, match=r"layout=.* is for the row-wise copy alone"):
+                hop.quantize(q, torch.randn(32, 64), usages=usages)
+        with pytest.raises(ValueError, match="is for matrices"):
+            hop.quantize(q, torch.randn(64))
+
     """hop.pack: the same numbers in a form that products read fast."""
 
     @parameterized.expand([*presets.PRESETS, *(name for name in WEIGHTS if name not in BOOKS)])

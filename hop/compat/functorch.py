@@ -5,7 +5,13 @@ from typing import Any
 
 import torch
 from torch._C._functorch import TransformType as TransformType
-from torch._C._functorch import _add_batch_dim, get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
+from torch._C._functorch import (
+    _add_batch_dim,
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    is_gradtrackingtensor,
+)
 from torch._C._functorch import _unwrap_for_grad as unwrap_for_grad
 from torch._C._functorch import _wrap_for_grad as wrap_for_grad
 from torch._C._functorch import unwrap_if_dead as unwrap_if_dead
@@ -16,6 +22,15 @@ from torch.autograd.function import _SingleLevelFunction
 
 add_batch_dim = _add_batch_dim
 is_batched = is_batchedtensor
+
+
+def is_differentiated(tensor: torch.Tensor) -> bool:
+    """Whether a level of torch.func.grad or jvp has wrapped it."""
+    while is_functorch_wrapped_tensor(tensor):
+        if is_gradtrackingtensor(tensor):
+            return True
+        tensor = get_unwrapped(tensor)
+    return False
 
 
 def innermost(tensor: torch.Tensor) -> torch.Tensor:

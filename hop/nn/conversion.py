@@ -103,7 +103,7 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
         if new is not module:
             model = _put(model, name, new)
     _unfuse(model)
-    unused = tuple(repr(selector) for i, (selector, _) in enumerate(pairs) if i not in matched)
+    unused = tuple(repr(selector) for i, (selector, _) in enumerate(pairs) if rows and i not in matched)
     report = Report(model, tuple(rows), unused)
     if not any(row.scheme is not None for row in rows) and any(scheme is not None for _, scheme in pairs):
         warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=2)

@@ -166,10 +166,11 @@ class Optimizer(torch.optim.Optimizer):
     def _gradient(self, p: Tensor) -> Tensor:
         grad = p.grad
         assert grad is not None
-        if eager.is_dual_level_open() and any(map(eager.has_tangent, (p, grad))):
+        lr = [group["lr"] for group in self.param_groups if isinstance(group["lr"], Tensor)]
+        if eager.is_dual_level_open() and any(map(eager.has_tangent, (p, grad, *lr))):
             raise NotImplementedError(
-                f"{self._name}: a parameter of shape {tuple(p.shape)}, or its gradient, carries a tangent of forward "
-                "mode, which a step would lose; take the step outside of the dual level, or set p.grad to its primal"
+                f"{self._name}: a parameter of shape {tuple(p.shape)}, its gradient or lr carries a tangent of "
+                "forward mode, which a step would lose; take the step outside of the dual level, or of primals"
             )
         if grad.is_sparse:
             raise RuntimeError(

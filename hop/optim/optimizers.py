@@ -1,6 +1,7 @@
 # pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """AdamW, Adam, SGD and Lion."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,8 +171,8 @@ def _check(name: str, *, betas: tuple[Any, ...] = (), **numbers: Any) -> None:
                 raise ValueError(
                     f"{name}: {key} must be a number or a tensor of one element, got shape {tuple(x.shape)}"
                 )
-        elif not x >= 0:
-            raise ValueError(f"{name}: {key} must be at least 0, got {x}")
+        elif not x >= 0 or x == math.inf:
+            raise ValueError(f"{name}: {key} must be at least 0, and finite; got {x}")
     for i, beta in enumerate(betas):
         if not isinstance(beta, Tensor) and not 0 <= beta < 1:
             raise ValueError(f"{name}: betas[{i}] must be at least 0 and below 1, got {beta}")

@@ -18,6 +18,8 @@ from torch import Tensor
 from hop import copies
 from hop.compat import process_groups
 from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_leaves
+from hop.kernels import memory
 from hop.leaves import dequantize_buffers
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
@@ -40,6 +42,11 @@ def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callabl
     def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(rule)
         def refusing(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+            for x in tree_leaves((args, kwargs)):
+                if isinstance(x, QuantizedTensor):
+                    x.check()
+                elif isinstance(x, Tensor):
+                    memory.check((x,))
             try:
                 return rule(op, *args, **kwargs)
             except Cut as cut:

@@ -132,6 +132,7 @@ def check(t: QuantizedTensor) -> None:
 
 def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], Sent]:
     """fsdp_pre_all_gather of a part of a QuantizedTensor."""
+    t.check()
     lengths = t.__dict__.get("_lengths")
     if lengths is None:  # of the parts of all processes: the same as long as the tensor is
         lengths = t._lengths = process_groups.gather_numbers(t.shape[0], mesh)  # type: ignore[attr-defined]

@@ -30,6 +30,7 @@ def constant_pad(op: OpOverload, t: QuantizedTensor, pad: Sequence[int], value: 
 
 def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
     """t in the first corner of a tensor of `shape`, zeros in the rest. Not a view."""
+    t.check()
     q, grown = t.quantizer, [d for d, n in enumerate(shape) if n != t.shape[d]]
     if not grown:
         return t.clone()

@@ -2,7 +2,7 @@
 """QuantizedTensor itself."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hop import blocks, copies
 from hop._hop import Composite
-from hop.compat import eager, subclasses
+from hop.compat import eager, functorch, subclasses
 from hop.compat.patches import KEYED
 from hop.compat.values import cache_key
 from hop.kernels import memory
@@ -34,7 +34,8 @@ class QuantizedTensor(Tensor):
         requires_grad: whether it collects a gradient, a plain tensor of its shape and dtype.
 
     A buffer, or the quantizer, may be assigned anew: by one of the same form. Names, shapes, dtypes and devices of
-    buffers are checked then and here; their memory is, by each operator of this library that reads it.
+    buffers are checked then and here; their memory is, by each operator of this library that reads it. A buffer has no
+    gradient and no tangent of its own.
 
     Raises:
         TypeError: an argument is of another type, or dtype no floating-point one.
@@ -104,6 +105,7 @@ class QuantizedTensor(Tensor):
             )
         described = copies.describe(self.quantizer, self.shape, self.usages)
         copies.check_one(next(b for b in described if b.name == name), value, self.device)
+        _refuse_derivatives((value,))
 
     def check(self) -> None:
         """Raise ValueError where a buffer has lost its form since it was assigned, by `resize_`, `set_` or the like,
@@ -115,6 +117,11 @@ class QuantizedTensor(Tensor):
                 if self.numel():  # an empty part of a DTensor may hold the scale of the block that was cut off last
                     copies.check(form.described, buffers)
                 memory.check(buffers)
+        elif any(map(_is_known_not_to_be, self.buffers().values(), self._described())):
+            copies.check(self._described(), list(self.buffers().values()))
+
+    def _described(self) -> list[copies.Buffer]:
+        return copies.describe(self.quantizer, self.shape, self.usages)
 
     def buffers(self) -> dict[str, Tensor]:
         """The tensors that hold the data, by name, in the order of hop.copies.describe."""
@@ -248,7 +255,9 @@ def _check(buffers: Any, quantizer: Any, shape: Any, dtype: Any) -> None:
     if not usages or names != [b.name for b in described]:
         wanted = [b.name for b in described or copies.describe(quantizer, sizes, (copies.ROWWISE,))]
         raise ValueError(f"buffers must be {wanted}, in this order, for {quantizer}; got {names}")
-    copies.check(described, list(buffers.values()))  # pyright: ignore[reportUnknownArgumentType]
+    given: list[Tensor] = list(buffers.values())  # pyright: ignore[reportUnknownArgumentType]
+    copies.check(described, given)
+    _refuse_derivatives(given)
 
 
 def _empty(
@@ -277,13 +286,35 @@ def _empty(
 
 def _fill(t: QuantizedTensor, buffers: Mapping[str, Tensor], quantizer: Quantizer) -> None:
     """Let t hold buffers that were checked."""
-    dual = eager.is_dual_level_open() and not torch.compiler.is_compiling()
-    if dual and any(map(eager.has_tangent, buffers.values())):
-        raise NotImplementedError(
-            "QuantizedTensor: a buffer carries a tangent, which would be lost: the tensor itself carries one, of "
-            "its own shape. Give the scale to hop.quantize or hop.fake_quantize, which follow it"
-        )
+    _refuse_tangents(buffers.values())
     vars(t).update(buffers, quantizer=quantizer, _names=tuple(buffers), _form=None)
+
+
+def _is_known_not_to_be(buffer: Tensor, described: copies.Buffer) -> bool:
+    """Whether a buffer has another dtype or shape than is described, whatever value symbolic sizes have."""
+    _, shape, dtype = described
+    if buffer.dtype != dtype or buffer.dim() != len(shape):
+        return True
+    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(buffer.shape, shape, strict=True))
+
+
+def _refuse_tangents(buffers: Iterable[Tensor]) -> None:
+    dual = eager.is_dual_level_open() and not torch.compiler.is_compiling()
+    if dual and any(map(eager.has_tangent, buffers)):
+        raise NotImplementedError(f"QuantizedTensor: a buffer carries a tangent, {_LOST}")
+
+
+def _refuse_derivatives(buffers: Iterable[Tensor]) -> None:
+    """Raise for a buffer that a level of torch.func differentiates by, or one with a tangent."""
+    _refuse_tangents(buffers)
+    if any(b.is_floating_point() and functorch.is_differentiated(b) for b in buffers):
+        raise NotImplementedError(f"QuantizedTensor: torch.func differentiates by a buffer, {_LOST}")
+
+
+_LOST = (
+    "which would be lost: the tensor itself has derivatives, of its own shape. Give the scale to hop.quantize or "
+    "hop.fake_quantize, which follow it"
+)
 
 
 def form_of(t: Any) -> memory.Form:

@@ -37,6 +37,8 @@ def checked(
         raise TypeError(f"{name}: x must be dense, got one of layout {x.layout}; use x.to_dense()")
     if gradient not in GRADIENTS:
         raise ValueError(f"{name}: gradient must be one of {GRADIENTS}, got {gradient!r}")
+    if q.layout is not None:
+        q.layout.check_shape(x.shape)
     _check_noise(name, q, x, noise)
     if copies.COLUMNWISE in usages and q.hadamard is not None:
         rows, n = copies.columns(x.shape)[1], len(q.hadamard.signs)
@@ -60,6 +62,7 @@ def fitting_scales(
         if (missing := q.scale.missing(prefix)) is not None:
             raise ValueError(f"{name}: {missing}")
         return None, None
+    memory.check((scale, zero_point))
     described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.stored().items()}
     if shape is not None:
         described = q.buffers(shape)
@@ -71,16 +74,20 @@ def fitting_scales(
         raise ValueError(f"{name}: {q} {rule}")
     if zero_point is not None:
         zero_point = _fitting(name, f"{prefix}zero_point", zero_point, device, *described["zero_point"])
-    check_values(name, prefix, q, scale, zero_point)
+    _check_numbers(name, prefix, q, scale, zero_point)
     return scale, zero_point
 
 
 def check_values(name: str, prefix: str, q: Quantizer, scale: Tensor, zero_point: Tensor | None) -> None:
     """Raise ValueError for numbers that are no scale or no zero point, of given tensors whose numbers are at hand:
     plain ones on the CPU, in eager mode. A graph has none, and one would have to wait for those of a GPU."""
+    memory.check((scale, zero_point))
+    _check_numbers(name, prefix, q, scale, zero_point)
+
+
+def _check_numbers(name: str, prefix: str, q: Quantizer, scale: Tensor, zero_point: Tensor | None) -> None:
     if not eager.is_plain_eager():
         return
-    memory.check((scale, zero_point))
     least, ends = (0.0, True) if q.scale.takes_ends else (_LEAST, False)
     if (found := _outside(scale, least, math.inf if ends else LARGEST)) is not None:
         rule = "0 or more" if ends else "above 0 and finite"
@@ -128,7 +135,6 @@ def _fitting(
         raise ValueError(f"{name}: {which} is on {given.device} and the operands on {device}; move one of them")
     if not given.is_floating_point() and given.dtype != dtype:
         raise TypeError(f"{name}: {which} must be floating point or {dtype}, got {given.dtype}")
-    memory.check([given])
     if given.is_floating_point() and given.dtype != torch.float32:
         given = given.to(torch.float32)
     if shape is None or (given.dim() == len(shape) and all(map(tracing.known_equal, given.shape, shape))):

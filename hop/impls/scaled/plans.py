@@ -92,6 +92,9 @@ def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
             names = x._names
             if type(getattr(x, names[0])) not in PLAIN or (grad and x.requires_grad):
                 return None
+            for name in names[1:]:
+                if getattr(x, name).is_neg():  # kernels would read what it negates
+                    return None
             if dual and cls is QuantizedTensor and eager.has_tangent(x):
                 return None
             add(id(x.quantizer))  # in a quarter of the time of its hash; the plan keeps it
@@ -344,6 +347,10 @@ def _fits(x: Any) -> bool:
     )
 
 
+def _lies(bias: Tensor | None) -> bool:
+    return bias is None or holds(bias)
+
+
 def _gpu(op: Any, output: Any, args: tuple[Any, ...]) -> Plan | None:
     """kernels.GPU for factors that are multiplied as they lie: 8-bit codes with scales in float32."""
     if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3) or output not in gpu.REALS:
@@ -424,7 +431,7 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
     def run(lhs: QuantizedTensor, rhs: QuantizedTensor, bias: Tensor | None = None) -> Tensor:
         a = lhs.codes
         b = rhs.codes.t() if transposed else rhs.codes
-        if not (_fits(lhs) and _fits(rhs)) or a.stride() != row or b.stride() != layout:
+        if not (_fits(lhs) and _fits(rhs) and _lies(bias)) or a.stride() != row or b.stride() != layout:
             return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
         if affine:
             product = int_mm(torch.cat((a, a.new_ones(row_of_ones))), b)
@@ -459,7 +466,7 @@ def _bfloat16(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
     multiply, float32, bfloat16 = torch.nn.functional.linear if transposed else torch.mm, torch.float32, torch.bfloat16
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
-        if not (_fits(lhs) and _fits(rhs)):
+        if not (_fits(lhs) and _fits(rhs) and _lies(bias)):
             return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
         y = multiply(a(lhs), b(rhs))  # type: ignore[misc]
         if alone:
