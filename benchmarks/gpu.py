@@ -84,10 +84,10 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def build(run: Run, processes: int, share: float = BUILT) -> None:
-    begin, parts = time.monotonic(), [f"benchmarks.gpu_checks:build:{i}:{processes}" for i in range(processes)]
+    begin, parts = time.monotonic(), [f"benchmarks.gpu_groups:build:{i}:{processes}" for i in range(processes)]
     outcomes = list(run.good(isolated.together(parts, run.until(share), workers=processes, patience=90.0)))
     seconds = [o.value for o in outcomes if o.value is not None]
-    loaded = run.good(isolated.run("benchmarks.gpu_checks:load", run.until(share) + 20))
+    loaded = run.good(isolated.run("benchmarks.gpu_groups:load", run.until(share) + 20))
     milliseconds = [o.value for o in loaded if o.value is not None]
     found = {"kernels": len(outcomes), "compiled": len(seconds), "processes": processes}
     found |= {"seconds": round(time.monotonic() - begin, 1), "seconds_each": statistics.median(seconds or [0.0])}

@@ -1,10 +1,10 @@
-"""Groups of cases for benchmarks.isolated: what the GPU is, the kernels built, and every check of them."""
+"""Groups of cases for benchmarks.isolated: what the GPU is, and every check of the kernels."""
 
 import importlib.metadata
 import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,8 @@ from torch import Tensor
 from benchmarks import gpu_cases as g
 from benchmarks.gpu_oracle import compare
 from benchmarks.isolated import Cases
-from cutlass_kernels import cache, hopper, tiles
+from cutlass_kernels import tiles
 from cutlass_kernels.product import Product
-from cutlass_kernels.variants import Variant
 
 CHUNK = 5  # forms in a group
 LARGE = (
@@ -26,6 +25,13 @@ LARGE = (
     (1, 28672, 4096),
     (17, 4095, 14336),
     (300, 57344, 512),
+)
+REPEATED = ((g.BASIC[0], (16, 4096, 4096)), (g.BASIC[1], (1000, 2048, 1024)), (g.BASIC[4], (500, 1024, 2048)))
+SMALL = (
+    (g.BASIC[0], (1, 1, 1)),
+    (g.BASIC[0], (64, 128, 128)),
+    (g.BASIC[1], (64, 128, 128)),
+    (g.BASIC[1], (64, 512, 256)),
 )
 
 
@@ -71,53 +77,6 @@ def _driver() -> str:
     return asked.stdout.split("\n")[0].strip() or "unknown"
 
 
-# ---- building
-
-
-def variants() -> list[Variant]:
-    """What the checks and timings need, each once, the most important first."""
-    from benchmarks import gpu_times
-
-    found: dict[Variant, None] = {}
-    for p in gpu_times.products():
-        if not isinstance(variant := hopper.variant_of(p), str):
-            found[variant] = None
-    for form in g.FORMS:
-        for case in g.cases(form):
-            if not isinstance(variant := case.variant(), str):
-                found[variant] = None
-    return list(found)
-
-
-def build(part: str, parts: str) -> Cases:
-    """Every `parts`-th kernel, compiled and kept on disk; the time of each in seconds, or nothing if it was there."""
-    torch.set_num_threads(1)
-    for variant in variants()[int(part) :: int(parts)]:
-        yield variant.name, lambda variant=variant: _built(variant)
-
-
-def _built(variant: Variant) -> float | None:
-    if cache.is_kept(variant.name, hopper.TARGET):
-        return None
-    begin = time.perf_counter()
-    hopper.compiled(variant)
-    return round(time.perf_counter() - begin, 3)
-
-
-def load() -> Cases:
-    """Kernels loaded from disk: milliseconds of each."""
-    for variant in variants()[:8]:
-        yield variant.name, lambda variant=variant: _loaded(variant)
-
-
-def _loaded(variant: Variant) -> float | None:
-    if not cache.is_kept(variant.name, hopper.TARGET):
-        return None
-    begin = time.perf_counter()
-    hopper.compiled(variant)
-    return round((time.perf_counter() - begin) * 1e3, 2)
-
-
 # ---- the kernels, tile by tile
 
 
@@ -154,16 +113,23 @@ def _of(form: g.Form, shape: tuple[int, int, int], strides: str = "ready") -> Pr
     return g.Case(form, None, shape, "random" if form.is_integer else "whole", strides).product("cuda")
 
 
-def large() -> Cases:
-    """Whole layers by the tile that their shape gets; every kind of strides; shapes without elements."""
+def by_shape() -> Iterator[tuple[g.Form, tuple[int, int, int], str]]:
+    """What is computed with the tile that its shape gets: whole layers, and every kind of strides."""
     for form in (*g.BASIC, g.FORMS[9]):
         for m, n, k in LARGE:
-            shape = (m, n, k if form.is_integer else min(k, 2048))
-            yield f"{form.name}, {shape}", lambda form=form, shape=shape: _compared(_of(form, shape))
+            yield form, (m, n, k if form.is_integer else min(k, 2048)), "ready"
     for strides in g.STRIDES:
         for form in (g.BASIC[0], g.BASIC[2]):
-            name = f"{form.name}, {strides}"
-            yield name, lambda form=form, s=strides: _compared(_of(form, (129, 208, 272), s))
+            yield form, (129, 208, 272), strides
+
+
+def large() -> Cases:
+    """Products by shape, and those without elements."""
+    for form, shape, strides in by_shape():
+        yield (
+            f"{form.name}, {shape}, {strides}",
+            lambda form=form, shape=shape, s=strides: _compared(_of(form, shape, s)),
+        )
     for shape in ((0, 64, 64), (64, 0, 64), (64, 64, 0), (1, 1, 1)):
         yield f"s8, {shape}", lambda shape=shape: _compared(_of(g.BASIC[0], shape))
 
@@ -174,11 +140,7 @@ def _compared(p: Product) -> float:
 
 def surroundings() -> Cases:
     """Streams, graphs, torch.compile and devices."""
-    for form, shape in (
-        (g.BASIC[0], (16, 4096, 4096)),
-        (g.BASIC[1], (1000, 2048, 1024)),
-        (g.BASIC[4], (500, 1024, 2048)),
-    ):
+    for form, shape in REPEATED:
         for name, run in (("repeated", repeated), ("two streams", two_streams), ("CUDA graph", cuda_graph)):
             yield f"{name}: {form.name}", lambda run=run, form=form, shape=shape: run(_of(form, shape))
     yield "torch.compile, reduce-overhead", compiled

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import cache as kept
-from cutlass_kernels import tiles, tune
+from cutlass_kernels import missing, prebuilt, tiles, tune
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
 from cutlass_kernels.variants import Tile, Variant, longest
 
@@ -35,7 +35,10 @@ def declines(p: Product) -> str | None:
     if p.global_scale is not None or p.scaling == "group":
         return "Hopper multiplies no groups with scales of their own"
     variant = variant_of(p, tiles.SMALLEST)
-    return variant if isinstance(variant, str) else None
+    if isinstance(variant, str):
+        return variant
+    found = None if _only() is None else variant_of(p)  # of those that were built ahead, one must fit
+    return found if isinstance(found, str) else None
 
 
 def _given(p: Product) -> list[str]:
@@ -71,7 +74,16 @@ def variant_of(p: Product, tile: Any = None) -> Variant | str:
     fitting = [v for v in map(made, tiles.TILES) if v.declines() is None]
     if not fitting:
         return made(tiles.SMALLEST).declines() or "no tile fits"
+    if (only := _only()) is not None:
+        wanted, fitting = fitting[0].name, [v for v in fitting if only.has(v.name, TARGET)]
+        if not fitting:
+            return f"{only.folder} has no kernel for it, as {wanted}, and it cannot be compiled here: {missing()}"
     return tune.measured(fitting, p) or tiles.best(fitting, p.m, p.n, p.k, multiprocessors(p.lhs.device))
+
+
+def _only() -> prebuilt.Pack | None:
+    """The kernels that were built ahead, where there is nothing to compile others with."""
+    return None if missing() is None else prebuilt.pack()
 
 
 # ---- compiling

@@ -15,7 +15,7 @@ import pytest
 import torch
 from parameterized import parameterized
 
-from benchmarks import gpu, gpu_cases, gpu_checks, gpu_oracle, gpu_report, gpu_times, isolated
+from benchmarks import gpu, gpu_cases, gpu_checks, gpu_groups, gpu_oracle, gpu_report, gpu_times, isolated
 from cutlass_kernels import forms, missing, tiles, tune
 from cutlass_kernels.product import Product
 
@@ -260,7 +260,7 @@ class TestCases(unittest.TestCase):
         assert {name.split(":")[1] for name in gpu_times.names()} == set(gpu.WEIGHTS)
 
     def test_kernels_to_build(self):
-        own = gpu_checks.variants()
+        own = gpu_groups.variants()
         assert len(set(own)) == len(own) and all(v.declines() is None for v in own)
         assert {v for v in forms.variants() if v.tma} <= set(own), "what is compiled ahead of time is checked"
 
