@@ -4,6 +4,7 @@ import importlib.metadata
 import shutil
 import subprocess
 import sys
+import unittest
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from benchmarks import gpu_cases as g
 from benchmarks.gpu_oracle import compare
 from benchmarks.isolated import Cases
-from cutlass_kernels import tiles
+from cutlass_kernels import hopper, prebuilt, tiles
 from cutlass_kernels.product import Product
 
 CHUNK = 5  # forms in a group
@@ -48,6 +49,9 @@ def describe() -> Cases:
 
 def _versions() -> dict[str, Any]:
     found: dict[str, Any] = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
+    pack = prebuilt.pack()
+    found["kernels"] = "compiled here" if pack is None else f"{len(pack.kernels)} built ahead"
+    found |= {} if pack is None else {f"{name}, when they were built": v for name, v in pack.versions.items()}
     for package in ("nvidia-cutlass-dsl", "apache-tvm-ffi", "triton"):
         try:
             found[package] = importlib.metadata.version(package)
@@ -61,20 +65,60 @@ def _versions() -> dict[str, Any]:
             "multiprocessors": gpu.multi_processor_count,
             "l2_bytes": gpu.L2_cache_size,
             "memory_bytes": gpu.total_memory,
-            "driver": _driver(),
+            "driver": (_asked("driver_version") or ["unknown"])[0],
         }
     return found
 
 
-def _driver() -> str:
+CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "temperature.gpu")
+
+
+def clocks() -> dict[str, str]:
+    """What nvidia-smi says of the first GPU's clocks (MHz), power (W) and temperature (°C); empty without it."""
+    return dict(zip(CLOCKS, _asked(*CLOCKS), strict=False))
+
+
+def _asked(*fields: str) -> list[str]:
     if shutil.which("nvidia-smi") is None:
-        return "unknown"
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return []
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except subprocess.TimeoutExpired:
-        return "unknown"
-    return asked.stdout.split("\n")[0].strip() or "unknown"
+        return []
+    return [word.strip() for word in asked.stdout.split("\n")[0].split(",")] if asked.returncode == 0 else []
+
+
+# ---- the first tiles, and the sanitizer
+
+
+def first_tile() -> Cases:
+    yield str(g.FIRST), g.FIRST.check_bits
+
+
+def tile(index: str) -> Cases:
+    case = replace(g.FIRST, tile=tiles.TILES[int(index)])
+    yield str(case), case.check_bits
+
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+
+
+def sanitized() -> Cases:
+    """The first tile under each tool of compute-sanitizer."""
+    for tool in TOOLS:
+        yield tool, lambda tool=tool: under(["compute-sanitizer", "--tool", tool, "--error-exitcode", "86"])
+
+
+def under(command: list[str]) -> str:
+    """Run the first tile's check under a program, and fail with its words unless it ends with status 0."""
+    if shutil.which(command[0]) is None:
+        raise unittest.SkipTest(f"{command[0]} is not installed here")
+    code = "from benchmarks.gpu_cases import FIRST; FIRST.check()"
+    done = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, f"{' '.join(command)} ended with status {done.returncode}: {said[-600:]}"
+    return said[-200:].strip()
 
 
 # ---- the kernels, tile by tile
@@ -103,8 +147,11 @@ def emulated() -> Cases:
 
 
 def _mm(p: Product) -> Tensor:
+    """The product by the operator, which must take it by our own kernel."""
     from cutlass_kernels import operators
 
+    if 0 not in (*p.lhs.shape, p.n) and (reason := hopper.declines(p)) is not None:
+        raise unittest.SkipTest(reason)
     fused = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
     return operators.mm(p.lhs, p.rhs, p.out, **fused)
 

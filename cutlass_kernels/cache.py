@@ -28,6 +28,10 @@ _loaded: dict[tuple[str, str], Callable[..., None]] = {}
 _lock = threading.RLock()
 
 
+class NotBuilt(RuntimeError):
+    """A kernel is not among those that were built ahead, and cannot be compiled here."""
+
+
 def folder() -> Path | None:
     """The folder of compiled kernels, made if need be; None if nothing is to be kept.
 
@@ -63,8 +67,8 @@ def kernel(name: str, target: str, build: Callable[[], Any]) -> Callable[..., No
     gives what cute.compile gives.
 
     Raises:
-        RuntimeError: it was not built ahead, and nothing is there to compile it; or the folder of those that were is
-            damaged. PermissionError: others may write that folder.
+        NotBuilt: it was not built ahead, and nothing is there to compile it. RuntimeError, PermissionError: the folder
+            of those that were is damaged, or others may write it.
     """
     key = (name, target)
     found = _loaded.get(key)
@@ -79,7 +83,7 @@ def _made(name: str, target: str, build: Callable[[], Any]) -> Callable[..., Non
     if pack is not None and pack.has(name, target):
         return pack.load(name)
     if pack is not None and (reason := missing()) is not None:
-        raise RuntimeError(f"{pack.folder} has no kernel {name} for {target}, and it cannot be compiled here: {reason}")
+        raise NotBuilt(f"{pack.folder} has no kernel {name} for {target}, and it cannot be compiled here: {reason}")
     return _found(name, target) or _built(name, target, build)
 
 

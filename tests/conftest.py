@@ -23,7 +23,7 @@ def pytest_configure(config):
     if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are busy with other tests
         torch.set_num_threads(1)
     if cases.DEVICE == "cuda" and not torch.cuda.is_available():
-        pytest.exit("--device cuda: PyTorch finds no CUDA device here", returncode=0)
+        pytest.exit("--device cuda: PyTorch finds no CUDA device here", returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
