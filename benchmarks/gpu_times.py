@@ -19,7 +19,6 @@ from torch import Tensor
 from benchmarks import gpu_cases as g
 from benchmarks.isolated import Cases
 from cutlass_kernels import hopper, tiles, tune
-from cutlass_kernels.cache import NotBuilt
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Variant
 
@@ -201,13 +200,11 @@ def by_tile() -> Cases:
     def timed(form: str, shape: tuple[int, int, int]) -> Any:
         p = _product(form, shape)
         chosen = hopper.variant_of(p)
-        assert isinstance(chosen, Variant), chosen
+        if isinstance(chosen, str):
+            raise unittest.SkipTest(chosen)
         fused = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
-        fitting = [t for t in tiles.TILES if isinstance(hopper.variant_of(p, t), Variant)]
-        try:
-            runs = {f"ours {t}": hopper.plan(p, t) for t in fitting}
-        except NotBuilt as error:
-            raise unittest.SkipTest(str(error)) from error
+        found = [v for t in tiles.TILES if isinstance(v := hopper.variant_of(p, t), Variant)]
+        runs = {f"ours {v.tile}": hopper.plan(p, v.tile) for v in hopper.available(found)}
         calls = {name: lambda lhs, rhs, run=run: run(lhs, rhs, p.out, **fused) for name, run in runs.items()}
         found = row("by tile", shape, calls, p.lhs, p.rhs, p.out.itemsize)
         return found | {"form": form, "chosen": f"ours {chosen.tile}"}
@@ -226,6 +223,9 @@ def host() -> Cases:
     p = g.Case(g.BASIC[1], None, LITTLE).product("cuda")
     plain = g.Case(g.BASIC[0], None, LITTLE).product("cuda")
     fp8 = g.Case(g.BASIC[3], None, LITTLE).product("cuda")
+    if (reason := hopper.declines(plain) or hopper.declines(p)) is not None:
+        yield "ours", lambda: skip(reason)
+        return
     rows = torch.zeros(32, 128, dtype=torch.int8, device="cuda")
     scales = {"scale_a": fp8.lhs_scale, "scale_b": fp8.rhs_scale, "out_dtype": fp8.out}
     for name, call in (
@@ -235,6 +235,10 @@ def host() -> Cases:
         ("torch.empty", lambda: torch.empty((16, 128), dtype=torch.bfloat16, device="cuda")),
     ):
         yield name, lambda name=name, call=call: {"name": name, **per_call(call, torch.cuda.synchronize)}
+
+
+def skip(reason: str) -> None:
+    raise unittest.SkipTest(reason)
 
 
 def host_stubbed() -> Cases:

@@ -1,7 +1,8 @@
 """Products on Hopper by our own kernel: which variant, how its arguments are brought into form, and its launch."""
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -37,7 +38,9 @@ def declines(p: Product) -> str | None:
     variant = variant_of(p, tiles.SMALLEST)
     if isinstance(variant, str):
         return variant
-    found = None if _only() is None else variant_of(p)  # of those that were built ahead, one must fit
+    if missing() is None or prebuilt.pack() is None:
+        return None
+    found = variant_of(p)  # of those that were built ahead, one must fit
     return found if isinstance(found, str) else None
 
 
@@ -74,16 +77,17 @@ def variant_of(p: Product, tile: Any = None) -> Variant | str:
     fitting = [v for v in map(made, tiles.TILES) if v.declines() is None]
     if not fitting:
         return made(tiles.SMALLEST).declines() or "no tile fits"
-    if (only := _only()) is not None:
-        wanted, fitting = fitting[0].name, [v for v in fitting if only.has(v.name, TARGET)]
-        if not fitting:
-            return f"{only.folder} has no kernel for it, as {wanted}, and it cannot be compiled here: {missing()}"
-    return tune.measured(fitting, p) or tiles.best(fitting, p.m, p.n, p.k, multiprocessors(p.lhs.device))
+    there = available(fitting)
+    if not there:
+        wanted, folder = fitting[0].name, os.environ.get(prebuilt.FOLDER)
+        return f"{folder} has no kernel for it, as {wanted}, and it cannot be compiled here: {missing()}"
+    return tune.measured(there, p) or tiles.best(there, p.m, p.n, p.k, multiprocessors(p.lhs.device))
 
 
-def _only() -> prebuilt.Pack | None:
-    """The kernels that were built ahead, where there is nothing to compile others with."""
-    return None if missing() is None else prebuilt.pack()
+def available(variants: Sequence[Variant]) -> list[Variant]:
+    """Those that were built ahead, where there is nothing to compile others with; else all."""
+    pack = None if missing() is None else prebuilt.pack()
+    return [v for v in variants if pack is None or pack.has(v.name, TARGET)]
 
 
 # ---- compiling
