@@ -74,7 +74,7 @@ class Run:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    outcomes = isolated.run("benchmarks.gpu_checks:describe", run.until(1.0), patience=120.0)
+    outcomes = isolated.run("benchmarks.gpu_machine:describe", run.until(1.0), patience=120.0)
     found = next((o.value for o in run.good(outcomes)), {})
     run.counts.clear()  # it checks and times nothing
     run.results["versions"] = found

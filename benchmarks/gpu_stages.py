@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import gpu_checks, gpu_operators, gpu_profiles, gpu_report, gpu_times, isolated
+from benchmarks import gpu_checks, gpu_machine, gpu_operators, gpu_profiles, gpu_report, gpu_times, isolated
 from benchmarks.gpu_run import NOTHING_RAN, Run, check, measure
 from cutlass_kernels import tiles
 
@@ -96,11 +96,11 @@ def _one(run: Run, name: str, seconds: float | None) -> int:
     run.stage, run.begin, run.seconds = name, time.monotonic(), seconds or stage.seconds
     run.counts.clear()
     run.say(f"{name}: {stage.what}, {run.seconds:.0f} s at most")
-    before = gpu_checks.clocks()
+    before = gpu_machine.clocks()
     stage.run(run)
     counts = {state: run.counts[state] for state in ("passed", "failed", "hung", "died", "skipped")}
     spent = {"seconds": round(time.monotonic() - run.begin, 1), "of_seconds": run.seconds}
-    run.results["stages"][name] = counts | spent | {"clocks": {"before": before, "after": gpu_checks.clocks()}}
+    run.results["stages"][name] = counts | spent | {"clocks": {"before": before, "after": gpu_machine.clocks()}}
     run.write(is_complete=True)
     run.say(f"{name}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
     return 1 if len(run.results["failed"]) > failed else 0 if run.ran else NOTHING_RAN

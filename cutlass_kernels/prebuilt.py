@@ -71,7 +71,7 @@ class Pack:
             self._checked(f"{RUNTIME}/{name}", digest)
         folder = self.folder / RUNTIME
         try:
-            ctypes.CDLL(str(folder / LIBRARY), ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(folder / LIBRARY))  # kernels find it by its name, and nobody else sees its symbols
             if importlib.util.find_spec("tvm_ffi") is None:
                 sys.path.append(str(folder))
             launcher = importlib.import_module("tvm_ffi")

@@ -22,6 +22,7 @@ from benchmarks import (
     gpu_cases,
     gpu_checks,
     gpu_groups,
+    gpu_machine,
     gpu_operators,
     gpu_oracle,
     gpu_profiles,
@@ -333,7 +334,7 @@ class TestRun(unittest.TestCase):
     def test_emulated(self):
         status, said = self.main("--emulated")
         assert status == 0, said
-        assert "3 checks passed, 0 cases failed" in said and "host, ours, scaled" in said and not self.output.exists()
+        assert "4 checks passed, 0 cases failed" in said and "host, ours, scaled" in said and not self.output.exists()
 
     @pytest.mark.full
     def test_results_are_written_when_something_fails(self):
@@ -443,9 +444,9 @@ class TestOnTheMachine(unittest.TestCase):
 
     def test_clocks(self):
         self.program("nvidia-smi", "echo '1980, 3201, 1980, 3201, 700.00, 41'")
-        assert gpu_checks.clocks()["clocks.sm"] == "1980" and gpu_checks.clocks()["temperature.gpu"] == "41"
+        assert gpu_machine.clocks()["clocks.sm"] == "1980" and gpu_machine.clocks()["temperature.gpu"] == "41"
         self.program("nvidia-smi", "exit 9")
-        assert gpu_checks.clocks() == {}
+        assert gpu_machine.clocks() == {}
 
     @unittest.skipIf(torch.cuda.is_available(), "the check passes on a GPU")
     def test_sanitizer(self):
