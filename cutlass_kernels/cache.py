@@ -8,7 +8,6 @@ user's alone.
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import stat
 import tempfile
@@ -162,17 +161,7 @@ def _version() -> str:
 
 def versions() -> dict[str, str]:
     """Those of the packages that make kernels, "none" for one that is not installed."""
-    return {package: _installed(package) for package in PACKAGES}
-
-
-PACKAGES = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-core", "apache-tvm-ffi", "nvidia-cutlass-operators")
-
-
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+    return {package: prebuilt.installed(package) for package in (*prebuilt.PACKAGES, "nvidia-cutlass-operators")}
 
 
 def _digest(content: bytes) -> str:

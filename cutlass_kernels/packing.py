@@ -95,7 +95,7 @@ def _describe(pack: Pack) -> None:
 
 def _here() -> tuple[str, str, dict[str, str]]:
     """The processor, the digest of the sources, and the versions of what makes kernels."""
-    return platform.machine(), prebuilt.sources(), cache.versions()
+    return platform.machine(), prebuilt.sources(), {name: prebuilt.installed(name) for name in prebuilt.PACKAGES}
 
 
 # ---- kernels
@@ -150,7 +150,7 @@ def _launcher(python: str) -> Iterable[tuple[str, bytes]]:
         files = importlib.metadata.files(LAUNCHER) or ()
         yield from ((str(f), Path(str(f.locate())).read_bytes()) for f in files if _is_needed(str(f)))
         return
-    wanted = f"{LAUNCHER}=={cache.versions()[LAUNCHER]}"
+    wanted = f"{LAUNCHER}=={prebuilt.installed(LAUNCHER)}"
     with tempfile.TemporaryDirectory() as folder:
         options = ["--no-deps", "--only-binary=:all:", "--python-version", python, "--dest", folder]
         command = [sys.executable, "-m", "pip", "download", "--quiet", *options, wanted]

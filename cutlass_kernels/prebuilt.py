@@ -10,6 +10,7 @@ digest was found right. cutlass_kernels.packing writes it.
 
 import ctypes
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -28,6 +29,7 @@ FUNCTION = "hop_kernel"  # what a kernel is called in its library
 MANIFEST, KERNELS, RUNTIME = "manifest.json", "kernels", "runtime"
 LIBRARY = "libcute_dsl_runtime.so"
 LAUNCHER = "apache-tvm-ffi"
+PACKAGES = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-core", LAUNCHER)  # which make these kernels
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,16 @@ class Pack:
         return launcher
 
     def check(self) -> None:
-        """Raise RuntimeError if the kernels are for another Python, processor, or version of this package."""
+        """Raise RuntimeError if the kernels are for another Python, processor, or version of this package, or if a
+        package that made them is installed here in another version, whose libraries would be taken for theirs."""
         here = {"python": python(), "machine": platform.machine(), "sources": sources()}
         words = {"python": "Python", "machine": "a processor", "sources": "sources of cutlass_kernels with digest"}
         for name, found in here.items():
             if (wanted := getattr(self, name)) != found:
                 raise self._unusable(f"it is for {words[name]} {wanted}, and here is {found}")
+        for package, version in self.versions.items():
+            if (found := installed(package)) not in (version, "none"):
+                raise self._unusable(f"it was made by {package} {version}, and {found} is installed here")
 
     def _checked(self, name: str, digest: str) -> Path:
         """The path of a file that only its owner may write, and that is as it was made."""
@@ -202,6 +208,14 @@ def sources() -> str:
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def installed(package: str) -> str:
+    """The version of a package that is installed, or "none"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def digest_of(content: bytes) -> str:

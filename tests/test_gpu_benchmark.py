@@ -34,6 +34,7 @@ from benchmarks import (
 )
 from cutlass_kernels import forms, missing, prebuilt, tiles, tune
 from cutlass_kernels.product import Product
+from docs import gpu_tables
 
 MODULE = "tests.test_gpu_benchmark"
 
@@ -404,7 +405,8 @@ class TestStages(unittest.TestCase):
         counts = {name: (s["passed"], s["failed"], s["skipped"]) for name, s in found["stages"].items()}
         assert counts == {"one": (1, 0, 0), "two": (1, 0, 1), "three": (0, 0, 0)}
         assert found["one"]["case 0"]["value"] == 0 and found["skipped"][0]["stage"] == "two"
-        assert "* skipped: two, not here: no such tool" in gpu_report.stages(found)
+        page = gpu_tables.measured(self.output)
+        assert "On device a GPU, torch 2." in page and "* skipped: two, not here: no such tool" in page
 
     def test_nothing_ran(self):
         status, said, _ = self.run_stages("one", one="nothing")

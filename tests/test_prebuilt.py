@@ -78,7 +78,7 @@ class Written(unittest.TestCase):
             "python": prebuilt.python(),
             "machine": platform.machine(),
             "sources": prebuilt.sources(),
-            "versions": {"apache-tvm-ffi": "0.1"},
+            "versions": {name: prebuilt.installed(name) for name in prebuilt.PACKAGES},
             "groups": ["some"],
             "kernels": {p.stem: d for p, d in digests.items() if p.parts[0] == "kernels"},
             "runtime": {str(p.relative_to("runtime")): d for p, d in digests.items() if p.parts[0] == "runtime"},
@@ -116,6 +116,11 @@ class TestFolder(Written):
             ("kernels", {"a": 1}, "damaged: kernels is"),
             ("runtime", {}, "damaged: runtime is"),
             ("versions", {}, "damaged: versions is"),
+            (
+                "versions",
+                {"torch": "0.1", prebuilt.LAUNCHER: prebuilt.installed(prebuilt.LAUNCHER)},
+                "made by torch 0.1, and 2.* is installed here",
+            ),
             ("another", 1, "damaged: TypeError"),
         ]
     )
