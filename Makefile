@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-levels test-exhaustive daily bench docs tables lint gpu sanitize clean
+.PHONY: help demo test test-all test-levels test-exhaustive daily bench docs tables lint gpu gpu-here sanitize clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -89,9 +89,14 @@ tables: $(VENV)/dev ## write what pages show of the code and of results: tables,
 lint: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## ruff and pyright
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(PY)
 
-gpu: $(VENV)/dev $(VENV)/cuda ## every operator on every route on a GPU, its kernels checked and timed; says so where there is none
+gpu: $(VENV)/dev $(VENV)/cuda ## every operator on every route on a GPU, its kernels checked and timed; fails where there is none
 	@status=0; $(PY) -m pytest tests/test_routes.py --device cuda || status=1; \
 	$(PY) -m benchmarks.gpu || status=1; exit $$status
+
+# Stages of benchmarks.gpu_stages, such as: HOP_KERNELS=kernels make gpu-here PYTHON=python3.12 STAGE="first-tile tiles"
+STAGE ?= all
+gpu-here: ## what a GPU is asked first, with Python, torch and the folder HOP_KERNELS alone: no pip, no network
+	@$(PYTHON) -m benchmarks.gpu --stage $(STAGE)
 
 # The native kernels and their tests, without Python, with the sanitizers of memory and of undefined behaviour.
 SANITIZED := build/sanitized

@@ -5,6 +5,7 @@ integers, and of floats that are small whole numbers, are right to the last bit;
 """
 
 import math
+import unittest
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.gpu_oracle import compare
 from cutlass_kernels import forms, hopper, tiles
+from cutlass_kernels.cache import NotBuilt
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import BLOCK, FLOATS, INTEGERS, Tile, Variant, short
 
@@ -167,8 +169,27 @@ class Case:
     def check(self, device: str = "cuda") -> float:
         """Compute the product and compare; how far it is off, in parts of what it may be."""
         p = self.product(device)
-        result = guarded(p, self.tile) if device == "cuda" else _emulated(p, self.tile)
-        return compare(result, p, exact=self.values == "whole" or self.form.is_integer)
+        return compare(self._computed(p), p, exact=self.values == "whole" or self.form.is_integer)
+
+    def check_bits(self, device: str = "cuda") -> None:
+        """Compute the product, and fail unless it has the bits that PyTorch's operators give on the CPU."""
+        from cutlass_kernels import plain
+
+        p = self.product(device)
+        found = self._computed(p).cpu()
+        on_cpu = {name: x.cpu() for name, x in vars(p).items() if isinstance(x, Tensor)}
+        wanted = plain.reference(replace(p, **on_cpu)).contiguous()
+        wrong = int((found.view(U8) != wanted.view(U8)).sum())
+        assert wrong == 0, f"{wrong} of {found.nbytes} bytes differ from the CPU's"
+
+    def _computed(self, p: Product) -> Tensor:
+        try:
+            return guarded(p, self.tile) if p.lhs.is_cuda else _emulated(p, self.tile)
+        except NotBuilt as error:
+            raise unittest.SkipTest(str(error)) from error
+
+
+FIRST = Case(BASIC[1], Tile(64, 64), (200, 256, 256))  # what runs before all else: int8 by int8, scaled to bfloat16
 
 
 class _Maker:

@@ -1,12 +1,11 @@
-"""Groups of cases for benchmarks.isolated: what the GPU is, the kernels built, and every check of them."""
+"""Groups of cases for benchmarks.isolated: every check of the kernels."""
 
-import importlib.metadata
 import shutil
 import subprocess
 import sys
-import time
+import unittest
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +13,8 @@ from torch import Tensor
 from benchmarks import gpu_cases as g
 from benchmarks.gpu_oracle import compare
 from benchmarks.isolated import Cases
-from cutlass_kernels import cache, hopper, tiles
+from cutlass_kernels import hopper, tiles
 from cutlass_kernels.product import Product
-from cutlass_kernels.variants import Variant
 
 CHUNK = 5  # forms in a group
 LARGE = (
@@ -27,6 +25,13 @@ LARGE = (
     (17, 4095, 14336),
     (300, 57344, 512),
 )
+REPEATED = ((g.BASIC[0], (16, 4096, 4096)), (g.BASIC[1], (1000, 2048, 1024)), (g.BASIC[4], (500, 1024, 2048)))
+SMALL = (
+    (g.BASIC[0], (1, 1, 1)),
+    (g.BASIC[0], (64, 128, 128)),
+    (g.BASIC[1], (64, 128, 128)),
+    (g.BASIC[1], (64, 512, 256)),
+)
 
 
 def names() -> list[str]:
@@ -36,86 +41,36 @@ def names() -> list[str]:
     return [forms[0], f"{own}:surroundings", f"{own}:large", *forms[1:]]
 
 
-def describe() -> Cases:
-    yield "versions", _versions
+# ---- the first tiles, and the sanitizer
 
 
-def _versions() -> dict[str, Any]:
-    found: dict[str, Any] = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
-    for package in ("nvidia-cutlass-dsl", "apache-tvm-ffi", "triton"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "none"
-    if torch.cuda.is_available():
-        gpu = torch.cuda.get_device_properties(0)
-        found |= {
-            "device": gpu.name,
-            "capability": f"{gpu.major}.{gpu.minor}",
-            "multiprocessors": gpu.multi_processor_count,
-            "l2_bytes": gpu.L2_cache_size,
-            "memory_bytes": gpu.total_memory,
-            "driver": _driver(),
-        }
-    return found
+def first_tile() -> Cases:
+    yield str(g.FIRST), g.FIRST.check_bits
 
 
-def _driver() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return "unknown"
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except subprocess.TimeoutExpired:
-        return "unknown"
-    return asked.stdout.split("\n")[0].strip() or "unknown"
+def tile(index: str) -> Cases:
+    case = replace(g.FIRST, tile=tiles.TILES[int(index)])
+    yield str(case), case.check_bits
 
 
-# ---- building
+TOOLS = ("memcheck", "racecheck", "synccheck")
 
 
-def variants() -> list[Variant]:
-    """What the checks and timings need, each once, the most important first."""
-    from benchmarks import gpu_times
-
-    found: dict[Variant, None] = {}
-    for p in gpu_times.products():
-        if not isinstance(variant := hopper.variant_of(p), str):
-            found[variant] = None
-    for form in g.FORMS:
-        for case in g.cases(form):
-            if not isinstance(variant := case.variant(), str):
-                found[variant] = None
-    return list(found)
+def sanitized() -> Cases:
+    """The first tile under each tool of compute-sanitizer."""
+    for tool in TOOLS:
+        yield tool, lambda tool=tool: under(["compute-sanitizer", "--tool", tool, "--error-exitcode", "86"])
 
 
-def build(part: str, parts: str) -> Cases:
-    """Every `parts`-th kernel, compiled and kept on disk; the time of each in seconds, or nothing if it was there."""
-    torch.set_num_threads(1)
-    for variant in variants()[int(part) :: int(parts)]:
-        yield variant.name, lambda variant=variant: _built(variant)
-
-
-def _built(variant: Variant) -> float | None:
-    if cache.is_kept(variant.name, hopper.TARGET):
-        return None
-    begin = time.perf_counter()
-    hopper.compiled(variant)
-    return round(time.perf_counter() - begin, 3)
-
-
-def load() -> Cases:
-    """Kernels loaded from disk: milliseconds of each."""
-    for variant in variants()[:8]:
-        yield variant.name, lambda variant=variant: _loaded(variant)
-
-
-def _loaded(variant: Variant) -> float | None:
-    if not cache.is_kept(variant.name, hopper.TARGET):
-        return None
-    begin = time.perf_counter()
-    hopper.compiled(variant)
-    return round((time.perf_counter() - begin) * 1e3, 2)
+def under(command: list[str]) -> str:
+    """Run the first tile's check under a program, and fail with its words unless it ends with status 0."""
+    if shutil.which(command[0]) is None:
+        raise unittest.SkipTest(f"{command[0]} is not installed here")
+    code = "from benchmarks.gpu_cases import FIRST; FIRST.check()"
+    done = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, f"{' '.join(command)} ended with status {done.returncode}: {said[-600:]}"
+    return said[-200:].strip()
 
 
 # ---- the kernels, tile by tile
@@ -138,12 +93,21 @@ def emulated() -> Cases:
     ):
         case = g.Case(form, own, shape, values, "misaligned")
         yield str(case), lambda case=case: case.check("cpu")
+    bits = g.Case(g.FIRST.form, g.FIRST.tile, (70, 80, 144))
+    yield f"{bits}, bits", lambda: bits.check_bits("cpu")
 
 
 # ---- the operator
 
 
 def _mm(p: Product) -> Tensor:
+    """The product by the operator, where it is computed by our own kernel."""
+    if 0 not in (*p.lhs.shape, p.n) and (reason := hopper.declines(p)) is not None:
+        raise unittest.SkipTest(reason)
+    return _by_operator(p)
+
+
+def _by_operator(p: Product) -> Tensor:
     from cutlass_kernels import operators
 
     fused = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
@@ -154,16 +118,23 @@ def _of(form: g.Form, shape: tuple[int, int, int], strides: str = "ready") -> Pr
     return g.Case(form, None, shape, "random" if form.is_integer else "whole", strides).product("cuda")
 
 
-def large() -> Cases:
-    """Whole layers by the tile that their shape gets; every kind of strides; shapes without elements."""
+def by_shape() -> Iterator[tuple[g.Form, tuple[int, int, int], str]]:
+    """What is computed with the tile that its shape gets: whole layers, and every kind of strides."""
     for form in (*g.BASIC, g.FORMS[9]):
         for m, n, k in LARGE:
-            shape = (m, n, k if form.is_integer else min(k, 2048))
-            yield f"{form.name}, {shape}", lambda form=form, shape=shape: _compared(_of(form, shape))
+            yield form, (m, n, k if form.is_integer else min(k, 2048)), "ready"
     for strides in g.STRIDES:
         for form in (g.BASIC[0], g.BASIC[2]):
-            name = f"{form.name}, {strides}"
-            yield name, lambda form=form, s=strides: _compared(_of(form, (129, 208, 272), s))
+            yield form, (129, 208, 272), strides
+
+
+def large() -> Cases:
+    """Products by shape, and those without elements."""
+    for form, shape, strides in by_shape():
+        yield (
+            f"{form.name}, {shape}, {strides}",
+            lambda form=form, shape=shape, s=strides: _compared(_of(form, shape, s)),
+        )
     for shape in ((0, 64, 64), (64, 0, 64), (64, 64, 0), (1, 1, 1)):
         yield f"s8, {shape}", lambda shape=shape: _compared(_of(g.BASIC[0], shape))
 
@@ -174,11 +145,7 @@ def _compared(p: Product) -> float:
 
 def surroundings() -> Cases:
     """Streams, graphs, torch.compile and devices."""
-    for form, shape in (
-        (g.BASIC[0], (16, 4096, 4096)),
-        (g.BASIC[1], (1000, 2048, 1024)),
-        (g.BASIC[4], (500, 1024, 2048)),
-    ):
+    for form, shape in REPEATED:
         for name, run in (("repeated", repeated), ("two streams", two_streams), ("CUDA graph", cuda_graph)):
             yield f"{name}: {form.name}", lambda run=run, form=form, shape=shape: run(_of(form, shape))
     yield "torch.compile, reduce-overhead", compiled
@@ -270,7 +237,7 @@ def after_a_wrong_call() -> None:
     """An error names the argument, and the next call is right."""
     p = _of(g.BASIC[1], (64, 128, 128))
     try:
-        _mm(Product(p.lhs, p.rhs, p.out, lhs_scale=p.lhs_scale))
+        _by_operator(Product(p.lhs, p.rhs, p.out, lhs_scale=p.lhs_scale))
     except ValueError as error:
         assert "rhs_scale" in str(error), error
     else:

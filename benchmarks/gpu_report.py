@@ -108,6 +108,35 @@ def _short(value: float | None) -> str:
     return f"{value:.2f}" if value < 20 else f"{value:.0f}"
 
 
+# ---- the machine, and what did not run
+
+
+_MACHINE = ("device", "capability", "driver", "torch", "python")
+
+
+def machine(versions: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What two runs must share for their results to stand side by side."""
+    return tuple(versions.get(name) for name in _MACHINE)
+
+
+def stages(results: Results) -> str:
+    """In Markdown: the machine, a line for each stage, and what did not run or failed."""
+    versions = ", ".join(f"{name} {value}" for name, value in results.get("versions", {}).items())
+    lines = [["stage", "passed", "failed", "skipped", "seconds", "SM clock before, after (MHz)"]]
+    for name, found in results.get("stages", {}).items():
+        bad = sum(found.get(state, 0) for state in ("failed", "hung", "died"))
+        at = [found.get("clocks", {}).get(when, {}).get("clocks.sm", "–") for when in ("before", "after")]
+        counts = (found.get("passed", 0), bad, found.get("skipped", 0), found.get("seconds", "–"))
+        lines.append([name, *map(str, counts), ", ".join(at)])
+    entries = [(kind, e) for kind in ("failed", "skipped") for e in results.get(kind, [])]
+    named = [f"* {kind}: {e.get('stage', e['group'])}, {e['case']}: {_first_line(e['error'])}\n" for kind, e in entries]
+    return "\n".join(filter(None, (f"On {versions}.\n", pages.table(lines), "".join(named))))
+
+
+def _first_line(text: str, most: int = 200) -> str:
+    return (text.strip().split("\n") or [""])[0][:most]
+
+
 # ---- tables
 
 

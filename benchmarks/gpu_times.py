@@ -9,7 +9,8 @@ than the L2 cache holds, so that they come from memory. The host's time is measu
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+import unittest
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ SMALL = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # (N, K) of 
 BIG = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))  # with 70 billion
 ROWS = (4096, 16, 1, 64, 1024, 256, 32, 128, 8192)  # M, in the order of what is missed most if time runs out
 SHAPES = [(m, n, k) for m in ROWS for n, k in (*SMALL, *BIG)]
+LITTLE = (16, 128, 128)  # a product that takes the GPU less than the host
 FEWEST = 17  # rows that torch._int_mm takes
 _MOST_RESERVED = 2**36  # bytes that graphs of earlier rows may keep
 FORMS = {
@@ -34,19 +36,13 @@ FORMS = {
     "fp8 fast": g.BASIC[3],
     "fp8 blocks": g.BASIC[4],
 }
+BY_TILE = ("int8 to bf16", "fp8", "fp8 blocks")  # forms that are timed with every tile
 Call = Callable[[Tensor, Tensor], Tensor]  # of both factors
 
 
 def names() -> list[str]:
     groups = ("limits", "host", "int8", "int8_to_bf16", "fp8", "fp8_blocks", "by_tile")
     return [f"benchmarks.gpu_times:{group}" for group in groups]
-
-
-def products() -> Iterator[Product]:
-    """What is timed, without data, on a GPU with as many multiprocessors as an H200."""
-    for form in FORMS.values():
-        for shape in SHAPES:
-            yield g.Case(form, None, shape).product("meta")
 
 
 # ---- limits of the GPU
@@ -99,8 +95,11 @@ def row(group: str, shape: tuple[int, int, int], calls: Mapping[str, Call], lhs:
 
 
 def ours(p: Product) -> Call:
+    """The operator, by our own kernel."""
     from cutlass_kernels import operators
 
+    if (reason := hopper.declines(p)) is not None:
+        raise unittest.SkipTest(reason)
     fused = {name: value for name, value in vars(p).items() if isinstance(value, Tensor)}
     del fused["lhs"], fused["rhs"]
     return lambda lhs, rhs: operators.mm(lhs, rhs, p.out, fast=p.fast, **fused)
@@ -201,15 +200,16 @@ def by_tile() -> Cases:
     def timed(form: str, shape: tuple[int, int, int]) -> Any:
         p = _product(form, shape)
         chosen = hopper.variant_of(p)
-        assert isinstance(chosen, Variant), chosen
+        if isinstance(chosen, str):
+            raise unittest.SkipTest(chosen)
         fused = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
-        fitting = [t for t in tiles.TILES if isinstance(hopper.variant_of(p, t), Variant)]
-        runs = {f"ours {t}": hopper.plan(p, t) for t in fitting}
+        found = [v for t in tiles.TILES if isinstance(v := hopper.variant_of(p, t), Variant)]
+        runs = {f"ours {v.tile}": hopper.plan(p, v.tile) for v in hopper.available(found)}
         calls = {name: lambda lhs, rhs, run=run: run(lhs, rhs, p.out, **fused) for name, run in runs.items()}
         found = row("by tile", shape, calls, p.lhs, p.rhs, p.out.itemsize)
         return found | {"form": form, "chosen": f"ours {chosen.tile}"}
 
-    for form in ("int8 to bf16", "fp8", "fp8 blocks"):
+    for form in BY_TILE:
         for shape in SHAPES:
             if shape[1:] in SMALL:
                 yield f"{form}, {shape}", lambda form=form, shape=shape: timed(form, shape)
@@ -220,9 +220,12 @@ def by_tile() -> Cases:
 
 def host() -> Cases:
     """Microseconds of the host for a call, many of them queued, on products that take the GPU less."""
-    p = g.Case(g.BASIC[1], None, (16, 128, 128)).product("cuda")
-    plain = g.Case(g.BASIC[0], None, (16, 128, 128)).product("cuda")
-    fp8 = g.Case(g.BASIC[3], None, (16, 128, 128)).product("cuda")
+    p = g.Case(g.BASIC[1], None, LITTLE).product("cuda")
+    plain = g.Case(g.BASIC[0], None, LITTLE).product("cuda")
+    fp8 = g.Case(g.BASIC[3], None, LITTLE).product("cuda")
+    if (reason := hopper.declines(plain) or hopper.declines(p)) is not None:
+        yield "ours", lambda: skip(reason)
+        return
     rows = torch.zeros(32, 128, dtype=torch.int8, device="cuda")
     scales = {"scale_a": fp8.lhs_scale, "scale_b": fp8.rhs_scale, "out_dtype": fp8.out}
     for name, call in (
@@ -234,10 +237,14 @@ def host() -> Cases:
         yield name, lambda name=name, call=call: {"name": name, **per_call(call, torch.cuda.synchronize)}
 
 
+def skip(reason: str) -> None:
+    raise unittest.SkipTest(reason)
+
+
 def host_stubbed() -> Cases:
     """The same without a GPU: tensors lie on the CPU, and nothing is launched."""
-    p = g.Case(g.BASIC[1], None, (16, 128, 128)).product("cpu")
-    plain = g.Case(g.BASIC[0], None, (16, 128, 128)).product("cpu")
+    p = g.Case(g.BASIC[1], None, LITTLE).product("cpu")
+    plain = g.Case(g.BASIC[0], None, LITTLE).product("cpu")
     hopper.compiled = lambda variant: lambda *args: None
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda.device = lambda device: contextlib.nullcontext()  # type: ignore[assignment]

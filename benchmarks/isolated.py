@@ -2,7 +2,8 @@
 
 python -m benchmarks.isolated GROUP DESCRIPTOR SKIP SECONDS
 
-A group is "module:function" or "module:function:argument:...": a function that gives names and calls. The child says
+A group is "module:function" or "module:function:argument:...": a function that gives names and calls. A call that
+raises unittest.SkipTest says why it cannot run here. The child says
 over a pipe what it begins and what came of it. An error of a GPU poisons its process, and a kernel that never ends
 cannot be stopped in it, so the parent ends such a child, and starts another one with the case after it.
 """
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
+import unittest
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,14 +120,14 @@ def _attempt(group: str, skip: int, deadline: float, patience: float) -> Generat
                     return done + 1, case == _START
                 if "begin" in message:
                     case, begun = message["begin"], time.monotonic()
-                elif "skipped" in message:
-                    yield Outcome(group, f"{message['skipped']} cases", "skipped", error="no time was left")
+                elif "left" in message:
+                    yield Outcome(group, f"{message['left']} cases", "skipped", error="no time was left")
                     return done, True
                 elif "end" in message:
                     return done, True
                 else:
-                    state, done = ("failed" if message["error"] else "passed"), done + 1
-                    yield Outcome(group, case, state, message["value"], message["error"], spent)
+                    done += 1
+                    yield Outcome(group, case, message["state"], message["value"], message["error"], spent)
                     case, begun = _BETWEEN, time.monotonic()
                     if message["poisoned"]:
                         return done, False
@@ -181,15 +183,18 @@ def main(group: str, descriptor: str, skip: str, seconds: str) -> int:
             if done < int(skip):
                 continue
             if time.monotonic() > deadline:
-                say(skipped=len(cases) - done)
+                say(left=len(cases) - done)
                 return 0
             say(begin=name)
+            value, error, state = None, "", "passed"
             try:
-                value, error = call(), ""
+                value = call()
+            except unittest.SkipTest as raised:
+                error, state = str(raised), "skipped"
             except _ERRORS as raised:
-                value, error = None, _shown(raised)
-            poisoned = bool(error) and _is_poisoned()
-            say(value=value, error=error, poisoned=poisoned)
+                error, state = _shown(raised), "failed"
+            poisoned = state == "failed" and _is_poisoned()
+            say(state=state, value=value, error=error, poisoned=poisoned)
             if poisoned:
                 return _POISONED
         say(end=True)

@@ -1,6 +1,7 @@
 """Matrix products on GPUs, in the CuTe DSL and by others' kernels: they know torch tensors, and nothing of hop.
 
-The DSL is an optional dependency (`pip install torch-hop[cuda]`), imported when the first kernel is asked for.
+The DSL is an optional dependency (`pip install torch-hop[cuda]`), imported when the first kernel is asked for. Kernels
+that were built ahead on another machine need none of it: cutlass_kernels.prebuilt.
 """
 
 import functools
@@ -9,7 +10,7 @@ import importlib.util
 
 @functools.cache
 def missing() -> str | None:
-    """Why no kernel of the CuTe DSL can be compiled or launched here, or None; imports nothing."""
+    """Why no kernel can be compiled by the CuTe DSL here, or None; imports nothing."""
     for module, name in (("cutlass", "the CuTe DSL"), ("tvm_ffi", "apache-tvm-ffi, which launches its kernels,")):
         if importlib.util.find_spec(module) is None:
             return f"{name} is not installed: pip install torch-hop[cuda]"

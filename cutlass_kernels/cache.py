@@ -1,4 +1,5 @@
-"""Compiled kernels: made at first use, kept in memory, and on disk for the next process.
+"""Compiled kernels: made at first use, kept in memory, and on disk for the next process. Those that were built ahead
+(cutlass_kernels.prebuilt) go before.
 
 A file holds one object for all sizes; its name says what it is, and the digest of its content, so that a file that was
 cut short or changed is not loaded. Files appear whole, by renaming. They hold machine code, so the folder must be the
@@ -7,7 +8,6 @@ user's alone.
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import stat
 import tempfile
@@ -18,10 +18,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cutlass_kernels import missing, prebuilt
+from cutlass_kernels.prebuilt import FUNCTION
+
 FOLDER = "HOP_CACHE_DIR"  # the environment variable that names the folder; empty: nothing is kept on disk
 
 _loaded: dict[tuple[str, str], Callable[..., None]] = {}
 _lock = threading.RLock()
+
+
+class NotBuilt(RuntimeError):
+    """A kernel is not among those that were built ahead, and cannot be compiled here."""
 
 
 def folder() -> Path | None:
@@ -55,19 +62,38 @@ def folder() -> Path | None:
 
 
 def kernel(name: str, target: str, build: Callable[[], Any]) -> Callable[..., None]:
-    """The kernel `name` for a target as sm_90a: from memory, from disk, or compiled by `build`, which gives what
-    cute.compile gives."""
+    """The kernel `name` for a target as sm_90a: from memory, built ahead, from disk, or compiled by `build`, which
+    gives what cute.compile gives.
+
+    Raises:
+        NotBuilt: it was not built ahead, and nothing is there to compile it. RuntimeError, PermissionError: the folder
+            of those that were is damaged, or others may write it.
+    """
     key = (name, target)
     found = _loaded.get(key)
     if found is None:
         with _lock:
-            found = _loaded.get(key) or _loaded.setdefault(key, _found(name, target) or _built(name, target, build))
+            found = _loaded.get(key) or _loaded.setdefault(key, _made(name, target, build))
     return found
+
+
+def _made(name: str, target: str, build: Callable[[], Any]) -> Callable[..., None]:
+    pack = prebuilt.pack()
+    if pack is not None and pack.has(name, target):
+        return pack.load(name)
+    if pack is not None and (reason := missing()) is not None:
+        raise NotBuilt(f"{pack.folder} has no kernel {name} for {target}, and it cannot be compiled here: {reason}")
+    return _found(name, target) or _built(name, target, build)
 
 
 def is_kept(name: str, target: str) -> bool:
     """Whether a kernel is on disk."""
-    return next(_files(name, target), None) is not None
+    return file_of(name, target) is not None
+
+
+def file_of(name: str, target: str) -> Path | None:
+    """The object file of a kernel that is on disk."""
+    return next(_files(name, target), None)
 
 
 def keep(name: str, target: str, compiled: Any) -> Path | None:
@@ -78,7 +104,7 @@ def keep(name: str, target: str, compiled: Any) -> Path | None:
     handle, temporary = tempfile.mkstemp(dir=path, suffix=".o")
     os.close(handle)
     try:
-        compiled.export_to_c(temporary, function_name=_FUNCTION)
+        compiled.export_to_c(temporary, function_name=FUNCTION)
         content = Path(temporary).read_bytes()
         final = path / f"{_stem(name, target)}.{_digest(content)}.o"
         os.replace(temporary, final)
@@ -95,19 +121,19 @@ def _built(name: str, target: str, build: Callable[[], Any]) -> Callable[..., No
         return _read(path)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.o"
-        compiled.export_to_c(str(path), function_name=_FUNCTION)
+        compiled.export_to_c(str(path), function_name=FUNCTION)
         return _read(path)
 
 
 def _found(name: str, target: str) -> Callable[..., None] | None:
-    path = next(_files(name, target), None)
+    path = file_of(name, target)
     return None if path is None else _read(path)
 
 
 def _read(path: Path) -> Callable[..., None]:
     import cutlass
 
-    return getattr(cutlass.runtime.load_module(str(path), enable_tvm_ffi=True), _FUNCTION)
+    return getattr(cutlass.runtime.load_module(str(path), enable_tvm_ffi=True), FUNCTION)
 
 
 def _files(name: str, target: str) -> Any:
@@ -120,9 +146,6 @@ def _files(name: str, target: str) -> Any:
                     yield file
 
 
-_FUNCTION = "hop_kernel"
-
-
 def _stem(name: str, target: str) -> str:
     return f"{name}.{target}.{_version()}"
 
@@ -130,19 +153,15 @@ def _stem(name: str, target: str) -> str:
 @cache
 def _version() -> str:
     """A digest of what decides on the code of a kernel: the sources of this package, and the compiler."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    for package in ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-core", "apache-tvm-ffi", "nvidia-cutlass-operators"):
-        digest.update(f"{package} {_installed(package)}\0".encode())
+    digest = hashlib.sha256(prebuilt.sources().encode())
+    for package, version in versions().items():
+        digest.update(f"{package} {version}\0".encode())
     return digest.hexdigest()[:16]
 
 
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+def versions() -> dict[str, str]:
+    """Those of the packages that make kernels, "none" for one that is not installed."""
+    return {package: prebuilt.installed(package) for package in (*prebuilt.PACKAGES, "nvidia-cutlass-operators")}
 
 
 def _digest(content: bytes) -> str:

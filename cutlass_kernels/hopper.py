@@ -1,7 +1,8 @@
 """Products on Hopper by our own kernel: which variant, how its arguments are brought into form, and its launch."""
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import cache as kept
-from cutlass_kernels import tiles, tune
+from cutlass_kernels import missing, prebuilt, tiles, tune
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
 from cutlass_kernels.variants import Tile, Variant, longest
 
@@ -35,7 +36,12 @@ def declines(p: Product) -> str | None:
     if p.global_scale is not None or p.scaling == "group":
         return "Hopper multiplies no groups with scales of their own"
     variant = variant_of(p, tiles.SMALLEST)
-    return variant if isinstance(variant, str) else None
+    if isinstance(variant, str):
+        return variant
+    if missing() is None or prebuilt.pack() is None:
+        return None
+    found = variant_of(p)  # of those that were built ahead, one must fit
+    return found if isinstance(found, str) else None
 
 
 def _given(p: Product) -> list[str]:
@@ -71,7 +77,17 @@ def variant_of(p: Product, tile: Any = None) -> Variant | str:
     fitting = [v for v in map(made, tiles.TILES) if v.declines() is None]
     if not fitting:
         return made(tiles.SMALLEST).declines() or "no tile fits"
-    return tune.measured(fitting, p) or tiles.best(fitting, p.m, p.n, p.k, multiprocessors(p.lhs.device))
+    there = available(fitting)
+    if not there:
+        wanted, folder = fitting[0].name, os.environ.get(prebuilt.FOLDER)
+        return f"{folder} has no kernel for it, as {wanted}, and it cannot be compiled here: {missing()}"
+    return tune.measured(there, p) or tiles.best(there, p.m, p.n, p.k, multiprocessors(p.lhs.device))
+
+
+def available(variants: Sequence[Variant]) -> list[Variant]:
+    """Those that were built ahead, where there is nothing to compile others with; else all."""
+    pack = None if missing() is None else prebuilt.pack()
+    return [v for v in variants if pack is None or pack.has(v.name, TARGET)]
 
 
 # ---- compiling

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutlass_kernels import checks, hopper, missing, public, registry, tune
+from cutlass_kernels import checks, hopper, missing, prebuilt, public, registry, tune
 from cutlass_kernels.product import Product
 
 _library = torch.library.Library("cutlass_kernels", "DEF")
@@ -65,7 +65,8 @@ def routes(p: Product, capability: tuple[int, int]) -> list[tuple[str, str | Non
 def _hopper_declines(p: Product, capability: tuple[int, int]) -> str | None:
     if capability != (9, 0):
         return f"for compute capability 9.0, and this GPU has {capability[0]}.{capability[1]}"
-    return missing() or hopper.declines(p)
+    reason = missing()
+    return reason if reason is not None and prebuilt.pack() is None else hopper.declines(p)
 
 
 _ROUTES: tuple[tuple[str, Callable[..., str | None], Callable[[Product], Tensor]], ...] = (

@@ -40,14 +40,14 @@ def tune(p: Product, timer: Timer | None = None) -> Tile:
         timer: gives the microseconds of a call of each of several functions; CUDA events by default.
 
     Raises:
-        NotImplementedError: no tile computes it.
+        NotImplementedError: no tile computes it, or, where nothing can be compiled, none of those was built ahead.
     """
     from cutlass_kernels import hopper
 
     found = [hopper.variant_of(p, tile) for tile in tiles.TILES]
-    variants = [v for v in found if isinstance(v, Variant)]
+    variants = hopper.available([v for v in found if isinstance(v, Variant)])
     if not variants:
-        raise NotImplementedError(f"no Hopper kernel takes this product: {found[0]}")
+        raise NotImplementedError(f"no Hopper kernel takes this product: {hopper.declines(p) or found[0]}")
     fused = {f.name: value for f in fields(p)[3:] if (value := getattr(p, f.name)) != f.default}
     weights = in_turns(p.rhs)
     runs = [hopper.plan(p, v.tile) for v in variants]

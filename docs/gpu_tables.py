@@ -1,12 +1,15 @@
 """The tables of docs/gpu.md, from the tables of the kernels."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._subclasses import FakeTensorMode
 
+from benchmarks import gpu, gpu_report, gpu_stages
 from cutlass_kernels import operators, registry, tiles
 from cutlass_kernels.forms import BF16, E4M3, E5M2, FORMS, S8, S32, U8, variants
 from cutlass_kernels.product import FLOAT4, Product
@@ -109,4 +112,19 @@ def chosen() -> str:
     return pages.table(rows)
 
 
-TABLES = {": routes": routes, ": forms": forms, ": tiles": chosen}
+def stages() -> str:
+    """The stages of benchmarks.gpu_stages, and their times."""
+    rows = [["stage", "what it runs", "seconds at most"]]
+    rows += [[name, s.what, f"{s.seconds:.0f}"] for name, s in gpu_stages.STAGES.items()]
+    return pages.table(rows)
+
+
+def measured(path: Path = gpu.OUTPUT) -> str:
+    """What was found on a GPU."""
+    if not path.is_file():
+        return "**Nothing has been measured yet.**\n"
+    results = json.loads(path.read_text())
+    return gpu_report.stages(results) + ("\n" + gpu_report.markdown(results) if results["rows"] else "")
+
+
+TABLES = {": routes": routes, ": forms": forms, ": tiles": chosen, ": stages": stages, ": measured": measured}

@@ -1,9 +1,11 @@
 """A call of an operator of ours, in the form that the routes take it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
+
+DEVICE = "cpu"  # where the operands lie: the option --device of pytest
 
 
 @dataclass(frozen=True)
@@ -19,3 +21,14 @@ class Case:
     differentiable: bool = True  # by its floats
     smooth: bool = True  # differences come near its derivative, in float64
     keeps_nodes_under_vmap: bool = True
+
+    def on_device(self) -> "Case":
+        """The case with its tensors on DEVICE. What it must give was found on the CPU, to which results are brought."""
+        if DEVICE == "cpu":
+            return self
+
+        def check(got: Tensor) -> None:
+            assert got.device.type == DEVICE, f"the result lies on {got.device}, and not on {DEVICE}"
+            self.check(got.cpu())
+
+        return replace(self, tensors=[x.to(DEVICE) for x in self.tensors], check=check)

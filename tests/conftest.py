@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hop.compat.versions import LACKS
-from tests import cases
+from tests import case
 
 
 def pytest_addoption(parser):
@@ -19,11 +19,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    cases.DEVICE = config.getoption("--device")
+    case.DEVICE = config.getoption("--device")
     if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are busy with other tests
         torch.set_num_threads(1)
-    if cases.DEVICE == "cuda" and not torch.cuda.is_available():
-        pytest.exit("--device cuda: PyTorch finds no CUDA device here", returncode=0)
+    if case.DEVICE == "cuda" and not torch.cuda.is_available():
+        pytest.exit("--device cuda: PyTorch finds no CUDA device here", returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks

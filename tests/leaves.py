@@ -128,7 +128,7 @@ class Leaf:
             want = setting.expected(setting.x(), **options)
             assert got.dtype == want.dtype and torch.equal(got, want), (self.name, setting.name)
 
-        return Case(
+        made = Case(
             function=lambda x, *rest: self.call(setting, x, **named(rest)),
             tensors=[setting.x(), *options.values()],
             check=check,
@@ -137,6 +137,7 @@ class Leaf:
             nodes=self.nodes,
             smooth=False,
         )
+        return made.on_device()
 
 
 def _quantize(s: Setting, x: Tensor, **options: Tensor) -> Tensor:
@@ -182,7 +183,7 @@ class OfBuffers:
             want = setting.expected(setting.x(), **setting.options())
             assert got.dtype == want.dtype and torch.equal(got, want), setting.name
 
-        return Case(
+        of_buffers = Case(
             function=function,
             tensors=list(made.values()),
             check=check,
@@ -193,6 +194,7 @@ class OfBuffers:
             differentiable=False,
             keeps_nodes_under_vmap=False,
         )
+        return of_buffers.on_device()
 
 
 QUANTIZE = Leaf("quantize", _quantize, _quantize_reference, nodes=2)

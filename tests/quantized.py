@@ -96,7 +96,7 @@ class QuantizedOperator:
             assert error <= bound, f"{self.name}: {error} above {bound}"
 
         quantizes = (self.scheme.lhs is not None and self.op is not aten.embedding.default) + 1
-        return Case(
+        made = Case(
             function=function,
             tensors=tensors,
             check=check,
@@ -108,6 +108,7 @@ class QuantizedOperator:
             smooth=False,
             keeps_nodes_under_vmap=False,
         )
+        return made.on_device()
 
 
 def _faked(o: QuantizedOperator, args: list[Any], scales: hop.Scales, seed: Any) -> list[Any]:

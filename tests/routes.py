@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hop
 from hop import _hop
+from tests import case as case_module
 from tests.case import Case
 
 Cases = list[Case]
@@ -78,7 +79,7 @@ def full_path(cases: Cases, gradients: Cases) -> None:
     """Through the dispatcher instead of around it: the same bits, the same strides."""
     for case in cases:
         fast = case.function(*case.tensors)
-        with torch.device("cpu"):  # a function mode, which disables the fast path
+        with torch.device(case_module.DEVICE):  # a function mode, which disables the fast path
             full = case.function(*case.tensors)
         assert torch.equal(fast, full) and fast.stride() == full.stride()
 
@@ -203,7 +204,7 @@ def _assert_close(got: Tensor, want: Tensor) -> None:
 def _vjp(function: Callable[..., Tensor], case: Case) -> list[Tensor]:
     inputs = differentiable(case.tensors)
     out = function(*inputs)
-    direction = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
+    direction = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=out.device).reshape(out.shape)
     return list(torch.autograd.grad(out, [x for x in inputs if x.requires_grad], direction))
 
 
@@ -222,7 +223,9 @@ def _jvp_by_double_backward(function: Callable[..., Tensor], case: Case) -> Tens
     out = function(*inputs)
     given = torch.ones_like(out).requires_grad_()
     grads = torch.autograd.grad(out, [x for x in inputs if x.requires_grad], given, create_graph=True)
-    total = sum((g * torch.linspace(1, 2, g.numel(), dtype=g.dtype).reshape(g.shape)).sum() for g in grads)
+    total = sum(
+        (g * torch.linspace(1, 2, g.numel(), dtype=g.dtype, device=g.device).reshape(g.shape)).sum() for g in grads
+    )
     (back,) = torch.autograd.grad(total, given)  # type: ignore[arg-type]
     return back
 

@@ -107,7 +107,7 @@ class ScaledOperator:
                 error = float((got.double() - want.double()).abs().max())
                 assert error <= bound + float(want.double().abs().max()) * torch.finfo(want.dtype).eps, self.name
 
-        return Case(
+        made = Case(
             function=function,
             tensors=[*tensors, *scale],
             check=check,
@@ -118,6 +118,7 @@ class ScaledOperator:
             differentiable=False,
             keeps_nodes_under_vmap=False,
         )
+        return made.on_device()
 
     def explained(self) -> str:
         """What hop.explain says of the call."""
@@ -198,7 +199,7 @@ class ScaledOperator:
                 lambda q, x: hop.fake_quantize(q.quantizer, x), lambda *a: self.op(*a, **self.kwargs), given
             ).clone()
 
-        return Case(
+        made = Case(
             function=function,
             tensors=tensors,
             check=lambda got: None,
@@ -207,6 +208,7 @@ class ScaledOperator:
             nodes=0,
             smooth=False,
         )
+        return made.on_device()
 
     def _beside_constants(self) -> Case:
         operands = self._operands()
@@ -216,7 +218,7 @@ class ScaledOperator:
         ]
 
         def filled(given: tuple[Tensor, ...], rest: Any) -> list[Any]:
-            found = list(map(rest, operands))
+            found = [rest(_moved(x, given[0].device)) for x in operands]
             for i, x in zip(plain, given, strict=True):
                 found[i] = x
             return found
@@ -227,13 +229,23 @@ class ScaledOperator:
         def inner(*given: Tensor) -> Tensor:
             return self.op(*filled(given, lambda x: _doubled(_numbers(x))), **self.kwargs)
 
-        return Case(
+        made = Case(
             function=function, tensors=tensors, check=lambda got: None, reference=function, inner=inner, nodes=1
         )
+        return made.on_device()
 
 
 def _flat(args: Any) -> list[Any]:
     return [x for a in args for x in (a if isinstance(a, list) else [a])]
+
+
+def _moved(x: Any, device: torch.device) -> Any:
+    """An argument with its tensors on a device."""
+    if isinstance(x, list):
+        return [_moved(v, device) for v in x]
+    if isinstance(x, Operand):
+        return x._replace(tensors=tuple(t.to(device) for t in x.tensors))
+    return x.to(device) if isinstance(x, Tensor) else x
 
 
 def _rebuilt(x: Any) -> Any:

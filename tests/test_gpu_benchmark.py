@@ -9,15 +9,32 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 import pytest
 import torch
 from parameterized import parameterized
 
-from benchmarks import gpu, gpu_cases, gpu_checks, gpu_oracle, gpu_report, gpu_times, isolated
-from cutlass_kernels import forms, missing, tiles, tune
+import hop
+from benchmarks import (
+    gpu,
+    gpu_cases,
+    gpu_checks,
+    gpu_groups,
+    gpu_machine,
+    gpu_operators,
+    gpu_oracle,
+    gpu_profiles,
+    gpu_report,
+    gpu_run,
+    gpu_stages,
+    gpu_times,
+    isolated,
+)
+from cutlass_kernels import forms, missing, prebuilt, tiles, tune
 from cutlass_kernels.product import Product
+from docs import gpu_tables
 
 MODULE = "tests.test_gpu_benchmark"
 
@@ -38,6 +55,18 @@ def failing():
     yield "good", lambda: 1
     yield "bad", _fail
     yield "good again", lambda: 2
+
+
+def skipped():
+    def cannot():
+        raise unittest.SkipTest("no such tool")
+
+    yield "good", lambda: 1
+    yield "not here", cannot
+
+
+def nothing():
+    return iter(())
 
 
 def hanging():
@@ -93,6 +122,9 @@ class TestIsolation(unittest.TestCase):
 
     def test_cases_pass(self):
         assert run("passing:3") == [(f"case {i}", "passed", i, "") for i in range(3)]
+
+    def test_what_cannot_run_here_says_why(self):
+        assert run("skipped") == [("good", "passed", 1, ""), ("not here", "skipped", None, "no such tool")]
 
     @pytest.mark.full
     def test_a_failure_does_not_stop_the_rest(self):
@@ -257,10 +289,10 @@ class TestCases(unittest.TestCase):
         firsts = [int(parts[2]) for parts in groups if parts[1] == "check"]
         assert sorted(firsts) == list(range(0, len(gpu_cases.FORMS), gpu_checks.CHUNK))
         assert all(callable(getattr(gpu_times, name.split(":")[1])) for name in gpu_times.names())
-        assert {name.split(":")[1] for name in gpu_times.names()} == set(gpu.WEIGHTS)
+        assert {name.split(":")[1] for name in gpu_times.names()} == set(gpu_run.WEIGHTS)
 
     def test_kernels_to_build(self):
-        own = gpu_checks.variants()
+        own = gpu_groups.variants()
         assert len(set(own)) == len(own) and all(v.declines() is None for v in own)
         assert {v for v in forms.variants() if v.tma} <= set(own), "what is compiled ahead of time is checked"
 
@@ -285,28 +317,34 @@ class TestRun(unittest.TestCase):
     def test_without_a_gpu(self):
         with mock.patch.object(torch.cuda, "is_available", lambda: False):
             status, said = self.main()
-        assert status == 0 and "no CUDA device" in said and said.count("\n") == 1 and not self.output.exists()
+        assert status == 3 and "no CUDA device" in said and said.count("\n") == 1 and not self.output.exists()
 
     def test_without_the_compiler(self):
         with mock.patch.object(gpu, "missing", lambda: "the CuTe DSL is not installed"):
             status, said = self.main()
-        assert status == 0 and said == "nothing to run: the CuTe DSL is not installed\n"
+        assert (status, said) == (3, "nothing to run: the CuTe DSL is not installed; or name kernels in HOP_KERNELS\n")
+        with (
+            mock.patch.object(gpu, "missing", lambda: "the CuTe DSL is not installed"),
+            mock.patch.dict(os.environ, {prebuilt.FOLDER: "/nowhere"}),
+        ):
+            status, said = self.main()
+        assert status == 3 and "/nowhere holds no kernels" in said and "hop kernels build --out" in said
 
     @unittest.skipIf(missing() is not None, str(missing()))
     @pytest.mark.full
     def test_emulated(self):
         status, said = self.main("--emulated")
         assert status == 0, said
-        assert "3 checks passed, 0 cases failed" in said and "host, ours, scaled" in said and not self.output.exists()
+        assert "4 checks passed, 0 cases failed" in said and "host, ours, scaled" in said and not self.output.exists()
 
     @pytest.mark.full
     def test_results_are_written_when_something_fails(self):
-        made = gpu.Run(60, self.output)
+        made = gpu_run.Run(60, self.output)
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            gpu.check(made, [f"{MODULE}:failing", f"{MODULE}:passing:1"])
-            gpu.measure(made, [f"{MODULE}:rows"])
+            gpu_run.check(made, [f"{MODULE}:failing", f"{MODULE}:passing:1"])
+            gpu_run.measure(made, [f"{MODULE}:rows"])
             incomplete = json.loads(self.output.read_text())
-            status = gpu.finish(made)
+            status = gpu_run.finish(made)
         assert status == 1 and "FAILED" in said.getvalue() and "int8 to int32, times" in said.getvalue()
         found = json.loads(self.output.read_text())
         assert (incomplete["complete"], found["complete"]) == (False, True)
@@ -316,25 +354,138 @@ class TestRun(unittest.TestCase):
 
     @pytest.mark.full
     def test_what_no_time_is_left_for_is_named(self):
-        made = gpu.Run(0.0, None)
+        made = gpu_run.Run(0.0, None)
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            gpu.check(made, [f"{MODULE}:passing:4"])
-            gpu.measure(made, [f"{MODULE}:rows"])
-            assert gpu.finish(made) == 0
+            gpu_run.check(made, [f"{MODULE}:passing:4"])
+            gpu_run.measure(made, [f"{MODULE}:rows"])
+            assert gpu_run.finish(made) == gpu_run.NOTHING_RAN
         assert [s["case"] for s in made.results["skipped"]] == ["4 cases", "1 cases"]
         assert said.getvalue().count("no time was left") >= 2
 
     def test_shares_of_the_time(self):
-        made, seen = gpu.Run(1000.0, None), []
+        made, seen = gpu_run.Run(1000.0, None), []
         with mock.patch.object(isolated, "run", lambda group, deadline, **_: seen.append(deadline) or iter(())):
-            gpu.measure(made, gpu_times.names())
+            gpu_run.measure(made, gpu_times.names())
         left = [deadline - made.begin for deadline in seen]
-        weights = list(gpu.WEIGHTS.values())
+        weights = list(gpu_run.WEIGHTS.values())
         assert abs(left[0] - 970 * weights[0] / sum(weights)) < 1 and abs(left[-1] - 970) < 1, left
-        made, seen = gpu.Run(60.0, None), []
+        made, seen = gpu_run.Run(60.0, None), []
         with mock.patch.object(isolated, "run", lambda group, deadline, **_: seen.append(deadline) or iter(())):
-            gpu.measure(made, gpu_times.names())
-        assert abs(seen[0] - made.begin - gpu.LEAST) < 1 and max(seen) <= made.until(gpu.WRITTEN)
+            gpu_run.measure(made, gpu_times.names())
+        assert abs(seen[0] - made.begin - gpu_run.LEAST) < 1 and max(seen) <= made.until(gpu_run.WRITTEN)
+
+
+class TestStages(unittest.TestCase):
+    """The order of stages and their results, of groups that need no GPU."""
+
+    VERSIONS: ClassVar = {"device": "a GPU", "torch": "2"}
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.output = Path(folder.name) / "gpu.json"
+
+    def run_stages(self, *names, versions=VERSIONS, **groups):
+        made = gpu_run.Run(60.0, self.output)
+        made.results["versions"] = versions
+        first = next(iter(groups))
+        stages = {
+            name: gpu_stages.Stage(60.0, name, gpu_stages._one_by_one([f"{MODULE}:{group}"], 60.0), first=name == first)
+            for name, group in groups.items()
+        }
+        said = io.StringIO()
+        with mock.patch.object(gpu_stages, "STAGES", stages), contextlib.redirect_stdout(said):
+            status = gpu_stages.run_all(made, names)
+        return status, said.getvalue(), json.loads(self.output.read_text())
+
+    @pytest.mark.full
+    def test_each_says_what_ran(self):
+        status, said, found = self.run_stages("all", one="passing:1", two="skipped", three="nothing")
+        assert status == 0 and "nothing ran of: three" in said and "one: 1 passed" in said
+        counts = {name: (s["passed"], s["failed"], s["skipped"]) for name, s in found["stages"].items()}
+        assert counts == {"one": (1, 0, 0), "two": (1, 0, 1), "three": (0, 0, 0)}
+        assert found["one"]["case 0"]["value"] == 0 and found["skipped"][0]["stage"] == "two"
+        page = gpu_tables.measured(self.output)
+        assert "On device a GPU, torch 2." in page and "* skipped: two, not here: no such tool" in page
+
+    def test_nothing_ran(self):
+        status, said, _ = self.run_stages("one", one="nothing")
+        assert status == 3 and "nothing ran of: one" in said
+
+    def test_after_the_first_failed_nothing_runs(self):
+        status, said, found = self.run_stages("all", one="failing", two="passing:1")
+        assert status == 1 and "two: did not run: one failed" in said and found["stages"]["two"]["skipped"] == 1
+        assert [e["stage"] for e in found["failed"]] == ["one"] and "7 of 9 elements are wrong" in said
+
+    @pytest.mark.full
+    def test_results_are_added_up(self):
+        self.run_stages("one", one="failing", two="passing:1")
+        status, _, found = self.run_stages("two", one="failing", two="passing:1")
+        assert status == 0 and list(found["stages"]) == ["one", "two"] and len(found["failed"]) == 1
+        _, _, found = self.run_stages("one", one="passing:1", two="passing:1")
+        assert found["failed"] == [] and found["stages"]["one"]["passed"] == 1, "what a stage found before is forgotten"
+        _, _, found = self.run_stages("two", versions={"device": "another"}, one="passing:1", two="passing:1")
+        assert list(found["stages"]) == ["two"], "results of another machine do not stand beside these"
+
+
+class TestOnTheMachine(unittest.TestCase):
+    """What is asked of a GPU's machine, here of programs that stand in for its own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        patched = mock.patch.dict(os.environ, {"PATH": f"{folder.name}:{os.environ['PATH']}"})
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def program(self, name, text):
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def test_clocks(self):
+        self.program("nvidia-smi", "echo '1980, 3201, 1980, 3201, 700.00, 41'")
+        assert gpu_machine.clocks()["clocks.sm"] == "1980" and gpu_machine.clocks()["temperature.gpu"] == "41"
+        self.program("nvidia-smi", "exit 9")
+        assert gpu_machine.clocks() == {}
+
+    @unittest.skipIf(torch.cuda.is_available(), "the check passes on a GPU")
+    def test_sanitizer(self):
+        with self.assertRaisesRegex(unittest.SkipTest, "no-such-tool is not installed here"):
+            gpu_checks.under(["no-such-tool"])
+        self.program("compute-sanitizer", 'shift 4; "$@" 2>/dev/null; echo ERROR SUMMARY; exit 86')
+        with self.assertRaisesRegex(AssertionError, "ended with status 86: ERROR SUMMARY"):
+            dict(gpu_checks.sanitized())["memcheck"]()
+
+    def test_profile(self):
+        args = {"registers per thread": 168, "shared memory": 200000, "grid": [132, 1, 1]}
+        events = [{"cat": "kernel", "name": "k", "dur": us, "args": args} for us in (3.0, 1.0, 2.0)]
+        found = gpu_profiles.kernels([{"cat": "cpu_op", "name": "mm", "dur": 9.0}, *events])
+        assert found == [
+            {"name": "k", "times": 3, "us": 2.0, "registers": 168, "shared_bytes": 200000, "grid": [132, 1, 1]}
+        ]
+
+
+class TestOperators(unittest.TestCase):
+    """Against the CPU's bits, here on the CPU."""
+
+    def test_every_case_runs(self):
+        for group in (gpu_operators.quantizers, gpu_operators.products, gpu_operators.scaled):
+            for name, call in group("cpu"):
+                if "1024x" not in name:
+                    with self.subTest(case=name):
+                        call()
+        assert [name.split(":")[1] for name in gpu_operators.names()] == ["quantizers", "products", "scaled"]
+
+    def test_other_bits_are_seen(self):
+        turn = iter((0.0, 1e-7))
+        with self.assertRaisesRegex(AssertionError, "result 0: 3 of 3 elements have other bits"):
+            gpu_operators.same(lambda x: x + next(turn), torch.ones(3) / 4, device="cpu")
+        x, w = torch.ones(2, 64), torch.ones(3, 64)
+        q = hop.presets.FP8_ROW
+        with self.assertRaisesRegex(AssertionError, "times the bound"):
+            gpu_operators.near(lambda x, w: torch.full((2, 3), 64.2), hop.quantize(q, x), hop.quantize(q, w), "cpu")
 
 
 if __name__ == "__main__":

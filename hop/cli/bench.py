@@ -45,7 +45,7 @@ def bench(
         hop bench mm overhead --compare before.json
         hop bench --results after.json --compare before.json --slower 1.05
     """
-    running = _benchmarks("running")
+    running = benchmarks("running")
     if list_:
         show("\n".join(running.NAMES))
         return 0
@@ -62,7 +62,7 @@ def bench(
 
 def _measured(groups: list[Any], file: Path | None) -> dict[str, Any]:
     """The results of groups; rows are shown as they come, and written when the last one is there, or no more come."""
-    running, timing = _benchmarks("running"), _benchmarks("timing")
+    running, timing = benchmarks("running"), benchmarks("timing")
     timing.keep_freed_memory()
     tell = say if file == _STDOUT else show  # JSON alone is on stdout
     tell(running.HEADER, style="bold")
@@ -92,7 +92,7 @@ def _write(results: dict[str, Any], file: Path | None) -> None:
 
 
 def _compared(old: dict[str, Any], new: dict[str, Any], slower: float, tell: Callable[..., None]) -> int:
-    comparing = _benchmarks("comparing")
+    comparing = benchmarks("comparing")
     changes = comparing.compared(old, new)
     for difference in comparing.conditions(old, new):
         say(f"measured otherwise: {difference}", style="yellow")
@@ -114,13 +114,13 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _benchmarks(name: str) -> Any:
+def benchmarks(name: str) -> Any:
     """A module of the source tree's benchmarks."""
     root = Path(hop.__file__).resolve().parents[1]
     if not (root / "benchmarks" / f"{name}.py").is_file():
         raise FileNotFoundError(
-            f"the benchmarks are part of the source tree, and there are none in {root}: run hop bench from a checkout "
-            "that is installed in place (pip install --editable .)"
+            f"the benchmarks are part of the source tree, and there are none in {root}: run hop from a checkout that "
+            "is installed in place (pip install --editable .)"
         )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))

@@ -9,7 +9,7 @@ import typer
 
 import cutlass_kernels
 import hop
-from cutlass_kernels import ahead
+from cutlass_kernels import ahead, prebuilt
 from hop.cli.explain import kernels
 from hop.cli.output import show, show_json
 from hop.compat import versions
@@ -141,9 +141,12 @@ def _native() -> dict[str, Any]:
 def _cute() -> dict[str, Any]:
     reason = cutlass_kernels.missing()
     try:
+        pack = prebuilt.pack()
         built = sum(map(ahead.is_built, found := ahead.matching()))
         detail = f"{built} of {len(found)} compiled"
-    except PermissionError as error:
+        if pack is not None:
+            reason, detail = None, f"{detail}, {len(pack.kernels)} built ahead in {pack.folder}"
+    except (OSError, RuntimeError) as error:
         reason, detail = reason or str(error), ""
     if not torch.cuda.is_available():
         reason = "; ".join(filter(None, (reason, "there is no GPU")))

@@ -1,0 +1,126 @@
+"""Which kernels the checks and timings on a GPU need, by groups, and how long they take to build and to load.
+
+`hop kernels build --only GROUP` packs a group; each has all that its part of benchmarks.gpu runs.
+"""
+
+import fnmatch
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from benchmarks import gpu_cases as g
+from benchmarks import gpu_checks, gpu_times
+from benchmarks.isolated import Cases
+from cutlass_kernels import cache, hopper, prebuilt, tiles
+from cutlass_kernels.variants import Variant
+
+Shape = tuple[int, int, int]
+_SHAPE = (200, 256, 256)  # where any will do
+
+
+def _unique(found: Iterable[Variant | str]) -> list[Variant]:
+    return list(dict.fromkeys(v for v in found if not isinstance(v, str)))
+
+
+def _with_tiles(form: g.Form) -> list[Variant]:
+    return _unique(g.Case(form, tile, _SHAPE).variant() for tile in tiles.TILES)
+
+
+def _by_shape(pairs: Iterable[tuple[g.Form, Shape]]) -> list[Variant]:
+    """With the tile that the model chooses."""
+    return _unique(g.Case(form, None, shape).variant() for form, shape in pairs)
+
+
+def first_tile() -> list[Variant]:
+    return _unique([g.FIRST.variant()])
+
+
+def each_tile() -> list[Variant]:
+    return _with_tiles(g.FIRST.form)
+
+
+def checks() -> list[Variant]:
+    """Every form that is checked, with every tile, and what is checked with the tile that its shape gets."""
+    cases = [case.variant() for form in g.FORMS for case in g.cases(form)]
+    shapes = [(form, shape) for form, shape, _ in gpu_checks.by_shape()]
+    return _unique((*cases, *_by_shape((*shapes, *gpu_checks.REPEATED, *gpu_checks.SMALL))))
+
+
+def by_tile() -> list[Variant]:
+    return _unique(v for name in gpu_times.BY_TILE for v in _with_tiles(gpu_times.FORMS[name]))
+
+
+def host() -> list[Variant]:
+    return _by_shape((form, gpu_times.LITTLE) for form in g.BASIC[:2])
+
+
+def _timed(*forms: str) -> Callable[[], list[Variant]]:
+    return lambda: _by_shape((gpu_times.FORMS[form], shape) for form in forms for shape in gpu_times.SHAPES)
+
+
+GROUPS: dict[str, Callable[[], list[Variant]]] = {
+    "first-tile": first_tile,
+    "tiles": each_tile,
+    "host": host,
+    "int8": _timed("int8"),
+    "int8_to_bf16": _timed("int8 to bf16"),
+    "fp8": _timed("fp8", "fp8 fast"),
+    "fp8_blocks": _timed("fp8 blocks"),
+    "by_tile": by_tile,
+    "checks": checks,
+}
+
+
+def variants() -> list[Variant]:
+    """What all groups need, each once, the most important first."""
+    return _unique(v for group in GROUPS.values() for v in group())
+
+
+def chosen(patterns: Sequence[str]) -> list[Variant]:
+    """The kernels of the groups that match patterns of the shell; of one that matches none, those with such names.
+
+    Raises:
+        LookupError: a pattern matches neither a group nor a kernel.
+    """
+    found: list[Variant] = []
+    for pattern in patterns:
+        own = [v for name, group in GROUPS.items() if fnmatch.fnmatch(name, pattern) for v in group()]
+        own = own or [v for v in variants() if fnmatch.fnmatch(v.name, pattern)]
+        if not own:
+            raise LookupError(f"no group and no kernel is named {pattern!r}; the groups are {', '.join(GROUPS)}")
+        found += own
+    return _unique(found)
+
+
+# ---- building and loading
+
+
+def build(part: str, parts: str) -> Cases:
+    """Every `parts`-th kernel, compiled and kept on disk; the time of each in seconds, or nothing if it was there."""
+    torch.set_num_threads(1)
+    for variant in variants()[int(part) :: int(parts)]:
+        yield variant.name, lambda variant=variant: _built(variant)
+
+
+def _built(variant: Variant) -> float | None:
+    if cache.is_kept(variant.name, hopper.TARGET):
+        return None
+    begin = time.perf_counter()
+    hopper.compiled(variant)
+    return round(time.perf_counter() - begin, 3)
+
+
+def load() -> Cases:
+    """Kernels loaded from disk: milliseconds of each."""
+    for variant in variants()[:8]:
+        yield variant.name, lambda variant=variant: _loaded(variant)
+
+
+def _loaded(variant: Variant) -> float | None:
+    pack = prebuilt.pack()
+    if not (cache.is_kept(variant.name, hopper.TARGET) or (pack and pack.has(variant.name, hopper.TARGET))):
+        return None
+    begin = time.perf_counter()
+    hopper.compiled(variant)
+    return round((time.perf_counter() - begin) * 1e3, 2)

@@ -1,0 +1,157 @@
+"""One run on a GPU: what was found, the time that is left, and its phases."""
+
+import json
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import gpu_report, isolated
+from benchmarks.isolated import Outcome
+
+NOTHING_RAN = 3  # the exit status
+BUILT, CHECKED, WRITTEN = 0.3, 0.6, 0.97  # of the time: until when kernels are built, checks begun, timings begun
+WEIGHTS = {"limits": 1.0, "host": 1.0, "int8": 6.0, "int8_to_bf16": 5.0, "fp8": 5.0, "fp8_blocks": 4.0, "by_tile": 3.0}
+LEAST = 25.0  # seconds for a group, whose process takes some to start
+SHOWN = 30  # failures that are printed; all are in the results
+SIDE_BY_SIDE = 4  # groups of checks
+
+
+class Run:
+    """One run: what was found so far, and the time that is left."""
+
+    def __init__(self, seconds: float, output: Path | None) -> None:
+        self.begin, self.seconds, self.output = time.monotonic(), seconds, output
+        self.results: dict[str, Any] = {"checks": {"passed": 0, "worst": {}}, "failed": [], "skipped": [], "rows": []}
+        self.counts: Counter[str] = Counter()  # of cases, by what came of them
+        self.stage = ""
+
+    @property
+    def ran(self) -> int:
+        """How many cases ran, whatever came of them."""
+        return sum(count for state, count in self.counts.items() if state != "skipped")
+
+    @property
+    def status(self) -> int:
+        """The exit status: 1 if something failed, NOTHING_RAN if nothing ran, else 0."""
+        return 1 if self.results["failed"] else 0 if self.ran else NOTHING_RAN
+
+    def until(self, share: float) -> float:
+        """The moment when a share of the time is spent."""
+        return self.begin + share * self.seconds
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.begin:5.0f} s] {text}", flush=True)
+
+    def write(self, is_complete: bool = False) -> None:
+        self.results |= {"seconds": round(time.monotonic() - self.begin), "complete": is_complete}
+        self.results["goals"] = gpu_report.goals(self.results)
+        if self.output is not None:
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.output.with_suffix(".part")
+            temporary.write_text(json.dumps(self.results, indent=1, ensure_ascii=False) + "\n")
+            os.replace(temporary, self.output)
+
+    def good(self, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+        """Those that passed; the others are recorded and said."""
+        for o in outcomes:
+            self.counts[o.state] += 1
+            if o.state == "passed":
+                yield o
+                continue
+            kept = self.results["failed" if o.is_bad else "skipped"]
+            entry = {"group": o.group, "case": o.case, "state": o.state, "error": o.error}
+            kept.append(entry | ({"stage": self.stage} if self.stage else {}))
+            if len(kept) <= SHOWN:
+                error = o.error[:400] if o.state == "failed" else o.error[-400:]  # of a process, how it ended
+                self.say(f"{o.state.upper()} {o.group.split('.')[-1]}, {o.case}: {error}")
+
+
+# ---- phases
+
+
+def describe(run: Run) -> dict[str, Any]:
+    outcomes = isolated.run("benchmarks.gpu_machine:describe", run.until(1.0), patience=120.0)
+    found = next((o.value for o in run.good(outcomes)), {})
+    run.counts.clear()  # it checks and times nothing
+    run.results["versions"] = found
+    run.say(", ".join(f"{name} {value}" for name, value in found.items()))
+    return found
+
+
+def build(run: Run, processes: int, share: float = BUILT) -> None:
+    begin, parts = time.monotonic(), [f"benchmarks.gpu_groups:build:{i}:{processes}" for i in range(processes)]
+    outcomes = list(run.good(isolated.together(parts, run.until(share), workers=processes, patience=90.0)))
+    seconds = [o.value for o in outcomes if o.value is not None]
+    loaded = run.good(isolated.run("benchmarks.gpu_groups:load", run.until(share) + 20))
+    milliseconds = [o.value for o in loaded if o.value is not None]
+    found = {"kernels": len(outcomes), "compiled": len(seconds), "processes": processes}
+    found |= {"seconds": round(time.monotonic() - begin, 1), "seconds_each": statistics.median(seconds or [0.0])}
+    found |= {"most_seconds": max(seconds, default=0.0), "load_ms": statistics.median(milliseconds or [0.0])}
+    run.results["build"] = found
+    run.say(", ".join(f"{name} {value}" for name, value in found.items()))
+
+
+def check(run: Run, groups: Sequence[str], workers: int = SIDE_BY_SIDE, last: float = CHECKED) -> None:
+    checks, begin = run.results["checks"], time.monotonic()
+    for o in run.good(isolated.together(groups, run.until(last), workers=workers, patience=90.0)):
+        checks["passed"] += 1
+        if isinstance(o.value, float) and o.value > 0:
+            form = o.case.rsplit(", ", 4)[0]
+            checks["worst"][form] = max(checks["worst"].get(form, 0.0), o.value)
+        if checks["passed"] % 200 == 0:
+            run.say(f"{checks['passed']} checks passed")
+    run.say(f"{checks['passed']} checks passed in {time.monotonic() - begin:.0f} s")
+    run.say(f"sums of floats were off by, in parts of what they may be: {checks['worst']}")
+
+
+def measure(run: Run, groups: Sequence[str], last: float = WRITTEN) -> None:
+    """Each group has its share of the time that is left, and LEAST at least."""
+    weights = [WEIGHTS.get(_name(group), 1.0) for group in groups]
+    for i, group in enumerate(groups):
+        now = time.monotonic()
+        share = (run.until(last) - now) * weights[i] / sum(weights[i:])
+        deadline = min(run.until(last), now + max(LEAST, share))
+        for o in run.good(isolated.run(group, deadline, patience=60.0)):
+            _record(run, _name(group), o.value)
+        run.write()
+
+
+def _name(group: str) -> str:
+    return group.split(":")[1]
+
+
+def _record(run: Run, name: str, found: dict[str, Any]) -> None:
+    """Keep and print what a group of timings gave."""
+    if name == "limits":
+        run.results.setdefault(name, {})[found["name"]] = found["per_s"]
+        run.say(f"{found['name']}: {found['per_s'] / 1e12:.2f} T a second")
+    elif name.startswith("host"):
+        run.results.setdefault(name, {})[found["name"]] = found["us"]
+        run.say(f"host, {found['name']}: {found['us']:.2f} µs a call, at least {found['least_us']:.2f}")
+    elif name == "by_tile":
+        run.results.setdefault(name, []).append(found)
+        run.say(gpu_report.tile_line(found))
+    else:
+        run.results["rows"].append(found)
+        run.say(gpu_report.line(found, run.results))
+
+
+def finish(run: Run) -> int:
+    run.write(is_complete=True)
+    failed, skipped = run.results["failed"], run.results["skipped"]
+    for group, count in Counter(entry["group"] for entry in failed).items():
+        run.say(f"FAILED: {count} cases of {group.split('.')[-1]}")
+    for entry in skipped:
+        run.say(f"skipped: {entry['group'].split('.')[-1]}, {entry['case']}: {entry['error']}")
+    if run.results["rows"]:
+        print(gpu_report.table(run.results))
+        for goal in run.results["goals"]:
+            print(gpu_report.goal_line(goal))
+    if run.output is not None:
+        run.say(f"wrote {run.output}")
+    run.say(f"{run.results['checks']['passed']} checks passed, {len(failed)} cases failed")
+    return run.status

@@ -1,0 +1,126 @@
+"""The stages of a first day on a GPU, from one tile to profiles: python -m benchmarks.gpu --stage NAME.
+
+Each has a time of its own, says what ran, and adds to the results of the stages before it on the same machine. A stage
+needs Python, torch and kernels, by the CuTe DSL or built ahead (HOP_KERNELS); no pip, no network.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import gpu_checks, gpu_machine, gpu_operators, gpu_profiles, gpu_report, gpu_times, isolated
+from benchmarks.gpu_run import NOTHING_RAN, Run, check, measure
+from cutlass_kernels import tiles
+
+ALL = 0.97  # of a stage's time: until when cases are begun
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is run, in how many seconds; if one that goes `first` fails, nothing after it is worth running."""
+
+    seconds: float
+    what: str
+    run: Callable[[Run], None]
+    first: bool = False
+
+
+def _one_by_one(groups: Sequence[str], patience: float) -> Callable[[Run], None]:
+    """Groups one after another, each in a process; values are kept under the stage's name."""
+
+    def run(run: Run) -> None:
+        found = isolated.together(groups, run.until(ALL), workers=1, patience=patience)
+        run.results[run.stage] = {o.case: _with_time(o) for o in run.good(_said(run, found))}
+
+    return run
+
+
+def _with_time(o: isolated.Outcome) -> dict[str, Any]:
+    return {"value": o.value, "seconds": round(o.seconds, 2)}
+
+
+def _said(run: Run, outcomes: Iterator[isolated.Outcome]) -> Iterator[isolated.Outcome]:
+    for o in outcomes:
+        if o.state == "passed":
+            run.say(f"passed {o.case} in {o.seconds:.1f} s")
+        yield o
+
+
+def _checks(run: Run) -> None:
+    run.results["checks"] = {"passed": 0, "worst": {}}
+    check(run, [*gpu_operators.names(), *gpu_checks.names()], last=ALL)
+
+
+def _timings(run: Run) -> None:
+    for name in ("limits", "host", "by_tile"):
+        run.results.pop(name, None)
+    run.results["rows"] = []
+    measure(run, gpu_times.names(), last=ALL)
+
+
+_TILES = [f"benchmarks.gpu_checks:tile:{i}" for i in range(len(tiles.TILES))]
+STAGES = {
+    "first-tile": Stage(
+        90.0, "one tile, against the CPU's bits", _one_by_one(["benchmarks.gpu_checks:first_tile"], 60.0), first=True
+    ),
+    "tiles": Stage(300.0, "every tile, a process each, against the CPU's bits", _one_by_one(_TILES, 60.0)),
+    "sanitizer": Stage(300.0, "compute-sanitizer", _one_by_one(["benchmarks.gpu_checks:sanitized"], 120.0)),
+    "checks": Stage(480.0, "every form with every tile; operators against the CPU's bits", _checks),
+    "timings": Stage(480.0, "times beside PyTorch's", _timings),
+    "profiles": Stage(180.0, "what the GPU says of each kernel", _one_by_one(gpu_profiles.names(), 60.0)),
+}
+
+
+def run_all(run: Run, names: Sequence[str], seconds: float | None = None) -> int:
+    """Run stages in their order; the exit status."""
+    chosen = [name for name in STAGES if name in names or "all" in names]
+    _resume(run, chosen)
+    statuses: list[int] = []
+    for name in chosen:
+        given_up = statuses[:1] == [1] and STAGES[chosen[0]].first
+        statuses.append(_not_run(run, name, f"{chosen[0]} failed") if given_up else _one(run, name, seconds))
+    missed = [name for name, status in zip(chosen, statuses, strict=True) if status == NOTHING_RAN]
+    print(gpu_report.stages(run.results))
+    if missed:
+        run.say(f"nothing ran of: {', '.join(missed)}")
+    if run.output is not None:
+        run.say(f"wrote {run.output}")
+    return 1 if 1 in statuses else NOTHING_RAN if missed == chosen else 0
+
+
+def _one(run: Run, name: str, seconds: float | None) -> int:
+    """Run a stage; 1 if something of it failed, NOTHING_RAN if nothing of it ran."""
+    stage, failed = STAGES[name], len(run.results["failed"])
+    run.stage, run.begin, run.seconds = name, time.monotonic(), seconds or stage.seconds
+    run.counts.clear()
+    run.say(f"{name}: {stage.what}, {run.seconds:.0f} s at most")
+    before = gpu_machine.clocks()
+    stage.run(run)
+    counts = {state: run.counts[state] for state in ("passed", "failed", "hung", "died", "skipped")}
+    spent = {"seconds": round(time.monotonic() - run.begin, 1), "of_seconds": run.seconds}
+    run.results["stages"][name] = counts | spent | {"clocks": {"before": before, "after": gpu_machine.clocks()}}
+    run.write(is_complete=True)
+    run.say(f"{name}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+    return 1 if len(run.results["failed"]) > failed else 0 if run.ran else NOTHING_RAN
+
+
+def _not_run(run: Run, name: str, why: str) -> int:
+    run.results["stages"][name] = {"skipped": 1, "why": why}
+    run.results["skipped"].append({"group": "", "case": name, "state": "skipped", "error": why, "stage": name})
+    run.write(is_complete=True)
+    run.say(f"{name}: did not run: {why}")
+    return NOTHING_RAN
+
+
+def _resume(run: Run, chosen: Sequence[str]) -> None:
+    """Take what earlier stages found on this machine; what the chosen ones found is forgotten."""
+    versions = run.results["versions"]
+    if run.output is not None and run.output.exists():
+        found = json.loads(run.output.read_text())
+        if gpu_report.machine(found.get("versions", {})) == gpu_report.machine(versions):
+            run.results = run.results | found | {"versions": versions}
+    for kept in ("failed", "skipped"):
+        run.results[kept] = [e for e in run.results[kept] if e.get("stage", chosen[0]) not in chosen]
+    run.results["stages"] = {n: v for n, v in run.results.get("stages", {}).items() if n not in chosen}
