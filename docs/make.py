@@ -43,7 +43,7 @@ def rules() -> str:
     collectives_last = sorted(table.rules().items(), key=lambda row: "" if row[0].namespace == "aten" else str(row[0]))
     for op, rule in collectives_last:
         by_rule.setdefault(rule, []).append(f"`{op}`")
-    rows = [[", ".join(names), rule.__doc__] for rule, names in by_rule.items()]
+    rows = [[", ".join(names), " ".join(str(rule.__doc__).split())] for rule, names in by_rule.items()]
     return pages.table([["operators", "result"], *rows])
 
 

@@ -60,7 +60,7 @@ def save(
         together.broadcast("prepare", lambda: _prepare(folder, step, temporary))
         dcp.save(
             state_dict,
-            storage_writer=dcp.FileSystemWriter(temporary),
+            storage_writer=_Writer(temporary),
             planner=SavePlanner(),
             process_group=process_group,
         )
@@ -193,6 +193,15 @@ def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
     return found, described
 
 
+class _Writer(dcp.FileSystemWriter):
+    """Writes the name of its folder as text: a path would be read by the Pythons alone that keep its class in the same
+    module, which 3.13 has moved."""
+
+    @property
+    def checkpoint_id(self) -> str:
+        return str(cast(Any, self.path))
+
+
 def _verify(path: Path, saved: dict[str, Any]) -> None:
     if not path.is_file() or path.stat().st_size != saved["bytes"]:
         has = f"{path.stat().st_size} bytes" if path.is_file() else "no file"
@@ -215,7 +224,10 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"metadata of a checkpoint hold no {module}.{name}")
 
 
-_HARMLESS = {("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib", "WindowsPath")}
+_HARMLESS = {
+    ("torch.serialization", "_get_layout"),
+    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
+}
 
 
 @contextlib.contextmanager
