@@ -24,4 +24,16 @@ from tests.ptx.launch import Report, launch, prepare
 from tests.ptx.memory import Deadlock, Fault, Memory
 from tests.ptx.tensormap import TensorMap
 
-__all__ = ["HABITS", "Deadlock", "Fault", "Habits", "Memory", "Report", "TensorMap", "contractable", "habits", "launch", "prepare"]
+__all__ = [
+    "HABITS",
+    "Deadlock",
+    "Fault",
+    "Habits",
+    "Memory",
+    "Report",
+    "TensorMap",
+    "contractable",
+    "habits",
+    "launch",
+    "prepare",
+]

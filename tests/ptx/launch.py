@@ -52,10 +52,10 @@ def launch(
 ) -> Report:
     """Runs all blocks of a grid; raises Fault or Deadlock, which say who did what where.
 
-    `habits` say what becomes of that which the hardware leaves open: which warp runs, when copies land, when products
-    run; without them they are drawn, by `seed`. `resident` is how many clusters run at once; `registers`, how many each
-    thread has at first, which setmaxnreg needs to be checked. A parameter that is an int or float fills its declared size; bytes are taken as they
-    are, so that an aggregate may hold `TensorMap.encode()`."""
+    `habits` decide what the hardware leaves open: which warp runs, when copies land, when products run; without them
+    they are drawn, by `seed`. `resident` is how many clusters run at once; `registers`, how many each thread has at
+    first, without which setmaxnreg is not checked against the block's pool. A parameter that is an int or float fills
+    its declared size; bytes are taken as they are, so that an aggregate may hold `TensorMap.encode()`."""
     program = ptx if isinstance(ptx, Program) else prepare(ptx, entry)
     check(program, block, grid, cluster)
     program.counts = [0] * len(program.steps)
