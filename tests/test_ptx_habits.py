@@ -46,7 +46,9 @@ class Loads(unittest.TestCase):
 
 
 class Products(unittest.TestCase):
-    @parameterized.expand([("", True), ("add.s32 %r40, %r40, 0;", False), ("mov.b32 %r40, %r40;", True)])
+    @parameterized.expand(
+        [("", True), ("add.s32 %r40, %r40, 0;", False), ("mov.b32 %r50, %r40;", False), ("mov.b32 %r51, %r50;", True)]
+    )
     def test_one_fence(self, between, right):
         """Products of one shape in the same accumulators need no other, unless something else uses those."""
         fence = "wgmma.fence.sync.aligned;"

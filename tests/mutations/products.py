@@ -140,6 +140,27 @@ PRODUCTS: dict[str, Mutation] = {
         "|".join((HANGS, WRONG)),
         ("late_loads", "reordered_loads", "first_ahead", "last_ahead"),
     ),
+    "sums read under way": Mutation(
+        "promoted",
+        "products are added to the sums in float32 while wgmma still computes them",
+        (Edit(r"^\twgmma\.wait_group.*\n"),),
+        UNDER_WAY,
+        EVERY,
+    ),
+    "no wgmma.fence after sums are read": Mutation(
+        "promoted",
+        "wgmma overwrites products that are still being added",
+        (Edit(r"^\twgmma\.fence.*\n"), Edit(r"^(\tsetmaxnreg\.inc.*\n)", r"\1\twgmma.fence.sync.aligned;\n")),
+        UNORDERED,
+        EVERY,
+    ),
+    "release before the products of a step": Mutation(
+        "promoted",
+        "a stage is loaded again while its products still read it",
+        (Edit(r"^(\twgmma\.wait_group\S+ \t0;\n)((?:.*\n){1,6}?\tmbarrier\.arrive.*\n\$L\S+:\n)", r"\2\1"),),
+        WRONG,
+        ("late_products+first_ahead",),
+    ),
     "turns not waited for": Mutation(
         "pingpong",
         "a consumer takes an old phase for one to come, since it waits two rounds ahead",

@@ -38,10 +38,11 @@ class Kernel:
     m: int
     n: int
     k: int = 400
+    form: Variant = FORM
 
     @functools.cached_property
     def host(self) -> Host:
-        variant = replace(FORM, tile=self.tile, tma=not self.tile.swap)
+        variant = replace(self.form, tile=self.tile, tma=not self.tile.swap)
         return emulated.compiled(Short(**{f.name: getattr(variant, f.name) for f in fields(variant)})).host
 
     @functools.cached_property
@@ -49,26 +50,38 @@ class Kernel:
         generator = torch.Generator().manual_seed(0)
 
         def codes(rows: int) -> torch.Tensor:
-            return torch.randint(-128, 128, (rows, self.k), generator=generator).to(torch.int8)
+            found = torch.randint(-128, 128, (rows, self.k), generator=generator).to(torch.int8)
+            return found if self.form.is_integer else found.to(self.form.lhs)
 
         scales = [torch.rand(size, generator=generator) + 0.5 for size in (self.m, self.n)]
-        return Product(codes(self.m), codes(self.n).mT, FORM.out, scales[0][:, None], scales[1][None])
+        return Product(codes(self.m), codes(self.n).mT, self.form.out, scales[0][:, None], scales[1][None])
+
+    @functools.cached_property
+    def right(self) -> torch.Tensor:
+        """The product; of floats, whose sums are rounded, what the kernel makes of it where everything happens at once.
+        That it is right is for tests/test_cutlass_kernels.py."""
+        if self.form.is_integer:
+            return plain.reference(self.product)
+        return emulated.launched(self.host, self.product, self.tile, habits=habits("prompt"))
 
     def outcome(self, host: Host, *names: str) -> str:
         """What becomes of the product under the named habits: "" if it is right."""
+        right = self.right
         try:
             got = emulated.launched(host, self.product, self.tile, habits=habits(*names))
         except Fault as fault:
             return str(fault)
-        return "" if torch.equal(got, plain.reference(self.product)) else WRONG
+        return "" if torch.equal(got, right) else WRONG
 
 
-# Two consumers that share a tile; two with a tile each; blocks that load for each other; results stored by threads.
+# Two consumers that share a tile; two with a tile each; blocks that load for each other; results stored by threads;
+# sums in float32, to which the products of each step are added.
 KERNELS = {
     "cooperative": Kernel(Tile(128, 64), 300, 72),
     "pingpong": Kernel(Tile(64, 64, pingpong=True), 300, 72),
     "cluster": Kernel(Tile(64, 64, cluster=(2, 1)), 260, 72),
     "swapped": Kernel(Tile(64, 16, swap=True), 36, 130, 200),
+    "promoted": Kernel(Tile(64, 64), 140, 72, form=FORMS[23]),
 }
 
 

@@ -95,8 +95,10 @@ class Program:
         registers = touched(ins.operands if ins.guard is None else (*ins.operands, ins.guard))
         # wgmma looks after its own accumulators.
         registers = registers - touched(items(ins.operands[0])) if base == "wgmma" and ins.operands else registers
-        # By mov a compiler says where values are, also between a fence and its wgmma: the assembler orders those.
-        in_matrices = frozenset() if base in ("wgmma", "mov") else registers & self.matrix_registers
+        in_matrices = registers & self.matrix_registers
+        # Compilers place accumulators by mov, also between a fence and its wgmma: those the assembler orders.
+        if base == "wgmma" or (base == "mov" and touched(ins.operands[:1]) & self.matrix_registers):
+            in_matrices = frozenset()
         guard = None if ins.guard is None else ins.guard.index
         negated = ins.guard is not None and ins.guard.negated
         communicates = base in COMMUNICATES
