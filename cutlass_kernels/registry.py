@@ -7,21 +7,18 @@
 A kernel reads factors along K, compactly, in units of 16 bytes; sizes that are none are filled up with zeros.
 """
 
-import contextlib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import threading
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cutlass_kernels import cache, plain
+from cutlass_kernels import cache, patches, plain
 from cutlass_kernels import missing as missing_dsl
 from cutlass_kernels.layouts import columnwise, padded, rowwise, swizzled, up
 from cutlass_kernels.product import FLOAT4, FLOATS, GROUPS, INTEGERS, REALS, Product
@@ -229,8 +226,7 @@ def compile_for(target: str, case: Case, multiprocessors: int) -> Any:
     """The kernel of a case for a target such as "100a", and a GPU of so many multiprocessors; needs no GPU."""
     from torch._subclasses import FakeTensorMode
 
-    with _LOCK, _multiprocessors(multiprocessors), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the registry uses what the DSL is about to move
+    with _LOCK, patches.multiprocessors(multiprocessors), patches.moved_schedulers(), patches.superseded_divisors():
         with FakeTensorMode():
             args = arguments(case, *_examples(case))
         found = _operators().get_operators(args, lambda metadata: _is_chosen(case, metadata), target)
@@ -289,23 +285,6 @@ def _is_chosen(case: Case, metadata: Any) -> bool:
         and design.use_2cta_mma == case.pair
         and (case.kernel != "PersistentDenseGemmOperator" or scheduler.startswith("CLC"))
     )
-
-
-@contextlib.contextmanager
-def _multiprocessors(count: int) -> Iterator[None]:
-    """The registry asks the device how many clusters it can run; here the answer follows from the count."""
-    import cutlass.utils
-
-    class Hardware:
-        def get_max_active_clusters(self, size: int) -> int:
-            return count // size
-
-    own = cutlass.utils.HardwareInfo
-    setattr(cutlass.utils, "HardwareInfo", Hardware)  # noqa: B010, of another type
-    try:
-        yield
-    finally:
-        setattr(cutlass.utils, "HardwareInfo", own)  # noqa: B010
 
 
 def launch(kernel: Any, call: Call, stream: int) -> None:

@@ -4,6 +4,7 @@ the emulator of tests.ptx, with copies, barriers and products in whatever order 
 import itertools
 import unittest
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +24,8 @@ from tests import cubin
 if reason := cutlass_kernels.missing():
     pytest.skip(reason, allow_module_level=True)
 
-from tests import emulated
-from tests.ptx import contractable
+from tests import emulated, registers
+from tests.ptx import HABITS, contractable, habits
 
 FORM = FORMS[5]  # int8 by rows and columns, in bfloat16
 
@@ -60,7 +61,7 @@ def check_code(variant: Variant) -> None:
     assert contractable(made.ptx) == []
     used = cubin.usage(made.cubin)
     assert used.stack_bytes == 0, f"{used.stack_bytes} bytes of registers are spilled"
-    assert used.registers * variant.tile.threads <= 65536
+    registers.check(variant.tile, used)
 
 
 class TestVariants(unittest.TestCase):
@@ -152,7 +153,7 @@ def product(form: Variant, m: int, n: int, k: int, batch: int = 2) -> Product:
     return Product(operand(form.lhs, *lead, m, k), rhs, form.out, fast=not form.promoted, **fused)  # type: ignore[arg-type]
 
 
-def check(p: Product, tile: Tile, **kwargs: int) -> None:
+def check(p: Product, tile: Tile, **kwargs: Any) -> None:
     """The emulated kernel's result is exact for integers, and rounded as float32 is for floats."""
     got, wanted = emulated.run(p, tile, **kwargs), plain.reference(p)
     assert got.dtype == p.out and got.shape == wanted.shape
@@ -264,8 +265,22 @@ class TestEmulated(unittest.TestCase):
     def test_runs_are_equal_in_any_order(self):
         for form, tile in ((FORMS[-3], Tile(64, 128, pingpong=True)), (FORM, Tile(128, 128, cluster=(2, 1)))):
             p = product(form, 300, 160, 144)  # many tiles of few steps: stages and parts of results are used again
-            runs = [emulated.run(p, tile, seed=seed) for seed in range(12)]
+            runs = [emulated.run(p, tile, seed=seed) for seed in range(4)]
+            runs += [emulated.run(p, tile, habits=habits(name)) for name in HABITS]
             assert all(torch.equal(r, runs[0]) for r in runs)
+
+    @parameterized.expand(list(HABITS))
+    @pytest.mark.full
+    def test_each_habit(self, name):
+        """The kernels that tests.mutations has none of: sums in float32, scales of blocks, batches, zero points."""
+        for form, tile in (
+            (FORMS[23], Tile(64, 64)),
+            (FORMS[-3], Tile(64, 64, pingpong=True)),
+            (FORMS[-3], Tile(64, 16, swap=True)),
+            (FORMS[4], Tile(128, 64, cluster=(2, 1), pingpong=True)),
+            (FORMS[14], Tile(64, 64)),
+        ):
+            check(product(form, 140, 72, 272), tile, habits=habits(name))
 
     def test_consumers_of_128_rows_have_scales_for_each(self):
         check(product(FORMS[-3], 140, 80, 272), Tile(128, 64, pingpong=True))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.ptx.habits import KINDS, Habits
 from tests.ptx.memory import LOCAL, PARAM, SHARED, WINDOW, Bytes, Deadlock, Fault, Memory, Shared
 from tests.ptx.program import Program
 from tests.ptx.warp import Warp
@@ -20,6 +21,7 @@ Coordinate = tuple[int, int, int]
 class Event:
     """Something asynchronous that happens at a time which nobody knows."""
 
+    kind: str  # of habits.KINDS
     what: str
     happen: Callable[[], None]
     block: Block | None = None  # whose shared memory it needs
@@ -86,6 +88,8 @@ class Block:
         self.mbarriers: dict[int, MBarrier] = {}
         self.named = [NamedBarrier() for _ in range(16)]
         self.products: dict[int, list[tuple]] = {}  # the wgmma instructions of each warpgroup
+        self.registers: dict[int, list[tuple[int, int]]] = {}  # by warpgroup, what setmaxnreg gave which warp
+        self.free_registers = 0  # that warps have given up
         self.warps: list[Warp] = []
 
     @property
@@ -126,39 +130,39 @@ class Block:
 
 
 class Machine:
-    """Runs the clusters of a grid, `resident` of them at a time; dice decide all that the hardware leaves open."""
+    """Runs the clusters of a grid, `resident` of them at a time; habits decide all that the hardware leaves open."""
 
-    def __init__(self, program: Program, memory: Memory, parameters: Bytes, seed: int) -> None:
+    def __init__(
+        self, program: Program, memory: Memory, parameters: Bytes, seed: int, habits: Habits | None = None
+    ) -> None:
         self.program, self.memory, self.parameters = program, memory, parameters
         self.rng = np.random.default_rng(seed)
         self.events: list[Event] = []
         self.notes: dict[str, int] = {}
         self.on_leave: list[Callable[[Warp], None]] = []
-        # Each seed has habits of its own: how early copies land and products run, how often warps take turns.
-        self.event_rate = float(self.rng.choice([0.02, 0.3, 0.9]))
-        self.early_rate = float(self.rng.choice([0.0, 0.5]))
-        self.late_rate = float(self.rng.choice([0.0, 0.5, 1.0]))
-        self.turn_rate = float(self.rng.choice([0.0, 0.05, 0.5]))
-        self.loyal = bool(self.rng.random() < 0.5)
+        self.habits = habits or Habits.drawn(self.rng)
         self.idle = 0  # instructions since one that others may have waited for
         self._dice = np.empty(0)
 
     def chance(self, rate: float) -> bool:
+        if rate in (0, 1):
+            return rate == 1
         if not self._dice.size:
             self._dice = self.rng.random(4096)
         value, self._dice = self._dice[0], self._dice[1:]
         return bool(value < rate)
 
     def preempts(self) -> bool:
-        return self.turn_rate > 0 and self.chance(self.turn_rate)
+        return self.chance(self.habits.turns)
 
     def note(self, text: str) -> None:
         self.notes[text] = self.notes.get(text, 0) + 1
 
-    def start(self, what: str, happen: Callable[[], None], block: Block) -> Event:
-        event = Event(what, happen, block)
+    def start(self, event: Event) -> None:
+        """It is in flight, or happens at once."""
         self.events.append(event)
-        return event
+        if getattr(self.habits, event.kind) == 1:
+            self.happen(event)
 
     def happen(self, event: Event) -> None:
         """Now, if it has not happened."""
@@ -172,21 +176,47 @@ class Machine:
     def run(self, blocks: Iterable[Block]) -> None:
         """Until all warps have ended and nothing is in flight."""
         warps = [w for b in blocks for w in b.warps]
-        priority = dict(zip(warps, self.rng.permutation(len(warps)), strict=True))
+        order = dict(zip(warps, self.rng.permutation(len(warps)), strict=True))
         gave_up = 0
         while warps := [w for w in warps if w.groups]:
             runnable = [w for w in warps if w.runnable()]
-            if self.events and (not runnable or self.chance(self.event_rate)):
-                self.happen(self.events[int(self.rng.integers(len(self.events)))])
+            if event := self._due(stuck=not runnable):
+                self.happen(event)
                 self.idle = 0
             elif runnable and self.idle < PATIENCE:
-                loyal = self.loyal and not self.chance(0.05)
-                pick = max(runnable, key=priority.__getitem__) if loyal else runnable[self.rng.integers(len(runnable))]
+                pick = self._next(runnable, order)
+                if self.habits.warps == "turns":
+                    order[pick] = max(order.values()) + 1
                 pick.run()
             elif (gave_up := gave_up + 1 if self.idle else 1) > 3 or not time_out(warps):
                 raise Deadlock("nobody can run:\n" + "\n".join(describe(w) for w in warps))
-        for event in list(self.events):
+        while event := self._due(stuck=True):
             self.happen(event)
+
+    def _due(self, *, stuck: bool) -> Event | None:
+        """What is in flight and happens now; something does if nobody can run."""
+        if not self.events:
+            return None
+        if self.habits.order == "any":
+            event = self.events[int(self.rng.integers(len(self.events)))]
+        else:
+            waiting = sorted(self.events, key=lambda e: KINDS.index(e.kind))
+            same = [e for e in waiting if e.kind == waiting[0].kind]
+            event = same[0 if self.habits.order == "oldest" else -1]
+        return event if stuck or self.chance(getattr(self.habits, event.kind)) else None
+
+    def _next(self, runnable: list[Warp], order: dict[Warp, int]) -> Warp:
+        """Of the warps that can run; `order` is at random, or who ran last comes last."""
+        match self.habits.warps:
+            case "first":
+                return runnable[0]
+            case "last":
+                return runnable[-1]
+            case "turns":
+                return min(runnable, key=order.__getitem__)
+            case "loyal" if not self.chance(0.05):
+                return max(runnable, key=order.__getitem__)
+        return runnable[int(self.rng.integers(len(runnable)))]
 
 
 def time_out(warps: list[Warp]) -> bool:

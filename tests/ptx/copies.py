@@ -1,4 +1,4 @@
-"""Bulk copies between global and shared memory, which run when the dice say so, as late as is allowed."""
+"""Bulk copies between global and shared memory, which run when the habits of the machine say so."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def land(w: Warp, block: Block, box: Box, offset: int, signal: int, text: str) -
         block.shared.write_async(offsets, data)
         barrier.expect(-box.size)
 
-    machine.start(text, happen, block)
+    machine.start(Event("load", text, happen, block))
 
 
 def bulk_store(ins: Instruction, program: Program) -> Run:
@@ -155,7 +155,7 @@ def depart(w: Warp, box: Box, base: int, text: str) -> Copy:
     def read() -> None:
         block.shared.check_async(offsets, "a bulk store reads")
         copy.writing.happen = lambda data=block.shared.data[offsets]: write(data)
-        machine.events.append(copy.writing)
+        machine.start(copy.writing)
 
     def write(data: np.ndarray) -> None:
         if box.map is not None:
@@ -163,7 +163,8 @@ def depart(w: Warp, box: Box, base: int, text: str) -> Copy:
         else:
             machine.memory.store(np.array(box.start), data[None])
 
-    copy = Copy(machine.start(text, read, block), Event(text, lambda: None))
+    copy = Copy(Event("read", text, read, block), Event("write", text, lambda: None))
+    machine.start(copy.reading)
     return copy
 
 

@@ -5,6 +5,7 @@ the CUDA runtime, and called with tensors that say they are on a GPU, at address
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import struct
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.ptx.habits import Habits
 from tests.ptx.launch import Report, launch
 from tests.ptx.memory import Memory
 from tests.ptx.program import Program
@@ -36,27 +38,38 @@ class Host:
 
     Args:
         compiled: what cute.compile gives with --enable-tvm-ffi --keep-ptx.
-        seed, resident: of `launch`; they may be changed between calls.
+        seed, resident, registers: of `launch`; they and `habits` may be changed between calls.
     """
 
-    def __init__(self, compiled: Any, *, seed: int = 0, resident: int = 1) -> None:
+    habits: Habits | None = None
+
+    def __init__(self, compiled: Any, *, seed: int = 0, resident: int = 1, registers: int | None = None) -> None:
         self.ptx: str = compiled.artifacts.PTX
         self.programs = {name: Program(entry) for name, entry in parse(self.ptx).items()}
-        self.seed, self.resident = seed, resident
+        self.seed, self.resident, self.registers = seed, resident, registers
         self.reports: list[Report] = []
         self._function, self._library = link(compiled)
         self._launches: list[dict[str, Any]] = []
         self._callback = ON_LAUNCH(self._record)
-        self._library.set_launch(self._callback)
+
+    def with_ptx(self, ptx: str) -> Host:
+        """The same host code with other kernels of the same names and parameters."""
+        other = copy.copy(self)
+        other.ptx, other.programs = ptx, {name: Program(entry) for name, entry in parse(ptx).items()}
+        other.reports, other._launches = [], []
+        other._callback = ON_LAUNCH(other._record)
+        return other
 
     def __call__(self, *arguments: Any) -> None:
         memory, placed = Memory(), {}
         self._launches.clear()
+        self._library.set_launch(self._callback)
         self._function(*[on_device(a, memory, placed) for a in arguments])
         if not self._launches:
             raise RuntimeError("the host code has launched no kernel")
+        options = {name: getattr(self, name) for name in ("seed", "habits", "resident", "registers")}
         for each in self._launches:
-            self.reports.append(launch(**each, entry=None, memory=memory, seed=self.seed, resident=self.resident))
+            self.reports.append(launch(**each, entry=None, memory=memory, **options))
 
     def _record(self, config: int, kernel: bytes, parameters: Any) -> None:
         *shape, shared, _, attributes, count = CONFIG.unpack(ctypes.string_at(config, CONFIG.size))

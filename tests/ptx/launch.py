@@ -14,6 +14,7 @@ import numpy as np
 # Each of these registers its instructions.
 from tests.ptx import access, arithmetic, bits, conversions, copies, products, synchronization  # noqa: F401
 from tests.ptx.block import Block, Cluster, Coordinate, Machine
+from tests.ptx.habits import Habits
 from tests.ptx.memory import RESERVED, Bytes, Fault, Memory
 from tests.ptx.products import Group
 from tests.ptx.program import Program
@@ -45,20 +46,23 @@ def launch(
     cluster: Sequence[int] = (1, 1, 1),
     dynamic_shared_bytes: int = 0,
     seed: int = 0,
+    habits: Habits | None = None,
     resident: int = 1,
+    registers: int | None = None,
 ) -> Report:
     """Runs all blocks of a grid; raises Fault or Deadlock, which say who did what where.
 
-    `seed` fixes what the hardware leaves open: which warp runs, when copies land, when products run. `resident` is
-    how many clusters run at once. A parameter that is an int or float fills its declared size; bytes are taken as they
-    are, so that an aggregate may hold `TensorMap.encode()`."""
+    `habits` decide what the hardware leaves open: which warp runs, when copies land, when products run; without them
+    they are drawn, by `seed`. `resident` is how many clusters run at once; `registers`, how many each thread has at
+    first, without which setmaxnreg is not checked against the block's pool. A parameter that is an int or float fills
+    its declared size; bytes are taken as they are, so that an aggregate may hold `TensorMap.encode()`."""
     program = ptx if isinstance(ptx, Program) else prepare(ptx, entry)
     check(program, block, grid, cluster)
     program.counts = [0] * len(program.steps)
-    machine = Machine(program, memory, lay_out(program, parameters), seed)
+    machine = Machine(program, memory, lay_out(program, parameters), seed, habits)
     machine.on_leave.append(check_end)
     report = Report()
-    clusters = place(machine, *(pad(x) for x in (grid, block, cluster)), dynamic_shared_bytes)
+    clusters = place(machine, *(pad(x) for x in (grid, block, cluster)), dynamic_shared_bytes, registers)
     with np.errstate(all="ignore"):
         while wave := list(itertools.islice(clusters, resident)):
             blocks = [b for c in wave for b in c.blocks]
@@ -119,7 +123,9 @@ def lay_out(program: Program, parameters: Sequence[Parameter]) -> Bytes:
     return data
 
 
-def place(machine: Machine, grid: Coordinate, block: Coordinate, shape: Coordinate, dynamic: int) -> Iterator[Cluster]:
+def place(
+    machine: Machine, grid: Coordinate, block: Coordinate, shape: Coordinate, dynamic: int, registers: int | None
+) -> Iterator[Cluster]:
     """The clusters of a grid, with the first dimension fastest."""
     size = machine.program.shared_bytes + dynamic
     for where in order((grid[0] // shape[0], grid[1] // shape[1], grid[2] // shape[2])):
@@ -137,6 +143,8 @@ def place(machine: Machine, grid: Coordinate, block: Coordinate, shape: Coordina
             values |= {"%dynamic_smem_size": dynamic, "%total_smem_size": size - RESERVED, "%clock": 0, "%clock64": 0}
             values |= {"%globaltimer": 0, "%is_explicit_cluster": math.prod(shape) > 1, "%gridid": 0}
             one.warps = [warp(one, index, block, values) for index in range(-(-math.prod(block) // LANES))]
+            for each in one.warps:
+                each.registers_given = registers
         yield cluster
 
 
@@ -171,7 +179,16 @@ def check_end(w: Warp) -> None:
         raise Fault(f"{w} ends with a wgmma that is not waited for")
     if w.cluster_generation is not None:
         raise Fault(f"{w} ends after it arrived at the barrier of the cluster without waiting there")
+    check_registers(w)
     if w.block.done:
         for event in w.block.machine.events:
             if event.block is w.block:
                 raise Fault(f"block {w.block.index} ends before this is done with its shared memory: {event.what}")
+
+
+def check_registers(w: Warp) -> None:
+    """The warps of a warpgroup, once all have ended, have executed the same setmaxnreg."""
+    group = w.block.warps[w.index // 4 * 4 :][:4]
+    changes = w.block.registers.get(w.index // 4, [])
+    if not any(x.groups for x in group) and len({tuple(n for i, n in changes if i == x.index) for x in group}) > 1:
+        raise Fault(f"{w} ends, and the warps of its warpgroup differ in setmaxnreg: (warp, registers) {changes}")

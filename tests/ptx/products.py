@@ -14,7 +14,7 @@ from tests.ptx import rounding
 from tests.ptx.arithmetic import unsupported
 from tests.ptx.memory import Fault
 from tests.ptx.operands import TYPES, items, reader
-from tests.ptx.program import Program, implements
+from tests.ptx.program import Program, implements, matrices
 from tests.ptx.syntax import Imm, Instruction, Reg, Vector
 from tests.ptx.tensormap import swizzled
 from tests.ptx.warp import LANES, Mask, Run, Wait, Warp
@@ -166,10 +166,13 @@ def wgmma(ins: Instruction, program: Program) -> Run:
     left = [reader(o, TYPES["b32" if isinstance(a, Vector) else "b64"], program) for o in items(a)]
     right = reader(b, TYPES["b64"], program)
     accumulates = reader(scale, TYPES["pred"], program)
+    used = matrices(ins)
 
     def run(w: Warp, mask: Mask) -> None:
         if not mask.all():
             raise Fault("lanes are missing")
+        if not w.unfenced.isdisjoint(used):
+            raise Fault("its registers were used, or never ordered, since the last wgmma.fence")
         rows = None
         if isinstance(a, Vector):
             rows = np.stack([read(w) for read in left], axis=1).view(np.uint8)
@@ -214,12 +217,18 @@ def compute(w: Warp, group: Group) -> None:
             multiply(w, product)
 
 
+@implements("wgmma.fence")
+def fence(ins: Instruction, program: Program) -> Run:
+    """Of what was done with registers, and the products after it."""
+    return lambda w, mask: w.unfenced.clear()
+
+
 @implements("wgmma.commit_group")
 def commit(ins: Instruction, program: Program) -> Run:
     """A group may run at once, after those before it; its accumulators may not be read before a wait."""
 
     def run(w: Warp, mask: Mask) -> None:
-        if w.block.machine.chance(w.block.machine.early_rate):
+        if w.block.machine.chance(w.block.machine.habits.products):
             for group in w.products:
                 compute(w, group)
         w.products.append(Group())

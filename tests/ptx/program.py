@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tests.ptx.memory import RESERVED
 from tests.ptx.operands import items, reader, touched
-from tests.ptx.syntax import Entry, Instruction
+from tests.ptx.syntax import Entry, Instruction, Vector
 from tests.ptx.warp import FULL, Mask, Run, Warp
 
 Build = Callable[[Instruction, "Program"], Run]
@@ -45,8 +45,16 @@ class Step:
     ends: bool
     lanes: Lanes | None  # which lanes it synchronizes; None: each for itself
     registers: frozenset[int]
+    in_matrices: frozenset[int]  # of them those that some wgmma uses, if this is none
     communicates: bool
     progress: bool  # others may have waited for it
+
+
+def matrices(ins: Instruction) -> frozenset[int]:
+    """The registers of a wgmma's accumulators, and of a factor that is in registers."""
+    if not ins.opcode.startswith("wgmma.mma_async"):
+        return frozenset()
+    return touched(ins.operands[:2] if isinstance(ins.operands[1], Vector) else ins.operands[:1])
 
 
 def unused(w: Warp, mask: Mask) -> None:
@@ -59,6 +67,7 @@ class Program:
         self.symbols: dict[str, int] = {}
         self.parameters: list[int] = []
         self._place()
+        self.matrix_registers = frozenset[int]().union(*map(matrices, entry.instructions))
         self.steps = [self._step(instruction) for instruction in entry.instructions]
         self.counts = [0] * len(self.steps)
 
@@ -86,11 +95,16 @@ class Program:
         registers = touched(ins.operands if ins.guard is None else (*ins.operands, ins.guard))
         # wgmma looks after its own accumulators.
         registers = registers - touched(items(ins.operands[0])) if base == "wgmma" and ins.operands else registers
+        in_matrices = registers & self.matrix_registers
+        # Compilers place accumulators by mov, also between a fence and its wgmma: those the assembler orders.
+        if base == "wgmma" or (base == "mov" and touched(ins.operands[:1]) & self.matrix_registers):
+            in_matrices = frozenset()
         guard = None if ins.guard is None else ins.guard.index
         negated = ins.guard is not None and ins.guard.negated
         communicates = base in COMMUNICATES
         progress = communicates and base not in IDLE and not {"try_wait", "test_wait"} & set(ins.parts)
-        return Step(ins, run, guard, negated, ins.target, ends, self._lanes(ins), registers, communicates, progress)
+        lanes, target = self._lanes(ins), ins.target
+        return Step(ins, run, guard, negated, target, ends, lanes, registers, in_matrices, communicates, progress)
 
     def _builder(self, ins: Instruction) -> Build:
         for n in range(len(ins.parts), 0, -1):

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.ptx.access import space_of
 from tests.ptx.arithmetic import unsupported
-from tests.ptx.block import Block, MBarrier, window
+from tests.ptx.block import Block, Event, MBarrier, window
 from tests.ptx.memory import Fault
 from tests.ptx.operands import TYPES, address, reader, writer
 from tests.ptx.program import Program, implements
@@ -59,6 +59,7 @@ def mbarrier_arrive(ins: Instruction, program: Program) -> Run:
     value = reader(ins.operands[at + 1] if len(ins.operands) > at + 1 else Imm(1), U4, program)
     arrives, sign = ins.parts[1] == "arrive", -1 if ins.parts[1] == "complete_tx" else 1
     transaction = ins.has("expect_tx") or ins.has("complete_tx")
+    text = f"line {ins.line}: {ins.text}"
 
     def run(w: Warp, mask: Mask) -> None:
         state = np.zeros(LANES, np.uint64)
@@ -69,7 +70,10 @@ def mbarrier_arrive(ins: Instruction, program: Program) -> Run:
                 barrier.bytes += n  # the phase cannot end before the arrival that comes with it
             elif transaction:
                 barrier.expect(sign * n)
-            if arrives:
+            if arrives and block is not w.block:
+                arrive = lambda block=block, offset=offset, n=n: block.mbarrier(offset).arrive(n)  # noqa: E731
+                w.block.machine.start(Event("arrival", f"{w}, {text}", arrive, block))
+            elif arrives:
                 state[lane] = barrier.arrive(1 if transaction else n)
         if write is not None:
             write(w, state, mask)
@@ -79,13 +83,13 @@ def mbarrier_arrive(ins: Instruction, program: Program) -> Run:
 
 @implements("mbarrier.try_wait", "mbarrier.test_wait")
 def mbarrier_wait(ins: Instruction, program: Program) -> Run:
-    """Until the phase of the parity, or of the state, has ended; it may give up."""
+    """Until the phase of the parity, or of the state, has ended; it may give up, and with one habit first does."""
     write = writer(ins.operands[0], TYPES["pred"])
     where, space = address(ins.operands[1], program), space_of(ins)
     phase = reader(ins.operands[2], U4 if ins.has("parity") else TYPES["u64"], program)
     parity = ins.has("parity")
 
-    def run(w: Warp, mask: Mask) -> Wait:
+    def run(w: Warp, mask: Mask) -> Wait | None:
         spots = {(int(where(w)[i]), int(phase(w)[i])) for i in np.flatnonzero(mask)}
         waits = []
         for spot, wanted in spots:
@@ -102,6 +106,10 @@ def mbarrier_wait(ins: Instruction, program: Program) -> Run:
         def what() -> str:
             return "; ".join(f"the mbarrier at {o} to leave phase {p}: {b}" for b, o, p in waits)
 
+        if w.block.machine.habits.gives_up and not ready():
+            w.given_up ^= {ins.line}
+            if ins.line in w.given_up:
+                return write(w, np.zeros(LANES, bool), mask)
         return Wait(what, ready, lambda success: write(w, np.full(LANES, success), mask), timed=True)
 
     return run
@@ -177,7 +185,7 @@ def publish(ins: Instruction, program: Program) -> Run:
 
 
 @implements("fence", "membar", "prefetch", "prefetchu", "griddepcontrol", "nanosleep", "bar.warp.sync", "applypriority")
-@implements("wgmma.fence", "pmevent", "createpolicy")
+@implements("pmevent", "createpolicy")
 def nothing(ins: Instruction, program: Program) -> Run:
     """Memory is in order here, and hints change no result."""
     if ins.operands and ins.operands[0] != SINK and ins.parts[0] == "createpolicy":
@@ -188,10 +196,35 @@ def nothing(ins: Instruction, program: Program) -> Run:
 
 @implements("setmaxnreg")
 def setmaxnreg(ins: Instruction, program: Program) -> Run:
+    """Each warp gives registers to the block's pool, or waits until the pool has what it lacks; all four of a warpgroup
+    do so. Where the launch does not say how many a thread begins with, the pool is not counted."""
     amount = ins.operands[0]
     assert isinstance(amount, Imm)
-    text = f"setmaxnreg.{ins.parts[1]} {amount.value}"
-    return lambda w, mask: w.block.machine.note(text)
+    count, grows = int(amount.value), ins.parts[1] == "inc"
+    text = f"setmaxnreg.{ins.parts[1]} {count}"
+
+    def run(w: Warp, mask: Mask) -> Wait | None:
+        w.block.machine.note(text)
+        if not 24 <= count <= 256 or count % 8:
+            raise Fault(f"{count} registers: from 24 to 256 in steps of 8")
+        changes = w.block.registers.setdefault(w.index // 4, [])
+        changes.append((w.index, count))
+        if w.registers_given is None:
+            return None
+        if grows != (count > w.registers_given) and count != w.registers_given:
+            raise Fault(f"a thread has {w.registers_given} registers")
+
+        def pool() -> int:
+            return w.block.free_registers
+
+        def settle(success: bool) -> None:
+            w.block.free_registers -= needed
+            w.registers_given = count
+
+        needed = (count - w.registers_given) * LANES
+        return Wait(lambda: f"{needed} registers; the pool has {pool()}", lambda: pool() >= needed, settle)
+
+    return run
 
 
 @implements("trap", "brkpt")

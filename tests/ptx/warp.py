@@ -31,7 +31,7 @@ class Wait:
     ready: Callable[[], bool]
     done: Callable[[bool], None] | None = None
     timed: bool = False  # gives up some time
-    lazy: bool = False  # lets others run first, if the dice say so
+    lazy: bool = False  # lets others run first, if that is a habit
 
 
 # An instruction runs on a warp under the mask of its active lanes.
@@ -61,12 +61,16 @@ class Warp:
     groups: list[Lanes] = field(default_factory=list)
     cluster_generation: int | None = None  # of the cluster's barrier, after it arrived there
     inflight: set[int] = field(default_factory=set)  # accumulators that only wgmma may touch
+    unfenced: set[int] = field(default_factory=set)  # registers of wgmma's that others used since the last wgmma.fence
+    given_up: set[int] = field(default_factory=set)  # lines of the waits that gave up when they last ran
+    registers_given: int | None = None  # of each thread, where the launch says how many
     products: list[Group] = field(default_factory=list)  # of wgmma; the last is not committed
     product_count: int = 0
     copies: dict[int, list[list[Copy]]] = field(default_factory=dict)  # bulk groups of stores, of each lane
 
     def __post_init__(self) -> None:
         self.groups = [Lanes(0, self.exists)]
+        self.unfenced |= self.program.matrix_registers
         poison = {size: np.full(LANES, 0xDEADBEEFDEADBEEF).astype(t) for size, t in STORAGE.items()}
         self.registers = [FULL ^ FULL if r.predicate else poison[r.size] for r in self.program.entry.registers]
         self.local = np.full((LANES, self.program.local_bytes), 0xFF, np.uint8)
@@ -89,7 +93,7 @@ class Warp:
         return len(self.groups) == 1 or step.lanes is None or bool(group.mask[step.lanes(self, group.mask)].all())
 
     def run(self) -> None:
-        """Until all groups wait, or the dice say that it is another warp's turn."""
+        """Until all groups wait, or by habit it is another warp's turn."""
         while ready := [g for g in self.groups if self._can_run(g)]:
             group = min(ready, key=lambda g: g.pc)
             if group.wait is not None:
@@ -138,6 +142,8 @@ class Warp:
                     continue
             if self.inflight and not self.inflight.isdisjoint(step.registers):
                 self.fault(step, "a register of a wgmma that is not waited for is used")
+            if step.in_matrices:
+                self.unfenced |= step.in_matrices
             if step.target >= 0 or step.ends:
                 if self._leave(group, mask, step):
                     return False
@@ -148,7 +154,7 @@ class Warp:
                 self.fault(step, str(fault))
             group.pc += 1
             if group.wait is not None:
-                if group.wait.lazy and machine.chance(machine.late_rate):
+                if group.wait.lazy and machine.chance(machine.habits.yields):
                     return True
                 if not group.wait.ready():
                     return False

@@ -1,0 +1,12 @@
+"""Kernels with one synchronization deleted or changed, by name: the emulator must find each of MUTATIONS out."""
+
+from tests.mutations.barriers import BARRIERS
+from tests.mutations.harmless import HARMLESS
+from tests.mutations.loads import LOADS
+from tests.mutations.products import PRODUCTS
+from tests.mutations.record import KERNELS
+from tests.mutations.results import RESULTS
+
+__all__ = ["HARMLESS", "KERNELS", "MUTATIONS"]
+
+MUTATIONS = BARRIERS | LOADS | PRODUCTS | RESULTS

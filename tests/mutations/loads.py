@@ -1,0 +1,105 @@
+"""Mistakes of the producer: its waits, the bytes that it announces, its copies."""
+
+from tests.mutations.patterns import (
+    ANNOUNCE,
+    BRANCH,
+    ENDED,
+    EVERY,
+    FLIP,
+    HANGS,
+    LOAD,
+    MISCOUNTED,
+    OVERFLOWS,
+    PARITY,
+    UNREAD,
+    WAIT,
+    WRONG,
+)
+from tests.mutations.record import Edit, Mutation
+
+LOADS: dict[str, Mutation] = {
+    "producer does not wait": Mutation(
+        "cooperative",
+        "a stage is loaded again before its products are done",
+        (Edit(WAIT, part="producer"),),
+        "|".join((HANGS, MISCOUNTED)),
+        EVERY,
+    ),
+    "producer waits for the other phase": Mutation(
+        "cooperative",
+        "the first load waits for a release that never comes",
+        (Edit(PARITY, r"\t.reg .b32 Q;\n\txor.b32 Q, \2, 1;\n\t\1, Q,", "producer"),),
+        HANGS,
+        EVERY,
+    ),
+    "producer's phase stays": Mutation(
+        "cooperative",
+        "from the second round on, a stage is loaded without a wait",
+        (Edit(FLIP, r"\1\tmov.b32 \3;", "producer"),),
+        "|".join((HANGS, MISCOUNTED)),
+        EVERY,
+    ),
+    "producer waits for the full barrier": Mutation(
+        "cooperative",
+        "the producer waits for its own loads instead of the consumers",
+        (Edit(r"^(\tadd\.s32 \t%r\d+, %r\d+), 16;\n(?=\t// begin)", r"\1, 0;\n", "producer"),),
+        "|".join((HANGS, WRONG)),
+        EVERY,
+    ),
+    "bytes of one factor": Mutation(
+        "cooperative",
+        "a stage is full while the second factor is still on its way",
+        (Edit(ANNOUNCE, r"\1, 16384;\n"),),
+        HANGS,
+        EVERY,
+    ),
+    "bytes of the other factor": Mutation(
+        "cooperative",
+        "a stage is full while the first factor is still on its way",
+        (Edit(ANNOUNCE, r"\1, 8192;\n"),),
+        HANGS,
+        EVERY,
+    ),
+    "more bytes than come": Mutation(
+        "cooperative",
+        "a stage is never full",
+        (Edit(ANNOUNCE, r"\1, 24592;\n"),),
+        HANGS,
+        EVERY,
+    ),
+    "no bytes announced": Mutation(
+        "cooperative",
+        "a stage is full before anything has come",
+        (Edit(r"^\tmbarrier\.arrive\.expect_tx(\S+ %rd\d+, \[%r\d+\]), %r\d+;", r"\tmbarrier.arrive\1, 1;"),),
+        "|".join((HANGS, UNREAD)),
+        EVERY,
+    ),
+    "load signals the next stage": Mutation(
+        "cooperative",
+        "one factor's bytes are counted for a stage that they are not in",
+        (Edit(LOAD, r"\1, [\2+8]", which=(0, 1)),),
+        HANGS,
+        EVERY,
+    ),
+    "all lanes load": Mutation(
+        "cooperative",
+        "a tile is loaded 32 times and its bytes are counted as often",
+        (Edit(BRANCH + r"(?=(?:.*\n){0,4}\tcp\.async\.bulk\.tensor\S+mbarrier)"),),
+        "|".join((HANGS, OVERFLOWS)),
+        EVERY,
+    ),
+    "multicast to oneself": Mutation(
+        "cluster",
+        "the other block waits for a half that never comes",
+        (Edit(r"^(\tmov\.b16 \t%rs\d+), 3;", r"\1, 1;"),),
+        HANGS,
+        EVERY,
+    ),
+    "producer does not wait at the end of a cluster": Mutation(
+        "cluster",
+        "a block ends while another still signals its mbarriers",
+        (Edit(WAIT, part="producer", which=(-2, None)),),
+        ENDED,
+        ("late_loads", "reordered_loads", "first_ahead", "last_ahead"),
+    ),
+}
