@@ -75,8 +75,8 @@ class TestRecords(unittest.TestCase):
     def test_some_tested_version_has_the_fault(self, name):
         assert any(map(PATCHES[name].has_fault, TESTED[PATCHES[name].package]))
 
-    @unittest.skipIf(registry.missing() is not None, registry.missing() or "")
     @parameterized.expand(list(TESTED))
+    @unittest.skipIf(registry.missing() is not None, registry.missing() or "")
     def test_this_version_is_among_those_tested(self, package):
         assert patches.installed(package) in TESTED[package]
 

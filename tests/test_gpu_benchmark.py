@@ -154,6 +154,7 @@ class TestIsolation(unittest.TestCase):
         ((case, state, _, error),) = run("without_a_start")
         assert (case, state) == ("(start)", "died") and "no such device" in error
 
+    @pytest.mark.full
     def test_time_runs_out(self):
         *done, last = run("slow", seconds=2 + 3 * self.start, patience=600.0)
         assert 0 < len(done) < 500 and last[1] == "skipped"

@@ -158,8 +158,12 @@ class TestFuzz(unittest.TestCase):
         print(f"seeds {first} to {first + count - 1}")
         assert not found, "\n".join(found)
 
+    def test_few(self):
+        self._test(0, 250)
+
+    @pytest.mark.full
     def test_some(self):
-        self._test(0, 1000)
+        self._test(250, 1000)
 
     @pytest.mark.exhaustive
     def test_many(self):

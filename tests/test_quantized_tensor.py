@@ -1233,6 +1233,7 @@ class TestCompile(unittest.TestCase):
         self.check(q, None, "inductor")
 
     @pytest.mark.compiler
+    @pytest.mark.full
     def test_inductor(self):
         b, x = made(P.MXFP8, 64, 128, dtype=torch.bfloat16), torch.randn(64, 128).bfloat16()
 

@@ -10,7 +10,6 @@ from torch._C._functorch import (
     get_unwrapped,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
-    is_gradtrackingtensor,
 )
 from torch._C._functorch import _unwrap_for_grad as unwrap_for_grad
 from torch._C._functorch import _wrap_for_grad as wrap_for_grad
@@ -22,15 +21,6 @@ from torch.autograd.function import _SingleLevelFunction
 
 add_batch_dim = _add_batch_dim
 is_batched = is_batchedtensor
-
-
-def is_differentiated(tensor: torch.Tensor) -> bool:
-    """Whether a level of torch.func.grad or jvp has wrapped it."""
-    while is_functorch_wrapped_tensor(tensor):
-        if is_gradtrackingtensor(tensor):
-            return True
-        tensor = get_unwrapped(tensor)
-    return False
 
 
 def innermost(tensor: torch.Tensor) -> torch.Tensor:

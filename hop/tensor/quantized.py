@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hop import blocks, copies
 from hop._hop import Composite
-from hop.compat import eager, functorch, subclasses
+from hop.compat import eager, subclasses
 from hop.compat.patches import KEYED
 from hop.compat.values import cache_key
 from hop.kernels import memory
@@ -105,7 +105,7 @@ class QuantizedTensor(Tensor):
             )
         described = copies.describe(self.quantizer, self.shape, self.usages)
         copies.check_one(next(b for b in described if b.name == name), value, self.device)
-        _refuse_derivatives((value,))
+        _refuse_tangents((value,))
 
     def check(self) -> None:
         """Raise ValueError where a buffer has lost its form since it was assigned, by `resize_`, `set_` or the like,
@@ -255,9 +255,7 @@ def _check(buffers: Any, quantizer: Any, shape: Any, dtype: Any) -> None:
     if not usages or names != [b.name for b in described]:
         wanted = [b.name for b in described or copies.describe(quantizer, sizes, (copies.ROWWISE,))]
         raise ValueError(f"buffers must be {wanted}, in this order, for {quantizer}; got {names}")
-    given: list[Tensor] = list(buffers.values())  # pyright: ignore[reportUnknownArgumentType]
-    copies.check(described, given)
-    _refuse_derivatives(given)
+    copies.check(described, list(buffers.values()))  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _empty(
@@ -301,20 +299,10 @@ def _is_known_not_to_be(buffer: Tensor, described: copies.Buffer) -> bool:
 def _refuse_tangents(buffers: Iterable[Tensor]) -> None:
     dual = eager.is_dual_level_open() and not torch.compiler.is_compiling()
     if dual and any(map(eager.has_tangent, buffers)):
-        raise NotImplementedError(f"QuantizedTensor: a buffer carries a tangent, {_LOST}")
-
-
-def _refuse_derivatives(buffers: Iterable[Tensor]) -> None:
-    """Raise for a buffer that a level of torch.func differentiates by, or one with a tangent."""
-    _refuse_tangents(buffers)
-    if any(b.is_floating_point() and functorch.is_differentiated(b) for b in buffers):
-        raise NotImplementedError(f"QuantizedTensor: torch.func differentiates by a buffer, {_LOST}")
-
-
-_LOST = (
-    "which would be lost: the tensor itself has derivatives, of its own shape. Give the scale to hop.quantize or "
-    "hop.fake_quantize, which follow it"
-)
+        raise NotImplementedError(
+            "QuantizedTensor: a buffer carries a tangent, which would be lost: the tensor itself carries one, of "
+            "its own shape. Give the scale to hop.quantize or hop.fake_quantize, which follow it"
+        )
 
 
 def form_of(t: Any) -> memory.Form:
