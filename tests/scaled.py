@@ -240,12 +240,12 @@ def _flat(args: Any) -> list[Any]:
 
 
 def _moved(x: Any, device: torch.device) -> Any:
-    """An argument with its tensors on a device."""
+    """An argument with its tensors on a device; those that lie there as they are, which torch.func then leaves alone."""
     if isinstance(x, list):
         return [_moved(v, device) for v in x]
     if isinstance(x, Operand):
-        return x._replace(tensors=tuple(t.to(device) for t in x.tensors))
-    return x.to(device) if isinstance(x, Tensor) else x
+        return x._replace(tensors=tuple(_moved(t, device) for t in x.tensors))
+    return x.to(device) if isinstance(x, Tensor) and x.device != device else x
 
 
 def _rebuilt(x: Any) -> Any:
