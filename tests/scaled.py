@@ -240,7 +240,7 @@ def _flat(args: Any) -> list[Any]:
 
 
 def _moved(x: Any, device: torch.device) -> Any:
-    """An argument with its tensors on a device; those that lie there as they are, which torch.func then leaves alone."""
+    """An argument with its tensors on a device; those that are there stay, so that torch.func leaves them alone."""
     if isinstance(x, list):
         return [_moved(v, device) for v in x]
     if isinstance(x, Operand):
