@@ -1,4 +1,4 @@
-"""Checks in several processes: `run` spawns them, over Gloo, and each calls the function."""
+"""Checks in several processes: `run` spawns them, over Gloo, on a GPU over NCCL, and each calls the function."""
 
 import faulthandler
 import os
@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from hop.distributed import gloo
 
 
-def run(check: Callable[[Any, int], None], world: int = 2) -> None:
+def run(check: Callable[[Any, int], None], world: int = 2, device: str = "cpu") -> None:
     """check(mesh, rank), a function of a module, in `world` processes of a mesh of one dimension."""
-    mp.start_processes(_worker, args=(_free_port(), check, world), nprocs=world, join=True, start_method="spawn")
+    mp.start_processes(_worker, args=(_free_port(), check, world, device), nprocs=world, join=True, start_method="spawn")
 
 
 def _free_port() -> int:
@@ -28,16 +28,19 @@ def _free_port() -> int:
         return s.getsockname()[1]
 
 
-def _worker(rank: int, port: int, check: Callable[[Any, int], None], world: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+def _worker(rank: int, port: int, check: Callable[[Any, int], None], world: int, device: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     faulthandler.enable()
     torch.set_num_threads(1)
-    dist.init_process_group(gloo(), rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if device == "cuda" else gloo(), rank=rank, world_size=world, timeout=timedelta(seconds=120))
     # Gloo's threads may still hold tensors, and abort the process if they let go of one while the interpreter shuts
     # down (pytorch #179291): leave without shutting down, and say before what went wrong.
     done = False
     try:
-        check(init_device_mesh("cpu", (world,)), rank)
+        check(init_device_mesh(device, (world,)), rank)
         dist.barrier()
         dist.destroy_process_group()
         done = True
