@@ -89,8 +89,8 @@ tables: $(VENV)/dev ## write what pages show of the code and of results: tables,
 lint: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## ruff and pyright
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(PY)
 
-gpu: $(VENV)/dev $(VENV)/cuda ## every operator on every route on a GPU, its kernels checked and timed; fails where there is none
-	@status=0; $(PY) -m pytest tests/test_routes.py --device cuda || status=1; \
+gpu: $(VENV)/dev $(VENV)/cuda ## operators on every route, optimizers, tensors and FSDP2 on a GPU, its kernels checked and timed; fails where there is none
+	@status=0; $(PY) -m pytest tests/test_routes.py tests/test_device.py --device cuda || status=1; \
 	$(PY) -m benchmarks.gpu || status=1; exit $$status
 
 # Stages of benchmarks.gpu_stages, such as: HOP_KERNELS=kernels make gpu-here PYTHON=python3.12 STAGE="first-tile tiles"

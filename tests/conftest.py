@@ -14,7 +14,9 @@ from tests import case
 
 
 def pytest_addoption(parser):
-    parser.addoption("--device", default="cpu", choices=["cpu", "cuda"], help="where test_routes.py runs")
+    parser.addoption(
+        "--device", default="cpu", choices=["cpu", "cuda"], help="where test_routes.py and test_device.py run"
+    )
     parser.addoption("--part", metavar="K/N", help="the tests of part K of N (K from 0), by a hash of their names")
 
 

@@ -5,12 +5,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import hop
 from hop import QuantizedTensor, optim, presets
 from hop.optim.updates import Rule
 
+aten = torch.ops.aten
 EPS = torch.finfo(torch.float32).eps
+
+
+def put(x: Tensor, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """x on a device. A PyTorch that was built for the CPU describes fake tensors of a GPU, and copies none to it."""
+    return torch.empty_like(x, device=device, dtype=dtype) if isinstance(x, FakeTensor) else x.to(device, dtype)
+
 
 # ---- comparing
 
@@ -52,7 +60,7 @@ SHAPES = ((48, 100), (3, 7))  # states with a block that is cut off, and states 
 def optimizer_of(kind: str, dtype: torch.dtype, device: str) -> tuple[list[nn.Parameter], Any]:
     """The same parameters on each device, and their optimizer."""
     g = torch.Generator().manual_seed(0)
-    params = [nn.Parameter(torch.randn(shape, generator=g).to(device, dtype)) for shape in SHAPES]
+    params = [nn.Parameter(put(torch.randn(shape, generator=g), device, dtype)) for shape in SHAPES]
     return params, STEPS[kind](params)
 
 
@@ -60,7 +68,7 @@ def give_gradients(params: Sequence[nn.Parameter], number: int) -> None:
     """The gradients of a step, the same on each device."""
     g = torch.Generator().manual_seed(1000 + number)
     for p in params:
-        p.grad = torch.randn(p.shape, generator=g).to(p.device, p.dtype)
+        p.grad = put(torch.randn(p.shape, generator=g), p.device.type, p.dtype)
 
 
 def own(state: dict[str, Any]) -> list[Tensor]:
@@ -146,7 +154,7 @@ QUANTIZERS = {
 def made(name: str, device: str, seed: int = 0) -> QuantizedTensor:
     """A tensor that is quantized on the device."""
     x = torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(seed))
-    return hop.quantize(QUANTIZERS[name], x.to(device))
+    return hop.quantize(QUANTIZERS[name], put(x, device))
 
 
 def _written(t: Any, source: Any) -> Any:
@@ -154,14 +162,14 @@ def _written(t: Any, source: Any) -> Any:
     return t
 
 
-# Of two tensors, quantized or plain, of shape (4, 6, 64).
+# Of two tensors, quantized or plain, of shape (4, 6, 64). An index or a slice in brackets takes no fake tensor of a GPU.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "detach": lambda t, u: t.detach(),
     "clone": lambda t, u: t.clone(),
     "contiguous": lambda t, u: t.transpose(0, 1).contiguous(),
     "transpose_first": lambda t, u: t.transpose(0, 1),
     "transpose_last": lambda t, u: t.transpose(1, 2),
-    "t": lambda t, u: t[0].t(),
+    "t": lambda t, u: t.select(0, 0).t(),
     "permute": lambda t, u: t.permute(1, 0, 2),
     "view": lambda t, u: t.view(2, 2, 6, 64),
     "view_groups": lambda t, u: t.view(4, 6, 2, 32),
@@ -169,10 +177,10 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "unsqueeze": lambda t, u: t.unsqueeze(1),
     "squeeze": lambda t, u: t.unsqueeze(0).squeeze(0),
     "expand": lambda t, u: t.expand(3, 4, 6, 64),
-    "slice": lambda t, u: t[1:3],
-    "slice_group": lambda t, u: t[..., 32:],
-    "slice_into_group": lambda t, u: t[..., 3:7],
-    "select": lambda t, u: t[2],
+    "slice": lambda t, u: aten.slice.Tensor(t, 0, 1, 3),
+    "slice_group": lambda t, u: aten.slice.Tensor(t, -1, 32),
+    "slice_into_group": lambda t, u: aten.slice.Tensor(t, -1, 3, 7),
+    "select": lambda t, u: t.select(0, 2),
     "select_last": lambda t, u: t.select(-1, 5),
     "narrow": lambda t, u: t.narrow(1, 2, 3),
     "split": lambda t, u: t.split(3),

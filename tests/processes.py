@@ -19,7 +19,9 @@ from hop.distributed import gloo
 
 def run(check: Callable[[Any, int], None], world: int = 2, device: str = "cpu") -> None:
     """check(mesh, rank), a function of a module, in `world` processes of a mesh of one dimension."""
-    mp.start_processes(_worker, args=(_free_port(), check, world, device), nprocs=world, join=True, start_method="spawn")
+    mp.start_processes(
+        _worker, args=(_free_port(), check, world, device), nprocs=world, join=True, start_method="spawn"
+    )
 
 
 def _free_port() -> int:
@@ -35,7 +37,9 @@ def _worker(rank: int, port: int, check: Callable[[Any, int], None], world: int,
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if device == "cuda" else gloo(), rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "nccl" if device == "cuda" else gloo(), rank=rank, world_size=world, timeout=timedelta(seconds=120)
+    )
     # Gloo's threads may still hold tensors, and abort the process if they let go of one while the interpreter shuts
     # down (pytorch #179291): leave without shutting down, and say before what went wrong.
     done = False
