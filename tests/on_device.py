@@ -162,7 +162,7 @@ def _written(t: Any, source: Any) -> Any:
     return t
 
 
-# Of two tensors, quantized or plain, of shape (4, 6, 64). An index or a slice in brackets takes no fake tensor of a GPU.
+# Of two tensors, quantized or plain, of shape (4, 6, 64). Brackets take no fake tensor of a GPU.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "detach": lambda t, u: t.detach(),
     "clone": lambda t, u: t.clone(),
