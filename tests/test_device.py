@@ -40,6 +40,7 @@ from tests.on_device import (
 from tests.processes import run
 from tests.test_distributed_fsdp import batch, built, sharded, stepped
 
+pytestmark = pytest.mark.full
 KINDS = [(f"{kind}_{d}".replace("torch.", ""), kind, d) for kind in STEPS for d in DTYPES]
 
 
@@ -74,7 +75,7 @@ class TestOptimizers(unittest.TestCase):
                 assert_same(mine, its)
 
     @parameterized.expand([k for k in KINDS if k[1] != "stochastic"])
-    @pytest.mark.full
+    @pytest.mark.sampled(5)
     @pytest.mark.compiler
     def test_a_fused_step_is_near(self, _name, kind, dtype):
         """What a GPU runs: three steps, each from the CPU's numbers."""
@@ -83,6 +84,7 @@ class TestOptimizers(unittest.TestCase):
         for i in range(3):
             give_gradients(params, i)
             give_gradients(others, i)
+            bounds: list[Bound] = []
             if i > 0:
                 restart(ours, params, theirs, others)
                 bounds = [Bound(ours, p) for p in params]
