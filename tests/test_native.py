@@ -21,6 +21,7 @@ from parameterized import parameterized
 
 import hop
 from hop import presets
+from hop.compat import eager
 from hop.formats import INT8, UINT8
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call
@@ -318,7 +319,7 @@ class TestLevels(unittest.TestCase):
             a = torch.randint(-128, 128, (m, k), dtype=torch.int8)
             with mock.patch.object(native_product, "int_mm", wraps=native_product.int_mm) as called:
                 got = hop.out_dtype(torch.ops.aten.mm.default, torch.int32, a, b)
-            assert called.call_count == (m == rows)
+            assert called.call_count == (m == rows or not eager.int_mm_is_exact())
             assert torch.equal(got, (a.double() @ b.double()).to(torch.int32))
 
     @parameterized.expand(levels.OWN)
