@@ -34,7 +34,7 @@ def holds(x: Tensor) -> bool:
 
 def check(tensors: Iterable[Any]) -> None:
     """Raise RuntimeError unless the storage of each dense tensor of PyTorch's own class holds all of its elements; in
-    eager mode, as tensors that are traced have no memory. 0.7 µs for three tensors."""
+    eager mode, as tensors that are traced have no memory. 1.2 µs for one tensor, 1.6 for three."""
     if eager.is_plain_eager():
         own = [x for x in tensors if type(x) in PLAIN and has_storage(x)]
         if own and not _all_fit(None, own):
@@ -53,7 +53,7 @@ class Form:
         self._address = None if self._forms is None else ctypes.addressof(self._forms)
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether as many tensors are known to be so, and to lie in their storages. 0.7 µs for two."""
+        """Whether as many tensors are known to be so, and to lie in their storages."""
         return self._address is not None and _all_fit(self._address, tensors)
 
 
