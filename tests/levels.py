@@ -7,9 +7,11 @@ below its own are forced.
 
 import argparse
 import contextlib
+import getpass
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 from collections.abc import Iterator
 
@@ -49,7 +51,10 @@ def at(level: str) -> Iterator[None]:
 def environment(level: str) -> dict[str, str]:
     """The variables under which a process takes this CPU for one of `level`."""
     aten, onednn = OTHERS[level]
-    return {**os.environ, "HOP_NATIVE": level, "ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn}
+    # Inductor keeps generated code by the graph, not by the level for which it was generated.
+    cache = os.path.join(tempfile.gettempdir(), f"hop_inductor_{getpass.getuser()}_{level}")
+    own = {"HOP_NATIVE": level, "ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn}
+    return {**os.environ, **own, "TORCHINDUCTOR_CACHE_DIR": cache}
 
 
 def main() -> None:

@@ -150,7 +150,11 @@ class TestLayers(unittest.TestCase):
                 for p in layer.parameters():
                     p.zero_()
                 layer.load_state_dict(state)
-                assert_bits(contents.plain(layer(x)), inputs[f"output.{scheme}.{kind}"], key)
+                got, want = contents.plain(layer(x)), inputs[f"output.{scheme}.{kind}"]
+                if "conv" in kind and read.lhs is None:  # PyTorch's own, whose sums differ from CPU to CPU
+                    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6 * want.abs().max().item(), msg=key)
+                else:
+                    assert_bits(got, want, key)
 
 
 class TestOptimizers(unittest.TestCase):

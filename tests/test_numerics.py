@@ -557,8 +557,11 @@ class TestTorchao(unittest.TestCase):
             "STATE4": quant_utils.create_dynamic_map(True, 3, 4),
             "STATE4_UNSIGNED": torch.linspace(0, 1, 17)[1:].tolist(),
         }
+        # Without vector instructions torch.linspace, of which torchao's are made, rounds otherwise.
+        ulps = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
         for name, book in maps.items():
-            np.testing.assert_array_equal(np.float32(presets.PRESETS[name].format.numbers), np.float32(book), name)
+            own = np.float32(presets.PRESETS[name].format.numbers)
+            np.testing.assert_allclose(own, np.float32(book), rtol=2**-22 if ulps else 0, atol=0, err_msg=name)
 
     @parameterized.expand(["STATE8", "STATE8_UNSIGNED", "STATE4", "STATE4_UNSIGNED", "STATE_FP8"])
     def test_states(self, name):
