@@ -16,7 +16,7 @@ PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-$(VENV)/base: pyproject.toml constraints.txt setup.py $(wildcard native/*)
+$(VENV)/base: pyproject.toml constraints.txt setup.py $(wildcard native/*.h native/*/*)
 	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@sed '$(TORCH:%=s/^torch==.*/torch==%/)' constraints.txt > $(VENV)/constraints.txt
@@ -100,9 +100,9 @@ gpu-here: ## what a GPU is asked first, with Python, torch and the folder HOP_KE
 
 # The native kernels and their tests, without Python, with the sanitizers of memory and of undefined behaviour.
 SANITIZED := build/sanitized
-SANITIZE := -std=c++17 -O1 -g -Wno-psabi -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-omit-frame-pointer \
+SANITIZE := -std=c++17 -Inative -O1 -g -Wno-psabi -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-omit-frame-pointer \
 	-fsanitize=address,undefined -fno-sanitize-recover=all
-KERNELS := $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(wildcard native/*.cpp))
+KERNELS := $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(filter-out native/tests/% native/torch/%,$(wildcard native/*/*.cpp)))
 NATIVE_TESTS := $(patsubst native/tests/%.cpp,$(SANITIZED)/%,$(wildcard native/tests/*.cpp))
 
 $(SANITIZED)/%.o: native/%.cpp

@@ -35,6 +35,7 @@ class BuildNative(build_ext):
 
 FLAGS = [
     "-std=c++17",
+    "-Inative",
     "-O3",
     "-g0",
     "-ffp-contract=off",  # each operation is rounded by itself, as the reference does
@@ -50,8 +51,8 @@ FLAGS = [
 
 native = Extension(
     "hop._native",
-    sources=sorted(glob("native/*.cpp")),
-    depends=sorted(glob("native/*.h")),
+    sources=sorted(glob("native/[!t]*/*.cpp") + glob("native/torch/*.cpp")),
+    depends=sorted(glob("native/**/*.h", recursive=True)),
     language="c++",
     optional=True,
     py_limited_api=True,

@@ -1,4 +1,4 @@
-"""Random bits of stochastic rounding on the CPU, in C++ (native/noise.cpp)."""
+"""Random bits of stochastic rounding on the CPU, in C++ (native/quantize/noise.cpp)."""
 
 import ctypes
 import functools

@@ -1,4 +1,4 @@
-"""Quantizing and dequantizing on the CPU, in C++: bit for bit what the reference gives (native/quantize.h).
+"""Quantizing and dequantizing on the CPU, in C++: bit for bit what the reference gives (native/quantize/).
 
 `quantize_native` and `dequantize_native` are the calls; the kernels say for which arguments, by shapes and dtypes.
 """

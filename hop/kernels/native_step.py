@@ -1,4 +1,4 @@
-"""A step of an optimizer on the CPU, in C++ and in place: bit for bit what hop.optim says (native/update_run.h)."""
+"""A step of an optimizer on the CPU, in C++ and in place: bit for bit what hop.optim says (native/update/run.h)."""
 
 import ctypes
 import functools

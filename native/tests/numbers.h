@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../hop.h"
+#include "hop.h"
 
 inline bool narrow(int format) { return format == HOP_INT4 || format == HOP_UINT4 || format == HOP_E2M1; }
 inline bool whole(int format) { return format >= HOP_INT8 && format <= HOP_UINT4 && format != HOP_E2M1; }

@@ -1,8 +1,8 @@
 // Quantizes and dequantizes random tensors of random shapes, blocks, formats and rules at each level of instructions,
 // in buffers of exactly the size that they need: for sanitizers. All levels and numbers of threads must agree.
 //
-//     g++ -std=c++17 -g -O1 -fsanitize=address,undefined -ffp-contract=off native/tests/quantize_random.cpp
-//         native/quantize.cpp native/dequantize.cpp native/transpose.cpp native/noise.cpp native/cpu.cpp native/parallel.cpp -ldl && ./a.out [seed] [count]
+//     g++ -std=c++17 -Inative -g -O1 -fsanitize=address,undefined -ffp-contract=off native/tests/quantize_random.cpp
+//         native/quantize/*.cpp native/common/*.cpp -ldl && ./a.out [seed] [count]
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "../hop.h"
+#include "hop.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 #include "buffers.h"
 
-#include "../hop.h"
+#include "hop.h"
 
 namespace {
 

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu.h"
-#include "isa.h"
-#include "parallel.h"
-#include "quantize.h"
+#include "common/cpu.h"
+#include "common/isa.h"
+#include "common/parallel.h"
+#include "quantize/quantize.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -29,18 +29,18 @@ char* scratch(size_t bytes) {
 
 namespace portable {
 namespace {
-#include "quantize_numbers.h"
-#include "quantize_stats.h"
-#include "quantize_scales.h"
-#include "quantize_encode.h"
-#include "quantize_plain.h"
-#include "quantize_measure.h"
-#include "quantize_run.h"
-#include "dequantize_decode.h"
-#include "dequantize_plain.h"
-#include "dequantize_run.h"
-#include "noise_plain.h"
-#include "update_run.h"
+#include "quantize/numbers.h"
+#include "quantize/stats.h"
+#include "quantize/scales.h"
+#include "quantize/encode.h"
+#include "quantize/plain.h"
+#include "quantize/measure.h"
+#include "quantize/run.h"
+#include "quantize/dequantize_decode.h"
+#include "quantize/dequantize_plain.h"
+#include "quantize/dequantize_run.h"
+#include "quantize/noise_plain.h"
+#include "update/run.h"
 }  // namespace
 }  // namespace portable
 
@@ -48,18 +48,18 @@ namespace {
 HOP_BEGIN_TARGET(HOP_AVX2)
 namespace avx2 {
 namespace {
-#include "quantize_numbers.h"
-#include "quantize_stats.h"
-#include "quantize_scales.h"
-#include "quantize_encode.h"
-#include "quantize_plain.h"
-#include "quantize_measure.h"
-#include "quantize_run.h"
-#include "dequantize_decode.h"
-#include "dequantize_plain.h"
-#include "dequantize_run.h"
-#include "noise_plain.h"
-#include "update_run.h"
+#include "quantize/numbers.h"
+#include "quantize/stats.h"
+#include "quantize/scales.h"
+#include "quantize/encode.h"
+#include "quantize/plain.h"
+#include "quantize/measure.h"
+#include "quantize/run.h"
+#include "quantize/dequantize_decode.h"
+#include "quantize/dequantize_plain.h"
+#include "quantize/dequantize_run.h"
+#include "quantize/noise_plain.h"
+#include "update/run.h"
 }  // namespace
 }  // namespace avx2
 HOP_END_TARGET
@@ -67,21 +67,21 @@ HOP_END_TARGET
 HOP_BEGIN_TARGET(HOP_AVX512)
 namespace avx512 {
 namespace {
-#include "quantize_numbers.h"
-#include "quantize_stats.h"
-#include "quantize_scales.h"
-#include "quantize_encode.h"
-#include "bytes_avx512.h"
-#include "quantize_avx512.h"
-#include "quantize_codes_avx512.h"
-#include "quantize_stats_avx512.h"
-#include "quantize_measure.h"
-#include "quantize_run.h"
-#include "dequantize_decode.h"
-#include "dequantize_avx512.h"
-#include "dequantize_run.h"
-#include "noise_avx512.h"
-#include "update_run.h"
+#include "quantize/numbers.h"
+#include "quantize/stats.h"
+#include "quantize/scales.h"
+#include "quantize/encode.h"
+#include "common/bytes_avx512.h"
+#include "quantize/avx512.h"
+#include "quantize/codes_avx512.h"
+#include "quantize/stats_avx512.h"
+#include "quantize/measure.h"
+#include "quantize/run.h"
+#include "quantize/dequantize_decode.h"
+#include "quantize/dequantize_avx512.h"
+#include "quantize/dequantize_run.h"
+#include "quantize/noise_avx512.h"
+#include "update/run.h"
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET

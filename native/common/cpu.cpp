@@ -1,4 +1,4 @@
-#include "cpu.h"
+#include "common/cpu.h"
 
 #include <atomic>
 

@@ -13,8 +13,8 @@
 // Where each channel is convolved by itself (depthwise), pixels multiply what they find in the image, four taps at
 // once.
 #pragma once
-#include "parts.h"
-#include "product.h"
+#include "common/parts.h"
+#include "gemm/product.h"
 
 namespace hop {
 

@@ -16,7 +16,7 @@
 #include <type_traits>
 
 #include "hop.h"
-#include "parallel.h"
+#include "common/parallel.h"
 
 namespace hop {
 

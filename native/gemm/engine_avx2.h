@@ -1,34 +1,19 @@
-// Products with AVX2: int8 as int16, bfloat16 as float32.
-#include "convolution.h"
-#include "product.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-
-#include <atomic>
-#include <cstring>
-#include <type_traits>
-
-#include "isa.h"
-
-HOP_BEGIN_TARGET(HOP_AVX2)
-namespace hop {
-namespace avx2 {
-
-#include "rounding.h"
-#include "decode_plainly.h"
-#include "tiles_plain.h"
-#include "words_avx2.h"
-#include "scales.h"
-#include "pack_lhs.h"
-#include "pack_rhs.h"
-#include "epilogue.h"
-#include "groups_plain.h"
-#include "finish_plain.h"
-#include "requantize.h"
-#include "gemm.h"
-#include "lhs_floats.h"
-#include "row_blocks.h"
+// Products with AVX2: int8 as int16, bfloat16 as float32. Included by each file that
+// multiplies so, in the namespace of its instructions.
+#include "common/rounding.h"
+#include "gemm/decode_plainly.h"
+#include "gemm/tiles_plain.h"
+#include "gemm/words_avx2.h"
+#include "gemm/scales.h"
+#include "gemm/pack_lhs.h"
+#include "gemm/pack_rhs.h"
+#include "gemm/epilogue.h"
+#include "gemm/groups_plain.h"
+#include "gemm/finish_plain.h"
+#include "gemm/requantize.h"
+#include "gemm/gemm.h"
+#include "gemm/lhs_floats.h"
+#include "gemm/row_blocks.h"
 
 // 8 columns of a quad: 8 times 4 bytes.
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -170,24 +155,3 @@ private:
 
     int quads_;
 };
-
-int integers(Job& job) { return Multiplication<Avx2<Int8>>(job).run(); }
-int floats(Job& job) { return Multiplication<Avx2<Bfloat16>>(job).run(); }
-
-#include "transpose.h"
-#include "convolution_image.h"
-#include "convolution_weight.h"
-#include "convolution_finish.h"
-#include "convolution_finish_plain.h"
-#include "convolution_depthwise.h"
-#include "convolution_depthwise_plain.h"
-#include "convolution_rows.h"
-#include "convolution_run.h"
-
-int convolution(Convolution& c) { return Convolving<Avx2<Int8>, false>(c).run(); }
-
-}  // namespace avx2
-}  // namespace hop
-HOP_END_TARGET
-
-#endif

@@ -1,34 +1,19 @@
-// Products with AVX-512: int8 by VNNI, bfloat16 as float32.
-#include "convolution.h"
-#include "product.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-
-#include <atomic>
-#include <cstring>
-#include <type_traits>
-
-#include "isa.h"
-
-HOP_BEGIN_TARGET(HOP_AVX512)
-namespace hop {
-namespace avx512 {
-
-#include "rounding.h"
-#include "tiles_avx512.h"
-#include "decode_plainly.h"
-#include "words_avx512.h"
-#include "scales.h"
-#include "pack_lhs.h"
-#include "pack_rhs.h"
-#include "epilogue.h"
-#include "groups_avx512.h"
-#include "finish_avx512.h"
-#include "requantize.h"
-#include "gemm.h"
-#include "lhs_floats.h"
-#include "row_blocks.h"
+// Products with AVX-512: int8 by VNNI, bfloat16 as float32. Included by each file that
+// multiplies so, in the namespace of its instructions.
+#include "common/rounding.h"
+#include "gemm/tiles_avx512.h"
+#include "gemm/decode_plainly.h"
+#include "gemm/words_avx512.h"
+#include "gemm/scales.h"
+#include "gemm/pack_lhs.h"
+#include "gemm/pack_rhs.h"
+#include "gemm/epilogue.h"
+#include "gemm/groups_avx512.h"
+#include "gemm/finish_avx512.h"
+#include "gemm/requantize.h"
+#include "gemm/gemm.h"
+#include "gemm/lhs_floats.h"
+#include "gemm/row_blocks.h"
 
 // So few rows need several sums of each element, or they wait for each other.
 constexpr int sums_of(int rows) { return rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
@@ -158,36 +143,3 @@ private:
 
     int quads_;
 };
-
-int integers(Job& job) {
-    job.shift = 128;
-    return Multiplication<Avx512<Int8>>(job).run();
-}
-int floats(Job& job) { return Multiplication<Avx512<Bfloat16>>(job).run(); }
-
-#include "transpose.h"
-#include "convolution_image.h"
-#include "convolution_weight.h"
-#include "convolution_finish.h"
-#include "convolution_finish_avx512.h"
-#include "convolution_depthwise.h"
-#include "convolution_depthwise_avx512.h"
-#include "convolution_rows.h"
-#include "convolution_run.h"
-
-int convolution(Convolution& c) {
-    c.job.shift = 128;
-    return Convolving<Avx512<Int8>, false>(c).run();
-}
-
-void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice,
-               uint8_t* tile) {
-    const uint8_t* made = tile_of_codes(o, codes, rows, k, first, slice, tile);
-    if (made != tile) std::memcpy(tile, made, kTile);
-}
-
-}  // namespace avx512
-}  // namespace hop
-HOP_END_TARGET
-
-#endif

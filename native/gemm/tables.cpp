@@ -1,7 +1,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "product.h"
+#include "gemm/product.h"
 
 namespace hop {
 namespace {

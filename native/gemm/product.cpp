@@ -1,9 +1,9 @@
-#include "product.h"
+#include "gemm/product.h"
 
 #include <atomic>
 #include <cstring>
 
-#include "cpu.h"
+#include "common/cpu.h"
 
 namespace hop {
 namespace {

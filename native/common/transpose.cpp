@@ -3,12 +3,12 @@
 #include <cstring>
 
 #include "hop.h"
-#include "parallel.h"
+#include "common/parallel.h"
 
 namespace hop {
 namespace {
-#include "transpose.h"
-#include "transpose_lines.h"
+#include "common/transpose.h"
+#include "common/transpose_lines.h"
 
 template <class T>
 void transpose(int64_t batch, int64_t rows, int64_t cols, const T* in, T* out, int threads) {

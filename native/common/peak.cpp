@@ -3,20 +3,20 @@
 #include <chrono>
 #include <cstring>
 
-#include "cpu.h"
+#include "common/cpu.h"
 #include "hop.h"
-#include "parallel.h"
+#include "common/parallel.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "isa.h"
+#include "common/isa.h"
 
 HOP_BEGIN_TARGET(HOP_AMX)
 namespace hop {
 namespace amx {
 
-#include "registers_amx.h"
+#include "common/registers_amx.h"
 
 // Products of tiles that stay where they are.
 void multiply_tiles(int64_t count) {

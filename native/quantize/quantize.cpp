@@ -1,12 +1,12 @@
-#include "quantize.h"
+#include "quantize/quantize.h"
 
 #include <atomic>
 #include <cmath>
 #include <cstring>
 
-#include "cpu.h"
-#include "isa.h"
-#include "parallel.h"
+#include "common/cpu.h"
+#include "common/isa.h"
+#include "common/parallel.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -28,17 +28,17 @@ char* scratch(size_t bytes) {
 
 namespace portable {
 namespace {
-#include "quantize_numbers.h"
-#include "quantize_stats.h"
-#include "quantize_scales.h"
-#include "quantize_encode.h"
-#include "quantize_plain.h"
-#include "quantize_measure.h"
-#include "noise_plain.h"
-#include "transpose.h"
-#include "transpose_lines.h"
-#include "quantize_run.h"
-#include "quantize_product.h"
+#include "quantize/numbers.h"
+#include "quantize/stats.h"
+#include "quantize/scales.h"
+#include "quantize/encode.h"
+#include "quantize/plain.h"
+#include "quantize/measure.h"
+#include "quantize/noise_plain.h"
+#include "common/transpose.h"
+#include "common/transpose_lines.h"
+#include "quantize/run.h"
+#include "quantize/product.h"
 }  // namespace
 }  // namespace portable
 
@@ -46,17 +46,17 @@ namespace {
 HOP_BEGIN_TARGET(HOP_AVX2)
 namespace avx2 {
 namespace {
-#include "quantize_numbers.h"
-#include "quantize_stats.h"
-#include "quantize_scales.h"
-#include "quantize_encode.h"
-#include "quantize_plain.h"
-#include "quantize_measure.h"
-#include "noise_plain.h"
-#include "transpose.h"
-#include "transpose_lines.h"
-#include "quantize_run.h"
-#include "quantize_product.h"
+#include "quantize/numbers.h"
+#include "quantize/stats.h"
+#include "quantize/scales.h"
+#include "quantize/encode.h"
+#include "quantize/plain.h"
+#include "quantize/measure.h"
+#include "quantize/noise_plain.h"
+#include "common/transpose.h"
+#include "common/transpose_lines.h"
+#include "quantize/run.h"
+#include "quantize/product.h"
 }  // namespace
 }  // namespace avx2
 HOP_END_TARGET
@@ -64,20 +64,20 @@ HOP_END_TARGET
 HOP_BEGIN_TARGET(HOP_AVX512)
 namespace avx512 {
 namespace {
-#include "quantize_numbers.h"
-#include "quantize_stats.h"
-#include "quantize_scales.h"
-#include "quantize_encode.h"
-#include "bytes_avx512.h"
-#include "quantize_avx512.h"
-#include "quantize_codes_avx512.h"
-#include "quantize_stats_avx512.h"
-#include "quantize_measure.h"
-#include "noise_avx512.h"
-#include "transpose.h"
-#include "transpose_lines.h"
-#include "quantize_run.h"
-#include "quantize_product.h"
+#include "quantize/numbers.h"
+#include "quantize/stats.h"
+#include "quantize/scales.h"
+#include "quantize/encode.h"
+#include "common/bytes_avx512.h"
+#include "quantize/avx512.h"
+#include "quantize/codes_avx512.h"
+#include "quantize/stats_avx512.h"
+#include "quantize/measure.h"
+#include "quantize/noise_avx512.h"
+#include "common/transpose.h"
+#include "common/transpose_lines.h"
+#include "quantize/run.h"
+#include "quantize/product.h"
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET

@@ -1,5 +1,5 @@
 // Convolutions on the matrix unit of AMX.
-#include "convolution.h"
+#include "convolution/convolution.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -7,34 +7,34 @@
 #include <atomic>
 #include <cstring>
 
-#include "isa.h"
+#include "common/isa.h"
 
 HOP_BEGIN_TARGET(HOP_AMX)
 namespace hop {
 namespace amx {
 
-#include "rounding.h"
-#include "tiles_avx512.h"
-#include "decode_plainly.h"
-#include "words_avx512.h"
-#include "scales.h"
-#include "pack_lhs.h"
-#include "pack_rhs.h"
-#include "epilogue.h"
-#include "groups_avx512.h"
-#include "finish_avx512.h"
-#include "requantize.h"
-#include "gemm.h"
-#include "registers_amx.h"
-#include "transpose.h"
-#include "convolution_image.h"
-#include "convolution_weight.h"
-#include "convolution_finish.h"
-#include "convolution_finish_avx512.h"
-#include "convolution_depthwise.h"
-#include "convolution_depthwise_avx512.h"
-#include "convolution_rows.h"
-#include "convolution_run.h"
+#include "common/rounding.h"
+#include "gemm/tiles_avx512.h"
+#include "gemm/decode_plainly.h"
+#include "gemm/words_avx512.h"
+#include "gemm/scales.h"
+#include "gemm/pack_lhs.h"
+#include "gemm/pack_rhs.h"
+#include "gemm/epilogue.h"
+#include "gemm/groups_avx512.h"
+#include "gemm/finish_avx512.h"
+#include "gemm/requantize.h"
+#include "gemm/gemm.h"
+#include "common/registers_amx.h"
+#include "common/transpose.h"
+#include "convolution/image.h"
+#include "convolution/weight.h"
+#include "convolution/finish.h"
+#include "convolution/finish_avx512.h"
+#include "convolution/depthwise.h"
+#include "convolution/depthwise_avx512.h"
+#include "convolution/rows.h"
+#include "convolution/run.h"
 
 // The engine of convolutions: rows are read where they lie, as int8 or uint8.
 template <bool Unsigned>

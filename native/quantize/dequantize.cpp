@@ -1,9 +1,9 @@
 #include <atomic>
 
-#include "cpu.h"
-#include "isa.h"
-#include "parallel.h"
-#include "quantize.h"
+#include "common/cpu.h"
+#include "common/isa.h"
+#include "common/parallel.h"
+#include "quantize/quantize.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -14,10 +14,10 @@
 namespace hop {
 namespace portable {
 namespace {
-#include "quantize_numbers.h"
-#include "dequantize_decode.h"
-#include "dequantize_plain.h"
-#include "dequantize_run.h"
+#include "quantize/numbers.h"
+#include "quantize/dequantize_decode.h"
+#include "quantize/dequantize_plain.h"
+#include "quantize/dequantize_run.h"
 }  // namespace
 }  // namespace portable
 
@@ -25,10 +25,10 @@ namespace {
 HOP_BEGIN_TARGET(HOP_AVX2)
 namespace avx2 {
 namespace {
-#include "quantize_numbers.h"
-#include "dequantize_decode.h"
-#include "dequantize_plain.h"
-#include "dequantize_run.h"
+#include "quantize/numbers.h"
+#include "quantize/dequantize_decode.h"
+#include "quantize/dequantize_plain.h"
+#include "quantize/dequantize_run.h"
 }  // namespace
 }  // namespace avx2
 HOP_END_TARGET
@@ -36,11 +36,11 @@ HOP_END_TARGET
 HOP_BEGIN_TARGET(HOP_AVX512)
 namespace avx512 {
 namespace {
-#include "quantize_numbers.h"
-#include "dequantize_decode.h"
-#include "bytes_avx512.h"
-#include "dequantize_avx512.h"
-#include "dequantize_run.h"
+#include "quantize/numbers.h"
+#include "quantize/dequantize_decode.h"
+#include "common/bytes_avx512.h"
+#include "quantize/dequantize_avx512.h"
+#include "quantize/dequantize_run.h"
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET

@@ -1,5 +1,5 @@
 // Products on the matrix unit of AMX: int8 and bfloat16.
-#include "product.h"
+#include "gemm/product.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -7,26 +7,26 @@
 #include <atomic>
 #include <cstring>
 
-#include "isa.h"
+#include "common/isa.h"
 
 HOP_BEGIN_TARGET(HOP_AMX)
 namespace hop {
 namespace amx {
 
-#include "rounding.h"
-#include "tiles_avx512.h"
-#include "decode_plainly.h"
-#include "words_avx512.h"
-#include "scales.h"
-#include "pack_lhs.h"
-#include "pack_rhs.h"
-#include "epilogue.h"
-#include "groups_avx512.h"
-#include "finish_avx512.h"
-#include "requantize.h"
-#include "few_rows.h"
-#include "gemm.h"
-#include "registers_amx.h"
+#include "common/rounding.h"
+#include "gemm/tiles_avx512.h"
+#include "gemm/decode_plainly.h"
+#include "gemm/words_avx512.h"
+#include "gemm/scales.h"
+#include "gemm/pack_lhs.h"
+#include "gemm/pack_rhs.h"
+#include "gemm/epilogue.h"
+#include "gemm/groups_avx512.h"
+#include "gemm/finish_avx512.h"
+#include "gemm/requantize.h"
+#include "gemm/few_rows.h"
+#include "gemm/gemm.h"
+#include "common/registers_amx.h"
 
 struct Int8 {
     using Sum = int32_t;

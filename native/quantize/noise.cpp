@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu.h"
+#include "common/cpu.h"
 #include "hop.h"
-#include "isa.h"
-#include "parallel.h"
+#include "common/isa.h"
+#include "common/parallel.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -13,8 +13,8 @@
 namespace hop {
 namespace portable {
 namespace {
-#include "noise_plain.h"
-#include "noise_run.h"
+#include "quantize/noise_plain.h"
+#include "quantize/noise_run.h"
 }  // namespace
 }  // namespace portable
 
@@ -22,8 +22,8 @@ namespace {
 HOP_BEGIN_TARGET(HOP_AVX2)
 namespace avx2 {
 namespace {
-#include "noise_plain.h"
-#include "noise_run.h"
+#include "quantize/noise_plain.h"
+#include "quantize/noise_run.h"
 }  // namespace
 }  // namespace avx2
 HOP_END_TARGET
@@ -31,8 +31,8 @@ HOP_END_TARGET
 HOP_BEGIN_TARGET(HOP_AVX512)
 namespace avx512 {
 namespace {
-#include "noise_avx512.h"
-#include "noise_run.h"
+#include "quantize/noise_avx512.h"
+#include "quantize/noise_run.h"
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET

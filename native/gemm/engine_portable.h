@@ -1,28 +1,18 @@
-// Products with what any CPU has. Integers are multiplied as float32, where sums over a slice are exact.
-#include <atomic>
-#include <cstring>
-#include <type_traits>
-
-#include "cpu.h"
-#include "convolution.h"
-#include "product.h"
-
-namespace hop {
-namespace portable {
-
-#include "rounding.h"
-#include "decode_plainly.h"
-#include "tiles_plain.h"
-#include "words_plain.h"
-#include "scales.h"
-#include "pack_lhs.h"
-#include "pack_rhs.h"
-#include "epilogue.h"
-#include "groups_plain.h"
-#include "finish_plain.h"
-#include "requantize.h"
-#include "gemm.h"
-#include "lhs_floats.h"
+// Products with what any CPU has. Integers are multiplied as float32, where sums over a slice are exact. Included by each file that
+// multiplies so, in the namespace of its instructions.
+#include "common/rounding.h"
+#include "gemm/decode_plainly.h"
+#include "gemm/tiles_plain.h"
+#include "gemm/words_plain.h"
+#include "gemm/scales.h"
+#include "gemm/pack_lhs.h"
+#include "gemm/pack_rhs.h"
+#include "gemm/epilogue.h"
+#include "gemm/groups_plain.h"
+#include "gemm/finish_plain.h"
+#include "gemm/requantize.h"
+#include "gemm/gemm.h"
+#include "gemm/lhs_floats.h"
 
 // Which end of a word its first byte is.
 constexpr bool kLittle = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
@@ -134,31 +124,3 @@ private:
 
     int quads_;
 };
-
-int integers(Job& job) { return Multiplication<Portable<Int8>>(job).run(); }
-int floats(Job& job) { return Multiplication<Portable<Bfloat16>>(job).run(); }
-
-#include "transpose.h"
-#include "convolution_image.h"
-#include "convolution_weight.h"
-#include "convolution_finish.h"
-#include "convolution_finish_plain.h"
-#include "convolution_depthwise.h"
-#include "convolution_depthwise_plain.h"
-#include "convolution_rows.h"
-#include "convolution_run.h"
-
-int convolution(Convolution& c) { return Convolving<Portable<Int8>, false>(c).run(); }
-
-}  // namespace portable
-
-void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice,
-               uint8_t* tile) {
-#if defined(__x86_64__)
-    if (level() >= Level::avx512) return avx512::pack_tile(o, codes, rows, k, first, slice, tile);
-#endif
-    const uint8_t* made = portable::tile_of_codes(o, codes, rows, k, first, slice, tile);
-    if (made != tile) std::memcpy(tile, made, kTile);
-}
-
-}  // namespace hop

@@ -1,8 +1,8 @@
-#include "convolution.h"
+#include "convolution/convolution.h"
 
 #include <numeric>
 
-#include "cpu.h"
+#include "common/cpu.h"
 
 namespace hop {
 namespace {

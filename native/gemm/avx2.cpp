@@ -1,0 +1,26 @@
+// Products with AVX2: int8 as int16, bfloat16 as float32.
+#include "gemm/product.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+#include "common/isa.h"
+
+HOP_BEGIN_TARGET(HOP_AVX2)
+namespace hop {
+namespace avx2 {
+
+#include "gemm/engine_avx2.h"
+
+int integers(Job& job) { return Multiplication<Avx2<Int8>>(job).run(); }
+int floats(Job& job) { return Multiplication<Avx2<Bfloat16>>(job).run(); }
+
+}  // namespace avx2
+}  // namespace hop
+HOP_END_TARGET
+
+#endif
