@@ -1,5 +1,5 @@
-// Products with AVX2: int8 as int16, bfloat16 as float32. Included by each file that
-// multiplies so, in the namespace of its instructions.
+// Products with AVX2: int8 as int16, bfloat16 as float32. Included by each file that multiplies so, in the namespace of
+// its instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
 #include "gemm/tiles_plain.h"

@@ -1,5 +1,5 @@
-// Products with AVX-512: int8 by VNNI, bfloat16 as float32. Included by each file that
-// multiplies so, in the namespace of its instructions.
+// Products with AVX-512: int8 by VNNI, bfloat16 as float32. Included by each file that multiplies so, in the namespace
+// of its instructions.
 #include "common/rounding.h"
 #include "gemm/tiles_avx512.h"
 #include "gemm/decode_plainly.h"

@@ -1,5 +1,5 @@
-// Products with what any CPU has. Integers are multiplied as float32, where sums over a slice are exact. Included by each file that
-// multiplies so, in the namespace of its instructions.
+// Products with what any CPU has. Integers are multiplied as float32, where sums over a slice are exact. Included by
+// each file that multiplies so, in the namespace of its instructions.
 #include "common/rounding.h"
 #include "gemm/decode_plainly.h"
 #include "gemm/tiles_plain.h"
