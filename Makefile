@@ -110,7 +110,7 @@ $(SANITIZED)/%.o: native/%.cpp
 	@$(CXX) $(SANITIZE) -MMD -c $< -o $@
 
 $(SANITIZED)/%: $(SANITIZED)/tests/%.o $(KERNELS)
-	@$(CXX) $(SANITIZE) -fopenmp $^ -ldl -lpthread -o $@
+	@$(CXX) $(SANITIZE) $^ -lpthread -o $@
 
 .PRECIOUS: $(SANITIZED)/%.o $(SANITIZED)/tests/%.o
 -include $(KERNELS:.o=.d) $(wildcard $(SANITIZED)/tests/*.d)

@@ -30,7 +30,21 @@ class BuildNative(build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compiled, ext.sources))
-        self.compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), target_lang=ext.language)
+        linked = self.get_ext_fullpath(ext.name)
+        self.compiler.link_shared_object(objects, linked, target_lang=ext.language, extra_preargs=self.torch(folder))
+
+    def torch(self, folder):
+        """The options that make the library look for PyTorch's functions in the libtorch_cpu of the process that loads
+        it, whichever it is: one that is empty stands for it here."""
+        if sys.platform == "darwin":
+            return ["-undefined", "dynamic_lookup"]
+        source = folder / "nothing.cpp"
+        folder.mkdir(parents=True, exist_ok=True)
+        source.write_text("")
+        (empty,) = self.compiler.compile([str(source)], output_dir=str(folder))
+        name = "libtorch_cpu.so"
+        self.compiler.link_shared_object([empty], str(folder / name), extra_preargs=[f"-Wl,-soname,{name}"])
+        return ["-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu"]
 
 
 FLAGS = [
@@ -51,7 +65,7 @@ FLAGS = [
 
 native = Extension(
     "hop._native",
-    sources=sorted(glob("native/[!t]*/*.cpp") + glob("native/torch/*.cpp")),
+    sources=sorted(set(glob("native/*/*.cpp")) - set(glob("native/tests/*"))),
     depends=sorted(glob("native/**/*.h", recursive=True)),
     language="c++",
     optional=True,

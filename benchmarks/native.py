@@ -110,7 +110,7 @@ def int8_sums() -> Iterator[Row]:
         ((1024, 4096, 4096), 0.8, 0.45),
     ]:
         a, w = integers(m, k), integers(n, k)
-        tiles = native_product.tiles(w, (n, k), INT8, Tiled())
+        tiles = native_product.tiles(w, INT8, Tiled())
         for layout, b in (("B transposed", w.t()), ("B row-major", w.t().contiguous())):
 
             def int_mm(a: Tensor = a, b: Tensor = b) -> Tensor:

@@ -158,7 +158,10 @@ class Hop(HigherOrderOperator):
     def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """What Inductor makes of a node. Between operators that it fuses it would leave out the rounding of half
         floats, and so give other codes than eager mode."""
-        chosen = next((k for k, call in self.kernels(*args, **kwargs) if k.declines(call) is None), None)
+        takes = (x for x in self.kernels(*args, **kwargs) if x[0].declines(x[1]) is None)
+        chosen, call = next(takes, (None, None))
+        if chosen is not None and chosen.native:
+            return chosen.run(call)
         if chosen is not None and chosen.leaf and not kwargs:
             made = _leaf.call(self.name(), args)
             return made if self.returns_list(*args) else made[0]

@@ -9,7 +9,7 @@
 #define HOP_API extern "C" __attribute__((visibility("default")))
 #endif
 
-enum Result { HOP_OK = 0, HOP_NO_MEMORY = 1, HOP_UNSUPPORTED = 2, HOP_MISFIT = 3 };
+enum Result { HOP_OK = 0, HOP_NO_MEMORY = 1, HOP_UNSUPPORTED = 2 };
 
 // The version of this interface; Python refuses a library of another.
 HOP_API int hop_version();
@@ -21,6 +21,11 @@ HOP_API int hop_use_level(int level);
 // Operations a second of the matrix unit on int8, 0 if there is none, and bytes a second read from memory.
 HOP_API double hop_peak(int threads);
 HOP_API double hop_bandwidth(int threads, const void* data, int64_t bytes);
+
+// Runs body(context, index, count) on `count` threads at most, all at once, index 0..count-1; returns when all have
+// returned. Fewer may come, but count is what came, and the same for all. Without it a call runs on its own thread.
+typedef void (*hop_threads)(int count, void (*body)(void*, int, int), void* context);
+HOP_API void hop_use_threads(hop_threads run);
 
 // ---- products
 
@@ -134,21 +139,6 @@ HOP_API int hop_convolve(
 
 // ---- the same of tensors of PyTorch, which are looked at before they are read
 
-// Functions of PyTorch's C interface (torch/csrc/inductor/aoti_torch/c/shim.h), the same in all its versions: each says
-// one thing of a tensor, and returns 0, or an error.
-struct hop_torch {
-    int32_t (*dim)(void*, int64_t*);
-    int32_t (*sizes)(void*, int64_t**);
-    int32_t (*strides)(void*, int64_t**);
-    int32_t (*offset)(void*, int64_t*);
-    int32_t (*dtype)(void*, int32_t*);
-    int32_t (*device)(void*, int32_t*);
-    int32_t (*bytes)(void*, int64_t*);  // of the storage
-    int32_t (*data)(void*, void**);
-};
-
-HOP_API void hop_know_torch(const hop_torch* torch);
-
 // What a tensor must be: its bytes in a storage go from its offset on to `extent`. An item of 0: there is no tensor.
 enum { HOP_DIMS = 8 };
 struct hop_form {
@@ -160,18 +150,6 @@ struct hop_form {
 // Whether the storage of each of the tensors with these implementations is known to hold all of its elements, and it
 // has the shape, dtype and device of its form, where there are forms; strides may be any.
 HOP_API int hop_all_fit(int count, const hop_form* forms, const void* const* implementations);
-
-// hop_multiply and hop_convolve of the tensors' implementations, but for the output, which is an address; for float
-// outputs of a product. HOP_MISFIT, before anything is read, where one is not what its form says, or its storage too
-// short. Forms are in the order of the arguments.
-HOP_API int hop_multiply_tensors(
-    const hop_product* product, const hop_form* forms, int threads, const void* lhs_codes, const void* lhs_scale,
-    const void* lhs_zero, const void* lhs_fold, const void* rhs_codes, const void* rhs_scale, const void* rhs_zero,
-    const void* rhs_fold, const void* bias, void* output);
-HOP_API int hop_convolve_tensors(
-    const hop_convolution* convolution, const hop_form* forms, int threads, const void* input, const void* input_scale,
-    const void* input_zero, const void* weight, const void* weight_scale, const void* bias, const void* output_scale,
-    const void* output_zero, void* output);
 
 // ---- quantize: codes and scales of a tensor, and back, bit for bit those of hop.quantizer.
 

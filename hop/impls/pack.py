@@ -52,7 +52,7 @@ class Pack(Composite):
             raise ValueError(f"pack: weight must have its row-wise copy alone, got usages {x.usages}; quantize it so")
         if isinstance(wanted, Tiled) and q.layout is None and _is_native(x, wanted):
             codes = x.codes if x.dim() == 2 else x.codes.movedim(1, -1)
-            held = native_product.tiles(codes.contiguous(), wanted.matrix(x.shape), q.format, wanted)
+            held = native_product.tiles(codes if x.dim() == 2 else codes.flatten(1), q.format, wanted)
             rest = {name: b.clone() for name, b in x.buffers().items() if name != "codes"}
             return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=wanted))
         own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}

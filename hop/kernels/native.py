@@ -21,10 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hop.compat import eager, handles, inductor
+from hop.compat import eager, inductor
+from hop.kernels import native_operators
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_VERSION = 8  # of the C interface
+_VERSION = 9  # of the C interface
 LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 _OFF = "off"
 
@@ -80,9 +81,8 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
     try:
         functions = ctypes.CDLL(str(found[0]))
         version = functions.hop_version()
-        said = handles.functions()
         if version == _VERSION:
-            functions.hop_know_torch((ctypes.c_void_p * len(said))(*said))
+            native_operators.load(str(found[0]))
     except (OSError, AttributeError) as e:
         return None, f"the native kernels cannot be loaded: {e}"
     if version != _VERSION:

@@ -1,10 +1,11 @@
 #include "common/parallel.h"
 
+#include "hop.h"
+
 #include <cstdlib>
 #include <thread>
 
 #if defined(__unix__) || defined(__APPLE__)
-#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #endif
@@ -12,46 +13,20 @@
 namespace hop {
 namespace {
 
-// The entry points of libgomp, which LLVM's and Intel's runtimes offer as well.
-struct OpenMP {
-    void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
-    int (*index)() = nullptr;
-    int (*count)() = nullptr;
+std::atomic<hop_threads> run_on{nullptr};
 
-    OpenMP() {
+// The threads of a pool do not survive fork, and a region would wait for them forever.
+std::atomic<bool> forked{false};
 #if defined(__unix__) || defined(__APPLE__)
-        parallel = reinterpret_cast<decltype(parallel)>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-        index = reinterpret_cast<decltype(index)>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
-        count = reinterpret_cast<decltype(count)>(dlsym(RTLD_DEFAULT, "omp_get_num_threads"));
-        // The threads of a pool do not survive fork, and libgomp would wait for them forever.
-        pthread_atfork(nullptr, nullptr, [] { forked = true; });
+const int watched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 #endif
-    }
-    bool usable() const { return parallel && index && count && !forked; }
-    static inline std::atomic<bool> forked{false};
-};
-
-const OpenMP& openmp() {
-    static const OpenMP found;
-    return found;
-}
-
-struct Region {
-    void (*body)(void*, int, int);
-    void* context;
-};
 
 }  // namespace
 
 void run_parallel(int threads, void (*body)(void*, int, int), void* context) {
-    if (threads <= 1 || !openmp().usable()) return body(context, 0, 1);
-    Region region{body, context};
-    openmp().parallel(
-        [](void* data) {
-            const auto& r = *static_cast<Region*>(data);
-            r.body(r.context, openmp().index(), openmp().count());
-        },
-        &region, static_cast<unsigned>(threads), 0);
+    const hop_threads run = run_on;
+    if (threads <= 1 || !run || forked) return body(context, 0, 1);
+    run(threads, body, context);
 }
 
 void Barrier::wait(int count) {
@@ -119,3 +94,5 @@ void Scratch::trim() {
 }
 
 }  // namespace hop
+
+void hop_use_threads(hop_threads run) { hop::run_on = run; }

@@ -1,5 +1,5 @@
-// Work shared among threads: those of the OpenMP runtime that is in the process already, so that PyTorch's threads and
-// ours are the same, and none spins while others work.
+// Work shared among threads: those of the host (hop_use_threads), so that PyTorch's threads and ours are the same, and
+// none spins while others work.
 #pragma once
 #include <atomic>
 #include <cstddef>

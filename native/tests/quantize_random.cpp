@@ -2,7 +2,7 @@
 // in buffers of exactly the size that they need: for sanitizers. All levels and numbers of threads must agree.
 //
 //     g++ -std=c++17 -Inative -g -O1 -fsanitize=address,undefined -ffp-contract=off native/tests/quantize_random.cpp
-//         native/quantize/*.cpp native/common/*.cpp -ldl && ./a.out [seed] [count]
+//         native/quantize/*.cpp native/common/*.cpp -lpthread && ./a.out [seed] [count]
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "hop.h"
+#include "threads.h"
 
 namespace {
 

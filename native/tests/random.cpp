@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "product_case.h"
+#include "threads.h"
 
 namespace {
 

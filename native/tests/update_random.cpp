@@ -10,6 +10,7 @@
 #include "buffers.h"
 
 #include "hop.h"
+#include "threads.h"
 
 namespace {
 

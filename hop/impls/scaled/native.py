@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies, memory_format
+from hop import copies
 from hop.compat import eager, inductor, tracing
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
-from hop.kernels import Kernel, native, native_product, native_structures
-from hop.kernels.native_product import Described
+from hop.kernels import Kernel, native, native_operators, native_product
 from hop.quantizer import Quantizer
 
 
@@ -39,9 +38,8 @@ def _declines(call: Call) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def product(call: Call, turned: bool = False) -> "native_product.Call | str":
-    """What the kernels are told of the call, or why they do not take it; `turned` if the codes of the right factor
-    lie as those of the transposed matrix."""
+def product(call: Call) -> "native_product.Call | str":
+    """What the kernels are told of the call, or why they do not take it."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     along = call.roles.rhs_sums
     if not isinstance(rhs, Operand):
@@ -62,7 +60,7 @@ def product(call: Call, turned: bool = False) -> "native_product.Call | str":
         return f"for a bias of ({n},), not of {tuple(bias.shape)}"
     of_bias = None if bias is None else bias.dtype
     kind = lhs.quantizer if isinstance(lhs, Operand) else lhs.dtype
-    return _product(call.output, kind, left, rhs.quantizer, right, usage(call, RHS), along, of_bias, turned)
+    return _product(call.output, kind, left, rhs.quantizer, right, usage(call, RHS), along, of_bias)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -75,68 +73,61 @@ def _product(
     usage: str,
     along: int,
     bias: torch.dtype | None,
-    turned: bool,
 ) -> "native_product.Call | str":
-    batched = len(right) == 3
-    describe = native_product.describe_batch if batched else native_product.describe
-    batch, m = (right[0], left[1]) if batched else (1, math.prod(left[:-1]))
     if isinstance(lhs, Quantizer):
-        a = describe(lhs, left, False)
+        if lhs.is_tiled():
+            return "the left factor is packed"
+        a = native_product.describe(lhs, False)
     elif lhs == torch.bfloat16:
-        a = Described(native_product.plain(lhs, left[-1], 1), ("codes", None, None, None), (2 * m * left[-1], 0, 0, 0))
+        a = native_product.plain(lhs)
     else:
         return f"for bfloat16 beside quantized numbers, not {lhs}"
     by_columns = usage == copies.COLUMNWISE
-    b = describe(rhs, copies.columns(right) if by_columns else right, along == -2 and not by_columns, turned)
-    n = right[-2 if along == -1 else -1]
-    found = _output(output, m, n, batched)
-    for reason in (a, b, found):
+    shape = copies.columns(right) if by_columns else right
+    b = native_product.describe(rhs, along == -2 and not by_columns)
+    for reason in (a, b):
         if isinstance(reason, str):
             return reason
-    if bias is not None and bias not in native_structures.PLAIN:
+    if bias is not None and bias not in native_product.BIASES:
         return f"for a bias in float32, bfloat16, float16 or int32, not {bias}"
-    return native_product.product(a, b, (batch, m, n, left[-1]), found, bias)  # type: ignore[arg-type]
-
-
-def _output(output: Any, m: int, n: int, batched: bool) -> "native_structures.Output | str":
-    if isinstance(output, torch.dtype):
-        return native_product.plain_output(output, n)
-    found = native_product.output_of(output, m, n) if not batched else "gives no codes of batches"
-    if isinstance(found, str) and not by_sum(output):
-        return native_product.plain_output(torch.float32, n)  # to be quantized
-    return found
+    words, dtype = f"1 lhs {a.words} rhs {b.words} output", output  # type: ignore[union-attr]
+    codes = False
+    if isinstance(output, Quantizer):
+        reason = native_product.declines_output(output)
+        size = math.prod(left[:-1]), right[-2 if along == -1 else -1]
+        if reason is None and not native_product.one_line(size, output):
+            reason = f"one scale for all, for each row or for each column, not blocks of {output.block}"
+        if reason is None and len(right) == 3:
+            reason = "gives no codes of batches"
+        if reason is not None and by_sum(output):
+            return reason
+        codes = reason is None
+        dtype = output.format.dtype if codes else torch.float32  # to be quantized
+        words += f" {native_product.describe_output(output)}" if codes else ""
+    if dtype not in (*native_product.FLOATS, torch.int8, torch.uint8):
+        return f"gives float32, bfloat16 and float16, not {dtype}"
+    made = native_product.Call(a.names, b.names, dtype, codes, words)  # type: ignore[union-attr]
+    return native_product.declines(made, left, shape, bias) or made
 
 
 def _run(call: Call) -> Any:
     lhs, rhs = call.find(LHS), call.find(RHS)
-    turned = can_turn(rhs.quantizer) and memory_format.is_turned(rhs.of(usage(call, RHS)).tensors[0])
-    made = product(call, turned)
+    made = product(call)
     assert not isinstance(made, str)
-    shape = [*lhs.shape[:-1], rhs.shape[-2 if call.roles.rhs_sums == -1 else -1]]
-    is_plain = isinstance(lhs, Tensor)
-    left = [lhs.contiguous(), None, None, None] if is_plain else _buffers(lhs, made.lhs, usage(call, LHS))
-    right = _buffers(rhs, made.rhs, usage(call, RHS), turned)
-    bias = call.find(BIAS)
-    bias = None if bias is None else bias.contiguous()
-    if native_product.gives_codes(made):
-        stored = given_buffers(call, shape)
-        codes = torch.empty(shape, dtype=call.output.format.dtype)  # type: ignore[union-attr]
-        native_product.run(made, left, right, bias, codes, *stored)
-        return [codes, *stored]
-    y = torch.empty(shape, dtype=call.output if isinstance(call.output, torch.dtype) else torch.float32)
-    return meaning.finish(call, native_product.run(made, left, right, bias, y))
+    n = rhs.shape[-2 if call.roles.rhs_sums == -1 else -1]
+    left = [lhs, None, None, None] if isinstance(lhs, Tensor) else _buffers(lhs, made.lhs, usage(call, LHS))
+    right = _buffers(rhs, made.rhs, usage(call, RHS))
+    bias, stored = call.find(BIAS), []
+    if made.gives_codes:
+        stored = given_buffers(call, [*lhs.shape[:-1], n])
+    given = (*stored, None, None)[:2]
+    y = native_operators.product(*left, *right, bias, *given, n, made.dtype, made.description)
+    return [y, *stored] if made.gives_codes else meaning.finish(call, y)
 
 
-def can_turn(q: Quantizer) -> bool:
-    """Whether the codes of a factor may lie as those of the transposed matrix: where each has a byte of its own."""
-    return q.layout is None and q.per_byte() == 1
-
-
-def _buffers(x: Operand, names: Sequence[str | None], usage: str, turned: bool = False) -> list[Tensor | None]:
+def _buffers(x: Operand, names: Sequence[str | None], usage: str) -> list[Tensor | None]:
     own = dict(zip(("codes", *x.quantizer.stored()), x.of(usage).tensors, strict=True))
-    return [
-        None if name is None else own[name] if turned and name == "codes" else own[name].contiguous() for name in names
-    ]
+    return [None if name is None else own[name] for name in names]
 
 
-NATIVE = Kernel("native product", _declines, _run, leaf=True)
+NATIVE = Kernel("native product", _declines, _run, native=True)

@@ -3,7 +3,7 @@
 import functools
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,21 +12,27 @@ from hop import blocks, copies, memory_format
 from hop.compat import eager, inductor, tracing
 from hop.formats import INT8, Integer
 from hop.impls.out_dtype.forms import as_convolution
-from hop.impls.scaled import meaning
+from hop.impls.scaled import calls, meaning
 from hop.impls.scaled.calls import Call, by_sum, is_integer
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Operand, grid
 from hop.impls.scaled.products import is_transposed
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, RHS, aten
-from hop.kernels import Kernel, native, native_convolution, native_product, native_structures
+from hop.kernels import Kernel, native, native_operators, native_product
 from hop.kernels.convolution import channels_last
-from hop.kernels.native_convolution import Convolution, Geometry
+from hop.kernels.native_convolution import Geometry
 from hop.kernels.quantize import fast_format
 from hop.layouts import Tiled
 from hop.quantizer import Quantizer
 
-_OUTPUTS = (torch.float32, torch.bfloat16, torch.float16)
-_BIASES = (None, torch.float32, torch.bfloat16, torch.float16, torch.int32)
+
+class Convolution(NamedTuple):
+    """A convolution that the kernels take."""
+
+    dtype: torch.dtype  # of the result
+    gives_codes: bool
+    description: str
+    shape: tuple[int, ...]  # of the result, where sizes are known
 
 
 def _declines(call: Call) -> str | None:
@@ -45,7 +51,7 @@ def _declines(call: Call) -> str | None:
         return "for two operands of integers"
     if x.usages != (copies.ROWWISE,) or weight.usages != (copies.ROWWISE,):
         return "for row-wise copies"
-    if not (isinstance(call.output, Quantizer) or call.output in _OUTPUTS):
+    if not (isinstance(call.output, Quantizer) or call.output in native_product.FLOATS):
         return f"gives float32, bfloat16, float16 and integers, not {call.output}"
     found = convolution(call)
     return found if isinstance(found, str) else None
@@ -91,23 +97,33 @@ def _convolution(op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tup
     _, channels, *spatial = geometry.output
     if min(spatial) < 1 or channels % geometry.groups or geometry.x[1] != geometry.weight[1] * geometry.groups:
         return f"shapes {x_shape} and {shape} do not fit together"
-    if bias is not None and (bias[1] != (channels,) or bias[0] not in _BIASES):
+    if bias is not None and (bias[1] != (channels,) or bias[0] not in native_product.BIASES):
         return f"for a bias of ({channels},) in float32, bfloat16, float16 or int32, not {bias[0]} of {bias[1]}"
     unbatched = len(x_shape) < len(shape)
     by_example, by_channel = _by_first(of_x, x_shape), _by_first(of_weight, shape)
     if by_example is None or by_channel is None or (by_example and unbatched):
         return "one scale for all, for each example or for each output channel"
-    found = _output(output, geometry.output, unbatched)
-    if isinstance(found, str):
-        return found
-    found.bias_format = 0 if bias is None else native_structures.PLAIN[bias[0]]
-    zero = None if of_x.scale.has_zero_point() else of_x.format.zero
-    return native_convolution.describe(
-        geometry,
-        native_convolution.lhs(of_x.format.dtype, zero, by_example),
-        native_convolution.rhs(by_channel, tiled, tiled and of_weight.format.bits == 4),
-        found,
-    )
+    if geometry.x[1] == 0:
+        return "there are no channels"
+    dtype, codes = output, False
+    if isinstance(output, Quantizer):
+        reason = _declines_output(output, geometry.output, unbatched)
+        if reason is not None and by_sum(output):
+            return reason
+        codes = reason is None
+        dtype = output.format.dtype if codes else torch.float32  # to be quantized
+    zero = of_x.format.zero
+    words = [
+        f"1 x {_name(of_x)} {'zero=stored' if of_x.scale.has_zero_point() else f'zero={zero}'}",
+        f"weight {_name(of_weight) if tiled else 'int8'}{' tiled' if tiled else ''} {geometry.words()} output",
+        *([native_product.describe_output(output)] if codes else []),
+    ]
+    return Convolution(dtype, codes, " ".join(words), geometry.output)
+
+
+def _name(q: Quantizer) -> str:
+    format = q.format
+    return f"{'int' if format.dtype.is_signed else 'uint'}{4 if q.layout is not None and format.bits == 4 else 8}"
 
 
 def _declines_weight(q: Quantizer, tiled: bool) -> str | None:
@@ -148,9 +164,7 @@ def _geometry(op: Any, x: Tensor, weight: Tensor, lists: tuple[Any, ...]) -> Geo
         return "for positive sizes, strides and dilations"
     return Geometry(
         x=tuple(c.x.shape),
-        x_stride=c.x.stride(),
         weight=tuple(weight.shape),
-        weight_stride=weight.stride(),
         stride=tuple(c.stride),
         padding=tuple(c.padding),
         padding_after=tuple(after or c.padding),
@@ -187,37 +201,32 @@ def _by_first(q: Quantizer, shape: tuple[int, ...]) -> bool | None:
     return counts[0] != 1
 
 
-def _output(output: Any, shape: tuple[int, ...], unbatched: bool) -> "native_structures.Output | str":
-    if isinstance(output, torch.dtype):
-        return native_product.plain_output(output, shape[1])
-    found: native_structures.Output | str = native_product.output_of(replace(output, block=(-1,)), 1, shape[1])
-    counts = (1, *blocks.counts(shape[1:], output.block)) if unbatched else tuple(blocks.counts(shape, output.block))
+def _declines_output(q: Quantizer, shape: tuple[int, ...], unbatched: bool) -> str | None:
+    counts = (1, *blocks.counts(shape[1:], q.block)) if unbatched else tuple(blocks.counts(shape, q.block))
     by_example, by_channel = (c == n != 1 for c, n in zip(counts, shape[:2], strict=False))
     if (by_example and by_channel) or math.prod(counts) != (shape[0] if by_example else shape[1] if by_channel else 1):
-        found = f"one scale for all, for each example or for each channel of the result, not blocks of {output.block}"
-    if isinstance(found, str):
-        return found if by_sum(output) else native_product.plain_output(torch.float32, shape[1])  # to be quantized
-    found.scale_row_stride, found.scale_column_stride = int(by_example), int(by_channel)
-    return found
+        return f"one scale for all, for each example or for each channel of the result, not blocks of {q.block}"
+    return native_product.declines_output(replace(q, block=(-1,)))
 
 
 def _run(call: Call) -> Any:
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     made = convolution(call)
     assert not isinstance(made, str)
-    codes, *rest = _held(x)
     unbatched = x.dim() < weight.dim()
-    operands = (codes.unsqueeze(0) if unbatched else codes, *rest)
-    arguments = operands, _held(weight)[:2], None if bias is None else bias.contiguous()
-    shape = list(made.shape[1:] if unbatched else made.shape)
-    if made.gives_codes():
-        assert isinstance(call.output, Quantizer)
+    of_x = (t if t is None or not unbatched else t.unsqueeze(0) for t in _held(x))
+    operands = (*of_x, *_held(weight)[:2], bias)
+
+    def run(*given: Tensor | None) -> Tensor:
+        out = native_operators.convolution(*operands, *given, weight.shape[0], made.dtype, made.description)
+        return out.squeeze(0) if unbatched else out
+
+    if made.gives_codes:
+        known = list(made.shape[1:] if unbatched else made.shape)
+        shape = known if eager.is_plain_eager() else calls.shape(call.op, list(call.args), call.kwargs)
         stored = given_buffers(call, shape)
-        out = native_convolution.run(made, *arguments, made.empty(call.output.format.dtype), *stored)
-        return [memory_format.dense(out.squeeze(0) if unbatched else out), *stored]
-    y = made.empty(call.output if isinstance(call.output, torch.dtype) else torch.float32)
-    native_convolution.run(made, *arguments, y)
-    return meaning.finish(call, y.squeeze(0) if unbatched else y)
+        return [memory_format.dense(run(*(*stored, None)[:2])), *stored]
+    return meaning.finish(call, run(None, None))
 
 
 def _held(x: Operand) -> tuple[Any, ...]:
@@ -225,10 +234,9 @@ def _held(x: Operand) -> tuple[Any, ...]:
     q = x.quantizer
     if q.layout is not None:
         codes, *stored = x.tensors
-        return codes, q.scale.step(stored, q.format).contiguous(), None
+        return codes, q.scale.step(stored, q.format), None
     own = grid(x, copies.ROWWISE, fast_format(q.format))
-    zero = own.zero.contiguous() if isinstance(own.zero, Tensor) else None
-    return own.codes, own.step.contiguous(), zero
+    return own.codes, own.step, own.zero if isinstance(own.zero, Tensor) else None
 
 
-NATIVE_CONVOLUTION = Kernel("native convolution", _declines, _run, leaf=True)
+NATIVE_CONVOLUTION = Kernel("native convolution", _declines, _run, native=True)

@@ -7,7 +7,6 @@ zero point after them, None if they are not given. Small matrix products and con
 than it takes to describe them, have functions of their own.
 """
 
-import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,19 +18,17 @@ from hop import copies
 from hop._hop import PLAIN
 from hop.blocks import per_dimension
 from hop.compat import eager
-from hop.compat.handles import handle
 from hop.compat.patches import unsigned_products
-from hop.compat.subclasses import contiguous_strides
 from hop.formats import Float, Integer
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.scaled import exact, gpu, kernels
 from hop.impls.scaled.calls import Call
-from hop.impls.scaled.native import can_turn, product
+from hop.impls.scaled.native import product
 from hop.impls.scaled.native_convolution import convolution
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, OTHER, RHS, ROLES, aten
 from hop.kernels import gpu as gpu_kernels
-from hop.kernels import memory, native, native_convolution, native_product, native_structures
+from hop.kernels import memory, native, native_operators
 from hop.kernels.float8 import decode
 from hop.kernels.memory import holds
 from hop.layouts import Decoded
@@ -191,72 +188,42 @@ def operand(x: Any) -> Any:
 
 
 def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
-    """NATIVE for factors whose buffers are contiguous, but for codes of the right one that lie transposed; described
-    once."""
+    """NATIVE for row-wise factors; described once."""
     if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3):
         return None
     if any(isinstance(x, _QUANTIZED) and x.usages != (copies.ROWWISE,) for x in args):
         return None
+    if not isinstance(output, torch.dtype):
+        return None
     general = _general(op, output, kernels.NATIVE)
     made = product(call(op, output, args))
     assert not isinstance(made, str)
-    multiply, described = native_product.multiply_tensors(made)
-    lhs, rhs, bias = _three(args)
-    turned = product(call(op, output, args), turned=True) if can_turn(rhs.quantizer) else made
-    assert not isinstance(turned, str)
-    of_turned = None if turned is made else native_product.multiply_tensors(turned)[1]
-    shape = (*lhs.shape[:-1], rhs.shape[0 if op is aten.linear.default else 1])
-    of_lhs = [(i, name) for i, name in enumerate(made.lhs) if name] if isinstance(lhs, _QUANTIZED) else None
-    of_rhs = [(4 + i, name) for i, name in enumerate(made.rhs) if name]
-    read = {i: getattr(x, name) for x, names in ((lhs, of_lhs or ()), (rhs, of_rhs)) for i, name in names}
-    read |= {} if of_lhs else {0: lhs}
-    read |= {} if bias is None else {8: bias}
-    forms = _forms(9, {i: (t, contiguous_strides(t.shape)) for i, t in read.items()})
-    if forms is None:
-        return None
-    form = turned_form = ctypes.addressof(forms)
-    if of_turned is not None:
-        turned_forms = (native_structures.Form * 9)(*forms)
-        *lead, n, k = contiguous_strides(rhs.codes.mT.shape)
-        turned_forms[4].strides[: rhs.dim()] = (*lead, k, n)
-        turned_form = ctypes.addressof(turned_forms)
-    threads, empty = torch.get_num_threads, torch.empty
+    lhs, rhs, _ = _three(args)
+    n = rhs.shape[0 if op is aten.linear.default else 1]
+    shape, of_lhs, of_rhs = (*lhs.shape[:-1], n), _read(lhs, made.lhs), _read(rhs, made.rhs)
+    multiply, description = native_operators.product, made.description
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
-        at: list[int | None] = [None] * 9
-        if of_lhs is None:
-            at[0] = handle(lhs)
-        else:
-            for i, name in of_lhs:
-                at[i] = handle(getattr(lhs, name))
-        for i, name in of_rhs:
-            at[i] = handle(getattr(rhs, name))
-        if bias is not None:
-            at[8] = handle(bias)
-        y = empty(shape, dtype=output)
-        if of_turned is None or rhs.codes.is_contiguous():
-            result = multiply(described, form, threads(), *at, y.data_ptr())
-        else:
-            result = multiply(of_turned, turned_form, threads(), *at, y.data_ptr())
-        if not result:
-            return y
-        if result == native_product.MISFIT:  # what lies otherwise; or raises, if it is not what it was described as
-            return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
-        raise native_product.failed(result)
+        try:
+            y = multiply(*of_lhs(lhs), *of_rhs(rhs), bias, None, None, n, output, description)
+            if y.shape == shape and y.is_cpu:
+                return y
+        except RuntimeError:  # which `general` gives the reason of, if an operand is not what it was described as
+            pass
+        return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
 
-    run.made = made, turned, forms, turned_forms if of_turned else None  # type: ignore[attr-defined]  # by address
     return run
 
 
-def _forms(count: int, read: dict[int, tuple[Tensor, Sequence[int]]]) -> Any:
-    """What a call reads, by its place: forms of tensors like these with these strides; None if there is none."""
-    made = (native_structures.Form * count)()
-    for i, (t, strides) in read.items():
-        form = native_structures.form_of(t.shape, t.dtype, strides)
-        if form is None:
-            return None
-        made[i] = form
-    return made
+def _read(x: Any, names: Sequence[str | None]) -> Callable[[Any], Sequence[Tensor | None]]:
+    """What gives the four buffers that a product reads of a factor like x."""
+    if not isinstance(x, _QUANTIZED):
+        return lambda x: (x, None, None, None)
+    if names[1:] == ("scale", None, None):
+        return lambda x: (x.codes, x.scale, None, None)
+    if names[1:] == ("scale", "zero_point", None):
+        return lambda x: (x.codes, x.scale, x.zero_point, None)
+    return lambda x: [None if name is None else getattr(x, name) for name in names]
 
 
 # ---- convolutions by the native kernels
@@ -271,52 +238,34 @@ def _convolution(op: Any, output: Any, given: tuple[Any, ...]) -> Plan | None:
         return None
     made = convolution(asked)
     assert not isinstance(made, str)
-    if gives_codes and not (made.gives_codes() and lhs.dim() > 3 and _are_buffers(asked, made.shape)):
+    if gives_codes and not (made.gives_codes and lhs.dim() > 3 and _are_buffers(asked, made.shape)):
         return None
     general = _general(op, output, kernels.NATIVE_CONVOLUTION)
-    convolve, described = native_convolution.convolve_tensors(made)
-    dtype = output.format.dtype if gives_codes else output
-    shape, layout = made.shape, made.empty(dtype).stride()
-    affine, biased, shifted = (
-        lhs.quantizer.scale.has_zero_point(),
-        bias is not None,
-        asked.output_zero_point is not None,
-    )
-    x, weight = given[0], given[1]
-    read: list[Any] = [x.codes, x.scale, x.zero_point if affine else None, weight.codes, weight.scale]
-    read += [given[2] if biased else None, *(given[-2:] if gives_codes else (None, None))]
-    own: list[Any] = [
-        None if t is None else t.stride() if i in (0, 3) else contiguous_strides(t.shape) for i, t in enumerate(read)
-    ]
-    laid = {i: (t, strides) for i, (t, strides) in enumerate(zip(read, own, strict=True)) if t is not None}
-    forms = _forms(len(read), laid)
-    if forms is None:
-        return None
-    form, threads, empty = ctypes.addressof(forms), torch.get_num_threads, torch.empty_strided
+    affine, biased = lhs.quantizer.scale.has_zero_point(), bias is not None
+    n, shape, dtype, description = rhs.shape[0], made.shape, made.dtype, made.description
+    convolve = native_operators.convolution
 
     def run(*given: Any) -> Any:
-        lhs, rhs = given[0], given[1]
-        at: list[int | None] = [None] * 8
-        at[0], at[1], at[3], at[4] = handle(lhs.codes), handle(lhs.scale), handle(rhs.codes), handle(rhs.scale)
-        if affine:
-            at[2] = handle(lhs.zero_point)
-        if biased:
-            at[5] = handle(given[2])
-        if gives_codes:
-            at[6] = handle(given[-2])
-        if shifted:
-            at[7] = handle(given[-1])
-        y = empty(shape, layout, dtype=dtype)
-        result = convolve(described, form, threads(), *at, y.data_ptr())
-        if result == native_product.MISFIT:  # as in a product
+        x, weight = given[0], given[1]
+        try:
+            y = convolve(
+                x.codes,
+                x.scale,
+                x.zero_point if affine else None,
+                weight.codes,
+                weight.scale,
+                given[2] if biased else None,
+                *(given[-2:] if gives_codes else (None, None)),
+                n,
+                dtype,
+                description,
+            )
+        except RuntimeError:  # as in a product
             return general(*given)
-        if result:
-            raise native_product.failed(result)
-        if not gives_codes:
-            return y
-        return [y, given[-2].clone(), given[-1].clone()] if shifted else [y, given[-2].clone()]
+        if y.shape != shape or not y.is_cpu:
+            return general(*given)
+        return [y, *(t.clone() for t in given[-2:] if t is not None)] if gives_codes else y
 
-    run.made = made, forms  # type: ignore[attr-defined]  # which `described` and `form` are the addresses of
     return run
 
 

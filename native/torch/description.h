@@ -1,0 +1,60 @@
+// Descriptions: what is fixed of a call, as ASCII words separated by spaces, the first the version of their grammar. A word
+// is a name, or name=value. They are parsed once, and kept by their text; sizes are never in them.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "torch/tensor.h"
+
+namespace hop::torch {
+
+constexpr std::string_view kGrammar = "1";
+
+class Words {
+public:
+    explicit Words(std::string_view text) : rest_(text), text_(text) {
+        if (!next() || name != kGrammar)
+            fail("a description begins with " + std::string(kGrammar) + ", the version of its grammar; got '" +
+                 std::string(text_) + "'");
+    }
+    std::string_view name, value;  // of the word that `next` has found
+    bool next();
+    [[noreturn]] void refuse() const;  // the word is not understood
+    int64_t integer() const { return integer(value); }
+    float real() const;                     // from its bits, an integer
+    Sizes list(int64_t at = 0) const;       // integers from -1 to 2^31 with commas between, of the value from `at` on
+    Sizes block(int64_t at = 0) const;      // the same of sizes from 1 on, or -1
+    int one_of(std::string_view word, const std::string_view* names, int count) const;
+
+private:
+    int64_t integer(std::string_view digits) const;
+    std::string_view rest_, text_;
+};
+
+// What was parsed of each text.
+template <class T>
+class Parsed {
+public:
+    std::shared_ptr<const T> operator()(const std::string& text) {
+        {
+            const std::shared_lock lock(mutex_);
+            const auto found = known_.find(text);
+            if (found != known_.end()) return found->second;
+        }
+        auto made = std::make_shared<const T>(text);
+        const std::unique_lock lock(mutex_);
+        if (known_.size() >= kMost) known_.clear();
+        return known_.emplace(text, std::move(made)).first->second;
+    }
+
+private:
+    static constexpr size_t kMost = 4096;
+    std::shared_mutex mutex_;
+    std::unordered_map<std::string, std::shared_ptr<const T>> known_;
+};
+
+}  // namespace hop::torch

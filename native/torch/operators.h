@@ -1,0 +1,11 @@
+// The operators hop_native::*, as functions of their boxed arguments; library.cpp has their schemas.
+#pragma once
+#include "torch/tensor.h"
+
+namespace hop::torch {
+
+void product(StableIValue* values, uint64_t count);
+void convolution(StableIValue* values, uint64_t count);
+void pack(StableIValue* values, uint64_t count);
+
+}  // namespace hop::torch

@@ -1,0 +1,46 @@
+#include "torch/output.h"
+
+namespace hop::torch {
+
+bool OutputDescription::read(Words& words) {
+    const auto bound = [&](int i) {
+        fixed.bounds[i] = words.real();
+        fixed.bounded |= 1 << i;
+    };
+    if (words.name == "requantize") {
+        fixed.requantize = static_cast<int32_t>(words.integer());
+        if (fixed.requantize < HOP_DIVISION || fixed.requantize > HOP_RECIPROCAL) words.refuse();
+    } else if (words.name == "low") fixed.low = static_cast<int32_t>(words.integer());
+    else if (words.name == "high") fixed.high = static_cast<int32_t>(words.integer());
+    else if (words.name == "zero" && words.value == "stored") fixed.zero_format = HOP_INT8;  // any but HOP_NONE
+    else if (words.name == "zero") fixed.zero = static_cast<int32_t>(words.integer());
+    else if (words.name == "lower") bound(0);
+    else if (words.name == "upper") bound(1);
+    else if (words.name == "scale") block = words.block(), codes = true;
+    else return false;
+    return true;
+}
+
+void set(hop_output& output, const OutputDescription& description, int32_t dtype, const View& bias, int64_t columns) {
+    output = description.fixed;
+    output.format = format_of(dtype);
+    output.row_stride = columns;
+    const bool bytes = output.format == HOP_INT8 || output.format == HOP_UINT8;
+    if (output.format < HOP_FLOAT32 && !(bytes && description.codes))
+        fail("dtype number " + std::to_string(dtype) + " is none that a result can have");
+    if (description.codes && !bytes) fail("codes are int8 or uint8, not of dtype number " + std::to_string(dtype));
+    if (bytes) {
+        const int32_t least = output.format == HOP_INT8 ? -128 : 0;
+        if (output.low < least || output.high > least + 255 || output.low > output.high)
+            fail("codes from " + std::to_string(output.low) + " to " + std::to_string(output.high) + " are none of a byte");
+        if (output.zero_format != HOP_NONE) output.zero_format = output.format;
+    }
+    if (bias) {
+        output.bias_format = bias.format();
+        if (output.bias_format < HOP_FLOAT32)
+            fail("bias must be float32, bfloat16, float16 or int32, got dtype number " + std::to_string(bias.dtype));
+        expect(bias, {columns}, output.bias_format);
+    }
+}
+
+}  // namespace hop::torch
