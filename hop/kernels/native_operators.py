@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hop.blocks import counts
 from hop.compat import eager, inductor
+from hop.packing import PACKED, packed_size
 
 _below_autograd = eager.below_autograd
 _library: Any = None  # which keeps what is registered
@@ -45,7 +47,48 @@ def _convolution(x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty([x.shape[0], n, *sizes], dtype=dtype)
 
 
+def _words(description: str) -> dict[str, str]:
+    return dict(word.partition("=")[::2] for word in description.split(" "))
+
+
+def _buffers(x: Tensor, description: str) -> list[Tensor]:
+    """What is stored of x."""
+    words = _words(description)
+    flat, bits = "flat" in words, int(words["bits"])
+    rows = [x.numel()] if flat else list(x.shape)
+    codes, dtype = list(x.shape), _STORED[words["codes"]]
+    if bits in PACKED:
+        rows_or_one = rows or [1]
+        codes, dtype = [*rows_or_one[:-1], packed_size(rows_or_one[-1], bits)], torch.uint8
+    made = [x.new_empty(codes, dtype=dtype)]
+    scale = _STORED[words.get("scale", "float32")]
+    made.append(x.new_empty(counts(rows, _sizes(words["block"])), dtype=scale))
+    if "outer" in words:
+        made.append(x.new_empty(counts(rows, _sizes(words["outer"])), dtype=torch.float32))
+    elif words["affine"] == "1":
+        made.append(x.new_empty(made[1].shape, dtype=_STORED[words["codes"]]))
+    return made
+
+
+_STORED = {"int8": torch.int8, "uint8": torch.uint8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_STORED["float32"] = torch.float32
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _quantize(x: Tensor, *rest: Any) -> list[Tensor]:
+    return _buffers(x, rest[-1])
+
+
+def _dequantize(codes: Tensor, *rest: Any) -> Tensor:
+    shape, dtype, _ = rest[-3:]
+    return codes.new_empty(shape, dtype=dtype)
+
+
 _FAKES: dict[str, Callable[..., Any]] = {"product": _product, "convolution": _convolution, "pack": _pack}
+_FAKES |= {"quantize": _quantize, "quantize_product": _quantize, "dequantize": _dequantize}
 
 
 def load(path: str) -> None:
@@ -106,5 +149,11 @@ product: Callable[..., Tensor] = _missing
 rhs_block_scale, bias, output_scale, output_zero_point, n, dtype, description)."""
 convolution: Callable[..., Tensor] = _missing
 """(x, x_scale, x_zero_point, weight, weight_scale, bias, output_scale, output_zero_point, n, dtype, description)."""
+quantize: Callable[..., list[Tensor]] = _missing
+"""(x, scale, zero_point, noise, description): codes, scales, and zero points or the amax of two levels."""
+quantize_product: Callable[..., list[Tensor]] = _missing
+"""(x, factor, noise, stream, description): the same of x times a factor; a stream of 0 and more makes noise a seed."""
+dequantize: Callable[..., Tensor] = _missing
+"""(codes, scale, second, shape, dtype, description)."""
 pack: Callable[..., Tensor] = _missing
 """(codes, description): a matrix of codes as of hop.layouts.Tiled."""

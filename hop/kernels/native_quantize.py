@@ -3,9 +3,7 @@
 `quantize_native` and `dequantize_native` are the calls; the kernels say for which arguments, by shapes and dtypes.
 """
 
-import ctypes
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,61 +14,15 @@ from torch import Tensor
 from hop import blocks, copies, memory_format
 from hop.compat import tracing
 from hop.formats import Format
-from hop.kernels import Kernel, native
-from hop.kernels.memory import address
-from hop.kernels.native_quantizers import Cut, cut, plan
+from hop.kernels import Kernel, native, native_operators
+from hop.kernels.native_quantizers import declines_shape, plan
 from hop.quantizer import Quantizer
 from hop.scaling import AbsMean, TwoLevel
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-@functools.cache
-def _functions() -> Any:
-    library: Any = native.library().functions
-    pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-    of_quantize = [pointer, pointer, number, pointer, pointer, number, *[pointer] * 5, number]
-    of_product = [pointer, pointer, number, pointer, number, pointer, pointer, ctypes.c_uint32, *[pointer] * 4, number]
-    library.hop_quantize.argtypes, library.hop_quantize_product.argtypes = of_quantize, of_product
-    library.hop_dequantize.argtypes = [pointer, pointer, number, *[pointer] * 4, number]
-    library.hop_transpose.argtypes = [size, size, size, number, pointer, pointer, number]
-    return library
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        raise MemoryError("the native kernels found no memory") if result == 1 else RuntimeError(f"result {result}")
-
-
 # ---- calls
-
-
-def _row_stride(x: Tensor) -> int | None:
-    """How far apart the rows of a tensor that is not contiguous lie, if they are evenly spaced."""
-    if x.dim() < 2 or (x.stride(-1) != 1 and x.shape[-1] != 1):
-        return None
-    found, extent = None, 1
-    for n, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
-        if n == 1:
-            continue
-        if found is None:
-            found = stride
-        elif stride != found * extent:
-            return None
-        extent *= n
-    return found
-
-
-def _contiguous(x: Tensor) -> Tensor:
-    """x in contiguous memory: matrices that lie transposed are turned in lines of the cache, which takes about half of
-    the time of PyTorch's copy."""
-    if not memory_format.is_turned(x):
-        return x.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
-    rows, cols = x.shape[:-3:-1]  # as they lie
-    sizes = math.prod(x.shape[:-2]), rows, cols, x.element_size()
-    _check(_functions().hop_transpose(*sizes, address(x), address(out), torch.get_num_threads()))
-    return out
 
 
 def quantize_native(
@@ -96,91 +48,39 @@ def _keeps(quantizer: str) -> bool:
     return Quantizer.parse(quantizer).keeps_memory_format()
 
 
-@functools.lru_cache(maxsize=4096)
-def _channels_last(quantizer: str, shape: tuple[int, ...]) -> str | None:
+def _channels_last(quantizer: str, shape: Sequence[Any]) -> str | None:
     """The quantizer that makes of (N, *S, C) what `quantizer` makes of (N, C, *S); None if there is none here."""
     q = Quantizer.parse(quantizer)
     if not q.keeps_memory_format() or isinstance(
         q.scale, AbsMean | TwoLevel
     ):  # whose sums have an order, or two blocks
         return None
-    n, channels, *size = shape
-    of_examples, of_channels, *block = blocks.per_dimension(q.block, len(shape))
+    known = tracing.hints(shape)
+    if known is None:
+        return None
+    n, channels, *size = known
+    of_examples, of_channels, *block = blocks.per_dimension(q.block, len(known))
     last = str(replace(q, block=(of_examples, *block, of_channels)))
-    return None if isinstance(cut(last, (n, *size, channels)), str) else last
+    return None if declines_shape(last, (n, *size, channels)) else last
 
 
 def _quantize_rows(
     quantizer: str, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
 ) -> list[Tensor]:
     made = plan(quantizer)
-    stride = None
-    if not x.is_contiguous():
-        stride = None if made.quantizer.flat else _row_stride(x)  # type: ignore[union-attr]
-        if stride is None:
-            x = _contiguous(x)
-    found = cut(quantizer, x.shape, stride)
-    assert not isinstance(made, str) and not isinstance(found, str)
-    given, codes, zero, bits = None, 0, None, None
-    if scale is not None:
-        given, codes = scale.contiguous(), scale.dtype == torch.uint8
-    if zero_point is not None:
-        zero = _zero_codes(zero_point, made.quantizer.format).contiguous()
-    if noise is not None:
-        bits = noise.contiguous()
-    out = [x.new_empty(shape, dtype=dtype) for shape, dtype in found.buffers]
-    _check(
-        _functions().hop_quantize(
-            made.address,
-            found.address,
-            _DTYPES[x.dtype],
-            address(x),
-            address(given),
-            codes,
-            address(zero),
-            address(bits),
-            address(out[0]),
-            address(out[1]),
-            address(out[2]) if len(out) > 2 else None,
-            torch.get_num_threads(),
-        )
-    )
-    return out
-
-
-_GATHERED = 2**14  # columns: of longer rows that lie as columns a thread's cache holds too few
+    assert not isinstance(made, str)
+    zero = None if zero_point is None else _zero_codes(zero_point, made.quantizer.format)
+    return native_operators.quantize(x, scale, zero, noise, made.words)
 
 
 def _quantize_product(
     quantizer: str, x: Tensor, noise: Tensor | None, factor: Tensor, stream: int | None = None
 ) -> list[Tensor]:
     """The buffers of the row-wise copy of x times a factor, with noise that is given, or found from its seed."""
-    cols = x.shape[-1]
-    turned = x.dim() == 2 and cols <= _GATHERED and memory_format.is_turned(x)
-    x = x if turned else _contiguous(x)
-    made, found = plan(quantizer), cut(quantizer, x.shape, cols)
-    assert not isinstance(made, str) and not isinstance(found, str)
-    factor, noise = factor.contiguous(), None if noise is None else noise.contiguous()
-    given = address(noise)
-    out = [torch.empty(shape, dtype=dtype) for shape, dtype in found.buffers]
-    _check(
-        _functions().hop_quantize_product(
-            made.address,
-            found.address,
-            _DTYPES[x.dtype],
-            address(x),
-            turned,
-            address(factor),
-            None if stream is None else given,
-            stream or 0,
-            given if stream is None else None,
-            address(out[0]),
-            address(out[1]),
-            address(out[2]) if len(out) > 2 else None,
-            torch.get_num_threads(),
-        )
-    )
-    return out
+    made = plan(quantizer)
+    assert not isinstance(made, str)
+    stream = -1 if stream is None or noise is None else stream
+    return native_operators.quantize_product(x, factor, noise, stream, made.words)
 
 
 def _zero_codes(zero_point: Tensor, format: Format) -> Tensor:
@@ -202,24 +102,11 @@ def dequantize_native(quantizer: str, buffers: Sequence[Tensor], shape: tuple[in
     return _dequantize_rows(last, moved, (n, *size, channels), dtype).movedim(-1, 1)
 
 
-def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    made, found = plan(quantizer), cut(quantizer, shape)
-    assert not isinstance(made, str) and not isinstance(found, str)
-    own = [b if b.is_contiguous() else b.contiguous() for b in buffers]
-    out = own[0].new_empty(shape, dtype=dtype)
-    _check(
-        _functions().hop_dequantize(
-            made.address,
-            found.address,
-            _DTYPES[dtype],
-            address(own[0]),
-            address(own[1]),
-            address(own[2]) if len(own) > 2 else None,
-            address(out),
-            torch.get_num_threads(),
-        )
-    )
-    return out
+def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
+    made = plan(quantizer)
+    assert not isinstance(made, str)
+    codes, scale, second = (*buffers, None)[:3]
+    return native_operators.dequantize(codes, scale, second, list(shape), dtype, made.words)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -267,10 +154,10 @@ def _declines_quantize(call: tuple[Any, ...]) -> str | None:
     if product:
         return _declines_product(call, shape)
     for usage in usages:
-        found = cut(quantizer, shape if usage == copies.ROWWISE else tuple(copies.columns(shape)))
-        if isinstance(found, str):
-            return found
-        if usage == copies.ROWWISE and (reason := _declines_given(quantizer, found, x, scale, zero_point, noise)):
+        reason = declines_shape(quantizer, shape if usage == copies.ROWWISE else tuple(copies.columns(shape)))
+        if reason is None and usage == copies.ROWWISE:
+            reason = _declines_given(quantizer, shape, x, scale, zero_point, noise)
+        if reason is not None:
             return reason
     return None
 
@@ -280,10 +167,12 @@ def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | No
     seeded = bool(rest) and rest[0] is not None
     if scale is not None or tuple(usages) != (copies.ROWWISE,) or x.dim() not in (2, 3):
         return f"for the row-wise copy of matrices times a factor, with scales that are found; not {tuple(usages)}"
-    q, found = Quantizer.parse(quantizer), cut(quantizer, shape, shape[-1])
-    if isinstance(found, str):
-        return found
-    if found.structure.tile_rows != 1 or isinstance(q.scale, TwoLevel) or q.scale.missing() is not None or q.flat:
+    q = Quantizer.parse(quantizer)
+    if (reason := declines_shape(quantizer, shape, shape[-1])) is not None:
+        return reason
+    lead = list(zip(blocks.per_dimension(q.block, len(shape)), shape, strict=True))[:-1]
+    of_rows = all(1 in pair for pair in lead)
+    if not of_rows or isinstance(q.scale, TwoLevel) or q.scale.missing() is not None or q.flat:
         return f"for blocks within rows, and a rule that finds one scale for each, of x times a factor; not {quantizer}"
     own = tracing.hints(factor.shape)
     if factor.dtype != torch.float32 or own is None or own[-1:] != shape[-1:] or any(n != 1 for n in own[:-1]):
@@ -293,16 +182,17 @@ def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | No
     return native.declines_tensor("factor", factor)
 
 
-def _declines_given(quantizer: str, found: Cut, x: Tensor, scale: Any, zero_point: Any, noise: Any) -> str | None:
-    made = plan(quantizer)
-    assert not isinstance(made, str)
+def _declines_given(
+    quantizer: str, sizes: tuple[int, ...], x: Tensor, scale: Any, zero_point: Any, noise: Any
+) -> str | None:
+    q = Quantizer.parse(quantizer)
     if noise is not None and (noise.dtype != torch.uint8 or noise.shape != x.shape):
         return f"for noise in uint8 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"
-    if (scale is None) != (zero_point is None) and made.structure.affine:
+    if (scale is None) != (zero_point is None) and q.scale.has_zero_point():
         return "scale and zero_point are not both given"
     if scale is None:
-        return "needs a scale" if made.quantizer.scale.missing() is not None else None
-    shape, dtype = found.buffers[-1 if isinstance(made.quantizer.scale, TwoLevel) else 1]
+        return "needs a scale" if q.scale.missing() is not None else None
+    shape, dtype = list(q.buffers(sizes).values())[-1 if isinstance(q.scale, TwoLevel) else 1]
     if tracing.hints(scale.shape) != shape or scale.dtype not in (torch.float32, dtype):
         return f"for a scale in float32 or {dtype} of {shape}, not {scale.dtype} of {tuple(scale.shape)}"
     if zero_point is not None and tracing.hints(zero_point.shape) != shape:
@@ -331,11 +221,12 @@ def _declines_dequantize(call: tuple[Any, ...]) -> str | None:
     for buffer in buffers:
         if (reason := native.declines_tensor("a buffer", buffer)) is not None:
             return reason
-    found = cut(quantizer, tuple(shape) if copies.ROWWISE in usages else tuple(copies.columns(shape)))
-    if isinstance(found, str):
-        return found
-    own = buffers[: len(found.buffers)] if copies.ROWWISE in usages else buffers
-    if [(tracing.hints(b.shape), b.dtype) for b in own] != list(found.buffers):
+    shape = tuple(shape) if copies.ROWWISE in usages else tuple(copies.columns(shape))
+    if (reason := declines_shape(quantizer, shape)) is not None:
+        return reason
+    described = list(Quantizer.parse(quantizer).buffers(shape).values())
+    own = buffers[: len(described)] if copies.ROWWISE in usages else buffers
+    if [(tracing.hints(b.shape), b.dtype) for b in own] != described:
         return "for the buffers that the quantizer describes"
     return None
 
@@ -359,6 +250,6 @@ def _fake_quantize(call: tuple[Any, ...]) -> Tensor:
     return dequantize_native(quantizer, quantize_native(quantizer, x, scale, zero_point, noise), x.shape, x.dtype)
 
 
-QUANTIZE = Kernel("native", _declines_quantize, _quantize, leaf=True)
-DEQUANTIZE = Kernel("native", _declines_dequantize, _dequantize, leaf=True)
-FAKE_QUANTIZE = Kernel("native", _declines_fake, _fake_quantize, leaf=True)
+QUANTIZE = Kernel("native", _declines_quantize, _quantize, native=True)
+DEQUANTIZE = Kernel("native", _declines_dequantize, _dequantize, native=True)
+FAKE_QUANTIZE = Kernel("native", _declines_fake, _fake_quantize, native=True)

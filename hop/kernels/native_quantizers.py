@@ -1,22 +1,15 @@
-"""Quantizers and shapes as C structures, for the native kernels of quantize and dequantize (native/hop.h).
-
-A quantizer becomes a structure once, and so does a shape cut into its blocks. Any blocks are seen as those of a tensor
-(batch, rows, cols), cut into tiles, so that neighbouring dimensions are merged:
-
-    (1, 32) of (8, 4, 64)       -> (1, 1, 2048) in tiles of (1, 32)
-    (-1, 1) of (8, 4, 64)       -> (1, 32, 64) in tiles of (32, 1)
-"""
+"""Quantizers in words, for the native kernels of quantize and dequantize (native/torch/quantizer.h)."""
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
-from hop import blocks
-from hop.formats import E4M3, E5M2, E8M0, Codebook, Float, Format, Integer, float32
+from hop.formats import E4M3, E5M2, E8M0, Codebook, Float, Format, Integer
 from hop.kernels import native
 from hop.quantizer import Quantizer
 from hop.requantization import Reciprocal
@@ -34,50 +27,26 @@ from hop.scaling import (
     exponent_of,
 )
 
-_RULES = {Given: 0, Amax: 1, MinMax: 2, AbsMean: 3, CurrentScaling: 4, BlockScaling: 4, Microscaling: 5, TwoLevel: 6}
-_FORMATS = {Integer: 0, Float: 1, Codebook: 2}
-_INDEX_SIZE, _TABLES_SIZE = 65536, 2049
-_COLUMNS = 512  # blocks up to so many columns begin at whole bytes, as several are taken at a time
-
-
-class _Quantizer(ctypes.Structure):
-    """hop_quantizer of native/hop.h."""
-
-    _names = (
-        "format bits rule low high zero mantissa_bits bias largest keeps_nan size zero_code affine power_of_two "
-        "most_of_dtype outer_rows rounding largest_power"
-    )
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in _names.split()),
-        *((name, ctypes.c_float) for name in ("floor", "range", "inverse", "top", "inverse_top")),
-        *((name, ctypes.c_void_p) for name in ("thresholds", "numbers", "index", "tables")),
-    )
-
-
-class _Blocks(ctypes.Structure):
-    """hop_blocks of native/hop.h."""
-
-    _fields_ = tuple((n, ctypes.c_int64) for n in ("batch", "rows", "cols", "tile_rows", "tile_cols", "row_stride"))
-
-
-# ---- a quantizer
+_RULES = {
+    Given: "given",
+    Amax: "amax",
+    MinMax: "minmax",
+    AbsMean: "absmean",
+    CurrentScaling: "current",
+    BlockScaling: "current",
+    Microscaling: "microscaling",
+    TwoLevel: "two_level",
+}
+_FORMATS = {Integer: "integer", Float: "float", Codebook: "codebook"}
+_DTYPES = {torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A quantizer as a C structure."""
+    """A quantizer that the kernels take, and its description."""
 
     quantizer: Quantizer
-    structure: _Quantizer
-    kept: tuple[Any, ...]  # what the structure points to
-
-    @functools.cached_property
-    def address(self) -> int:
-        return ctypes.addressof(self.structure)
-
-    @property
-    def outer_rows(self) -> bool:
-        return bool(self.structure.outer_rows)
+    words: str
 
 
 @functools.lru_cache(maxsize=1024)
@@ -87,55 +56,51 @@ def plan(quantizer: str) -> Plan | str:
     reason = _unsupported(q)
     if reason is not None:
         return reason
-    s, format = _Quantizer(format=_FORMATS[type(q.format)], bits=q.format.bits, rule=_RULES[type(q.scale)]), q.format
-    kept: tuple[Any, ...] = ()
+    words = [f"1 {_FORMATS[type(q.format)]} codes={_DTYPES[q.format.dtype]} block={_list(q.block)}"]
+    words += ["flat"] * q.flat
+    words += [f"{name}={value}" for name, value in (_of_format(q.format) | _of_rule(q.scale, q.format)).items()]
+    return Plan(q, " ".join(words))
+
+
+def _list(values: Iterable[int]) -> str:
+    return ",".join(map(str, values))
+
+
+def _bits(x: float) -> int:
+    """Those of a float32."""
+    return struct.unpack("I", struct.pack("f", x))[0]
+
+
+def _of_format(format: Format) -> dict[str, Any]:
+    found: dict[str, Any] = {"bits": format.bits}
     if isinstance(format, Integer):
-        s.low, s.high, s.zero = format.low, format.high, format.zero
-    elif isinstance(format, Float):
-        s.mantissa_bits, s.bias, s.largest = format.mantissa_bits, format.bias, format.largest
-        s.keeps_nan = format.dtype.is_floating_point
-    elif isinstance(format, Codebook):
-        s.size, s.zero_code = len(format.book), format._zero_code
-        kept = _tables(format)
-        s.thresholds, s.numbers = ctypes.addressof(kept[0]), ctypes.addressof(kept[1])
-        s.tables = ctypes.addressof(kept[2])
-        s.index = ctypes.addressof(kept[3]) if len(kept) > 3 else None
-    s.affine = q.scale.has_zero_point()
-    _describe_rule(s, q.scale, format)
-    return Plan(q, s, kept)
+        return found | {"low": format.low, "high": format.high, "zero": format.zero}
+    if isinstance(format, Float):
+        found |= {"mantissa_bits": format.mantissa_bits, "bias": format.bias, "largest": format.largest}
+        return found | {"keeps_nan": int(format.dtype.is_floating_point)}
+    assert isinstance(format, Codebook)
+    lists = {"thresholds": format._thresholds, "numbers": format.book}
+    return found | {"zero_code": format._zero_code} | {name: _list(map(_bits, v)) for name, v in lists.items()}
 
 
-def _describe_rule(s: _Quantizer, rule: Rule, format: Format) -> None:
-    s.range = format.max
+def _of_rule(rule: Rule, format: Format) -> dict[str, Any]:
+    found: dict[str, Any] = {"rule": _RULES[type(rule)], "affine": int(rule.has_zero_point())}
+    found["range"] = _bits(format.max)
     if isinstance(rule, Amax):
-        s.floor, s.range = rule.floor, format.max - format.zero
+        found |= {"floor": _bits(rule.floor), "range": _bits(format.max - format.zero)}
     elif isinstance(rule, MinMax):
-        s.range = format.max - format.min
+        found["range"] = _bits(format.max - format.min)
     elif isinstance(rule, CurrentScaling):
-        s.floor, s.power_of_two = rule.eps, rule.power_of_two
-        s.most_of_dtype = isinstance(rule, BlockScaling)
-    elif isinstance(rule, Microscaling | TwoLevel):
-        s.inverse = float32(1 / format.max)
-    if isinstance(rule, Microscaling):
-        s.rounding, s.largest_power = MX_ROUNDINGS.index(rule.rounding), exponent_of(format)
-    if isinstance(rule, TwoLevel):
-        s.top, s.inverse_top = rule.inner.max * format.max, float32(1 / (rule.inner.max * format.max))
-        s.outer_rows = rule.outer == (1, -1)
-
-
-def _tables(format: Codebook) -> tuple[Any, ...]:
-    """Thresholds, numbers, their tables, and the index if there is one; NaN where there is no code."""
-    size = 272
-    thresholds, numbers = ((ctypes.c_float * size)(*[float("nan")] * size) for _ in range(2))
-    thresholds[: len(format.book)] = list(format._thresholds)
-    numbers[: len(format.book)] = list(format.book)
-    index = (ctypes.c_uint8 * (_INDEX_SIZE + 4))()  # four bytes are read at a time
-    library: Any = native.library().functions
-    tables = (ctypes.c_uint8 * _TABLES_SIZE)()
-    library.hop_codebook_tables(thresholds, numbers, len(format.book), tables)
-    if len(format.book) > 16 and library.hop_codebook_index(thresholds, len(format.book), index) == 0:
-        return thresholds, numbers, tables, index
-    return thresholds, numbers, tables
+        found |= {"floor": _bits(rule.eps), "power_of_two": int(rule.power_of_two)}
+        found["most_of_dtype"] = int(isinstance(rule, BlockScaling))
+    elif isinstance(rule, Microscaling):
+        found |= {"scale": "uint8", "inverse": _bits(1 / format.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
+        found["largest_power"] = exponent_of(format)
+    elif isinstance(rule, TwoLevel):
+        top = rule.inner.max * format.max
+        found |= {"scale": "e4m3", "inverse": _bits(1 / format.max), "top": _bits(top), "inverse_top": _bits(1 / top)}
+        found["outer"] = _list(rule.outer)
+    return found
 
 
 def _unsupported(q: Quantizer) -> str | None:
@@ -187,53 +152,23 @@ def _equal(a: Any, b: Any) -> bool:
 # ---- a shape
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A shape as a C structure, and the buffers of a tensor of it."""
-
-    structure: _Blocks
-    buffers: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-
-    @functools.cached_property
-    def address(self) -> int:
-        return ctypes.addressof(self.structure)
-
-
 @functools.lru_cache(maxsize=4096)
-def cut(quantizer: str, shape: tuple[int, ...], row_stride: int | None = None) -> Cut | str:
-    """How a tensor of `shape` is cut, or why it cannot be; rows lie `row_stride` apart, None for a contiguous one."""
+def declines_shape(quantizer: str, shape: tuple[int, ...], row_stride: int = 0) -> str | None:
+    """Why the kernels do not cut a tensor of `shape` into the blocks of a quantizer, or None; rows lie `row_stride`
+    apart, 0 for a contiguous one."""
     made = plan(quantizer)
     if isinstance(made, str):
         return made
-    q = made.quantizer
-    rows = q.rows(shape) or [1]
-    sizes = blocks.per_dimension(q.block, len(rows))
-    *lead, (cols, tile_cols) = [(n, n if b == -1 else min(b, n)) for n, b in zip(rows, sizes, strict=True)]
-    merged = _merged(lead)
-    if len(merged) > 2 or (len(merged) == 2 and merged[0][1] != 1):
-        return f"for blocks of at most two dimensions, and {q.block} has more in {tuple(shape)}"
-    (batch, _), (count, tile_rows) = [(1, 1), (1, 1), *merged][-2:]
-    per_byte = q.per_byte()
-    if row_stride is None and cols % per_byte == 0 and not made.outer_rows and count % tile_rows == 0:
-        if tile_cols == cols:  # whole rows
-            batch, count, cols, tile_rows, tile_cols = 1, 1, batch * count * cols, 1, tile_rows * cols
-        elif tile_rows == 1 and cols % tile_cols == 0:
-            batch, count, cols = 1, 1, batch * count * cols
-    if tile_cols % per_byte != 0 and _COLUMNS < tile_cols < cols:
-        return f"for blocks that begin at whole bytes, and {q.block} do not"
-    structure = _Blocks(batch, count, cols, tile_rows, tile_cols, cols if row_stride is None else row_stride)
-    return Cut(structure, tuple(q.buffers(shape).values()))
+    sizes = (ctypes.c_int64 * len(shape))(*shape)
+    reason = _function()(made.words.encode(), len(shape), sizes, row_stride)
+    return None if reason is None else f"{reason.decode()}: {made.quantizer.block} of {shape}"
 
 
-def _merged(lead: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(size, block) of dimensions, neighbours made one where blocks allow it."""
-    found: list[tuple[int, int]] = []
-    for n, b in lead:
-        if n == 1:
-            continue
-        if found and (b == n or (found[-1][1] == 1 and n % b == 0)):
-            size, block = found.pop()
-            found.append((size * n, block * b))
-        else:
-            found.append((n, b))
-    return found
+@functools.cache
+def _function() -> Any:
+    functions = native.library().functions
+    assert functions is not None
+    function = functions.hop_described_blocks_decline
+    function.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64]
+    function.restype = ctypes.c_char_p
+    return function

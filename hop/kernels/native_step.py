@@ -57,6 +57,13 @@ def _function() -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
+def _quantizer(words: str) -> int:
+    library: Any = native.library().functions
+    library.hop_described_quantizer.argtypes, library.hop_described_quantizer.restype = [ctypes.c_char_p], c_void_p
+    return library.hop_described_quantizer(words.encode())
+
+
+@functools.lru_cache(maxsize=1024)
 def _block(quantizer: str) -> int | str:
     """The elements of a block, or why there is no kernel."""
     made = plan(quantizer)
@@ -132,5 +139,5 @@ def _describe(u: _Update, quantizers: Sequence[str], buffers: Sequence[Tensor], 
         else:
             made = plan(q)
             assert isinstance(made, Plan)
-            s.quantizer, s.block, s.scale = made.address, _block(q), address(buffers[at + 1])
+            s.quantizer, s.block, s.scale = _quantizer(made.words), _block(q), address(buffers[at + 1])
             at += 2

@@ -27,8 +27,8 @@ int64_t Words::integer(std::string_view digits) const {
     return found;
 }
 
-float Words::real() const {
-    const int64_t whole = integer();
+float Words::real(std::string_view digits) const {
+    const int64_t whole = integer(digits);
     if (whole < 0 || whole > UINT32_MAX) refuse();
     const auto bits = static_cast<uint32_t>(whole);
     float x;

@@ -25,7 +25,9 @@ public:
     bool next();
     [[noreturn]] void refuse() const;  // the word is not understood
     int64_t integer() const { return integer(value); }
-    float real() const;                     // from its bits, an integer
+    float real() const { return real(value); }
+    float real(std::string_view digits) const;  // from its bits, an integer
+    std::string_view text() const { return text_; }
     Sizes list(int64_t at = 0) const;       // integers from -1 to 2^31 with commas between, of the value from `at` on
     Sizes block(int64_t at = 0) const;      // the same of sizes from 1 on, or -1
     int one_of(std::string_view word, const std::string_view* names, int count) const;

@@ -7,14 +7,6 @@ constexpr int64_t kWhole = int64_t(1) << 62;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// As hop.blocks.per_dimension.
-Sizes per_dimension(const Sizes& block, size_t dim) {
-    if (block.size() >= dim) return Sizes(block.end() - static_cast<int64_t>(dim), block.end());
-    Sizes sizes(dim - block.size(), block[0] == -1 ? -1 : 1);
-    sizes.insert(sizes.end(), block.begin(), block.end());
-    return sizes;
-}
-
 Sizes counts_of(const Sizes& shape, const Sizes& sizes) {
     Sizes found(shape.size());
     for (size_t d = 0; d < shape.size(); ++d) found[d] = sizes[d] == -1 ? 1 : ceil_div(shape[d], sizes[d]);
@@ -56,6 +48,13 @@ bool lie(hop_scale& made, Sizes shape, Sizes sizes, Sizes count, bool columns) {
 }
 
 }  // namespace
+
+Sizes per_dimension(const Sizes& block, size_t dim) {
+    if (block.size() >= dim) return Sizes(block.end() - static_cast<int64_t>(dim), block.end());
+    Sizes sizes(dim - block.size(), block[0] == -1 ? -1 : 1);
+    sizes.insert(sizes.end(), block.begin(), block.end());
+    return sizes;
+}
 
 bool FactorDescription::read(Words& words) {
     if (words.name == "tiled") tiled = true;

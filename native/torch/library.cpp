@@ -31,6 +31,15 @@ const Operator kOperators[] = {
      "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor weight, Tensor weight_scale, Tensor? bias, "
      "Tensor? output_scale, Tensor? output_zero_point, SymInt n, ScalarType dtype, str description) -> Tensor",
      boxed<convolution>},
+    {"quantize",
+     "(Tensor x, Tensor? scale, Tensor? zero_point, Tensor? noise, str description) -> Tensor[]",
+     boxed<quantize>},
+    {"quantize_product",
+     "(Tensor x, Tensor factor, Tensor? noise, int stream, str description) -> Tensor[]",
+     boxed<quantize_product>},
+    {"dequantize",
+     "(Tensor codes, Tensor scale, Tensor? second, SymInt[] shape, ScalarType dtype, str description) -> Tensor",
+     boxed<dequantize>},
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };
 

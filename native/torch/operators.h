@@ -6,6 +6,9 @@ namespace hop::torch {
 
 void product(StableIValue* values, uint64_t count);
 void convolution(StableIValue* values, uint64_t count);
+void quantize(StableIValue* values, uint64_t count);
+void quantize_product(StableIValue* values, uint64_t count);
+void dequantize(StableIValue* values, uint64_t count);
 void pack(StableIValue* values, uint64_t count);
 
 }  // namespace hop::torch

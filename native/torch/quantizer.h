@@ -1,0 +1,51 @@
+// Quantizers: what is fixed of one, and how a shape is cut into its blocks.
+#pragma once
+#include "hop.h"
+#include "torch/description.h"
+
+namespace hop::torch {
+
+// A quantizer: integer, float or codebook, and then, in any order, the fields of hop_quantizer that are not 0, those that
+// are floats by their bits, and
+//
+//     codes=int8                    how a code lies where it has a byte; several to a byte are uint8
+//     rule=amax                     or given, minmax, absmean, current, microscaling, two_level
+//     scale=e4m3                    how a scale lies
+//     block=1,-1                    what shares a scale
+//     flat                          blocks run over the elements, row by row
+//     outer=-1,-1                   of two_level: what shares an amax
+//     thresholds=.. numbers=..      of codebooks
+class QuantizerDescription {
+public:
+    explicit QuantizerDescription(const std::string& text) : QuantizerDescription(Words(text)) {}
+    explicit QuantizerDescription(Words words);
+    QuantizerDescription(const QuantizerDescription&) = delete;
+
+    hop_quantizer q{};
+    int codes = HOP_NONE, scale = HOP_FLOAT32;
+    Sizes block, outer;
+    bool flat = false;
+
+    int per_byte() const { return q.bits == 1 || q.bits == 2 || q.bits == 4 ? 8 / q.bits : 1; }
+    int stored_codes() const { return per_byte() > 1 ? int(HOP_UINT8) : codes; }
+    bool has_second() const { return q.affine || q.rule == HOP_TWO_LEVEL; }
+    int second() const { return q.rule == HOP_TWO_LEVEL ? int(HOP_FLOAT32) : codes; }
+
+    // Shapes of what is stored of a tensor of `shape`.
+    Sizes rows(const Sizes& shape) const;  // over which blocks run
+    Sizes codes_shape(const Sizes& shape) const;
+    Sizes scale_shape(const Sizes& shape) const;
+    Sizes second_shape(const Sizes& shape) const;
+
+    // How the kernels cut a tensor of `shape`, not empty; rows lie `row_stride` apart, 0 for a contiguous one. Returns
+    // why they cannot, or a null pointer.
+    const char* cut(const Sizes& shape, int64_t row_stride, hop_blocks& made) const;
+
+private:
+    bool read(Words& words);
+    void check(const Words& words);
+    std::vector<float> thresholds_, numbers_;
+    std::vector<uint8_t> tables_, index_;
+};
+
+}  // namespace hop::torch
