@@ -48,7 +48,8 @@ def _convolution(x: Tensor, *rest: Any) -> Tensor:
 
 
 def _words(description: str) -> dict[str, str]:
-    return dict(word.partition("=")[::2] for word in description.split(" "))
+    parts = (word.partition("=") for word in description.split(" "))
+    return {name: value for name, _, value in parts}
 
 
 def _buffers(x: Tensor, description: str) -> list[Tensor]:
