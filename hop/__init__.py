@@ -11,12 +11,12 @@ from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
 from hop.impls.pack import pack as pack
 from hop.impls.pack import unpack as unpack
+from hop.impls.quantize import dequantize as dequantize
 from hop.impls.quantize import fake_quantize as fake_quantize
 from hop.impls.quantize import quantize as quantize
 from hop.impls.quantized import Scales as Scales
 from hop.impls.quantized import quantized as quantized
 from hop.impls.scaled import scaled as scaled
-from hop.leaves import dequantize as dequantize
 from hop.noise import noise as noise
 from hop.proto import TensorProto as TensorProto
 from hop.quantizer import Quantizer as Quantizer

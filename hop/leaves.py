@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hop import copies, memory_format, sharding
 from hop._hop import Composite, Hop
-from hop.compat import dtensor, dynamo, eager, tracing
+from hop.compat import dtensor, eager, tracing
 from hop.kernels import Kernel
 from hop.kernels import native_quantize as native
 from hop.kernels import quantize as kernels
@@ -243,23 +243,3 @@ class Dequantize(Composite):
 
 
 dequantize_operator = Dequantize("hop_dequantize")
-
-
-def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
-    """The numbers of a quantized tensor.
-
-    Args:
-        x: a QuantizedTensor of any shape.
-        dtype: float16, bfloat16, float32 or float64; by default the appearance dtype of x. The numbers are computed in
-            float32 and cast to it once.
-
-    Returns:
-        A tensor of x's shape, in `dtype`. Its gradient is x's.
-
-    Raises:
-        TypeError: x is no QuantizedTensor, or dtype none of those.
-    """
-    return dequantize_operator(x, dtype)
-
-
-dynamo.allow_in_graph(dequantize)

@@ -15,7 +15,7 @@ from torch import Tensor
 from hop import copies
 from hop.checkpoint.entries import entry_name
 from hop.checkpoint.shards import Chunk, Part
-from hop.leaves import dequantize
+from hop.leaves import dequantize_operator
 from hop.tensor import QuantizedTensor
 
 Range = tuple[int, int]
@@ -52,7 +52,7 @@ class Piece:
         """Its numbers, into those of the part."""
         t = self.part.tensor
         names = {b.name: self.buffers[entry] for entry, b in self.described.items()}
-        numbers = dequantize(QuantizedTensor(names, t.quantizer, self.shape, t.dtype), out.dtype)
+        numbers = dequantize_operator(QuantizedTensor(names, t.quantizer, self.shape, t.dtype), out.dtype)
         within, own = zip(*self.overlap(), strict=True)
         out[within] = numbers[own]
         self.buffers = {}

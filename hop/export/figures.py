@@ -11,7 +11,7 @@ from torch.fx import Node
 from hop.compat.eager import OpOverload
 from hop.export.correspondence import held, kind
 from hop.formats import Integer
-from hop.leaves import dequantize
+from hop.impls.quantize import dequantize
 from hop.tensor import QuantizedTensor
 
 

@@ -13,10 +13,9 @@ from hop.compat.eager import OpOverload
 from hop.export.encodings import FORMATS
 from hop.export.ends import VIEWS
 from hop.export.program import value
-from hop.impls.quantize import quantize
+from hop.impls.quantize import dequantize, quantize
 from hop.impls.scaled import scaled
 from hop.impls.scaled.roles import aten
-from hop.leaves import dequantize
 from hop.quantizer import Quantizer
 from hop.scaling import Given
 from hop.tensor import QuantizedTensor

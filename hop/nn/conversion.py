@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from hop.leaves import dequantize
+from hop.impls.quantize import dequantize
 from hop.nn.layer import Layer, modules_of, spelled
 from hop.nn.layers import LAYERS
 from hop.scaling import Given

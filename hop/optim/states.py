@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hop.impls.quantize import quantize
-from hop.leaves import dequantize
+from hop.impls.quantize import dequantize, quantize
 from hop.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
 from hop.quantizer import Quantizer
 from hop.scaling import Amax

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hop.export.correspondence import kind
-from hop.leaves import dequantize
+from hop.impls.quantize import dequantize
 from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 

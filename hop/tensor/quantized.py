@@ -45,6 +45,7 @@ class QuantizedTensor(Tensor):
     quantizer: Quantizer
     _names: tuple[str, ...] = ()
     _form: memory.Form | None = None  # found when it is first asked for
+    _kind: "Kind | None" = None  # the same
 
     # The buffers, of which a tensor has those that its quantizer and its usages need.
     codes: Tensor
@@ -92,7 +93,7 @@ class QuantizedTensor(Tensor):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "quantizer":
             _check(self.buffers(), value, tuple(self.shape), self.dtype)
-            vars(self)["_form"] = None
+            vars(self).update(_form=None, _kind=None)
         elif name in _BUFFERS:
             self._check_assigned(name, value)
         super().__setattr__(name, value)
@@ -285,7 +286,7 @@ def _empty(
 def _fill(t: QuantizedTensor, buffers: Mapping[str, Tensor], quantizer: Quantizer) -> None:
     """Let t hold buffers that were checked."""
     _refuse_tangents(buffers.values())
-    vars(t).update(buffers, quantizer=quantizer, _names=tuple(buffers), _form=None)
+    vars(t).update(buffers, quantizer=quantizer, _names=tuple(buffers))
 
 
 def _is_known_not_to_be(buffer: Tensor, described: copies.Buffer) -> bool:
@@ -303,6 +304,16 @@ def _refuse_tangents(buffers: Iterable[Tensor]) -> None:
             "QuantizedTensor: a buffer carries a tangent, which would be lost: the tensor itself carries one, of "
             "its own shape. Give the scale to hop.quantize or hop.fake_quantize, which follow it"
         )
+
+
+Kind = tuple[Quantizer, tuple[str, ...], tuple[int, ...], torch.device]
+"""What tensors have in common that kernels take alike: the quantizer, the names of buffers, shape and device."""
+
+
+def kind_of(t: Any) -> Kind:
+    """That of t."""
+    kind = vars(t)["_kind"] = (t.quantizer, t._names, tuple(t.shape), t.device)
+    return kind
 
 
 def form_of(t: Any) -> memory.Form:

@@ -18,12 +18,12 @@ from hop._hop import PLAIN, Composite, Hop
 from hop.compat import dynamo, eager
 from hop.compat.pytree import tree_map_only
 from hop.formats import NOISE_BITS
-from hop.impls.quantize import batching
+from hop.impls.quantize import batching, plans
 from hop.impls.quantize.arguments import checked
 from hop.kernels import Kernel
 from hop.kernels import native_quantize as native
 from hop.kernels import quantize as kernels
-from hop.leaves import buffers_operator, quantize_buffers
+from hop.leaves import buffers_operator, dequantize_operator, quantize_buffers
 from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
@@ -247,6 +247,8 @@ def _masks(q: Quantizer, scale: _Optional, gradient: str) -> bool:
 
 # ---- the public functions
 
+_ROWWISE = (copies.ROWWISE,)
+
 
 def quantize(
     q: Quantizer,
@@ -257,7 +259,7 @@ def quantize(
     zero_point: Tensor | None = None,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
-    usages: str | Sequence[str] = (copies.ROWWISE,),
+    usages: str | Sequence[str] = _ROWWISE,
     gradient: str = "clipped",
 ) -> QuantizedTensor:
     """Quantize `x` as `q` says.
@@ -281,6 +283,28 @@ def quantize(
         TypeError: x is no float tensor, or q no Quantizer.
         ValueError: what is given does not fit x, or q, or each other.
     """
+    plain = scale is None and zero_point is None and noise is None and generator is None
+    if plain and usages == _ROWWISE and gradient == "clipped" and type(q) is Quantizer:
+        made = plans.quantize(q, x)
+        if made is not None:
+            return made
+    return _traced_quantize(
+        q, x, scale=scale, zero_point=zero_point, noise=noise, generator=generator, usages=usages, gradient=gradient
+    )
+
+
+def _traced_quantize(
+    q: Quantizer,
+    x: Tensor,
+    /,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    usages: str | Sequence[str] = _ROWWISE,
+    gradient: str = "clipped",
+) -> QuantizedTensor:
     text, noise = _prepared("quantize", q, x, noise, generator)
     named = [usages] if isinstance(usages, str) else list(usages)
     return _quantize_node(text, x, scale, zero_point, noise, named, gradient)  # type: ignore[return-value]
@@ -308,6 +332,24 @@ def fake_quantize(
     return _fake_quantize_node(text, x, scale, zero_point, noise, gradient)
 
 
+def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
+    """The numbers of a quantized tensor.
+
+    Args:
+        x: a QuantizedTensor of any shape.
+        dtype: float16, bfloat16, float32 or float64; by default the appearance dtype of x. The numbers are computed in
+            float32 and cast to it once.
+
+    Returns:
+        A tensor of x's shape, in `dtype`. Its gradient is x's.
+
+    Raises:
+        TypeError: x is no QuantizedTensor, or dtype none of those.
+    """
+    y = plans.dequantize(x, dtype)
+    return dequantize_operator(x, dtype) if y is None else y
+
+
 def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
     if not isinstance(q, Quantizer):
         raise TypeError(f"{name}: q must be a Quantizer, such as hop.presets.INT8_ROW; got {type(q).__name__}")
@@ -328,3 +370,5 @@ def _fake_quantize_node(*args: Any) -> Tensor:
 
 dynamo.allow_in_graph(_quantize_node)
 dynamo.allow_in_graph(_fake_quantize_node)
+dynamo.allow_in_graph(dequantize)
+dynamo.trace_as(quantize, _traced_quantize)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from hop import copies
 from hop.compat import eager, functorch
-from hop.impls.quantize import fake_quantize_operator, quantize_operator
+from hop.impls.quantize import dequantize, fake_quantize_operator, quantize_operator
 from hop.impls.quantized.calls import Call, is_quantized
 from hop.impls.scaled.roles import LHS
-from hop.leaves import dequantize, quantize_buffers
+from hop.leaves import quantize_buffers
 from hop.noise import noise
 from hop.quantizer import Quantizer
 from hop.scaling import Given

@@ -20,8 +20,8 @@ from hop.compat.pytree import tree_flatten, tree_map_only
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype import operator as out_dtype
 from hop.impls.out_dtype.arguments import describe
+from hop.impls.quantize import dequantize
 from hop.impls.scaled.operands import Operand
-from hop.leaves import dequantize
 
 aten = torch.ops.aten
 

@@ -35,7 +35,7 @@ from hop.layouts import Decoded
 from hop.quantizer import Quantizer
 from hop.scaling import AbsMean, Amax, BlockScaling, CurrentScaling, Given, MinMax, TwoLevel
 from hop.tensor import QuantizedTensor
-from hop.tensor.quantized import form_of
+from hop.tensor.quantized import form_of, kind_of
 
 Plan = Callable[..., Any]
 
@@ -43,7 +43,7 @@ Plan = Callable[..., Any]
 class Held:
     """An Operand of a compiled program in the place of a QuantizedTensor, with what plans ask of one."""
 
-    dtype, requires_grad, _form = torch.float32, False, None
+    dtype, requires_grad, _form, _kind = torch.float32, False, None, None
 
     def __init__(self, x: Operand) -> None:
         self.operand, self.quantizer, self.usages, self.shape = x, x.quantizer, x.usages, x.shape
@@ -79,30 +79,22 @@ _plans: dict[tuple[Any, ...], Any] = {}
 
 def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What two calls have in common that can share a plan, of what plans are given; None for one that needs a gradient
-    or a tangent, or that holds tensors of other classes, or is made of them, or views that negate, or lists of
-    tensors."""
+    or a tangent, or that holds tensors of other classes, or is made of them, or lists of tensors."""
     parts, grad, dual = [op, output], torch.is_grad_enabled(), _is_dual_level_open()
     add = parts.append
     for x in given:
         cls = type(x)
         if cls is QuantizedTensor or cls is Held:
-            names = x._names
-            if type(getattr(x, names[0])) not in PLAIN or (grad and x.requires_grad):
+            kind = x._kind or kind_of(x)
+            if type(getattr(x, kind[1][0])) not in PLAIN or (grad and x.requires_grad):
                 return None
-            for name in names[1:]:
-                if getattr(x, name).is_neg():  # kernels would read what it negates
-                    return None
             if dual and cls is QuantizedTensor and eager.has_tangent(x):
                 return None
-            add(id(x.quantizer))  # in a quarter of the time of its hash; the plan keeps it
-            add(names)
-            shape = x.shape
-            add(shape)
-            if len(shape) > 2:  # a convolution's result lies as its input does
+            add(kind)
+            if len(kind[2]) > 2:  # a convolution's result lies as its input does
                 add(x.stride())
-            add(x.device)
         elif cls in PLAIN:
-            if (grad and x.requires_grad) or x.is_neg() or (dual and eager.has_tangent(x)):
+            if (grad and x.requires_grad) or (dual and eager.has_tangent(x)):
                 return None
             add(x.dtype)
             add(x.shape)
@@ -129,7 +121,6 @@ def remember(key: tuple[Any, ...], op: Any, output: Any, given: tuple[Any, ...],
     buffers: Any = direct or _general(op, output, kernel)
     plan: Any = _quantized(buffers, op, given, result) if isinstance(result, QuantizedTensor) else buffers
     plan.buffers = buffers  # for compiled programs: what gives the tensors that a quantized result is made of
-    plan.quantizers = [x.quantizer for x in given if isinstance(x, _QUANTIZED)]  # whose ids no other has meanwhile
     _plans[key] = plan
 
 
@@ -201,17 +192,32 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
     lhs, rhs, _ = _three(args)
     n = rhs.shape[0 if op is aten.linear.default else 1]
     shape, of_lhs, of_rhs = (*lhs.shape[:-1], n), _read(lhs, made.lhs), _read(rhs, made.rhs)
-    multiply, description = native_operators.product, made.description
+    multiply, description, below = torch.ops.hop_native.product.default, made.description, eager.below_autograd
 
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
         try:
-            y = multiply(*of_lhs(lhs), *of_rhs(rhs), bias, None, None, n, output, description)
+            with below():
+                y = multiply(*of_lhs(lhs), *of_rhs(rhs), bias, None, None, n, output, description)
             if y.shape == shape and y.is_cpu:
                 return y
         except RuntimeError:  # which `general` gives the reason of, if an operand is not what it was described as
             pass
         return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
 
+    if made.lhs[1:] == made.rhs[1:] == ("scale", None, None):  # the same, in fewer steps
+
+        def run_plainly(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
+            x = (lhs.codes, lhs.scale, None, None, rhs.codes, rhs.scale, None, None, bias, None, None)
+            try:
+                with below():
+                    y = multiply(*x, n, output, description)
+                if y.shape == shape and y.is_cpu:
+                    return y
+            except RuntimeError:
+                pass
+            return run(lhs, rhs, bias)
+
+        return run_plainly
     return run
 
 
@@ -320,7 +326,8 @@ def _gpu(op: Any, output: Any, args: tuple[Any, ...]) -> Plan | None:
         if transposed:
             b = b.t()
             of_columns = of_columns.t() if blocks else of_columns
-        if (a.stride(), b.stride()) != layouts or not (_fits(lhs) and _fits(rhs)):
+        negates = lhs.scale.is_neg() or of_columns.is_neg() or (bias is not None and bias.is_neg())
+        if (a.stride(), b.stride()) != layouts or negates or not (_fits(lhs) and _fits(rhs)):
             return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
         fused = {"lhs_scale": lhs.scale, "rhs_scale": of_columns}
         if of_lhs:
