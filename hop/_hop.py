@@ -168,6 +168,13 @@ class Hop(HigherOrderOperator):
         args, kwargs = tree_map_only(Tensor, inductor.rounded, (args, kwargs))
         return self._run(*args, **kwargs)
 
+    def kept_native(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What becomes of a node of a program that keeps native operators."""
+        with inductor.keeping_native():
+            takes = (x for x in self.kernels(*args, **kwargs) if x[0].native and x[0].declines(x[1]) is None)
+            kernel, call = next(takes, (None, None))
+            return self.reference(*args, **kwargs) if kernel is None else kernel.run(call)
+
     def in_program(self, /, *args: Any) -> Any:
         """What hop::run does in a compiled program: the call in eager mode, its arguments checked when traced."""
         with eager.below_autograd():
@@ -306,7 +313,7 @@ class Composite(Hop):
         return super()._vmap_level(interpreter, *args, **kwargs)
 
 
-def decompositions(*, keep: Iterable[Any] = ()) -> Any:
+def decompositions(*, keep: Iterable[Any] = (), native: bool = False) -> Any:
     """PyTorch's default decomposition table for `ExportedProgram.run_decompositions`, plus our operators: what is left
     afterwards is core ATen. Returns a fresh table that the caller may change.
 
@@ -314,6 +321,9 @@ def decompositions(*, keep: Iterable[Any] = ()) -> Any:
         keep: operators of ours that stay as they are: functions such as hop.out_dtype, nodes' targets such as
             torch.ops.higher_order.hop_out_dtype, or their names. What others become may hold them: hop.scaled is made
             of hop.out_dtype.
+        native: leave operators of the native library, hop_native::*, where its kernels take a call, instead of core
+            ATen: for packages of AOTInductor that run where the library is loaded (torch.ops.load_library). The results
+            are those of eager mode.
 
     Raises TypeError for a string, and ValueError for what names no operator of ours.
     """
@@ -328,7 +338,7 @@ def decompositions(*, keep: Iterable[Any] = ()) -> Any:
     table = core_decompositions()
     for hop in _hops:
         if hop.name() not in kept:
-            table[hop] = as_decomposition(hop.reference)
+            table[hop] = as_decomposition(hop.kept_native if native else hop.reference)
     return table
 
 

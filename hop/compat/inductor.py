@@ -1,10 +1,11 @@
 """Inductor and AOTInductor: what becomes of our operators, and work-arounds for the code that it writes."""
 
+import contextlib
 import contextvars
 import functools
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,25 @@ _compiling = contextvars.ContextVar("compiling", default=False)
 def is_compiling_for_here() -> bool:
     """True while Inductor lowers our operators in a program that runs in this process, not one of AOTInductor."""
     return _compiling.get()
+
+
+_keeping = contextvars.ContextVar("keeping", default=False)
+
+
+@contextlib.contextmanager
+def keeping_native() -> Iterator[None]:
+    """Within it, operators of the native library may stand in a program that is traced."""
+    token = _keeping.set(True)
+    try:
+        yield
+    finally:
+        _keeping.reset(token)
+
+
+def may_be_native() -> bool:
+    """Whether operators of the native library may stand for what is called or traced now: in eager mode, in programs of
+    Inductor for this process, and where a program is to keep them."""
+    return is_plain_eager() or _compiling.get() or _keeping.get()
 
 
 def written(x: torch.Tensor) -> torch.Tensor:

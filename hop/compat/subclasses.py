@@ -46,6 +46,11 @@ def make_wrapper(
     return _make_wrapper_subclass(cls, shape, strides, offset, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
+def make_contiguous_wrapper(cls: type, shape: Any, dtype: torch.dtype) -> Any:
+    """The same of a contiguous tensor on the CPU without a gradient."""
+    return _make_wrapper_subclass(cls, shape, dtype=dtype)
+
+
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a contiguous tensor of `shape`, symbolic sizes included."""
     return make_contiguous_strides_for(tuple(shape))

@@ -119,14 +119,14 @@ def declines_here() -> str | None:
     """Why native kernels are not to be used for a call that is made or traced now, or None."""
     if (reason := library().declines()) is not None:
         return reason
-    if eager.is_plain_eager() or inductor.is_compiling_for_here():
+    if inductor.may_be_native():
         return None
-    return "writes into memory, so for eager mode, and programs that are compiled for this process"
+    return "for eager mode, programs that are compiled for this process, and those that keep native operators"
 
 
 def declines_tensor(name: str, x: Tensor) -> str | None:
     """Why they cannot take `x`, or None."""
-    known = type(x) in _PLAIN or inductor.is_compiling_for_here()
+    known = type(x) in _PLAIN or not eager.is_plain_eager()
     if not known or not x.is_cpu or x.layout != torch.strided or x.is_neg():
         return f"for plain tensors on the CPU, and {name} is a {type(x).__name__} on {x.device}"
     return None

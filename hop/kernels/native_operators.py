@@ -125,7 +125,8 @@ def _called(op: Any) -> Callable[..., Any]:
 
 def _guarded(op: Any) -> Callable[..., Any]:
     def guarded(*args: Any) -> Any:
-        for x in _tensors(args):
+        watched = torch.is_grad_enabled() or eager.is_dual_level_open() or eager.is_forward_ad_active()
+        for x in _tensors(args) if watched else ():
             if (x.requires_grad and torch.is_grad_enabled()) or eager.has_tangent(x):
                 raise RuntimeError(
                     f"{op.name()}: an operand needs a gradient or has a tangent, and the operator has no derivative; "

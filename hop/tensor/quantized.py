@@ -90,6 +90,21 @@ class QuantizedTensor(Tensor):
         _fill(t, buffers, quantizer)
         return t
 
+    @staticmethod
+    def fresh(
+        names: tuple[str, ...],
+        buffers: Sequence[Tensor],
+        quantizer: Quantizer,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> "QuantizedTensor":
+        """As `fitting`, of contiguous buffers that were just made on the CPU, with a byte for each code. 1 µs."""
+        t: QuantizedTensor = subclasses.make_contiguous_wrapper(QuantizedTensor, shape, dtype)
+        own = vars(t)
+        own.update(zip(names, buffers, strict=True))
+        own["quantizer"], own["_names"] = quantizer, names
+        return t
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "quantizer":
             _check(self.buffers(), value, tuple(self.shape), self.dtype)

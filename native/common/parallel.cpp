@@ -75,6 +75,25 @@ void use_huge_pages(void* data, size_t bytes) {
 #endif
 }
 
+void gather_pages(const void* data, size_t bytes) {
+#if defined(__linux__)
+    constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
+    constexpr size_t kSeen = 1024;
+    static std::atomic<uint64_t> seen[kSeen];
+    if (bytes < 2 * kHuge) return;
+    const auto at = reinterpret_cast<uintptr_t>(data);
+    const uint64_t mark = static_cast<uint64_t>(at) * 31 + bytes;
+    auto& slot = seen[(at >> 12) % kSeen];
+    if (slot.load(std::memory_order_relaxed) == mark) return;
+    slot.store(mark, std::memory_order_relaxed);
+    const uintptr_t begin = round_up(at, kHuge), end = (at + bytes) / kHuge * kHuge;
+    if (begin < end && madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) == 0)
+        madvise(reinterpret_cast<void*>(begin), end - begin, kCollapse);
+#else
+    (void)data, (void)bytes;
+#endif
+}
+
 Scratch::~Scratch() { release(data_); }
 
 char* Scratch::get(size_t bytes) {

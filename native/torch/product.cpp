@@ -1,6 +1,7 @@
 // hop_native::product and hop_native::pack.
 #include <cstring>
 
+#include "common/parallel.h"
 #include "torch/operators.h"
 #include "torch/output.h"
 
@@ -120,6 +121,7 @@ void product(StableIValue* values, uint64_t count) {
     for (const int64_t size : shape) is_empty |= size == 0;
     if (!is_empty) {
         const hop_data &a = lhs.data, &b = rhs.data;
+        if (d.rhs.tiled) gather_pages(b.codes, static_cast<size_t>(v[4].numel()));
         const int result = hop_multiply(
             &p, threads(), a.codes, a.scale, a.zero, a.fold, b.codes, b.scale, b.zero, b.fold, v[8].data, v[9].data,
             v[10].data, data_of(made));

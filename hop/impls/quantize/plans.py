@@ -23,7 +23,7 @@ _Plan = tuple[Any, str, tuple[str, ...]] | None  # the operator, its description
 _quantize: dict[tuple[Any, ...], _Plan] = {}
 _dequantize: dict[tuple[Any, ...], _Plan] = {}
 native.on_change += [_quantize.clear, _dequantize.clear]
-_fitting, _below_autograd = QuantizedTensor.fitting, eager.below_autograd
+_fresh, _below_autograd = QuantizedTensor.fresh, eager.below_autograd
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -46,7 +46,9 @@ def quantize(q: Quantizer, x: Tensor) -> QuantizedTensor | None:
             made = operator(x, None, None, None, words)
     except RuntimeError:  # of memory: the general way says which
         return None
-    return _fitting(dict(zip(names, made, strict=True)), q, shape, dtype)
+    if made[0].shape == shape:
+        return _fresh(names, made, q, shape, dtype)
+    return QuantizedTensor.fitting(dict(zip(names, made, strict=True)), q, shape, dtype)
 
 
 def dequantize(x: Tensor, dtype: torch.dtype | None) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hop import copies
-from hop.compat import eager, inductor, tracing
+from hop.compat import tracing
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import given_buffers
@@ -20,12 +20,10 @@ from hop.quantizer import Quantizer
 
 
 def _declines(call: Call) -> str | None:
-    if (reason := native.library().declines()) is not None:
+    if (reason := native.declines_here()) is not None:
         return reason
     if call.roles.family is not MATRIX:
         return f"for matrix products, not {call.roles.family.name}"
-    if not (eager.is_plain_eager() or inductor.is_compiling_for_here()):
-        return "for eager mode, and programs that are compiled for this process"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
     if call.kwargs:

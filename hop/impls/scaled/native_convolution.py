@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hop import blocks, copies, memory_format
-from hop.compat import eager, inductor, tracing
+from hop.compat import eager, tracing
 from hop.formats import INT8, Integer
 from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import calls, meaning
@@ -36,12 +36,10 @@ class Convolution(NamedTuple):
 
 
 def _declines(call: Call) -> str | None:
-    if (reason := native.library().declines()) is not None:
+    if (reason := native.declines_here()) is not None:
         return reason
     if call.roles.family is not CONVOLUTION:
         return f"for convolutions, not {call.roles.family.name}"
-    if not (eager.is_plain_eager() or inductor.is_compiling_for_here()):
-        return "for eager mode, and programs that are compiled for this process"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
     if is_transposed(call)[0]:
