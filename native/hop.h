@@ -108,6 +108,11 @@ HOP_API int hop_multiply(
     const void* lhs_fold, const void* rhs_codes, const void* rhs_scale, const void* rhs_zero, const void* rhs_fold,
     const void* bias, const void* output_scale, const void* output_zero, void* output);
 
+// The same of a left factor in HOP_FLOAT32 or HOP_FLOAT16, k contiguous, without scales, and an output in float32.
+HOP_API int hop_multiply_floats(
+    const hop_product* product, int threads, const void* lhs, const void* rhs_codes, const void* rhs_scale,
+    const void* rhs_zero, const void* rhs_fold, float* output);
+
 // rhs codes from HOP_STRIDED to HOP_TILED.
 HOP_API int hop_pack(const hop_operand* operand, int64_t rows, int64_t k, int threads, const void* codes, void* tiled);
 

@@ -169,12 +169,12 @@ def declines(call: Call, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dty
 def int_mm(a: Tensor, b: Tensor) -> Tensor:
     """(..., M, K) @ (..., K, N) -> (..., M, N) int32, modulo 2^32, of int8 and uint8, with one batch dimension or none,
     of any strides."""
-    return _sums(a, b, b.shape[-1], f"1 lhs {_name(a)} rhs {_name(b)} columns")
+    return _sums(a, b, b.shape[-1], f"1 lhs {name(a)} rhs {name(b)} columns")
 
 
 def int_mm_tiled(a: Tensor, held: Tensor, n: int) -> Tensor:
     """int_mm of (M, K) and the n rows that are held in tiles (`tiles`) of int8."""
-    return _sums(a, held, n, f"1 lhs {_name(a)} rhs int8 tiled")
+    return _sums(a, held, n, f"1 lhs {name(a)} rhs int8 tiled")
 
 
 def _sums(a: Tensor, b: Tensor, n: int, description: str) -> Tensor:
@@ -182,7 +182,8 @@ def _sums(a: Tensor, b: Tensor, n: int, description: str) -> Tensor:
     return native_operators.product(a, *none, b, *none, *none, n, torch.int32, description)
 
 
-def _name(x: Tensor) -> str:
+def name(x: Tensor) -> str:
+    """Its dtype in words."""
     return str(x.dtype).removeprefix("torch.")
 
 

@@ -43,14 +43,22 @@ Sizes shape_of(const View& codes, const FactorDescription& d) {
     return shape;
 }
 
+bool is_float(int format) { return format == HOP_FLOAT32 || format == HOP_FLOAT16; }
+
 const char* assemble(hop_product& p, const Factor& lhs, const Factor& rhs) {
     p.m = lhs.rows, p.n = rhs.rows, p.k = lhs.k;
     p.lhs = lhs.operand, p.rhs = rhs.operand;
     p.batch = lhs.batch, p.lhs_step = lhs.steps, p.rhs_step = rhs.steps;
     p.output_step = p.m * p.n * item_bytes(p.output.format);
+    hop_product asked = p;
+    if (is_float(lhs.operand.format)) {
+        asked.lhs.format = HOP_BFLOAT16;  // of which it is made
+        if (p.output.format != HOP_FLOAT32 || p.output.bias_format != HOP_NONE)
+            return "float32 and float16 beside quantized numbers give float32, without a bias";
+    }
     if (lhs.declined) return lhs.declined;
     if (rhs.declined) return rhs.declined;
-    return hop_product_declines(&p);
+    return hop_product_declines(&asked);
 }
 
 // One scale for all, for each row or for each column: how far apart they lie.
@@ -122,7 +130,7 @@ void product(StableIValue* values, uint64_t count) {
     if (!is_empty) {
         const hop_data &a = lhs.data, &b = rhs.data;
         if (d.rhs.tiled) gather_pages(b.codes, static_cast<size_t>(v[4].numel()));
-        const int result = hop_multiply(
+        const int result = is_float(p.lhs.format) ? hop_multiply_floats(&p, threads(), a.codes, b.codes, b.scale, b.zero, b.fold, static_cast<float*>(data_of(made))) : hop_multiply(
             &p, threads(), a.codes, a.scale, a.zero, a.fold, b.codes, b.scale, b.zero, b.fold, v[8].data, v[9].data,
             v[10].data, data_of(made));
         if (result) fail(result == HOP_NO_MEMORY ? "no memory for the tiles of a product" : "a product failed");

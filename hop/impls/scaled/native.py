@@ -113,8 +113,8 @@ def _run(call: Call) -> Any:
     made = product(call)
     assert not isinstance(made, str)
     n = rhs.shape[-2 if call.roles.rhs_sums == -1 else -1]
-    left = [lhs, None, None, None] if isinstance(lhs, Tensor) else _buffers(lhs, made.lhs, usage(call, LHS))
-    right = _buffers(rhs, made.rhs, usage(call, RHS))
+    left = [lhs, None, None, None] if isinstance(lhs, Tensor) else buffers(lhs, made.lhs, usage(call, LHS))
+    right = buffers(rhs, made.rhs, usage(call, RHS))
     bias, stored = call.find(BIAS), []
     if made.gives_codes:
         stored = given_buffers(call, [*lhs.shape[:-1], n])
@@ -123,7 +123,7 @@ def _run(call: Call) -> Any:
     return [y, *stored] if made.gives_codes else meaning.finish(call, y)
 
 
-def _buffers(x: Operand, names: Sequence[str | None], usage: str) -> list[Tensor | None]:
+def buffers(x: Operand, names: Sequence[str | None], usage: str) -> list[Tensor | None]:
     own = dict(zip(("codes", *x.quantizer.stored()), x.of(usage).tensors, strict=True))
     return [None if name is None else own[name] for name in names]
 
