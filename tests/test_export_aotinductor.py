@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import hop
 from hop import presets
 from hop.formats import INT8
+from hop.kernels import native
 from hop.quantizer import Quantizer
 from hop.requantization import GEMMLOWP, FloatMultiplier, Requantization
 from hop.scaling import Given
@@ -90,6 +91,27 @@ class Dynamic(Chain):
         return codes.codes, hop.scaled(aten.linear.default, torch.float32, codes, self.weight)
 
 
+class Packed(nn.Module):
+    """Weights in tiles: fp8, int4 under activations of int8, and under plain bfloat16 and float32 ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, q in (("fp8", presets.FP8_ROW), ("int4", presets.INT4_32), ("mx", presets.MXFP8)):
+            packed = hop.pack(hop.quantize(q, torch.randn(40, 64) / 8))
+            setattr(self, name, nn.Parameter(packed, requires_grad=False))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        linear, codes = aten.linear.default, hop.quantize(presets.INT8_ROW_AFFINE, x)
+        return (
+            codes.codes,
+            hop.scaled(linear, torch.bfloat16, hop.quantize(presets.FP8_ROW, x), self.fp8),
+            hop.scaled(linear, torch.float32, codes, self.int4),
+            hop.scaled(linear, torch.bfloat16, x.bfloat16(), self.int4),
+            hop.scaled(linear, torch.float32, x, self.int4),
+            hop.scaled(linear, torch.bfloat16, hop.quantize(presets.MXFP8, x), self.mx),
+        )
+
+
 MODELS = {
     "perceptron": (functools.partial(Perceptron, FloatMultiplier()), (64,)),
     "fixed_point": (functools.partial(Perceptron, GEMMLOWP), (64,)),
@@ -112,7 +134,9 @@ class All(nn.Module):
 # What a process does that has packages, inputs, and PyTorch alone.
 RUN = """
 import sys, torch
-batches, *paths, results = sys.argv[1:]
+batches, library, *paths, results = sys.argv[1:]
+if library:
+    torch.ops.load_library(library)
 packages = [torch._inductor.aoti_load_package(path) for path in paths]
 torch.save([[list(package(*x)) for x in torch.load(batches)] for package in packages], results)
 print("hop" in sys.modules)
@@ -136,7 +160,7 @@ class TestPackages(unittest.TestCase):
                 path = f"{folder}/{form}.pt2"
                 paths.append(torch._inductor.aoti_compile_and_package(p, package_path=path))
             torch.save(batches, f"{folder}/batches")
-            command = [sys.executable, "-c", RUN, f"{folder}/batches", *paths, f"{folder}/results"]
+            command = [sys.executable, "-c", RUN, f"{folder}/batches", "", *paths, f"{folder}/results"]
             done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)
             assert done.stdout.strip() == "False"
             found = torch.load(f"{folder}/results")
@@ -147,6 +171,38 @@ class TestPackages(unittest.TestCase):
                 assert len(got) == len(want) == 2 * len(MODELS)
                 for g, w in zip(got, want, strict=True):
                     assert g.dtype == w.dtype and torch.equal(g, w)
+
+    @pytest.mark.full
+    @pytest.mark.compiler
+    def test_native_operators_in_a_process_without_python_code_of_ours(self):
+        """They are what eager mode runs: equal bits, floats included, and with other threads too."""
+        if (missing := native.library().declines()) is not None:
+            self.skipTest(missing)
+        torch.manual_seed(0)
+        models = [*(make().eval() for make, _ in MODELS.values()), Packed().eval()]
+        shapes = [*(shape for _, shape in MODELS.values()), (64,)]
+        batch = {0: torch.export.Dim("batch", min=1, max=64)}
+        batches = [[(torch.randn(n, *shape),) for n in (3, 8, 1)] for shape in shapes]
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for i, (model, inputs) in enumerate(zip(models, batches, strict=True)):
+                program = torch.export.export(model, inputs[0], dynamic_shapes=(batch,))
+                kept = hop.export.lower(program, native=True)
+                found = [str(n.target) for n in kept.graph.nodes if n.op == "call_function"]
+                assert any(name.startswith("hop_native.") for name in found), found
+                others = [name for name in found if "mm" in name or "aten.conv" in name or "higher_order" in name]
+                assert not others, others
+                path = torch._inductor.aoti_compile_and_package(kept, package_path=f"{folder}/{i}.pt2")
+                torch.save(inputs, f"{folder}/batches")
+                given = [f"{folder}/batches", hop.export.native_library(), path, f"{folder}/results"]
+                command = [sys.executable, "-c", RUN, *given]
+                done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)
+                assert done.stdout.strip() == "False"
+                for got, x in zip(torch.load(f"{folder}/results")[0], inputs, strict=True):
+                    want = model(*x)
+                    assert len(got) == len(want)
+                    for g, w in zip(got, want, strict=True):
+                        assert g.dtype == w.dtype and torch.equal(g, w), (i, found)
 
     @parameterized.expand(MODELS.items())
     def test_models_use_their_range(self, _name, model):

@@ -6,6 +6,7 @@ from hop.export.dtypes import follow_dtype as follow_dtype
 from hop.export.executorch import to_executorch as to_executorch
 from hop.export.integer import to_integer as to_integer
 from hop.export.lowering import lower as lower
+from hop.export.lowering import native_library as native_library
 from hop.export.onnx import to_onnx as to_onnx
 from hop.export.qdq import to_qdq as to_qdq
 from hop.export.ranges import Ranges as Ranges

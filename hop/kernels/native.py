@@ -40,6 +40,7 @@ class Library:
         self.functions, self.missing = load(Path(__file__).parents[1])
         self.best = None if self.functions is None else LEVELS[self.functions.hop_best_level()]
         self.off, self.path = False, _OFF
+        self.file: str | None = None if self.functions is None else self.functions._name
         if self.functions is not None:
             asked = os.environ.get("HOP_NATIVE") or LEVELS[self.functions.hop_best_level()]
             self.set(self.checked(asked, "environment variable HOP_NATIVE"))
