@@ -321,9 +321,8 @@ def decompositions(*, keep: Iterable[Any] = (), native: bool = False) -> Any:
         keep: operators of ours that stay as they are: functions such as hop.out_dtype, nodes' targets such as
             torch.ops.higher_order.hop_out_dtype, or their names. What others become may hold them: hop.scaled is made
             of hop.out_dtype.
-        native: leave operators of the native library, hop_native::*, where its kernels take a call, instead of core
-            ATen: for packages of AOTInductor that run where the library is loaded (torch.ops.load_library). The results
-            are those of eager mode.
+        native: only our operators, which become those of the native library, hop_native::*, where its kernels take a
+            call, as in eager mode: for packages of AOTInductor that run where the library is loaded.
 
     Raises TypeError for a string, and ValueError for what names no operator of ours.
     """
@@ -335,7 +334,7 @@ def decompositions(*, keep: Iterable[Any] = (), native: bool = False) -> Any:
             known = ", ".join(sorted(h.name() for h in _hops))
             raise ValueError(f"decompositions: keep must name operators of ours, which are {known}; got {x!r}")
         kept.update(h.name() for h in found)
-    table = core_decompositions()
+    table: Any = {} if native else core_decompositions()
     for hop in _hops:
         if hop.name() not in kept:
             table[hop] = as_decomposition(hop.kept_native if native else hop.reference)

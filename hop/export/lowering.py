@@ -12,8 +12,9 @@ def lower(program: ExportedProgram, *, native: bool = False) -> ExportedProgram:
     """The same program in core ATen: every operator of ours as what it means, with equal integers.
 
     Args:
-        native: leave operators of the native library, hop_native::*, where its kernels take a call, as eager mode does;
-            a package of the program runs where the library is loaded (`native_library`).
+        native: make of our operators those of the native library, hop_native::*, where its kernels take a call, as
+            eager mode does, and leave PyTorch's as they are; a package of the program runs where the library is loaded
+            (`native_library`).
 
     Raises TypeError for what is no ExportedProgram, RuntimeError for native=True without the native library.
     """
