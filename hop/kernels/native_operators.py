@@ -21,9 +21,13 @@ _below_autograd = eager.below_autograd
 _library: Any = None  # which keeps what is registered
 
 
+def _result(description: str) -> torch.dtype:
+    return getattr(torch, description.partition(" output ")[2].partition(" ")[0])
+
+
 def _product(lhs: Tensor, *rest: Any) -> Tensor:
-    n, dtype = rest[-3:-1]
-    return lhs.new_empty([*lhs.shape[:-1], n], dtype=dtype)
+    n, description = rest[-2:]
+    return lhs.new_empty([*lhs.shape[:-1], n], dtype=_result(description))
 
 
 def _pack(codes: Tensor, description: str) -> Tensor:
@@ -34,7 +38,8 @@ def _pack(codes: Tensor, description: str) -> Tensor:
 
 
 def _convolution(x: Tensor, *rest: Any) -> Tensor:
-    n, dtype, description = rest[-3:]
+    n, description = rest[-2:]
+    dtype = _result(description)
     words = description.split(" output")[0].split()
     read = dict(word.split("=") for word in words if "=" in word)
     lists = [[int(v) for v in read[name].split(",")] for name in ("kernel", "stride", "before", "after", "dilation")]
@@ -84,8 +89,8 @@ def _quantize(x: Tensor, *rest: Any) -> list[Tensor]:
 
 
 def _dequantize(codes: Tensor, *rest: Any) -> Tensor:
-    shape, dtype, _ = rest[-3:]
-    return codes.new_empty(shape, dtype=dtype)
+    shape, description = rest[-2:]
+    return codes.new_empty(shape, dtype=getattr(torch, _words(description).get("result", "float32")))
 
 
 _FAKES: dict[str, Callable[..., Any]] = {"product": _product, "convolution": _convolution, "pack": _pack}
@@ -148,14 +153,14 @@ def _missing(*args: Any) -> Any:
 
 product: Callable[..., Tensor] = _missing
 """The operator of the same name: (lhs, lhs_scale, lhs_zero_point, lhs_block_scale, rhs, rhs_scale, rhs_zero_point,
-rhs_block_scale, bias, output_scale, output_zero_point, n, dtype, description)."""
+rhs_block_scale, bias, output_scale, output_zero_point, n, description)."""
 convolution: Callable[..., Tensor] = _missing
-"""(x, x_scale, x_zero_point, weight, weight_scale, bias, output_scale, output_zero_point, n, dtype, description)."""
+"""(x, x_scale, x_zero_point, weight, weight_scale, bias, output_scale, output_zero_point, n, description)."""
 quantize: Callable[..., list[Tensor]] = _missing
 """(x, scale, zero_point, noise, description): codes, scales, and zero points or the amax of two levels."""
 quantize_product: Callable[..., list[Tensor]] = _missing
 """(x, factor, noise, stream, description): the same of x times a factor; a stream of 0 and more makes noise a seed."""
 dequantize: Callable[..., Tensor] = _missing
-"""(codes, scale, second, shape, dtype, description)."""
+"""(codes, scale, second, shape, description)."""
 pack: Callable[..., Tensor] = _missing
 """(codes, description): a matrix of codes as of hop.layouts.Tiled."""

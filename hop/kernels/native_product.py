@@ -109,7 +109,6 @@ class Call(NamedTuple):
 
     lhs: tuple[str | None, ...]  # the buffers that they read of each factor; for a plain one, codes alone
     rhs: tuple[str | None, ...]
-    dtype: torch.dtype  # of the result
     gives_codes: bool
     description: str
 
@@ -155,11 +154,9 @@ _CONVENTIONS: dict[type, Callable[[Any], int]] = {
 def declines(call: Call, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> str | None:
     """Why the kernels do not take a call of factors of these shapes, or None."""
     left, right = ((ctypes.c_int64 * len(shape))(*shape) for shape in (lhs, rhs))
-    dtypes = (_NUMBERS[call.dtype], 0 if bias is None else _NUMBERS[bias])
-    sizes = (len(lhs), left, len(rhs), right)
-    reason = _library().hop_described_product_declines(
-        call.description.encode(), dtypes[0], *sizes, dtypes[1], bias is not None
-    )
+    of_bias = (0 if bias is None else _NUMBERS[bias], bias is not None)
+    ask = _library().hop_described_product_declines
+    reason = ask(call.description.encode(), len(lhs), left, len(rhs), right, *of_bias)
     return None if reason is None else reason.decode()
 
 
@@ -169,22 +166,22 @@ def declines(call: Call, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dty
 def int_mm(a: Tensor, b: Tensor) -> Tensor:
     """(..., M, K) @ (..., K, N) -> (..., M, N) int32, modulo 2^32, of int8 and uint8, with one batch dimension or none,
     of any strides."""
-    return _sums(a, b, b.shape[-1], f"1 lhs {name(a)} rhs {name(b)} columns")
+    return _sums(a, b, b.shape[-1], f"1 lhs {name(a)} rhs {name(b)} columns output int32")
 
 
 def int_mm_tiled(a: Tensor, held: Tensor, n: int) -> Tensor:
     """int_mm of (M, K) and the n rows that are held in tiles (`tiles`) of int8."""
-    return _sums(a, held, n, f"1 lhs {name(a)} rhs int8 tiled")
+    return _sums(a, held, n, f"1 lhs {name(a)} rhs int8 tiled output int32")
 
 
 def _sums(a: Tensor, b: Tensor, n: int, description: str) -> Tensor:
     none = (None, None, None)
-    return native_operators.product(a, *none, b, *none, *none, n, torch.int32, description)
+    return native_operators.product(a, *none, b, *none, *none, n, description)
 
 
-def name(x: Tensor) -> str:
-    """Its dtype in words."""
-    return str(x.dtype).removeprefix("torch.")
+def name(x: Tensor | torch.dtype) -> str:
+    """A dtype in words, or that of a tensor."""
+    return str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
 
 
 def peak() -> float:
@@ -219,6 +216,6 @@ def _library() -> ctypes.CDLL:
     functions = native.library().functions
     assert functions is not None
     function, text, size = functions.hop_described_product_declines, ctypes.c_char_p, ctypes.POINTER(c_int64)
-    function.argtypes = [text, c_int, c_int, size, c_int, size, c_int, c_int]
+    function.argtypes = [text, c_int, size, c_int, size, c_int, c_int]
     function.restype = text
     return functions

@@ -106,7 +106,7 @@ def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[
     made = plan(quantizer)
     assert not isinstance(made, str)
     codes, scale, second = (*buffers, None)[:3]
-    return native_operators.dequantize(codes, scale, second, list(shape), dtype, made.words)
+    return native_operators.dequantize(codes, scale, second, list(shape), made.back(dtype))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

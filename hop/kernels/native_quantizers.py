@@ -48,6 +48,10 @@ class Plan:
     quantizer: Quantizer
     words: str
 
+    def back(self, dtype: torch.dtype) -> str:
+        """The description of dequantizing to a dtype."""
+        return f"{self.words} result={str(dtype).removeprefix('torch.')}"
+
 
 @functools.lru_cache(maxsize=1024)
 def plan(quantizer: str) -> Plan | str:

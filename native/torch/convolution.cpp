@@ -6,7 +6,7 @@ namespace hop::torch {
 namespace {
 
 // "1 x uint8 zero=stored weight int8 tiled kernel=3,3 stride=1,1 before=1,1 after=1,1 dilation=1,1 groups=1 channels_last
-// output": padding is before and after; channels_last is how the result lies; codes as in output.h. Scales are one for
+// output float32": padding is before and after; channels_last is how the result lies; codes as in output.h. Scales are one for
 // all, or one for each example, or each output.
 struct ConvolutionDescription {
     FactorDescription x, weight;
@@ -26,6 +26,7 @@ struct ConvolutionDescription {
                 factor->format = words.one_of(words.name, kFormats, kFormatCount);
             } else if (words.name == "output") {
                 of_output = true;
+                output.begin(words);
             } else if (of_output ? !output.read(words) : !read(words) && (!factor || !factor->read(words))) {
                 words.refuse();
             }
@@ -77,7 +78,6 @@ void convolution(StableIValue* values, uint64_t count) {
         "x", "x_scale", "x_zero_point", "weight", "weight_scale", "bias", "output_scale", "output_zero_point"};
     for (int i = 0; i < 8; ++i) tensors[i] = i == 2 || i > 4 ? stack.optional() : stack.tensor();
     const int64_t n = stack.integer();
-    const int32_t dtype = stack.dtype();
     static Parsed<ConvolutionDescription> known;
     const auto description = known(stack.text());
     const ConvolutionDescription& d = *description;
@@ -141,7 +141,7 @@ void convolution(StableIValue* values, uint64_t count) {
     }
     c.rhs.format = d.weight.format, c.rhs.layout = tiled ? HOP_TILED : HOP_STRIDED, c.rhs.fold = c.lhs.fold;
     c.rhs.scale = scale_of(by_each(v[4], n, x.dim, HOP_FLOAT32));
-    set(c.output, d.output, dtype, v[5], n);
+    set(c.output, d.output, v[5], n);
 
     Sizes shape{c.batch, n};
     for (int64_t i = 3 - dim; i < 3; ++i) shape.push_back(c.output_size[i]);
@@ -168,7 +168,7 @@ void convolution(StableIValue* values, uint64_t count) {
     int64_t next = d.channels_last ? n : 1;
     for (size_t i = shape.size(); i-- > 2;) strides[i] = next, next *= shape[i];
     strides[1] = d.channels_last ? 1 : next, strides[0] = d.channels_last ? next : next * n;
-    Tensor made = empty(shape.data(), strides.data(), static_cast<int64_t>(shape.size()), dtype);
+    Tensor made = empty(shape.data(), strides.data(), static_cast<int64_t>(shape.size()), dtype_of(c.output.format));
     if (c.batch && n) {
         const int result = hop_convolve(
             &c, threads(), x.data, v[1].data, v[2].data, weight.data, v[4].data, v[5].data, v[6].data, v[7].data, data_of(made));

@@ -25,11 +25,11 @@ const Operator kOperators[] = {
     {"product",
      "(Tensor lhs, Tensor? lhs_scale, Tensor? lhs_zero_point, Tensor? lhs_block_scale, Tensor rhs, Tensor? rhs_scale, "
      "Tensor? rhs_zero_point, Tensor? rhs_block_scale, Tensor? bias, Tensor? output_scale, Tensor? output_zero_point, "
-     "SymInt n, ScalarType dtype, str description) -> Tensor",
+     "SymInt n, str description) -> Tensor",
      boxed<product>},
     {"convolution",
      "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor weight, Tensor weight_scale, Tensor? bias, "
-     "Tensor? output_scale, Tensor? output_zero_point, SymInt n, ScalarType dtype, str description) -> Tensor",
+     "Tensor? output_scale, Tensor? output_zero_point, SymInt n, str description) -> Tensor",
      boxed<convolution>},
     {"quantize",
      "(Tensor x, Tensor? scale, Tensor? zero_point, Tensor? noise, str description) -> Tensor[]",
@@ -38,7 +38,7 @@ const Operator kOperators[] = {
      "(Tensor x, Tensor factor, Tensor? noise, int stream, str description) -> Tensor[]",
      boxed<quantize_product>},
     {"dequantize",
-     "(Tensor codes, Tensor scale, Tensor? second, SymInt[] shape, ScalarType dtype, str description) -> Tensor",
+     "(Tensor codes, Tensor scale, Tensor? second, SymInt[] shape, str description) -> Tensor",
      boxed<dequantize>},
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };

@@ -2,6 +2,11 @@
 
 namespace hop::torch {
 
+void OutputDescription::begin(Words& words) {
+    if (!words.next()) fail("a description ends before the format of its output");
+    fixed.format = words.one_of(words.name, kFormats, kFormatCount);
+}
+
 bool OutputDescription::read(Words& words) {
     const auto bound = [&](int i) {
         fixed.bounds[i] = words.real();
@@ -21,14 +26,13 @@ bool OutputDescription::read(Words& words) {
     return true;
 }
 
-void set(hop_output& output, const OutputDescription& description, int32_t dtype, const View& bias, int64_t columns) {
+void set(hop_output& output, const OutputDescription& description, const View& bias, int64_t columns) {
     output = description.fixed;
-    output.format = format_of(dtype);
     output.row_stride = columns;
     const bool bytes = output.format == HOP_INT8 || output.format == HOP_UINT8;
     if (output.format < HOP_FLOAT32 && !(bytes && description.codes))
-        fail("dtype number " + std::to_string(dtype) + " is none that a result can have");
-    if (description.codes && !bytes) fail("codes are int8 or uint8, not of dtype number " + std::to_string(dtype));
+        fail("'" + std::string(kFormats[output.format]) + "' is no format that this result can have");
+    if (description.codes && !bytes) fail("codes are int8 or uint8, not " + std::string(kFormats[output.format]));
     if (bytes) {
         const int32_t least = output.format == HOP_INT8 ? -128 : 0;
         if (output.low < least || output.high > least + 255 || output.low > output.high)

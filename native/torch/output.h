@@ -5,7 +5,7 @@
 
 namespace hop::torch {
 
-// Codes: `output`, and then, in any order,
+// `output`, the format of the result, such as bfloat16; and for codes, in any order,
 //
 //     requantize=0            as of Requantize
 //     low=-128 high=127       the codes
@@ -16,13 +16,14 @@ namespace hop::torch {
 // Without them the result holds numbers.
 struct OutputDescription {
     bool codes = false;
-    hop_output fixed{};
+    hop_output fixed{};  // its format, and what is fixed of codes
     Sizes block;
 
+    void begin(Words& words);  // at `output`
     bool read(Words& words);
 };
 
-// The dtypes of a result, and of a bias; a bias has `columns` elements.
-void set(hop_output& output, const OutputDescription& description, int32_t dtype, const View& bias, int64_t columns);
+// What is known of a result for a bias, or none, of `columns` elements.
+void set(hop_output& output, const OutputDescription& description, const View& bias, int64_t columns);
 
 }  // namespace hop::torch

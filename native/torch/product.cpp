@@ -8,7 +8,7 @@
 namespace hop::torch {
 namespace {
 
-// "1 lhs int8 zero=stored scale=1,-1 rhs int4 tiled scale=1,32 output": see factor.h and output.h.
+// "1 lhs int8 zero=stored scale=1,-1 rhs int4 tiled scale=1,32 output float32": see factor.h and output.h.
 struct ProductDescription {
     FactorDescription lhs, rhs;
     OutputDescription output;
@@ -24,6 +24,7 @@ struct ProductDescription {
                 factor->format = words.one_of(words.name, kFormats, kFormatCount);
             } else if (words.name == "output") {
                 of_output = true;
+                output.begin(words);
             } else if (of_output ? !output.read(words) : !factor || !factor->read(words)) {
                 words.refuse();
             }
@@ -87,7 +88,6 @@ void product(StableIValue* values, uint64_t count) {
         "bias", "output_scale", "output_zero_point"};
     for (int i = 0; i < 11; ++i) tensors[i] = i == 0 || i == 4 ? stack.tensor() : stack.optional();
     const int64_t n = stack.integer();
-    const int32_t dtype = stack.dtype();
     const auto description = parse(stack.text());
     const ProductDescription& d = *description;
 
@@ -117,14 +117,14 @@ void product(StableIValue* values, uint64_t count) {
     if (lhs.k != rhs.k || rhs.rows != n || lhs.batch != rhs.batch)
         fail("lhs " + to_string(left) + " and rhs " + to_string(right) + " do not fit together, for n = " + std::to_string(n));
     hop_product p{};
-    set(p.output, d.output, dtype, v[8], n);
+    set(p.output, d.output, v[8], n);
     Sizes shape(left.begin(), left.end() - 1);
     shape.push_back(n);
     if (d.output.codes) lie(p.output, shape, d.output.block, v[9], v[10], lhs.rows);
     else if (v[9] || v[10]) fail("output_scale or output_zero_point is given, and the result holds numbers");
     if (const char* reason = assemble(p, lhs, rhs)) fail(reason);
 
-    Tensor made = empty(shape, dtype);
+    Tensor made = empty(shape, dtype_of(p.output.format));
     bool is_empty = false;
     for (const int64_t size : shape) is_empty |= size == 0;
     if (!is_empty) {
@@ -163,7 +163,7 @@ void pack(StableIValue* values, uint64_t count) {
 
 // Why there is no kernel for a product; a null pointer if there is one. Shapes are those that the codes stand for.
 HOP_API const char* hop_described_product_declines(
-    const char* description, int32_t dtype, int32_t lhs_dim, const int64_t* lhs, int32_t rhs_dim, const int64_t* rhs,
+    const char* description, int32_t lhs_dim, const int64_t* lhs, int32_t rhs_dim, const int64_t* rhs,
     int32_t bias_dtype, int32_t has_bias) {
     using namespace hop::torch;
     try {
@@ -172,7 +172,7 @@ HOP_API const char* hop_described_product_declines(
         const Factor a = make(parsed->lhs, "lhs", Sizes(lhs, lhs + lhs_dim), batched, true, {});
         const Factor b = make(parsed->rhs, "rhs", Sizes(rhs, rhs + rhs_dim), batched, false, {});
         hop_product p{};
-        set(p.output, parsed->output, dtype, {}, b.rows);
+        set(p.output, parsed->output, {}, b.rows);
         if (has_bias) p.output.bias_format = format_of(bias_dtype);
         return assemble(p, a, b);
     } catch (const std::exception& e) {

@@ -170,11 +170,10 @@ void dequantize(StableIValue* values, uint64_t count) {
     Stack stack(values, count);
     Tensor codes = stack.tensor(), scale = stack.tensor(), second = stack.optional();
     const Sizes shape = stack.sizes();
-    const int32_t dtype = stack.dtype();
     const auto description = parse(stack.text());
     const QuantizerDescription& d = *description;
 
-    const int32_t kind = float_dtype("dtype", format_of(dtype));
+    const int32_t kind = float_dtype("the result", d.result);
     int64_t numel = 1;
     for (const int64_t size : shape)
         if (size < 0 || __builtin_mul_overflow(numel, size, &numel)) fail("shape must hold sizes, got " + to_string(shape));
@@ -186,7 +185,7 @@ void dequantize(StableIValue* values, uint64_t count) {
     if (bool(t) != d.has_second()) fail("second, zero points or amax, must be given where the quantizer stores them, and only there");
     if (t) expect(t, d.second_shape(shape), d.second());
     if (const char* reason = d.cut(shape, 0, blocks)) fail(reason);
-    Tensor made = empty(shape, dtype);
+    Tensor made = empty(shape, dtype_of(d.result));
     finish(hop_dequantize(&d.q, &blocks, kind, static_cast<const uint8_t*>(c.data), s.data, t.data, data_of(made), threads()));
     stack.give(std::move(made));
 }

@@ -57,6 +57,7 @@ bool QuantizerDescription::read(Words& words) {
         }
     if (words.name == "codes") codes = words.one_of(words.value, kFormats, kFormatCount);
     else if (words.name == "scale") scale = words.one_of(words.value, kFormats, kFormatCount);
+    else if (words.name == "result") result = words.one_of(words.value, kFormats, kFormatCount);
     else if (words.name == "rule") q.rule = words.one_of(words.value, kRules, 7);
     else if (words.name == "block") block = words.block();
     else if (words.name == "outer") outer = words.block();

@@ -14,6 +14,7 @@ namespace hop::torch {
 //     block=1,-1                    what shares a scale
 //     flat                          blocks run over the elements, row by row
 //     outer=-1,-1                   of two_level: what shares an amax
+//     result=bfloat16               of dequantize
 //     thresholds=.. numbers=..      of codebooks
 class QuantizerDescription {
 public:
@@ -22,7 +23,7 @@ public:
     QuantizerDescription(const QuantizerDescription&) = delete;
 
     hop_quantizer q{};
-    int codes = HOP_NONE, scale = HOP_FLOAT32;
+    int codes = HOP_NONE, scale = HOP_FLOAT32, result = HOP_FLOAT32;
     Sizes block, outer;
     bool flat = false;
 

@@ -90,7 +90,6 @@ public:
         return x;
     }
     int64_t integer() { return static_cast<int64_t>(next()); }
-    int32_t dtype() { return static_cast<int32_t>(next()); }
     bool flag() { return (next() & 1) != 0; }
     double real();
     std::string text();

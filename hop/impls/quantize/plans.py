@@ -69,7 +69,7 @@ def dequantize(x: Tensor, dtype: torch.dtype | None) -> Tensor | None:
         return None
     try:
         with _below_autograd():
-            y = operator(own["codes"], own["scale"], own[names[2]] if len(names) > 2 else None, shape, dtype, words)
+            y = operator(own["codes"], own["scale"], own[names[2]] if len(names) > 2 else None, shape, words)
     except RuntimeError:
         return None
     return y if y.is_cpu else None
@@ -105,7 +105,10 @@ def _words_back(x: QuantizedTensor, dtype: torch.dtype) -> str | None:
     if x.usages != (copies.ROWWISE,) or dtype not in _FLOATS or x.quantizer.hadamard is not None:
         return None
     call = (str(x.quantizer), list(x.buffers().values()), x.usages, x.shape, dtype)
-    return None if native_quantize.DEQUANTIZE.declines(call) is not None else _words(x.quantizer)
+    if native_quantize.DEQUANTIZE.declines(call) is not None:
+        return None
+    found = described(str(x.quantizer))
+    return None if isinstance(found, str) else found.back(dtype)
 
 
 def _words(q: Quantizer) -> str | None:

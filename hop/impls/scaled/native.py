@@ -88,7 +88,7 @@ def _product(
             return reason
     if bias is not None and bias not in native_product.BIASES:
         return f"for a bias in float32, bfloat16, float16 or int32, not {bias}"
-    words, dtype = f"1 lhs {a.words} rhs {b.words} output", output  # type: ignore[union-attr]
+    words, dtype, more = f"1 lhs {a.words} rhs {b.words} output", output, ""  # type: ignore[union-attr]
     codes = False
     if isinstance(output, Quantizer):
         reason = native_product.declines_output(output)
@@ -101,10 +101,10 @@ def _product(
             return reason
         codes = reason is None
         dtype = output.format.dtype if codes else torch.float32  # to be quantized
-        words += f" {native_product.describe_output(output)}" if codes else ""
+        more = f" {native_product.describe_output(output)}" if codes else ""
     if dtype not in (*native_product.FLOATS, torch.int8, torch.uint8):
         return f"gives float32, bfloat16 and float16, not {dtype}"
-    made = native_product.Call(a.names, b.names, dtype, codes, words)  # type: ignore[union-attr]
+    made = native_product.Call(a.names, b.names, codes, f"{words} {native_product.name(dtype)}{more}")  # type: ignore[union-attr]
     return native_product.declines(made, left, shape, bias) or made
 
 
@@ -119,7 +119,7 @@ def _run(call: Call) -> Any:
     if made.gives_codes:
         stored = given_buffers(call, [*lhs.shape[:-1], n])
     given = (*stored, None, None)[:2]
-    y = native_operators.product(*left, *right, bias, *given, n, made.dtype, made.description)
+    y = native_operators.product(*left, *right, bias, *given, n, made.description)
     return [y, *stored] if made.gives_codes else meaning.finish(call, y)
 
 

@@ -29,7 +29,6 @@ from hop.quantizer import Quantizer
 class Convolution(NamedTuple):
     """A convolution that the kernels take."""
 
-    dtype: torch.dtype  # of the result
     gives_codes: bool
     description: str
     shape: tuple[int, ...]  # of the result, where sizes are known
@@ -113,10 +112,11 @@ def _convolution(op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tup
     zero = of_x.format.zero
     words = [
         f"1 x {_name(of_x)} {'zero=stored' if of_x.scale.has_zero_point() else f'zero={zero}'}",
-        f"weight {_name(of_weight) if tiled else 'int8'}{' tiled' if tiled else ''} {geometry.words()} output",
+        f"weight {_name(of_weight) if tiled else 'int8'}{' tiled' if tiled else ''} {geometry.words()}",
+        f"output {native_product.name(dtype)}",
         *([native_product.describe_output(output)] if codes else []),
     ]
-    return Convolution(dtype, codes, " ".join(words), geometry.output)
+    return Convolution(codes, " ".join(words), geometry.output)
 
 
 def _name(q: Quantizer) -> str:
@@ -216,7 +216,7 @@ def _run(call: Call) -> Any:
     operands = (*of_x, *_held(weight)[:2], bias)
 
     def run(*given: Tensor | None) -> Tensor:
-        out = native_operators.convolution(*operands, *given, weight.shape[0], made.dtype, made.description)
+        out = native_operators.convolution(*operands, *given, weight.shape[0], made.description)
         return out.squeeze(0) if unbatched else out
 
     if made.gives_codes:

@@ -63,7 +63,7 @@ def _run(call: Call) -> Any:
     n, words = rhs.shape[-2 if call.roles.rhs_sums == -1 else -1], made.description
     words = words.replace("lhs bfloat16", f"lhs {native_product.name(lhs)}", 1)
     none = (None, None, None)
-    y = native_operators.product(lhs, *none, *right, *none, n, torch.float32, words)
+    y = native_operators.product(lhs, *none, *right, *none, n, words)
     return meaning.finish(call, y if bias is None else y + bias)
 
 

@@ -197,7 +197,7 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
     def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
         try:
             with below():
-                y = multiply(*of_lhs(lhs), *of_rhs(rhs), bias, None, None, n, output, description)
+                y = multiply(*of_lhs(lhs), *of_rhs(rhs), bias, None, None, n, description)
             if y.shape == shape and y.is_cpu:
                 return y
         except RuntimeError:  # which `general` gives the reason of, if an operand is not what it was described as
@@ -210,7 +210,7 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
             x = (lhs.codes, lhs.scale, None, None, rhs.codes, rhs.scale, None, None, bias, None, None)
             try:
                 with below():
-                    y = multiply(*x, n, output, description)
+                    y = multiply(*x, n, description)
                 if y.shape == shape and y.is_cpu:
                     return y
             except RuntimeError:
@@ -248,7 +248,7 @@ def _convolution(op: Any, output: Any, given: tuple[Any, ...]) -> Plan | None:
         return None
     general = _general(op, output, kernels.NATIVE_CONVOLUTION)
     affine, biased = lhs.quantizer.scale.has_zero_point(), bias is not None
-    n, shape, dtype, description = rhs.shape[0], made.shape, made.dtype, made.description
+    n, shape, description = rhs.shape[0], made.shape, made.description
     convolve = native_operators.convolution
 
     def run(*given: Any) -> Any:
@@ -263,7 +263,6 @@ def _convolution(op: Any, output: Any, given: tuple[Any, ...]) -> Plan | None:
                 given[2] if biased else None,
                 *(given[-2:] if gives_codes else (None, None)),
                 n,
-                dtype,
                 description,
             )
         except RuntimeError:  # as in a product
