@@ -94,6 +94,13 @@ def _dequantize(codes: Tensor, *rest: Any) -> Tensor:
 
 
 _FAKES: dict[str, Callable[..., Any]] = {"product": _product, "convolution": _convolution, "pack": _pack}
+
+
+def _noise(seed: Tensor, shape: Sequence[Any], stream: int) -> Tensor:
+    return seed.new_empty(shape, dtype=torch.uint8)
+
+
+_FAKES |= {"step_": lambda *args: None, "noise": _noise}
 _FAKES |= {"quantize": _quantize, "quantize_product": _quantize, "dequantize": _dequantize}
 
 
@@ -162,5 +169,9 @@ quantize_product: Callable[..., list[Tensor]] = _missing
 """(x, factor, noise, stream, description): the same of x times a factor; a stream of 0 and more makes noise a seed."""
 dequantize: Callable[..., Tensor] = _missing
 """(codes, scale, second, shape, description)."""
+step_: Callable[..., None] = _missing
+"""(p, grad, buffers, numbers, seed, stream, description): a step of an optimizer; native/torch/update.cpp."""
+noise: Callable[..., Tensor] = _missing
+"""(seed, shape, stream): random bytes."""
 pack: Callable[..., Tensor] = _missing
 """(codes, description): a matrix of codes as of hop.layouts.Tiled."""

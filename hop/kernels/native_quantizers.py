@@ -70,7 +70,7 @@ def _list(values: Iterable[int]) -> str:
     return ",".join(map(str, values))
 
 
-def _bits(x: float) -> int:
+def bits(x: float) -> int:
     """Those of a float32."""
     return struct.unpack("I", struct.pack("f", x))[0]
 
@@ -84,25 +84,25 @@ def _of_format(format: Format) -> dict[str, Any]:
         return found | {"keeps_nan": int(format.dtype.is_floating_point)}
     assert isinstance(format, Codebook)
     lists = {"thresholds": format._thresholds, "numbers": format.book}
-    return found | {"zero_code": format._zero_code} | {name: _list(map(_bits, v)) for name, v in lists.items()}
+    return found | {"zero_code": format._zero_code} | {name: _list(map(bits, v)) for name, v in lists.items()}
 
 
 def _of_rule(rule: Rule, format: Format) -> dict[str, Any]:
     found: dict[str, Any] = {"rule": _RULES[type(rule)], "affine": int(rule.has_zero_point())}
-    found["range"] = _bits(format.max)
+    found["range"] = bits(format.max)
     if isinstance(rule, Amax):
-        found |= {"floor": _bits(rule.floor), "range": _bits(format.max - format.zero)}
+        found |= {"floor": bits(rule.floor), "range": bits(format.max - format.zero)}
     elif isinstance(rule, MinMax):
-        found["range"] = _bits(format.max - format.min)
+        found["range"] = bits(format.max - format.min)
     elif isinstance(rule, CurrentScaling):
-        found |= {"floor": _bits(rule.eps), "power_of_two": int(rule.power_of_two)}
+        found |= {"floor": bits(rule.eps), "power_of_two": int(rule.power_of_two)}
         found["most_of_dtype"] = int(isinstance(rule, BlockScaling))
     elif isinstance(rule, Microscaling):
-        found |= {"scale": "uint8", "inverse": _bits(1 / format.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
+        found |= {"scale": "uint8", "inverse": bits(1 / format.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
         found["largest_power"] = exponent_of(format)
     elif isinstance(rule, TwoLevel):
         top = rule.inner.max * format.max
-        found |= {"scale": "e4m3", "inverse": _bits(1 / format.max), "top": _bits(top), "inverse_top": _bits(1 / top)}
+        found |= {"scale": "e4m3", "inverse": bits(1 / format.max), "top": bits(top), "inverse_top": bits(1 / top)}
         found["outer"] = _list(rule.outer)
     return found
 

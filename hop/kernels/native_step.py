@@ -1,66 +1,16 @@
 """A step of an optimizer on the CPU, in C++ and in place: bit for bit what hop.optim says (native/update/run.h)."""
 
-import ctypes
 import functools
-from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hop.kernels import native
-from hop.kernels.memory import address
-from hop.kernels.native_quantizers import Plan, plan
+from hop.kernels import native, native_operators
+from hop.kernels.native_quantizers import Plan, bits, plan
 from hop.scaling import Amax, CurrentScaling
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_RULES = {"adam": 0, "sgd": 1, "lion": 2}
-_FLAGS = {"coupled": 1, "nesterov": 2, "maximize": 4}
-_STOCHASTIC = 8
-_STATES, _NUMBERS, _LEAST_BLOCK, _MOST_BLOCK = 3, 9, 16, 2048
-
-
-class _State(ctypes.Structure):
-    """hop_state of native/hop.h."""
-
-    _fields_ = (
-        ("quantizer", c_void_p),
-        ("block", c_int64),
-        ("dtype", c_int32),
-        ("least", c_float),
-        ("data", c_void_p),
-        ("scale", c_void_p),
-    )
-
-
-class _Update(ctypes.Structure):
-    """hop_update of native/hop.h."""
-
-    _fields_ = (
-        *((name, c_int32) for name in "rule flags states p_dtype grad_dtype".split()),
-        ("stream", c_uint32),
-        ("seed", c_uint64),
-        ("count", c_int64),
-        ("numbers", c_float * _NUMBERS),
-        ("p", c_void_p),
-        ("grad", c_void_p),
-        ("state", _State * _STATES),
-    )
-
-
-@functools.cache
-def _function() -> Any:
-    library: Any = native.library().functions
-    library.hop_step.argtypes = [c_void_p, c_int32]
-    return library.hop_step
-
-
-@functools.lru_cache(maxsize=1024)
-def _quantizer(words: str) -> int:
-    library: Any = native.library().functions
-    library.hop_described_quantizer.argtypes, library.hop_described_quantizer.restype = [ctypes.c_char_p], c_void_p
-    return library.hop_described_quantizer(words.encode())
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LEAST_BLOCK, _MOST_BLOCK = 16, 2048
 
 
 @functools.lru_cache(maxsize=1024)
@@ -107,21 +57,12 @@ def step_(call: tuple[Any, ...]) -> None:
     gradient, and of its states the quantizers ("" for floats), the buffers, and what part of its block's largest a
     number above 0 is at least."""
     rule, numbers, seed, stream, p, grad, quantizers, buffers, least = call
-    name, *flags = rule.split()
     # What does not lie row by row is brought so, and brought back.
     written = [p, *buffers]
     own = [x if x.is_contiguous() else x.contiguous() for x in written]
-    grad = grad.contiguous()
-    u = _Update(_RULES[name], sum(_FLAGS[f] for f in flags), len(quantizers), _DTYPES[p.dtype], _DTYPES[grad.dtype])
-    u.stream, u.count, u.p, u.grad = stream, p.numel(), address(own[0]), address(grad)
-    if seed is not None:
-        u.flags |= _STOCHASTIC
-        u.seed = seed % 2**64
-    u.numbers[: len(numbers)] = numbers
-    _describe(u, quantizers, own[1:], least)
-    result = _function()(ctypes.addressof(u), torch.get_num_threads())
-    if result != 0:
-        raise RuntimeError(f"hop_step: result {result}")
+    words = _describe(rule + " stochastic" * (seed is not None), tuple(quantizers), tuple(least))
+    key = 0 if seed is None else (seed + 2**63) % 2**64 - 2**63  # as int64
+    native_operators.step_(own[0], grad.contiguous(), own[1:], numbers, key, stream, words)
     for x, y in zip(written, own, strict=True):
         if x is y:
             torch.autograd.graph.increment_version(x)
@@ -129,15 +70,11 @@ def step_(call: tuple[Any, ...]) -> None:
             x.copy_(y)
 
 
-def _describe(u: _Update, quantizers: Sequence[str], buffers: Sequence[Tensor], least: Sequence[float]) -> None:
-    at = 0
-    for s, q, part in zip(u.state, quantizers, least, strict=False):
-        s.least, s.data = part, address(buffers[at])
-        if not q:
-            s.dtype = _DTYPES[buffers[at].dtype]
-            at += 1
-        else:
-            made = plan(q)
-            assert isinstance(made, Plan)
-            s.quantizer, s.block, s.scale = _quantizer(made.words), _block(q), address(buffers[at + 1])
-            at += 2
+@functools.lru_cache(maxsize=1024)
+def _describe(rule: str, quantizers: tuple[str, ...], least: tuple[float, ...]) -> str:
+    """The words of a step (native/torch/update.cpp)."""
+    states = []
+    for q in quantizers:
+        made = plan(q) if q else ""
+        states.append(made.words if isinstance(made, Plan) else "")
+    return ";".join([f"1 {rule} least={','.join(str(bits(x)) for x in least)}", *states])

@@ -48,6 +48,19 @@ Sizes Words::list(int64_t at) const {
     }
 }
 
+std::vector<float> Words::reals(size_t most) const {
+    std::vector<float> found;
+    if (value.empty()) return found;
+    std::string_view rest = value;
+    while (found.size() < most) {
+        const size_t comma = rest.find(',');
+        found.push_back(real(rest.substr(0, comma)));
+        if (comma == rest.npos) return found;
+        rest.remove_prefix(comma + 1);
+    }
+    refuse();
+}
+
 Sizes Words::block(int64_t at) const {
     Sizes found = list(at);
     for (const int64_t size : found)

@@ -30,6 +30,7 @@ public:
     std::string_view text() const { return text_; }
     Sizes list(int64_t at = 0) const;       // integers from -1 to 2^31 with commas between, of the value from `at` on
     Sizes block(int64_t at = 0) const;      // the same of sizes from 1 on, or -1
+    std::vector<float> reals(size_t most) const;  // such integers with commas between
     int one_of(std::string_view word, const std::string_view* names, int count) const;
 
 private:

@@ -40,6 +40,10 @@ const Operator kOperators[] = {
     {"dequantize",
      "(Tensor codes, Tensor scale, Tensor? second, SymInt[] shape, str description) -> Tensor",
      boxed<dequantize>},
+    {"step_",
+     "(Tensor(a!) p, Tensor grad, Tensor(b!)[] buffers, float[] numbers, int seed, int stream, str description) -> ()",
+     boxed<step_>},
+    {"noise", "(Tensor seed, SymInt[] shape, int stream) -> Tensor", boxed<noise>},
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };
 

@@ -9,6 +9,8 @@ void convolution(StableIValue* values, uint64_t count);
 void quantize(StableIValue* values, uint64_t count);
 void quantize_product(StableIValue* values, uint64_t count);
 void dequantize(StableIValue* values, uint64_t count);
+void step_(StableIValue* values, uint64_t count);
+void noise(StableIValue* values, uint64_t count);
 void pack(StableIValue* values, uint64_t count);
 
 }  // namespace hop::torch

@@ -174,10 +174,7 @@ void dequantize(StableIValue* values, uint64_t count) {
     const QuantizerDescription& d = *description;
 
     const int32_t kind = float_dtype("the result", d.result);
-    int64_t numel = 1;
-    for (const int64_t size : shape)
-        if (size < 0 || __builtin_mul_overflow(numel, size, &numel)) fail("shape must hold sizes, got " + to_string(shape));
-    if (!numel) fail("shape must not be empty, got " + to_string(shape));
+    if (!elements(shape)) fail("shape must not be empty, got " + to_string(shape));
     hop_blocks blocks;
     const View c = plain("codes", codes), s = plain("scale", scale), t = plain("second", second);
     expect(c, d.codes_shape(shape), d.stored_codes());
@@ -204,15 +201,4 @@ HOP_API const char* hop_described_blocks_decline(const char* description, int32_
         declined = e.what();
         return declined.c_str();
     }
-}
-
-// A quantizer in words as the kernels read it, which lives as long as the process.
-HOP_API const hop_quantizer* hop_described_quantizer(const char* description) {
-    using namespace hop::torch;
-    static std::mutex mutex;
-    static std::unordered_map<std::string, std::shared_ptr<const QuantizerDescription>> kept;
-    const std::lock_guard lock(mutex);
-    auto& found = kept[description];
-    if (!found) found = parse(description);
-    return &found->q;
 }

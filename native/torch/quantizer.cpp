@@ -16,18 +16,6 @@ constexpr int kMostCodes = 256, kPadded = 272;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-std::vector<float> floats(const Words& words) {
-    std::vector<float> found;
-    std::string_view rest = words.value;
-    while (found.size() <= kMostCodes) {
-        const size_t comma = rest.find(',');
-        found.push_back(words.real(rest.substr(0, comma)));
-        if (comma == rest.npos) return found;
-        rest.remove_prefix(comma + 1);
-    }
-    words.refuse();
-}
-
 }  // namespace
 
 bool QuantizerDescription::read(Words& words) {
@@ -62,8 +50,8 @@ bool QuantizerDescription::read(Words& words) {
     else if (words.name == "block") block = words.block();
     else if (words.name == "outer") outer = words.block();
     else if (words.name == "flat") flat = true;
-    else if (words.name == "thresholds") thresholds_ = floats(words);
-    else if (words.name == "numbers") numbers_ = floats(words);
+    else if (words.name == "thresholds") thresholds_ = words.reals(kMostCodes);
+    else if (words.name == "numbers") numbers_ = words.reals(kMostCodes);
     else return false;
     return true;
 }

@@ -52,6 +52,14 @@ std::string to_string(const int64_t* values, size_t count) {
     return text + (count == 1 ? ",)" : ")");
 }
 
+int64_t elements(const Sizes& shape) {
+    int64_t n = 1;
+    bool fits = true;
+    for (const int64_t size : shape) fits = fits && size >= 0 && !__builtin_mul_overflow(n, size, &n);
+    if (!fits) fail("shape must hold sizes, got " + to_string(shape));
+    return n;
+}
+
 int64_t View::numel() const {
     int64_t n = 1;
     for (int64_t d = 0; d < dim; ++d) n *= sizes[d];

@@ -21,6 +21,7 @@ int format_of(int32_t dtype);
 int32_t dtype_of(int format);
 
 using Sizes = std::vector<int64_t>;
+int64_t elements(const Sizes& shape);  // raises unless they are sizes, and their product one
 std::string to_string(const int64_t* values, size_t count);
 inline std::string to_string(const Sizes& v) { return to_string(v.data(), v.size()); }
 
