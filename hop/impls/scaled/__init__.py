@@ -64,24 +64,6 @@ class ScaledBuffers(Hop):
         call = _call(op, output, scale, zero_point, encoded, kwargs)
         return ((kernel, call) for kernel in kernels.TABLE)
 
-    def in_program(self, /, *args: Any) -> Any:
-        """By a plan, as in eager mode."""
-        op, spelled, scale, zero_point, *encoded = args
-        output = _read(spelled)
-        given = tuple(plans.Held(x) if isinstance(x, Operand) else x for x in decode(op, encoded))
-        given = (*given, scale, zero_point) if isinstance(output, Quantizer) else given
-        known = _key(op, output, given) if is_plain_eager() else None
-        if known is None:
-            for x in given:
-                if isinstance(x, plans.Held):
-                    x.check()
-            return super().in_program(*args)
-        plan = _find(known)
-        if plan is not None:
-            return plan.buffers(*given)
-        made = _planned(known, op, output, given)
-        return list(made.buffers().values()) if isinstance(made, QuantizedTensor) else made
-
     def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:
         return isinstance(output, torch.dtype)
 

@@ -7,7 +7,6 @@ zero point after them, None if they are not given. Small matrix products and con
 than it takes to describe them, have functions of their own.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,38 +39,6 @@ from hop.tensor.quantized import form_of, kind_of
 Plan = Callable[..., Any]
 
 
-class Held:
-    """An Operand of a compiled program in the place of a QuantizedTensor, with what plans ask of one."""
-
-    dtype, requires_grad, _form, _kind = torch.float32, False, None, None
-
-    def __init__(self, x: Operand) -> None:
-        self.operand, self.quantizer, self.usages, self.shape = x, x.quantizer, x.usages, x.shape
-        self.device = x.tensors[0].device
-        self._names = _names(x.quantizer, x.shape, x.usages)
-        self.__dict__.update(zip(self._names, x.tensors, strict=True))
-
-    def buffers(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in self._names}
-
-    def check(self) -> None:
-        """As of a QuantizedTensor."""
-        copies.check(form_of(self).described, self.operand.tensors)
-        memory.check(self.operand.tensors)
-
-    def dim(self) -> int:
-        return len(self.shape)
-
-    def stride(self) -> tuple[int, ...]:
-        return self.operand.tensors[0].stride()
-
-
-@functools.lru_cache(maxsize=4096)
-def _names(quantizer: Quantizer, shape: tuple[int, ...], usages: copies.Usages) -> tuple[str, ...]:
-    return tuple(b.name for b in copies.describe(quantizer, shape, usages))
-
-
-_QUANTIZED = (QuantizedTensor, Held)
 _MOST = 4096
 _is_dual_level_open = eager.is_dual_level_open  # found faster than an attribute
 _plans: dict[tuple[Any, ...], Any] = {}
@@ -84,11 +51,11 @@ def key(op: Any, output: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     add = parts.append
     for x in given:
         cls = type(x)
-        if cls is QuantizedTensor or cls is Held:
+        if cls is QuantizedTensor:
             kind = x._kind or kind_of(x)
             if type(getattr(x, kind[1][0])) not in PLAIN or (grad and x.requires_grad):
                 return None
-            if dual and cls is QuantizedTensor and eager.has_tangent(x):
+            if dual and eager.has_tangent(x):
                 return None
             add(kind)
             if len(kind[2]) > 2:  # a convolution's result lies as its input does
@@ -118,10 +85,8 @@ def remember(key: tuple[Any, ...], op: Any, output: Any, given: tuple[Any, ...],
     if len(_plans) >= _MOST:
         _plans.clear()
     direct = _DIRECT.get(kernel, lambda *_: None)(op, output, given)
-    buffers: Any = direct or _general(op, output, kernel)
-    plan: Any = _quantized(buffers, op, given, result) if isinstance(result, QuantizedTensor) else buffers
-    plan.buffers = buffers  # for compiled programs: what gives the tensors that a quantized result is made of
-    _plans[key] = plan
+    plan = direct or _general(op, output, kernel)
+    _plans[key] = _quantized(plan, op, given, result) if isinstance(result, QuantizedTensor) else plan
 
 
 native.on_change.append(_plans.clear)
@@ -158,17 +123,15 @@ def _quantized(plan: Plan, op: Any, given: tuple[Any, ...], like: QuantizedTenso
 def first_operand(op: Any, args: tuple[Any, ...]) -> int:
     """Which argument is the first that may be quantized."""
     roles = ROLES[op]
-    could = (Tensor, Held, list, tuple)
-    return next(i for i, x in enumerate(args) if isinstance(x, could) and roles.role(i) in (LHS, RHS, OTHER))
+    return next(
+        i for i, x in enumerate(args) if isinstance(x, Tensor | list | tuple) and roles.role(i) in (LHS, RHS, OTHER)
+    )
 
 
 def operand(x: Any) -> Any:
     """A QuantizedTensor as an Operand; anything else as it is."""
     if isinstance(x, list | tuple):
         return [operand(v) for v in x]
-    if isinstance(x, Held):
-        x.check()
-        return x.operand
     if not isinstance(x, QuantizedTensor):
         return x
     x.check()
@@ -182,7 +145,7 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
     """NATIVE for row-wise factors; described once."""
     if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3):
         return None
-    if any(isinstance(x, _QUANTIZED) and x.usages != (copies.ROWWISE,) for x in args):
+    if any(isinstance(x, QuantizedTensor) and x.usages != (copies.ROWWISE,) for x in args):
         return None
     if not isinstance(output, torch.dtype):
         return None
@@ -223,7 +186,7 @@ def _native(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | None:
 
 def _read(x: Any, names: Sequence[str | None]) -> Callable[[Any], Sequence[Tensor | None]]:
     """What gives the four buffers that a product reads of a factor like x."""
-    if not isinstance(x, _QUANTIZED):
+    if not isinstance(x, QuantizedTensor):
         return lambda x: (x, None, None, None)
     if names[1:] == ("scale", None, None):
         return lambda x: (x.codes, x.scale, None, None)
@@ -290,7 +253,7 @@ def _are_buffers(call: Call, shape: Sequence[int]) -> bool:
 
 def _fits(x: Any) -> bool:
     """Whether an operand still has the form and the memory that its quantizer describes."""
-    if not isinstance(x, _QUANTIZED):
+    if not isinstance(x, QuantizedTensor):
         return holds(x)
     own, form = vars(x), x._form or form_of(x)
     if x.device.type == "cpu":
@@ -310,7 +273,7 @@ def _gpu(op: Any, output: Any, args: tuple[Any, ...]) -> Plan | None:
     if op not in (aten.linear.default, aten.mm.default) or len(args) not in (2, 3) or output not in gpu.REALS:
         return None
     lhs, rhs = args[:2]
-    simple = all(isinstance(x, _QUANTIZED) and _lies_plainly(x.quantizer, x.usages) for x in (lhs, rhs))
+    simple = all(isinstance(x, QuantizedTensor) and _lies_plainly(x.quantizer, x.usages) for x in (lhs, rhs))
     if not simple or lhs.dim() != 2 or not isinstance(asked := gpu.asked(call(op, output, args)), gpu.Asked):
         return None
     transposed, general, p = op is aten.linear.default, _general(op, output, kernels.GPU), asked.product
@@ -365,7 +328,7 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
         return None
     lhs, rhs, bias = _three(args)
     transposed = op is aten.linear.default
-    simple = all(isinstance(x, _QUANTIZED) and _is_simple(x.quantizer, x.usages) for x in (lhs, rhs))
+    simple = all(isinstance(x, QuantizedTensor) and _is_simple(x.quantizer, x.usages) for x in (lhs, rhs))
     if not simple or lhs.dim() != 2 or rhs.codes.dtype is not torch.int8 or not lhs.codes.is_cpu:
         return None
     if rhs.quantizer.scale.has_zero_point() or rhs.quantizer.format.zero or (bias is not None and bias.dim() != 1):
@@ -444,7 +407,7 @@ _Part = Callable[[Any], Tensor]
 
 def _side(x: Any) -> tuple[_Part | None, _Part | None]:
     """How the numbers of a factor are found, and its scale for each row or column; None, None if by more than this."""
-    if not isinstance(x, _QUANTIZED):
+    if not isinstance(x, QuantizedTensor):
         return (lambda x: x), None
     q = x.quantizer
     rule, format, fast = q.scale, q.format, kernels.fast(str(q))
