@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import ExecError
+from setuptools.errors import CompileError
 
 
 class BuildNative(build_ext):
@@ -30,7 +30,7 @@ class BuildNative(build_ext):
             self.build(ext, library)
         except Exception as error:
             library.unlink(missing_ok=True)  # that of an earlier build
-            why.write_text(f"{error}\n")
+            why.write_text(f"{error}\n", encoding="utf-8")
             print(f"hop: the native kernels were NOT built; hop goes on without them: {error}", flush=True)
             raise  # the extension is optional: setuptools warns, and goes on
         why.unlink(missing_ok=True)
@@ -40,7 +40,7 @@ class BuildNative(build_ext):
     def build(self, ext, library):
         """The files side by side; objects that are newer than all sources stay."""
         if self.compiler.compiler_type == "unix":
-            self.compiler.spawn = spawn
+            self.compiler.call = self.compiler.spawn = run  # as newer and as older versions of setuptools name it
         folder = Path(__file__).parent / "build" / "native"
         newest = max(Path(f).stat().st_mtime for f in (*ext.sources, *ext.depends, __file__))
 
@@ -56,6 +56,16 @@ class BuildNative(build_ext):
         options = self.torch(folder)
         self.compiler.link_shared_object(objects, str(library), target_lang=ext.language, extra_preargs=options)
 
+    def copy_extensions_to_source(self):
+        """For an installation in place, also why there is no library; that of an earlier build goes."""
+        place = Path(self.get_ext_fullpath("hop._native")).parent
+        for old in place.glob("_native*.*"):
+            old.unlink()
+        super().copy_extensions_to_source()
+        why = Path(self.build_lib, "hop", "_native.txt")
+        if why.exists():
+            self.copy_file(str(why), str(place / why.name))
+
     def torch(self, folder):
         """The options that make the library look for PyTorch's functions in the libtorch_cpu of the process that loads
         it, whichever it is: one that is empty stands for it here."""
@@ -70,17 +80,17 @@ class BuildNative(build_ext):
         return ["-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu"]
 
 
-def spawn(command, **options):
+def run(command, **options):
     """Run a compiler; where it fails, the error holds the first errors that it names."""
     try:
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", **options)
+        done = subprocess.run(command, stderr=subprocess.PIPE, encoding="utf-8", errors="replace", **options)
     except OSError as error:
-        raise ExecError(f"{command[0]}: {error.strerror}") from error
+        raise CompileError(f"{command[0]}: {error.strerror}") from error
     sys.stderr.write(done.stderr)
     if done.returncode:
         lines = done.stderr.splitlines()
         errors = [line for line in lines if "error" in line or "undefined" in line] or lines
-        raise ExecError("\n".join([f"{command[0]}: exit status {done.returncode}", *(e[:300] for e in errors[:3])]))
+        raise CompileError("\n".join([f"{command[0]}: exit status {done.returncode}", *(e[:300] for e in errors[:3])]))
 
 
 class Wheel(bdist_wheel):
