@@ -1,5 +1,5 @@
 // What a recent GCC takes from recent system libraries alone, so that a library that it built loads on older ones: a wheel
-// is to run wherever PyTorch's own do, from glibc 2.28 on.
+// is to run wherever PyTorch's own do, from glibc 2.28 on, and `make wheel` says where it does.
 #include <cstddef>
 #include <new>
 
