@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from hop.compat import versions
 from hop.kernels import native
 
 pytestmark = [
     pytest.mark.compiler,
     pytest.mark.full,
     pytest.mark.skipif(native.library().missing is not None, reason=str(native.library().missing)),
+    # The float32 of a call to an operator comes as float64, and float16 would come as float32, silently.
+    pytest.mark.skipif(versions.version() < (2, 13), reason="packages of torch 2.11 hand operators another dtype"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the commands are those of Linux"),
 ]
 ROOT = Path(__file__).parents[1]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import hop
 from hop import presets
+from hop.compat import versions
 from hop.kernels import native
 
 
@@ -48,6 +49,8 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")  # of export, about itself
     if (missing := native.library().missing) is not None:
         sys.exit(missing)
+    if versions.version() < (2, 13):
+        sys.exit("packages of torch 2.11 hand operators another dtype than that of the call: take torch 2.13 or later")
     folder.mkdir(parents=True, exist_ok=True)
     model, x = model_and_input()
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=1, max=4096)},))
