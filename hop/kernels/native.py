@@ -78,7 +78,9 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
     """The native library in a folder, or why there is none."""
     found = sorted(folder.glob("_native*.so"))
     if not found:
-        return None, "the native kernels were not built: install hop where there is a C++ compiler"
+        why = folder / "_native.txt"  # setup.py wrote it
+        said = "; ".join(why.read_text("utf-8").splitlines()) if why.exists() else "nothing says why"
+        return None, f"the native kernels were not built ({said}): install hop where there is a C++ compiler"
     try:
         functions = ctypes.CDLL(str(found[0]))
         version = functions.hop_version()

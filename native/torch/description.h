@@ -3,7 +3,6 @@
 #pragma once
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -44,19 +43,19 @@ class Parsed {
 public:
     std::shared_ptr<const T> operator()(const std::string& text) {
         {
-            const std::shared_lock lock(mutex_);
+            const std::lock_guard lock(mutex_);
             const auto found = known_.find(text);
             if (found != known_.end()) return found->second;
         }
         auto made = std::make_shared<const T>(text);
-        const std::unique_lock lock(mutex_);
+        const std::lock_guard lock(mutex_);
         if (known_.size() >= kMost) known_.clear();
         return known_.emplace(text, std::move(made)).first->second;
     }
 
 private:
     static constexpr size_t kMost = 4096;
-    std::shared_mutex mutex_;
+    std::mutex mutex_;  // held for a look-up; std::shared_mutex would need glibc 2.34
     std::unordered_map<std::string, std::shared_ptr<const T>> known_;
 };
 
