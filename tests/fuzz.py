@@ -16,6 +16,9 @@ import ctypes
 import math
 import mmap
 import random
+import subprocess
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +40,33 @@ SANE = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, Floatin
 SANE = (*SANE, ZeroDivisionError)  # of torch.optim's Adam too, where a count of steps was set to -1
 
 Rng = random.Random
+
+
+def faults(module: str, first: int, count: int, each: int = 1000) -> list[str]:
+    """What `python -m module` says of so many seeds from `first`, some in each process; where a signal ends one, at
+    which seed."""
+    found: list[str] = []
+    print(f"seeds {first} to {first + count - 1} of {module}")
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "seed"
+        for at in range(first, first + count, each):
+            end = min(at + each, first + count)
+            while at < end:
+                command = [sys.executable, "-m", module, "--first", str(at), "--count", str(end - at)]
+                done = subprocess.run(
+                    [*command, "--report", str(report)],
+                    cwd=Path(__file__).parents[1],
+                    capture_output=True,
+                    text=True,
+                    timeout=each,
+                    check=False,
+                )
+                found += [line for line in done.stdout.splitlines() if line.startswith("seed ")]
+                if done.returncode == 0:
+                    break
+                at = int(report.read_text()) + 1
+                found.append(f"seed {at - 1}: status {done.returncode}\n{done.stderr[-2000:]}")
+    return found
 
 
 # ---- tensors before a page that must not be touched

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tempfile
 import unittest
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from hop.kernels import memory, native
 from hop.layouts import Decoded, Tiled
 from hop.quantizer import Quantizer
 from hop.scaling import Delayed, Given, Microscaling, TwoLevel
+from tests import fuzz
 
 ROOT = Path(__file__).parents[1]
 DTYPES = [
@@ -137,37 +137,16 @@ class TestChanges(unittest.TestCase):
 
 
 class TestFuzz(unittest.TestCase):
-    def _test(self, first: int, count: int, each: int = 1000) -> None:
-        """Calls with so many seeds from `first`, some in each process; one that a signal ends says at which seed."""
-        found: list[str] = []
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "seed"
-            for start in range(first, first + count, each):
-                at = start
-                while at < start + each:
-                    done = child(
-                        *("-m", "tests.fuzz", "--first", str(at), "--count", str(start + each - at)),
-                        *("--report", str(report)),
-                        timeout=each,
-                    )
-                    found += [line for line in done.stdout.splitlines() if line.startswith("seed ")]
-                    if done.returncode == 0:
-                        break
-                    at = int(report.read_text()) + 1
-                    found.append(f"seed {at - 1}: status {done.returncode}\n{done.stderr[-2000:]}")
-        print(f"seeds {first} to {first + count - 1}")
-        assert not found, "\n".join(found)
-
     def test_few(self):
-        self._test(0, 250)
+        assert not fuzz.faults("tests.fuzz", 0, 250)
 
     @pytest.mark.full
     def test_some(self):
-        self._test(250, 1000)
+        assert not fuzz.faults("tests.fuzz", 250, 1000)
 
     @pytest.mark.exhaustive
     def test_many(self):
-        self._test(10**6, 20_000)
+        assert not fuzz.faults("tests.fuzz", 10**6, 20_000)
 
 
 # ---- form
