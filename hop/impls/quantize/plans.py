@@ -19,7 +19,8 @@ from hop.tensor import QuantizedTensor
 from hop.tensor.quantized import kind_of
 
 _MOST = 4096
-_Plan = tuple[Any, str, tuple[str, ...]] | None  # the operator, its description, and the names of buffers
+_Plan = tuple[Any, str, tuple[str, ...], bool] | None
+"""The operator, its description, the names of buffers, and whether each code has a byte."""
 _quantize: dict[tuple[Any, ...], _Plan] = {}
 _dequantize: dict[tuple[Any, ...], _Plan] = {}
 native.on_change += [_quantize.clear, _dequantize.clear]
@@ -40,13 +41,13 @@ def quantize(q: Quantizer, x: Tensor) -> QuantizedTensor | None:
         plan = _remember(_quantize, key, _plan("quantize", _words_of(q, x), q))
     if plan is None or not x.is_cpu or (len(shape) > 3 and memory_format.is_channels_last(x)):
         return None
-    operator, words, names = plan
+    operator, words, names, has_bytes = plan
     try:
         with _below_autograd():
             made = operator(x, None, None, None, words)
     except RuntimeError:  # of memory: the general way says which
         return None
-    if made[0].shape == shape:
+    if has_bytes:
         return _fresh(names, made, q, shape, dtype)
     return QuantizedTensor.fitting(dict(zip(names, made, strict=True)), q, shape, dtype)
 
@@ -64,7 +65,7 @@ def dequantize(x: Tensor, dtype: torch.dtype | None) -> Tensor | None:
     own = vars(x)
     if plan is None or type(own["codes"]) not in PLAIN:
         return None
-    (operator, words, names), shape = plan, kind[2]
+    (operator, words, names, _), shape = plan, kind[2]
     if len(shape) > 3 and memory_format.is_channels_last(own["codes"]):
         return None
     try:
@@ -90,7 +91,7 @@ def _remember(plans: dict[tuple[Any, ...], _Plan], key: tuple[Any, ...], plan: _
 def _plan(name: str, words: str | None, q: Quantizer) -> _Plan:
     if words is None:
         return None
-    return getattr(torch.ops.hop_native, name).default, words, ("codes", *q.stored())
+    return getattr(torch.ops.hop_native, name).default, words, ("codes", *q.stored()), q.per_byte() == 1
 
 
 def _words_of(q: Quantizer, x: Tensor) -> str | None:
