@@ -47,7 +47,12 @@ def main(folder: Path) -> None:
     model, x = model_and_input()
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=1, max=4096)},))
     program = hop.export.lower(program, native=True)
-    path = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
+    path = torch._inductor.aoti_compile_and_package(
+        program,
+        package_path=str(folder / "model.pt2"),
+        # Else torch 2.11 fixes the number of threads of the loops that Inductor writes, to that of this process.
+        inductor_configs={"cpp.dynamic_threads": True},
+    )
     output = torch._inductor.aoti_load_package(path)(x)
     x.numpy().tofile(folder / "input.bin")
     output.numpy().tofile(folder / "output.bin")
