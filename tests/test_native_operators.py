@@ -53,6 +53,112 @@ def operators() -> dict[str, tuple[object, ...]]:
     }
 
 
+def refused() -> dict[str, tuple[str, list[object], str]]:
+    """Arguments that fit each other, and mean nothing: the operator, they, and what is said."""
+    ones, x = torch.ones(4, 64, dtype=torch.int8), torch.ones(64, 64)
+    square = "1 integer codes=int8 block=1,-1 bits=8 low=-128 high=127 zero=0 range=1065353216 rule="
+    flat = square.replace("block=1,-1", "block=-1 flat")
+    e2m1 = "1 float codes=uint8 block=16,16 bits=4 mantissa_bits=1 bias=1 largest=7 rule="
+
+    def product(words: str, lhs: Tensor = ones, n: int = 4, output_scale: Tensor | None = None) -> list[object]:
+        return [lhs, None, None, None, ones, None, None, None, None, output_scale, None, n, words]
+
+    def convolution(words: str, weight: Tensor, size: int) -> list[object]:
+        image, one = torch.ones(1, 4, *[size] * (weight.dim() - 2), dtype=torch.int8), torch.ones([1] * weight.dim())
+        return [image, one, None, weight, one, None, None, None, 4, words]
+
+    def listed(size: int, kernel: int, before: int = 0) -> str:
+        values = {"kernel": kernel, "stride": 2**31, "before": before, "after": 0, "dilation": 1}
+        return (
+            " ".join(f"{name}={','.join([str(v)] * size)}" for name, v in values.items()) + " groups=1 output float32"
+        )
+
+    wide, tall = torch.ones(1, 1, dtype=torch.int8).expand(2**31, 2**31), torch.ones(1, 100_000, dtype=torch.int8)
+    huge = torch.ones(1, dtype=torch.int8).expand(2**62)
+    taps, whole = torch.ones(4, 4, 1, dtype=torch.int8), 2**31
+    return {
+        "columns of lhs": (
+            "product",
+            product("1 lhs int8 columns rhs int8 output int32", tall),
+            "summed along its last dimension",
+        ),
+        "lhs of floats": (
+            "product",
+            product("1 lhs float32 scale=-1 rhs int8 output float32", x[:4]),
+            "a lhs of floats has no scales",
+        ),
+        "zero points without scales": (
+            "product",
+            product("1 lhs int8 rhs int8 zero=stored output float32"),
+            "lie as scales do",
+        ),
+        "zero": ("product", product("1 lhs int8 zero=4294967296 rhs int8 output int32"), "is not understood"),
+        "block scale": (
+            "product",
+            product("1 lhs e4m3 block_scale=int32:1,32 rhs int8 output float32"),
+            "is not understood",
+        ),
+        "n": ("product", product("1 lhs int8 rhs int8 tiled output int32", n=-1), "n must be a size"),
+        "size": ("product", product("1 lhs int8 rhs int8 output int32", wide), "lhs is too large"),
+        "a scale of each row of a batch": (
+            "product",
+            [
+                *[torch.ones(3, 4, 64, dtype=torch.int8), None, None, None, torch.ones(3, 4, 64, dtype=torch.int8)],
+                *[None, None, None, None, torch.ones(3, 1, 1), None, 4],
+                "1 lhs int8 rhs int8 output int8 requantize=0 low=-128 high=127 scale=1,-1,-1",
+            ],
+            "share the scale of codes",
+        ),
+        "tiles of floats": ("pack", [x, "1 lhs int8 rhs float32"], "tiles hold codes"),
+        "kernel": (
+            "convolution",
+            convolution(
+                f"1 x int8 weight int8 tiled {listed(3, whole, whole)}", torch.zeros(0, 1, 2, 16, 64).char(), 4
+            ),
+            "the kernel is too large",
+        ),
+        "zero points of a weight": (
+            "convolution",
+            convolution(f"1 x int8 weight int8 zero=5 {listed(1, 1)}", taps, 4),
+            "has no zero point",
+        ),
+        "minmax without zero points": (
+            "quantize",
+            [x, None, None, None, square + "minmax"],
+            "minmax finds zero points",
+        ),
+        "zero points of amax": (
+            "quantize",
+            [x, None, None, None, square + "amax affine=1"],
+            "minmax finds zero points",
+        ),
+        "outer": (
+            "quantize",
+            [x, None, None, None, e2m1 + "two_level scale=e4m3 outer=4,-1"],
+            "an amax is one of the tensor",
+        ),
+        "blocks of rows below an amax of a row": (
+            "quantize",
+            [x, None, None, None, e2m1 + "two_level scale=e4m3 outer=1,-1"],
+            "blocks lie within rows",
+        ),
+        "flat blocks of a product": (
+            "quantize_product",
+            [x, torch.ones(64), None, -1, flat + "amax"],
+            "not flat ones",
+        ),
+        "size of a result": ("dequantize", [huge, torch.ones(1), None, [2**62], flat + "amax"], "too large"),
+        "states": ("step_", [x, x, [], [0.0] * 6, 0, 0, "1 lion"], "lion 1"),
+        "numbers": ("step_", [x, x, [x.clone()], [0.0], 0, 0, "1 lion least=0;"], "6 numbers"),
+        "codes of a state": (
+            "step_",
+            [x, x, [x.long(), torch.ones(64)], [0.0] * 6, 0, 0, f"1 lion least=0;{flat.replace('-1', '64', 1)}amax"],
+            "must hold",
+        ),
+        "seed": ("noise", [torch.ones(2, dtype=torch.int64), [3], 0], "one int64"),
+    }
+
+
 NAMES = ("product", "convolution", "pack", "quantize", "quantize_product", "dequantize", "noise")
 
 
@@ -178,6 +284,13 @@ class TestFuzz(unittest.TestCase):
     @pytest.mark.exhaustive
     def test_many(self):
         assert not fuzz.faults("tests.fuzz_operators", 10**6, 20_000)
+
+    @parameterized.expand(sorted(refused()))
+    def test_refused(self, name):
+        """Without these checks kernels read or write beyond memory, divide by zero, or return something wrong."""
+        op, args, said = refused()[name]
+        with pytest.raises(RuntimeError, match=re.escape(said)):
+            operator(op)(*args)
 
     def test_damaged_descriptions_say_what_is_wrong(self):
         given = operators()["product"]

@@ -71,7 +71,7 @@ def _buffers(x: Tensor, description: str) -> list[Tensor]:
     made.append(x.new_empty(counts(rows, _sizes(words["block"])), dtype=scale))
     if "outer" in words:
         made.append(x.new_empty(counts(rows, _sizes(words["outer"])), dtype=torch.float32))
-    elif words["affine"] == "1":
+    elif int(words.get("affine", 0)):
         made.append(x.new_empty(made[1].shape, dtype=_STORED[words["codes"]]))
     return made
 
@@ -122,7 +122,10 @@ def _described(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
         devices = {x.device for x in _tensors(args)}
         if len(devices) > 1:  # PyTorch asks for what is returned as soon as one of them has no data
             raise RuntimeError(f"hop_native::{name}: tensors lie on several devices, {sorted(map(str, devices))}")
-        return fake(*args)
+        try:
+            return fake(*args)
+        except (LookupError, ValueError) as error:
+            raise RuntimeError(f"hop_native::{name}: {args[-1]!r} is not understood for these tensors") from error
 
     return described
 

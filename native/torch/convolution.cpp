@@ -37,6 +37,7 @@ struct ConvolutionDescription {
             fits = fits && list->size() == dim;
             for (const int64_t n : *list) fits = fits && n >= (list == &before || list == &after ? 0 : 1);
         }
+        if (weight.has_zero()) fail("the weight of a convolution has no zero point; got '" + text + "'");
         if (!fits) fail("a convolution has a kernel, strides, padding and dilation of one, two or three dimensions; got '" + text + "'");
     }
 
@@ -97,7 +98,7 @@ void convolution(StableIValue* values, uint64_t count) {
     if (x.format() != d.x.format) fail("x must hold " + std::string(kFormats[d.x.format]));
     hop_convolution c{};
     c.batch = x.size(0), c.channels = x.size(1), c.outputs = n, c.groups = d.groups;
-    if (c.channels % c.groups || n % c.groups || n < 0 || c.channels == 0)
+    if (c.channels % c.groups || n % c.groups || n < 0 || n > kMostElements || c.channels == 0)
         fail(std::to_string(c.channels) + " channels and " + std::to_string(n) + " outputs do not fit to " +
              std::to_string(c.groups) + " groups");
     Sizes weight_shape{n, c.channels / c.groups};
@@ -119,10 +120,11 @@ void convolution(StableIValue* values, uint64_t count) {
     if (tiled) {
         const FactorDescription& w = d.weight;
         int64_t k = weight_shape[1];
-        for (const int64_t size : d.kernel) k *= size;
+        for (const int64_t size : d.kernel)
+            if (__builtin_mul_overflow(k, size, &k) || k > kMostElements) fail("the kernel is too large, of " + to_string(d.kernel));
         const Buffers buffers{weight, {}, {}, {}};
         FactorDescription codes = w;
-        codes.scale = {};
+        codes.scale = codes.block_scale = {};
         if (make(codes, "weight", {n, k}, false, false, buffers).needs_copy) fail("the tiles of weight must be contiguous");
     } else {
         expect(weight, weight_shape, d.weight.format);
@@ -145,6 +147,7 @@ void convolution(StableIValue* values, uint64_t count) {
 
     Sizes shape{c.batch, n};
     for (int64_t i = 3 - dim; i < 3; ++i) shape.push_back(c.output_size[i]);
+    if (is_too_large(shape.data(), static_cast<int64_t>(shape.size()))) fail("the result is too large, of shape " + to_string(shape));
     if (d.output.codes) {
         if (!v[6]) fail("output_scale must be given");
         Sizes own = shape, found;

@@ -27,6 +27,12 @@ int64_t Words::integer(std::string_view digits) const {
     return found;
 }
 
+int32_t Words::integer(int32_t low, int32_t high) const {
+    const int64_t found = integer(value);
+    if (found < low || found > high) refuse();
+    return static_cast<int32_t>(found);
+}
+
 float Words::real(std::string_view digits) const {
     const int64_t whole = integer(digits);
     if (whole < 0 || whole > UINT32_MAX) refuse();

@@ -24,6 +24,7 @@ public:
     bool next();
     [[noreturn]] void refuse() const;  // the word is not understood
     int64_t integer() const { return integer(value); }
+    int32_t integer(int32_t low, int32_t high) const;  // refuses others
     float real() const { return real(value); }
     float real(std::string_view digits) const;  // from its bits, an integer
     std::string_view text() const { return text_; }

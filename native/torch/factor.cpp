@@ -60,13 +60,15 @@ bool FactorDescription::read(Words& words) {
     if (words.name == "tiled") tiled = true;
     else if (words.name == "columns") columns = true;
     else if (words.name == "zero" && words.value == "stored") stores_zero = true;
-    else if (words.name == "zero") zero = static_cast<int32_t>(words.integer());
+    else if (words.name == "zero") zero = words.integer(-128, 255);
     else if (words.name == "scale") scale.format = HOP_FLOAT32, scale.block = words.block();
     else if (words.name == "factor") scale.factor = words.real();
     else if (words.name == "block_scale") {
         const size_t colon = words.value.find(':');
         if (colon == words.value.npos) words.refuse();
         block_scale.format = words.one_of(words.value.substr(0, colon), kFormats, kFormatCount);
+        const int format = block_scale.format;
+        if (format != HOP_E4M3 && format != HOP_E8M0 && format != HOP_FLOAT32) words.refuse();
         block_scale.block = words.block(static_cast<int64_t>(colon) + 1);
     } else {
         return false;
@@ -96,6 +98,7 @@ Factor make(const FactorDescription& d, const char* name, const Sizes& shape, bo
     const Sizes own(shape.begin() + static_cast<int64_t>(first), shape.end());
     const bool narrow = is_narrow(d.format);
     if (dim < 2 || (dim > 2 && (d.columns || d.tiled || !is_lhs))) fail(std::string(name) + " must be a matrix, or a batch of them");
+    if (d.stores_zero && d.scale.block.empty()) fail("zero points of " + std::string(name) + " lie as scales do, and the description has none");
     f.batch = batched ? shape[0] : 1;
     f.k = d.columns ? own[0] : own[dim - 1];
     for (size_t i = 0; i + 1 < dim; ++i) f.rows *= own[i];
@@ -134,7 +137,7 @@ Factor make(const FactorDescription& d, const char* name, const Sizes& shape, bo
                     rows *= codes.size(i);
                 }
             }
-            if (f.k == 1) o.k_stride = 1;
+            if (f.k == 1 || codes.size(d.columns ? -2 : -1) == 1) o.k_stride = 1;
             if ((is_lhs || narrow) && o.k_stride != 1) f.needs_copy = true;
             if (batched) f.steps.codes = codes.stride(0) * item_bytes(d.format);
         }

@@ -20,16 +20,18 @@ struct ScaleDescription {
 //
 //     tiled                 as of HOP_TILED
 //     columns               summed along its last dimension but one
-//     zero=stored, zero=128
+//     zero=stored, zero=128 from -128 to 255; stored ones lie as the scales do
 //     scale=1,-1            float32, of these blocks
 //     factor=1065353216     of scale, the bits of a float32
-//     block_scale=e8m0:1,32
+//     block_scale=e8m0:1,32 or e4m3, float32
 struct FactorDescription {
     int32_t format = HOP_NONE, zero = 0;
     bool tiled = false, columns = false, stores_zero = false;
     ScaleDescription scale, block_scale;
 
     bool read(Words& words);  // whether the word is one of a factor's
+    bool has_zero() const { return zero || stores_zero; }
+    bool is_plain() const { return !has_zero() && scale.block.empty() && block_scale.block.empty(); }  // codes are numbers
 };
 
 inline bool is_narrow(int format) { return format == HOP_INT4 || format == HOP_UINT4 || format == HOP_E2M1; }

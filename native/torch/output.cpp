@@ -12,13 +12,11 @@ bool OutputDescription::read(Words& words) {
         fixed.bounds[i] = words.real();
         fixed.bounded |= 1 << i;
     };
-    if (words.name == "requantize") {
-        fixed.requantize = static_cast<int32_t>(words.integer());
-        if (fixed.requantize < HOP_DIVISION || fixed.requantize > HOP_RECIPROCAL) words.refuse();
-    } else if (words.name == "low") fixed.low = static_cast<int32_t>(words.integer());
-    else if (words.name == "high") fixed.high = static_cast<int32_t>(words.integer());
+    if (words.name == "requantize") fixed.requantize = words.integer(HOP_DIVISION, HOP_RECIPROCAL);
+    else if (words.name == "low") fixed.low = words.integer(-128, 255);
+    else if (words.name == "high") fixed.high = words.integer(-128, 255);
     else if (words.name == "zero" && words.value == "stored") fixed.zero_format = HOP_INT8;  // any but HOP_NONE
-    else if (words.name == "zero") fixed.zero = static_cast<int32_t>(words.integer());
+    else if (words.name == "zero") fixed.zero = words.integer(-128, 255);
     else if (words.name == "lower") bound(0);
     else if (words.name == "upper") bound(1);
     else if (words.name == "scale") block = words.block(), codes = true;

@@ -30,6 +30,8 @@ struct ProductDescription {
             }
         }
         if (lhs.format == HOP_NONE || rhs.format == HOP_NONE) fail("a product has a lhs and a rhs; got '" + text + "'");
+        if (lhs.columns || lhs.tiled) fail("the lhs of a product is summed along its last dimension, and lies plainly; got '" + text + "'");
+        if (lhs.format >= HOP_FLOAT32 && !lhs.is_plain()) fail("a lhs of floats has no scales and no zero points; got '" + text + "'");
     }
 };
 
@@ -63,8 +65,9 @@ const char* assemble(hop_product& p, const Factor& lhs, const Factor& rhs) {
 }
 
 // One scale for all, for each row or for each column: how far apart they lie.
-void lie(hop_output& output, const Sizes& shape, const Sizes& block, const View& scale, const View& zero, int64_t m) {
+void lie(hop_output& output, const Sizes& shape, const Sizes& block, const View& scale, const View& zero, int64_t m, bool batched) {
     const Sizes found = counts(shape, block);
+    if (batched && found[0] != 1 && found.back() == 1) fail("the members of a batch share the scale of codes, and not one of each of the blocks " + to_string(block));
     int64_t rows = 1;
     for (size_t d = 0; d + 1 < found.size(); ++d) rows *= found[d];
     const int64_t columns = found.back();
@@ -110,6 +113,7 @@ void product(StableIValue* values, uint64_t count) {
         return made();
     };
     const Sizes left = shape_of(v[0], d.lhs);
+    if (n < 0 || n > kMostElements) fail("n must be a size, got " + std::to_string(n));
     if (left.size() < 2) fail("lhs must have two dimensions at least, got " + v[0].shape());
     const bool batched = !d.rhs.tiled && v[4].dim == 3;
     const Sizes right = d.rhs.tiled ? d.rhs.columns ? Sizes{left.back(), n} : Sizes{n, left.back()} : shape_of(v[4], d.rhs);
@@ -120,7 +124,7 @@ void product(StableIValue* values, uint64_t count) {
     set(p.output, d.output, v[8], n);
     Sizes shape(left.begin(), left.end() - 1);
     shape.push_back(n);
-    if (d.output.codes) lie(p.output, shape, d.output.block, v[9], v[10], lhs.rows);
+    if (d.output.codes) lie(p.output, shape, d.output.block, v[9], v[10], lhs.rows, batched);
     else if (v[9] || v[10]) fail("output_scale or output_zero_point is given, and the result holds numbers");
     if (const char* reason = assemble(p, lhs, rhs)) fail(reason);
 
@@ -145,12 +149,15 @@ void pack(StableIValue* values, uint64_t count) {
     const FactorDescription& d = description->rhs;
     View v = view("codes", codes);
     const Sizes shape = shape_of(v, d);
+    if (d.format > HOP_E5M2) fail("tiles hold codes of a byte or of 4 bits, not " + std::string(kFormats[d.format]));
     if (d.tiled || shape.size() != 2) fail("codes must be a matrix in its plain form, got " + v.shape());
-    Factor f = make(d, "codes", shape, false, false, {v, {}, {}, {}});
+    FactorDescription own = d;  // of codes alone
+    own.scale = own.block_scale = {}, own.stores_zero = false;
+    Factor f = make(own, "codes", shape, false, false, {v, {}, {}, {}});
     if (f.needs_copy) {
         codes = contiguous(std::move(codes));
         v = view("codes", codes);
-        f = make(d, "codes", shape, false, false, {v, {}, {}, {}});
+        f = make(own, "codes", shape, false, false, {v, {}, {}, {}});
     }
     if (f.declined) fail(f.declined);
     const int64_t rows = (f.rows + 31) / 32, slices = (f.k + 63) / 64;

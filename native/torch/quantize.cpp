@@ -141,6 +141,7 @@ void quantize_product(StableIValue* values, uint64_t count) {
     View v = view("x", x);
     const int32_t dtype = float_dtype("x", v.format());
     if (!v.numel() || v.dim < 2) fail("x must be matrices that are not empty, got shape " + v.shape());
+    if (d.flat) fail("a product with a factor for each column is for blocks of dimensions, and not flat ones");
     const bool transposed = v.dim == 2 && v.size(1) <= gathered && is_transposed(v);
     if (!transposed && !v.is_contiguous()) {
         x = laid_out("x", std::move(x));

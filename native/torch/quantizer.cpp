@@ -85,7 +85,15 @@ void QuantizerDescription::check(const Words& words) {
     need(!block.empty(), "a quantizer has a block");
     need(!flat || block.size() == 1, "flat blocks have one size");
     need(q.rule != HOP_TWO_LEVEL || !outer.empty(), "two_level has an outer block");
-    need(q.affine == 0 || (q.format == HOP_INTEGER && q.rule != HOP_TWO_LEVEL), "zero points are of integers");
+    need(scale != HOP_E4M3 || q.rule == HOP_TWO_LEVEL, "scales in e4m3 are of two_level");
+    need(outer.empty() || q.rule == HOP_TWO_LEVEL, "an outer block is of two_level");
+    bool whole = true;
+    for (const int64_t size : outer) whole = whole && size == -1;
+    need(whole || outer == Sizes{1, -1}, "an amax is one of the tensor, or one of each row");
+    need(q.format == HOP_FLOAT || q.rule < HOP_CURRENT_SCALING, "current, microscaling and two_level are of floats");
+    need(q.affine == 0 || q.affine == 1, "affine is 0 or 1");
+    need(q.affine == 0 || q.format == HOP_INTEGER, "zero points are of integers");
+    need(q.rule == HOP_GIVEN || q.affine == (q.rule == HOP_MINMAX), "minmax finds zero points, and no other rule does");
     need(q.rounding >= HOP_MX_RCEIL && q.rounding <= HOP_MX_EVEN, "rounding is 0 to 3");
     const int32_t count = 1 << q.bits;
     if (q.format == HOP_INTEGER) {
@@ -103,6 +111,9 @@ void QuantizerDescription::check(const Words& words) {
         need(q.zero_code >= 0 && q.zero_code < static_cast<int32_t>(numbers_.size()), "zero_code is a code");
     }
     q.outer_rows = outer == Sizes{1, -1};
+    bool in_rows = block.size() > 1 || block[0] != -1;
+    for (size_t d = 0; d + 1 < block.size(); ++d) in_rows = in_rows && block[d] == 1;
+    need(!q.outer_rows || in_rows, "blocks lie within rows where each row has an amax");
 }
 
 Sizes QuantizerDescription::rows(const Sizes& shape) const {
@@ -151,6 +162,7 @@ const char* QuantizerDescription::cut(const Sizes& shape, int64_t row_stride, ho
     auto [cols, tile_cols] = dimension(own.size() - 1);
     int64_t batch = lead.size() > 1 ? lead[0].n : 1;
     auto [count, tile_rows] = lead.empty() ? Dimension{1, 1} : lead.back();
+    if (q.outer_rows && tile_rows != 1) return "for blocks within a row where each row has an amax, and these span several";
     if (!row_stride && cols % per_byte() == 0 && !q.outer_rows && count % tile_rows == 0) {
         if (tile_cols == cols) {  // whole rows
             cols = batch * count * cols, tile_cols = tile_rows * tile_cols;

@@ -54,9 +54,10 @@ std::string to_string(const int64_t* values, size_t count) {
 
 int64_t elements(const Sizes& shape) {
     int64_t n = 1;
-    bool fits = true;
-    for (const int64_t size : shape) fits = fits && size >= 0 && !__builtin_mul_overflow(n, size, &n);
-    if (!fits) fail("shape must hold sizes, got " + to_string(shape));
+    for (const int64_t size : shape)
+        if (size < 0) fail("shape must hold sizes, got " + to_string(shape));
+    if (is_too_large(shape.data(), static_cast<int64_t>(shape.size()))) fail("shape is too large, got " + to_string(shape));
+    for (const int64_t size : shape) n *= size;
     return n;
 }
 
@@ -77,6 +78,15 @@ bool View::is_contiguous() const {
     return true;
 }
 
+bool is_too_large(const int64_t* sizes, int64_t dim) {
+    int64_t n = 1;
+    for (int64_t d = 0; d < dim; ++d) {
+        if (sizes[d] > kMostElements / n) return true;
+        if (sizes[d] > 0) n *= sizes[d];
+    }
+    return false;
+}
+
 View view(const char* name, const Tensor& x) {
     View v;
     v.name = name;
@@ -94,15 +104,20 @@ View view(const char* name, const Tensor& x) {
     v.sizes = sizes, v.strides = strides;
     static const int64_t none = 0;
     if (v.dim == 0) v.sizes = v.strides = &none;
-    int64_t last = 0;
+    if (is_too_large(v.sizes, v.dim)) fail(std::string(name) + " is too large, of shape " + v.shape());
+    int64_t last = 0, end = 0;
+    bool overflows = false;
     for (int64_t d = 0; d < v.dim; ++d) {
         if (sizes[d] == 0) return v;
-        last += (sizes[d] - 1) * strides[d];
+        int64_t along;
+        overflows |= __builtin_mul_overflow(sizes[d] - 1, strides[d], &along) || __builtin_add_overflow(last, along, &last);
     }
     check(aoti_torch_get_storage_offset(x.get(), &offset));
     check(aoti_torch_get_storage_size(x.get(), &bytes));
     const auto item = static_cast<int64_t>(aoti_torch_dtype_element_size(v.dtype));
-    if (offset < 0 || (offset + last + 1) * item > bytes)
+    overflows |= __builtin_add_overflow(last, 1, &end) || __builtin_add_overflow(end, offset, &end);
+    overflows |= __builtin_mul_overflow(end, item, &end);
+    if (offset < 0 || overflows || end > bytes)
         fail(std::string("the storage of ") + name + " has " + std::to_string(bytes) +
              " bytes, which do not hold a tensor of shape " + v.shape() + ", strides " +
              to_string(strides, static_cast<size_t>(v.dim)) + " and offset " + std::to_string(offset) +

@@ -21,7 +21,7 @@ int format_of(int32_t dtype);
 int32_t dtype_of(int format);
 
 using Sizes = std::vector<int64_t>;
-int64_t elements(const Sizes& shape);  // raises unless they are sizes, and their product one
+int64_t elements(const Sizes& shape);  // raises unless they are sizes, and not too large
 std::string to_string(const int64_t* values, size_t count);
 inline std::string to_string(const Sizes& v) { return to_string(v.data(), v.size()); }
 
@@ -62,6 +62,10 @@ struct View {
     bool is_contiguous() const;
     std::string shape() const { return to_string(sizes, static_cast<size_t>(dim)); }
 };
+
+// Sizes above 0 whose product is above this are refused, so that no product of them overflows.
+constexpr int64_t kMostElements = int64_t(1) << 48;
+bool is_too_large(const int64_t* sizes, int64_t dim);
 
 // Looks at a tensor, `name` in messages: raises unless it is strided, on the CPU, and its storage holds it.
 View view(const char* name, const Tensor& x);

@@ -32,7 +32,9 @@ struct StepDescription {
             if (states.back() && (!states.back()->flat || states.back()->q.affine)) fail("states have flat blocks with one scale each; got '" + own + "'");
             at = next;
         }
-        if (states.size() > HOP_STATES || least.size() != states.size()) fail("a step has at most " + std::to_string(HOP_STATES) + " states, and a part for each; got '" + text + "'");
+        const size_t fewest = rule == HOP_ADAM ? 2 : rule == HOP_LION ? 1 : 0, most = rule == HOP_ADAM ? 3 : 1;
+        if (states.size() < fewest || states.size() > most || least.size() != states.size())
+            fail("adam has 2 or 3 states, lion 1 and sgd 1 at most, and a step a part for each; got '" + text + "'");
     }
 };
 
@@ -68,7 +70,8 @@ void step_(StableIValue* values, uint64_t count) {
     u.p_dtype = float_dtype(of_p), u.grad_dtype = float_dtype(of_grad), u.count = of_p.numel();
     expect_rows(of_p, u.count), expect_rows(of_grad, u.count);
     u.p = const_cast<void*>(of_p.data), u.grad = of_grad.data;
-    if (numbers.size() > HOP_NUMBERS) fail("a step has at most " + std::to_string(HOP_NUMBERS) + " numbers");
+    const size_t needed = d.rule == HOP_ADAM ? 9 : d.rule == HOP_LION ? 6 : 5;
+    if (numbers.size() != needed) fail("the step has " + std::to_string(needed) + " numbers, got " + std::to_string(numbers.size()));
     for (size_t i = 0; i < numbers.size(); ++i) u.numbers[i] = static_cast<float>(numbers[i]);
     if (stream < 0 || stream > UINT32_MAX) fail("stream must be from 0 to 2^32 - 1");
     if ((d.flags & HOP_STOCHASTIC) && u.p_dtype != HOP_BF16) fail("p must be bfloat16 to be rounded at random");
@@ -93,7 +96,7 @@ void step_(StableIValue* values, uint64_t count) {
         s.quantizer = &q.q, s.block = q.block[0], s.scale = static_cast<float*>(const_cast<void*>(scale.data));
         const int64_t bytes = (u.count + q.per_byte() - 1) / q.per_byte();
         expect_rows(codes, bytes);
-        if (item_bytes(codes.format()) != 1) fail("a state must hold codes of a byte");
+        expect(codes, Sizes(codes.sizes, codes.sizes + codes.dim), q.stored_codes());
         expect(scale, {(u.count + s.block - 1) / s.block}, HOP_FLOAT32);
         if (!scale.is_contiguous()) fail("the scale of a state must be contiguous");
     }
