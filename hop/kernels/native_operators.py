@@ -22,7 +22,8 @@ _library: Any = None  # which keeps what is registered
 
 
 def _result(description: str) -> torch.dtype:
-    return getattr(torch, description.partition(" output ")[2].partition(" ")[0])
+    words = description.split()
+    return getattr(torch, words[words.index("output") + 1])
 
 
 def _product(lhs: Tensor, *rest: Any) -> Tensor:
@@ -53,7 +54,7 @@ def _convolution(x: Tensor, *rest: Any) -> Tensor:
 
 
 def _words(description: str) -> dict[str, str]:
-    parts = (word.partition("=") for word in description.split(" "))
+    parts = (word.partition("=") for word in description.split())
     return {name: value for name, _, value in parts}
 
 

@@ -20,11 +20,13 @@ struct ConvolutionDescription {
         FactorDescription* factor = nullptr;
         bool of_output = false;
         while (words.next()) {
-            if (words.name == "x" || words.name == "weight") {
-                factor = words.name == "x" ? &x : &weight;
+            if (words.word == "x" || words.word == "weight") {
+                factor = words.word == "x" ? &x : &weight;
+                if (factor->format != HOP_NONE) words.refuse();  // the second of its kind
                 if (!words.next()) fail("a description ends before the format of a factor");
-                factor->format = words.one_of(words.name, kFormats, kFormatCount);
-            } else if (words.name == "output") {
+                factor->format = words.one_of(words.word, kFormats, kFormatCount);
+            } else if (words.word == "output") {
+                if (of_output) words.refuse();
                 of_output = true;
                 output.begin(words);
             } else if (of_output ? !output.read(words) : !read(words) && (!factor || !factor->read(words))) {
@@ -51,7 +53,7 @@ private:
                 return true;
             }
         if (words.name == "groups") groups = words.integer();
-        else if (words.name == "channels_last") channels_last = true;
+        else if (words.word == "channels_last") channels_last = true;
         else return false;
         return true;
     }

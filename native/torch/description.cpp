@@ -7,7 +7,7 @@ namespace hop::torch {
 
 bool Words::next() {
     while (!rest_.empty() && rest_.front() == ' ') rest_.remove_prefix(1);
-    const std::string_view word = rest_.substr(0, rest_.find(' '));
+    word = rest_.substr(0, rest_.find(' '));
     rest_.remove_prefix(word.size());
     const size_t equals = word.find('=');
     name = word.substr(0, equals);
@@ -16,8 +16,7 @@ bool Words::next() {
 }
 
 void Words::refuse() const {
-    fail("'" + std::string(name) + (value.empty() ? "" : "=" + std::string(value)) + "' is not understood in '" +
-         std::string(text_) + "'");
+    fail("'" + std::string(word) + "' is not understood in '" + std::string(text_) + "'");
 }
 
 int64_t Words::integer(std::string_view digits) const {

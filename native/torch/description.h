@@ -20,7 +20,7 @@ public:
             fail("a description begins with " + std::string(kGrammar) + ", the version of its grammar; got '" +
                  std::string(text_) + "'");
     }
-    std::string_view name, value;  // of the word that `next` has found
+    std::string_view word, name, value;  // that `next` has found: without a value `name` is the word
     bool next();
     [[noreturn]] void refuse() const;  // the word is not understood
     int64_t integer() const { return integer(value); }

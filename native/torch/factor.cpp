@@ -57,8 +57,8 @@ Sizes per_dimension(const Sizes& block, size_t dim) {
 }
 
 bool FactorDescription::read(Words& words) {
-    if (words.name == "tiled") tiled = true;
-    else if (words.name == "columns") columns = true;
+    if (words.word == "tiled") tiled = true;
+    else if (words.word == "columns") columns = true;
     else if (words.name == "zero" && words.value == "stored") stores_zero = true;
     else if (words.name == "zero") zero = words.integer(-128, 255);
     else if (words.name == "scale") scale.format = HOP_FLOAT32, scale.block = words.block();

@@ -4,7 +4,7 @@ namespace hop::torch {
 
 void OutputDescription::begin(Words& words) {
     if (!words.next()) fail("a description ends before the format of its output");
-    fixed.format = words.one_of(words.name, kFormats, kFormatCount);
+    fixed.format = words.one_of(words.word, kFormats, kFormatCount);
 }
 
 bool OutputDescription::read(Words& words) {

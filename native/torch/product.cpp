@@ -18,11 +18,13 @@ struct ProductDescription {
         FactorDescription* factor = nullptr;
         bool of_output = false;
         while (words.next()) {
-            if (words.name == "lhs" || words.name == "rhs") {
-                factor = words.name == "lhs" ? &lhs : &rhs;
+            if (words.word == "lhs" || words.word == "rhs") {
+                factor = words.word == "lhs" ? &lhs : &rhs;
+                if (factor->format != HOP_NONE) words.refuse();  // the second of its kind
                 if (!words.next()) fail("a description ends before the format of a factor");
-                factor->format = words.one_of(words.name, kFormats, kFormatCount);
-            } else if (words.name == "output") {
+                factor->format = words.one_of(words.word, kFormats, kFormatCount);
+            } else if (words.word == "output") {
+                if (of_output) words.refuse();
                 of_output = true;
                 output.begin(words);
             } else if (of_output ? !output.read(words) : !factor || !factor->read(words)) {

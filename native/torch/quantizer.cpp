@@ -49,7 +49,7 @@ bool QuantizerDescription::read(Words& words) {
     else if (words.name == "rule") q.rule = words.one_of(words.value, kRules, 7);
     else if (words.name == "block") block = words.block();
     else if (words.name == "outer") outer = words.block();
-    else if (words.name == "flat") flat = true;
+    else if (words.word == "flat") flat = true;
     else if (words.name == "thresholds") thresholds_ = words.reals(kMostCodes);
     else if (words.name == "numbers") numbers_ = words.reals(kMostCodes);
     else return false;
@@ -58,7 +58,7 @@ bool QuantizerDescription::read(Words& words) {
 
 QuantizerDescription::QuantizerDescription(Words words) {
     if (!words.next()) fail("a description ends before the kind of its format");
-    q.format = words.one_of(words.name, kKinds, 3);
+    q.format = words.one_of(words.word, kKinds, 3);
     while (words.next())
         if (!read(words)) words.refuse();
     check(words);

@@ -20,10 +20,10 @@ struct StepDescription {
         const size_t first = text.find(';');
         Words words(std::string_view(text).substr(0, first));
         if (!words.next()) fail("a description ends before the rule of a step");
-        rule = words.one_of(words.name, rules, 3);
+        rule = words.one_of(words.word, rules, 3);
         while (words.next()) {
             if (words.name == "least") least = words.reals(HOP_STATES);
-            else flags |= 1 << words.one_of(words.name, names, 4);
+            else flags |= 1 << words.one_of(words.word, names, 4);
         }
         for (size_t at = first; at != text.npos;) {
             const size_t next = text.find(';', at + 1), length = next == text.npos ? next : next - at - 1;
