@@ -36,6 +36,10 @@ _DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8
 _DTYPES += [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
+class UnspecifiedError(Exception):
+    """Tiles hold other codes than zero behind the last column, where any result will do."""
+
+
 class Case(NamedTuple):
     op: str
     args: list[Any]  # the last is a description
@@ -94,7 +98,10 @@ def untiled(x: Tensor, rows: int, k: int, narrow: bool, signed: bool) -> Tensor:
         byte = x.view(torch.uint8).to(torch.int16)
         x = torch.stack([byte & 15, byte >> 4], 4).reshape(r, s, 2, 16, 64)
         x = (x ^ 8) - 8 if signed else x
-    return x.reshape(r, s, 2, 16, 16, 4).permute(0, 2, 4, 1, 3, 5).reshape(32 * r, 64 * s)[:rows, :k]
+    whole = x.reshape(r, s, 2, 16, 16, 4).permute(0, 2, 4, 1, 3, 5).reshape(32 * r, 64 * s)
+    if whole[:, k:].any():
+        raise UnspecifiedError
+    return whole[:rows, :k]
 
 
 def named(dtype: torch.dtype) -> str:
@@ -572,6 +579,8 @@ def broken(seed: int) -> str | None:
         return None if form(found) == form(expected) else f"seed {seed}: {form(found)}, and not {form(expected)}"
     try:
         expected = case.oracle(args)
+    except UnspecifiedError:
+        return None
     except (*SANE, AssertionError) as error:
         if case.op in BY_HOP or "can't allocate memory" in str(error):
             return None

@@ -18,7 +18,7 @@ struct ScaleDescription {
 
 // A factor: `format` and then, in any order,
 //
-//     tiled                 as of HOP_TILED
+//     tiled                 as of HOP_TILED; what lies behind the last column must be zero, and is not looked at
 //     columns               summed along its last dimension but one
 //     zero=stored, zero=128 from -128 to 255; stored ones lie as the scales do
 //     scale=1,-1            float32, of these blocks
