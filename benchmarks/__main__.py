@@ -19,7 +19,7 @@ from benchmarks import native, roofline, running
 from benchmarks.roofline import DRAWN, ROOT, file_of
 from benchmarks.running import here, line, ratio, time_of, verdict
 from benchmarks.timing import Row, keep_freed_memory
-from hop.kernels.native import LEVELS
+from hop.kernels.cpu.native import LEVELS
 from tests import pages
 
 PAGE = ROOT / "docs" / "performance.md"

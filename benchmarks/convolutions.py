@@ -11,10 +11,10 @@ from torch import Tensor
 import hop
 from benchmarks.cases import integers
 from benchmarks.timing import Row, interleaved
-from hop.formats import UINT8
-from hop.quantizer import Quantizer
-from hop.requantization import FloatMultiplier
-from hop.scaling import Given
+from hop.numerics.formats import UINT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import FloatMultiplier
+from hop.numerics.scale_rules import Given
 
 aten, onednn = torch.ops.aten, torch.ops.onednn
 _STATIC = Quantizer(UINT8, scale=Given(affine=True, requantize=FloatMultiplier()))

@@ -9,7 +9,7 @@ from torch import Tensor
 import hop
 from benchmarks.isolated import Cases
 from hop import presets
-from hop.quantizer import Quantizer
+from hop.numerics.quantizer import Quantizer
 
 aten = torch.ops.aten
 SHAPES = ((1, 64, 128), (17, 96, 160), (200, 512, 384), (1024, 768, 1024))

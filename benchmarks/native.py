@@ -10,9 +10,10 @@ from torch import Tensor
 import hop
 from benchmarks.cases import compare, integers
 from benchmarks.timing import Row
-from hop.formats import INT8
-from hop.kernels import native, native_product
-from hop.layouts import Tiled
+from hop.kernels.cpu import native
+from hop.kernels.cpu import product as native_product
+from hop.numerics.formats import INT8
+from hop.numerics.layouts import Tiled
 
 aten = torch.ops.aten
 linear = torch.nn.functional.linear

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import cases, convolutions, minilm, native, optimizers, training
 from benchmarks.timing import Row
-from hop.kernels import native as native_kernels
+from hop.kernels.cpu import native as native_kernels
 
 Group = Callable[[], Iterator[Row]]
 

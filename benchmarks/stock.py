@@ -13,7 +13,7 @@ import torch
 
 import hop
 from benchmarks.timing import interleaved, keep_freed_memory
-from hop.kernels import native
+from hop.kernels.cpu import native
 from tests import pages
 
 aten = torch.ops.aten

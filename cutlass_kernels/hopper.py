@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import cache as kept
-from cutlass_kernels import missing, prebuilt, tiles, tune
+from cutlass_kernels import measured, missing, prebuilt, tiles
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
 from cutlass_kernels.variants import Tile, Variant, longest
 
@@ -81,7 +81,7 @@ def variant_of(p: Product, tile: Any = None) -> Variant | str:
     if not there:
         wanted, folder = fitting[0].name, os.environ.get(prebuilt.FOLDER)
         return f"{folder} has no kernel for it, as {wanted}, and it cannot be compiled here: {missing()}"
-    return tune.measured(there, p) or tiles.best(there, p.m, p.n, p.k, multiprocessors(p.lhs.device))
+    return measured.measured(there, p) or tiles.best(there, p.m, p.n, p.k, multiprocessors(p.lhs.device))
 
 
 def available(variants: Sequence[Variant]) -> list[Variant]:

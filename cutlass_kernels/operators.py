@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutlass_kernels import checks, hopper, missing, prebuilt, public, registry, tune
+from cutlass_kernels import checks, hopper, measured, missing, prebuilt, public, registry
 from cutlass_kernels.product import Product
 
 _library = torch.library.Library("cutlass_kernels", "DEF")
@@ -90,7 +90,7 @@ def run(p: Product) -> Tensor:
 
 _plans: dict[tuple[Any, ...], Callable[..., Tensor]] = {}
 _MOST = 1024  # plans that are kept
-tune.changed.append(_plans.clear)  # a plan has a tile
+measured.changed.append(_plans.clear)  # a plan has a tile
 
 
 def _mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor:

@@ -1,35 +1,21 @@
-"""Measuring tiles on the GPU at hand, and keeping the fastest, which then goes before the model of tiles.best.
+"""Measuring tiles on the GPU at hand; the fastest is kept (measured.py)."""
 
-A file of the cache folder holds the tile of one key: the GPU, the dtypes, what is fused, N, K, and M rounded up to a
-power of two. Files appear whole, by renaming, so that processes need no lock. Their content is not trusted: it can only
-name one of tiles.TILES.
-"""
-
-import hashlib
-import json
 import math
-import os
 import statistics
-import tempfile
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
-from cutlass_kernels import cache, tiles
+from cutlass_kernels import hopper, measured, tiles
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 
 Indexed = Callable[[int], object]  # a call, by number, so that it can take other inputs each time
 Timer = Callable[[Sequence[Indexed]], list[float]]
-changed: list[Callable[[], object]] = []  # called once a tile was measured: those who keep what a tile was chosen for
 _LARGEST_GRAPH = 512  # calls
 _MOST_COPIES = 2**30  # bytes of inputs that are read in turns
-
-# ---- measuring
 
 
 def tune(p: Product, timer: Timer | None = None) -> Tile:
@@ -42,8 +28,6 @@ def tune(p: Product, timer: Timer | None = None) -> Tile:
     Raises:
         NotImplementedError: no tile computes it, or, where nothing can be compiled, none of those was built ahead.
     """
-    from cutlass_kernels import hopper
-
     found = [hopper.variant_of(p, tile) for tile in tiles.TILES]
     variants = hopper.available([v for v in found if isinstance(v, Variant)])
     if not variants:
@@ -54,9 +38,7 @@ def tune(p: Product, timer: Timer | None = None) -> Tile:
     calls = [lambda i, run=run: run(p.lhs, weights[i % len(weights)], p.out, **fused) for run in runs]
     times = (timer or microseconds)(calls)
     fastest = variants[min(range(len(times)), key=times.__getitem__)]
-    _keep(key(fastest, p), {str(v.tile): us for v, us in zip(variants, times, strict=True)})
-    for forget in changed:
-        forget()
+    measured.keep(measured.key(fastest, p), {str(v.tile): us for v, us in zip(variants, times, strict=True)})
     return fastest.tile
 
 
@@ -120,59 +102,3 @@ def _elapsed(run: Callable[[], object]) -> float:
     end.record()
     end.synchronize()
     return begin.elapsed_time(end)
-
-
-# ---- what was measured
-
-
-def measured(variants: Sequence[Variant], p: Product) -> Variant | None:
-    """The one of `variants` that was fastest for products like `p` on its GPU; None if that was not measured."""
-    tile = _kept(key(variants[0], p)) if variants and p.lhs.is_cuda else None
-    return next((v for v in variants if v.tile == tile), None)
-
-
-def key(v: Variant, p: Product) -> str:
-    """One line for the products that share a tile."""
-    form = replace(v, tile=tiles.SMALLEST, tma=False).name
-    rows = 1 << (p.m - 1).bit_length() if p.m else 0
-    batch = p.lhs.shape[0] if p.lhs.dim() == 3 else 1
-    return f"{_device_name(p.lhs.device)} {form} N={p.n} K={p.k} M={rows} B={batch}"
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _file(of: str) -> Path | None:
-    folder = cache.folder()
-    return folder and folder / f"{hashlib.sha256(of.encode()).hexdigest()[:32]}.tile.json"
-
-
-def _keep(of: str, times: Mapping[str, float]) -> None:
-    path = _file(of)
-    if path is None:
-        return
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump({"key": of, "tile": min(times, key=times.__getitem__), "microseconds": dict(times)}, file)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-def _kept(of: str) -> Tile | None:
-    """The tile in the file of a key; None without one, and, with a warning, for a file that does not hold one."""
-    path = _file(of)
-    if path is None or not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        content = error
-    if isinstance(content, dict) and content.get("key") == of:
-        for tile in tiles.TILES:
-            if str(tile) == content.get("tile"):
-                return tile
-    warnings.warn(f"{path} names no tile for {of} and is not used; remove it, or tune again", stacklevel=2)
-    return None

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import hop
 from docs.training_tables import results
-from hop.presets import PRESETS
-from hop.schemes import SCHEMES
+from hop.numerics.presets import PRESETS
+from hop.numerics.schemes import SCHEMES
 from tests import pages
 from tests import test_distributed_checkpoint as checkpoints
 from tests import test_distributed_fsdp as fsdp

@@ -14,17 +14,33 @@ import torch
 from torch import Tensor
 
 import hop
-from docs import diagrams, distributed_tables, export_tables, gpu_tables, optimizers_tables, training_tables
+from docs import (
+    diagrams,
+    distributed_tables,
+    export_tables,
+    gpu_tables,
+    module_tables,
+    optimizers_tables,
+    training_tables,
+)
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
 from hop.compat import patches, versions
-from hop.export import encodings
-from hop.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
+from hop.export.rewrite import encodings
 from hop.impls.scaled.roles import CONVOLUTION, EMBEDDING, MATRIX, ROLES, VALUE
-from hop.presets import PRESETS
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Reciprocal, Requantization
-from hop.scaling import AbsMean, Amax, MinMax, Rule
-from hop.schemes import SCHEMES
+from hop.numerics.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
+from hop.numerics.presets import PRESETS
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import (
+    GEMMLOWP,
+    TFLITE,
+    Division,
+    FixedPoint,
+    FloatMultiplier,
+    Reciprocal,
+    Requantization,
+)
+from hop.numerics.scale_rules import AbsMean, Amax, MinMax, Rule
+from hop.numerics.schemes import SCHEMES
 from hop.tensor import table
 from tests import pages
 
@@ -388,6 +404,7 @@ def draw_errors(panels: list[Any], subject: Subject) -> None:
 
 # By page, what is written after the command in the comments around it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "code_map.md": module_tables.TABLES,
     "distributed.md": distributed_tables.TABLES,
     "export.md": {": operators": integer_operators, ": encodings": encodings_read, **export_tables.TABLES},
     "gallery.md": {"": gallery},

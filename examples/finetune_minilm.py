@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hop
-from hop.kernels import native
-from hop.schemes import FP8_HYBRID, INT8_TRAINING
+from hop.kernels.cpu import native
+from hop.numerics.schemes import FP8_HYBRID, INT8_TRAINING
 
 SCHEMES = {"float32": None, "INT8_TRAINING": INT8_TRAINING, "FP8_HYBRID": FP8_HYBRID}
 BATCH, TOKENS = 16, 24  # of each step, all sentences padded or cut to so many tokens

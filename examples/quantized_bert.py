@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 import hop
 from hop import presets
-from hop.formats import Integer
+from hop.numerics.formats import Integer
 
 aten = torch.ops.aten
 Batch = tuple[Tensor, Tensor]  # token ids and attention mask, (sentences, tokens) each

@@ -1,12 +1,11 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Mixed- and low-precision operators for PyTorch that mean one thing everywhere."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hop import presets as presets
-from hop import schemes as schemes
-from hop._hop import decompositions as decompositions
+from hop import _aliases
+from hop.buffers.noise import noise as noise
+from hop.dispatch.hop import decompositions as decompositions
 from hop.impls.explain import explain as explain
 from hop.impls.out_dtype import out_dtype as out_dtype
 from hop.impls.pack import pack as pack
@@ -17,30 +16,37 @@ from hop.impls.quantize import quantize as quantize
 from hop.impls.quantized import Scales as Scales
 from hop.impls.quantized import quantized as quantized
 from hop.impls.scaled import scaled as scaled
-from hop.noise import noise as noise
-from hop.proto import TensorProto as TensorProto
-from hop.quantizer import Quantizer as Quantizer
-from hop.schemes import Scheme as Scheme
+from hop.numerics import presets as presets
+from hop.numerics import schemes as schemes
+from hop.numerics.quantizer import Quantizer as Quantizer
+from hop.numerics.schemes import Scheme as Scheme
 from hop.tensor import QuantizedTensor as QuantizedTensor
+from hop.tensor.proto import TensorProto as TensorProto
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hop import calibration as calibration
     from hop import export as export
     from hop import nn as nn
-    from hop import storage as storage
-    from hop.export.patching import patch_torch as patch_torch
+    from hop.export.rewrite.patching import patch_torch as patch_torch
+    from hop.numerics import calibration as calibration
+    from hop.numerics import formats as formats
+    from hop.numerics import hadamard as hadamard
+    from hop.numerics import layouts as layouts
+    from hop.numerics import requantization as requantization
+    from hop.numerics import scale_rules as scale_rules
+    from hop.tensor import storage as storage
 
 # Imported when they are first asked for.
-_LATER = ("calibration", "checkpoint", "distributed", "export", "nn", "optim", "report", "storage")
+_LATER = ("checkpoint", "distributed", "export", "nn", "optim", "report")
+_LATER += ("calibration", "formats", "hadamard", "layouts", "requantization", "scale_rules", "storage")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
+    if name in _LATER or f"hop.{name}" in _aliases.RENAMED:
         return importlib.import_module(f"hop.{name}")
     if name == "patch_torch":
-        from hop.export.patching import patch_torch
+        from hop.export.rewrite.patching import patch_torch
 
         return patch_torch
     raise AttributeError(f"module 'hop' has no attribute {name!r}")

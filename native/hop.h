@@ -156,7 +156,7 @@ struct hop_form {
 // has the shape, dtype and device of its form, where there are forms; strides may be any.
 HOP_API int hop_all_fit(int count, const hop_form* forms, const void* const* implementations);
 
-// ---- quantize: codes and scales of a tensor, and back, bit for bit those of hop.quantizer.
+// ---- quantize: codes and scales of a tensor, and back, bit for bit those of hop.numerics.quantizer.
 
 enum FloatDtype { HOP_F32 = 0, HOP_BF16 = 1, HOP_F16 = 2 };
 enum FormatKind { HOP_INTEGER = 0, HOP_FLOAT = 1, HOP_CODEBOOK = 2 };

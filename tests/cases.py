@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import hop
-from hop.impls.out_dtype import operator as out_dtype_operator
+from hop.impls.out_dtype import out_dtype_operator as out_dtype_operator
 from tests import oracles
 from tests.case import Case
 

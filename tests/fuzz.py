@@ -30,9 +30,10 @@ from torch import Tensor
 import hop
 from hop import QuantizedTensor, Quantizer
 from hop import presets as P
-from hop.formats import INT8, UINT8
-from hop.kernels import memory, native
-from hop.scaling import Given, MinMax
+from hop.compat import memory
+from hop.kernels.cpu import native
+from hop.numerics.formats import INT8, UINT8
+from hop.numerics.scale_rules import Given, MinMax
 
 aten = torch.ops.aten
 

@@ -24,9 +24,10 @@ from torch import Tensor
 import hop
 from hop import QuantizedTensor, Quantizer
 from hop import presets as P
-from hop.formats import INT8
-from hop.kernels import memory, native
-from hop.kernels.native_quantizers import Plan, plan
+from hop.compat import memory
+from hop.kernels.cpu import native
+from hop.kernels.cpu.quantizers import Plan, plan
+from hop.numerics.formats import INT8
 from tests.fuzz import SANE, forget, guarded
 
 Rng = random.Random

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 import hop
-from hop import copies, presets
-from hop.formats import E4M3, E8M0, Integer
+from hop import presets
+from hop.buffers.operators import dequantize_buffers, dequantize_operator
 from hop.impls.quantize import fake_quantize_operator, quantize_operator
-from hop.leaves import dequantize_buffers, dequantize_operator
-from hop.proto import TensorProto
-from hop.quantizer import Quantizer
-from hop.scaling import AbsMean, Given, Microscaling, TwoLevel
+from hop.numerics import copies
+from hop.numerics.formats import E4M3, E8M0, Integer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import AbsMean, Given, Microscaling, TwoLevel
+from hop.tensor.proto import TensorProto
 from tests.case import Case
 
 SHAPE = (2, 3, 40)  # 40 is no multiple of the blocks

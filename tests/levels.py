@@ -1,5 +1,5 @@
-"""Levels of CPU (hop/kernels/native.py) in tests: those that this machine lacks are skipped by their names, and those
-below its own are forced.
+"""Levels of CPU (hop/kernels/cpu/native.py) in tests: those that this machine lacks are skipped by their names, and
+those below its own are forced.
 
     python -m tests.levels [LEVEL ...]      `make test-levels`: what depends on the level, at each that the machine has,
                                             with PyTorch's and oneDNN's own kernels held to it too
@@ -15,7 +15,7 @@ import tempfile
 import unittest
 from collections.abc import Iterator
 
-from hop.kernels import native
+from hop.kernels.cpu import native
 
 HERE = native.library().levels()
 BEST = HERE[-1] if HERE else "off"

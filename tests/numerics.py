@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from hop.quantizer import Quantizer
+from hop.numerics.quantizer import Quantizer
 
 f32 = np.float32
 LARGEST = np.finfo(f32).max

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import hop
 from hop import presets, schemes
-from hop.formats import INT8
 from hop.impls.quantized import quantized_operator
-from hop.quantizer import Quantizer
-from hop.schemes import Scheme
+from hop.numerics.formats import INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
 from tests.case import Case
 
 aten = torch.ops.aten

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import hop
-from hop import _hop
+from hop.dispatch import hop as _hop
 from tests import case as case_module
 from tests.case import Case
 

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 import hop
-from hop import copies, presets
-from hop.formats import INT8, Integer
+from hop import presets
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.operands import Operand, encode
-from hop.proto import TensorProto
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP
-from hop.scaling import Given
+from hop.numerics import copies
+from hop.numerics.formats import INT8, Integer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import GEMMLOWP
+from hop.numerics.scale_rules import Given
+from hop.tensor.proto import TensorProto
 from tests.case import Case
 
 aten = torch.ops.aten

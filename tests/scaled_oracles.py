@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import hop
-from hop import copies
-from hop.quantizer import Quantizer
+from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
 from tests import numerics, oracles
 
 f32, f64 = np.float32, np.float64

@@ -11,7 +11,7 @@ from benchmarks.__main__ import PAGE, page, updated
 from benchmarks.roofline import DRAWN, file_of
 from benchmarks.running import here, ratio
 from benchmarks.timing import Row, interleaved
-from hop.kernels.native import LEVELS
+from hop.kernels.cpu.native import LEVELS
 
 
 class TestRow(unittest.TestCase):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hop.kernels import native
+from hop.kernels.cpu import native
 
 pytest.importorskip("setuptools.command.bdist_wheel", reason="the build needs a newer setuptools")
 ROOT = Path(__file__).parents[1]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import hop
 from hop import calibration, presets
-from hop.formats import Integer
-from hop.presets import PRESETS
-from hop.quantizer import Quantizer
-from hop.scaling import Given, MinMax, TwoLevel
+from hop.numerics.formats import Integer
+from hop.numerics.presets import PRESETS
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given, MinMax, TwoLevel
 from tests import numerics
 
 ALL = list(PRESETS.items())

@@ -30,8 +30,8 @@ from benchmarks.timing import Row
 from hop import cli, presets
 from hop.cli import inputs
 from hop.compat import versions
-from hop.formats import FORMATS
-from hop.kernels import native
+from hop.kernels.cpu import native
+from hop.numerics.formats import FORMATS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "command_line.md"

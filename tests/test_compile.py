@@ -8,7 +8,7 @@ from parameterized import parameterized
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
-from hop.impls.out_dtype import operator
+from hop.impls.out_dtype import out_dtype_operator
 from tests.routes import nodes
 
 aten = torch.ops.aten
@@ -89,7 +89,7 @@ class TestInductor(unittest.TestCase):
 
         base, w = integers(4, 7, 7, 4), integers(5, 4, 3, 3)
         x = base[2:].permute(0, 3, 1, 2)
-        want = operator.reference(aten.conv2d.default, torch.int32, x, w)
+        want = out_dtype_operator.reference(aten.conv2d.default, torch.int32, x, w)
         compiled = torch.compile(function, fullgraph=True), torch.compile(inside, fullgraph=True)
         for got in (function(x, w), compiled[0](x, w), compiled[1](base, w)):
             assert torch.equal(got, want) and got.stride() == want.stride()

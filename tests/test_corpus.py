@@ -8,6 +8,7 @@ import importlib
 import json
 import operator
 import unittest
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ import hop
 import hop.checkpoint
 import hop.nn
 import hop.optim
-import hop.storage
-from hop import _hop, formats, layouts, presets, requantization, scaling, schemes, spelling
-from hop.quantizer import Quantizer
+from hop import formats, layouts, presets, requantization, scale_rules, schemes
+from hop.dispatch import hop as _hop
+from hop.numerics import spelling
+from hop.numerics.quantizer import Quantizer
 from tests.corpus import contents, write
 
 VERSIONS = sorted(p.name for p in contents.FOLDER.iterdir() if p.is_dir() and p.name[0].isdigit())
@@ -104,7 +106,9 @@ class TestSpellings(unittest.TestCase):
             parts = name.split(".")
             for size in range(len(parts), 0, -1):
                 try:
-                    module = importlib.import_module(".".join(parts[:size]))
+                    with warnings.catch_warnings():
+                        warnings.filterwarnings("ignore", "hop.* is now hop", DeprecationWarning)
+                        module = importlib.import_module(".".join(parts[:size]))
                 except ModuleNotFoundError:
                     continue
                 assert operator.attrgetter(".".join(parts[size:]))(module) if parts[size:] else module, name
@@ -242,7 +246,7 @@ class TestComplete(unittest.TestCase):
     def test_classes(self):
         """Each rule, layout and convention of requantization is spelled in a quantizer."""
         texts = " ".join(text for version in VERSIONS for text in spelled(version)["quantizers"].values())
-        bases = {scaling.Rule: "Amax", layouts.Layout: "", requantization.Requantization: "Division"}  # the default
+        bases = {scale_rules.Rule: "Amax", layouts.Layout: "", requantization.Requantization: "Division"}  # the default
         for base, default in bases.items():
             for cls in subclasses(base):
                 if cls.__module__.startswith("hop.") and cls.__name__ != default and not cls.__name__.startswith("_"):

@@ -29,7 +29,7 @@ from hop.impls.out_dtype import kernels as out_dtype_kernels
 from hop.impls.scaled import kernels
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.operands import Operand
-from hop.kernels import gpu
+from hop.kernels.gpu import product as gpu
 from tests.kernel_folder import KernelFolder
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import hop
 from hop import optim, schemes
-from hop.kernels import native
+from hop.kernels.cpu import native
 from hop.optim import step
 from tests import case
 from tests.on_device import (

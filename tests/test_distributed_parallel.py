@@ -13,10 +13,10 @@ from torch.profiler import profile
 
 import hop
 from hop.distributed import ColwiseParallel, RowwiseParallel
-from hop.presets import PRESETS
-from hop.requantization import GEMMLOWP
-from hop.scaling import Given
-from hop.schemes import SCHEMES
+from hop.numerics.presets import PRESETS
+from hop.numerics.requantization import GEMMLOWP
+from hop.numerics.scale_rules import Given
+from hop.numerics.schemes import SCHEMES
 from tests.processes import run
 
 aten = torch.ops.aten

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import hop
 from hop import presets
-from hop.quantizer import Quantizer
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import table
 from tests.processes import run
 from tests.wire import Wire

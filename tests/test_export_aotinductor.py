@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import hop
 from hop import presets
-from hop.formats import INT8
-from hop.kernels import native
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, FloatMultiplier, Requantization
-from hop.scaling import Given
+from hop.kernels.cpu import native
+from hop.numerics.formats import INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import GEMMLOWP, FloatMultiplier, Requantization
+from hop.numerics.scale_rules import Given
 
 aten = torch.ops.aten
 STATIC = presets.INT8_TENSOR_STATIC_AFFINE

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import hop
 from hop import presets
 from hop.export import lower, to_executorch
-from hop.export.folding import folded
-from hop.formats import INT8
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, Division, FloatMultiplier, Requantization
-from hop.scaling import Given
+from hop.export.rewrite.folding import folded
+from hop.numerics.formats import INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier, Requantization
+from hop.numerics.scale_rules import Given
 from tests.executorch_support import MARKS, SUPPORT, table
 from tests.vulkan_models import quantized
 

@@ -28,7 +28,7 @@ from torchao.utils import torch_version_at_least
 import hop
 from hop import export
 from hop.compat.patches import unsigned_products
-from hop.requantization import Division, FixedPoint, FloatMultiplier
+from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier
 
 qd = torch.ops.quantized_decomposed
 aten = torch.ops.aten

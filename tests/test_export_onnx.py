@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 import hop
 from hop import presets
-from hop.formats import INT8
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
-from hop.scaling import Given, MinMax
+from hop.numerics.formats import INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
+from hop.numerics.scale_rules import Given, MinMax
 
 aten = torch.ops.aten
 LINEAR, CONV = aten.linear.default, aten.conv2d.default

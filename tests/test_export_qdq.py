@@ -13,11 +13,12 @@ from torch.export import ExportedProgram
 
 import hop
 from hop import presets
-from hop.export import encodings, to_executorch, to_integer, to_qdq
-from hop.formats import INT4, INT8
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, Division, FloatMultiplier, Reciprocal, Requantization
-from hop.scaling import Given
+from hop.export import to_executorch, to_integer, to_qdq
+from hop.export.rewrite import encodings
+from hop.numerics.formats import INT4, INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier, Reciprocal, Requantization
+from hop.numerics.scale_rules import Given
 from tests.executorch_support import MARKS
 from tests.test_export_executorch import Calls, at, run
 

@@ -20,11 +20,11 @@ from torch.export import Dim, export
 import hop
 from hop import presets
 from hop.export import lower, ranges
-from hop.export.ranges import MAY_OVERFLOW, PROVEN, UNKNOWN, Ranges
-from hop.formats import INT4, INT8
-from hop.quantizer import Quantizer
-from hop.requantization import Division, FixedPoint, FloatMultiplier
-from hop.scaling import Given
+from hop.export.analysis.ranges import MAY_OVERFLOW, PROVEN, UNKNOWN, Ranges
+from hop.numerics.formats import INT4, INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier
+from hop.numerics.scale_rules import Given
 
 aten = torch.ops.aten
 STATIC = presets.INT8_TENSOR_STATIC_AFFINE

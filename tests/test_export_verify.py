@@ -21,8 +21,8 @@ from torch.fx.traceback import NodeSource
 import hop
 from hop import presets
 from hop.export import lower, verify
-from hop.export.program import emit, graph_of, rebuilt
-from hop.export.provenance import ancestries
+from hop.export.analysis.provenance import ancestries
+from hop.export.rewrite.program import emit, graph_of, rebuilt
 from tests.test_integer_chain import NETWORKS, Ours, held, inputs
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hop
 from hop.compat import eager
-from hop.impls.out_dtype import operator
+from hop.impls.out_dtype import out_dtype_operator
 from tests.routes import nodes
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ def operands(m: int = 5, k: int = 8, n: int = 6) -> tuple[torch.Tensor, torch.Te
 def route(call: Callable[[], Any]) -> list[str]:
     """Where `call` passes: the dispatcher, the reference, or neither when it goes to a kernel directly."""
     seen: list[str] = []
-    full, reference = eager.HigherOrderOperator.__call__, operator.reference
+    full, reference = eager.HigherOrderOperator.__call__, out_dtype_operator.reference
 
     def watch_full(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         seen.append("dispatcher")
@@ -41,7 +41,7 @@ def route(call: Callable[[], Any]) -> list[str]:
 
     with (
         mock.patch.object(eager.HigherOrderOperator, "__call__", watch_full),
-        mock.patch.object(operator, "reference", watch_reference),
+        mock.patch.object(out_dtype_operator, "reference", watch_reference),
     ):
         call()
     return seen
@@ -124,7 +124,7 @@ class TestNotTaken(unittest.TestCase):
         want = hop.out_dtype(MM, torch.int32, a, b)
         with SeesFunctions() as mode:
             self.check_full(lambda: hop.out_dtype(MM, torch.int32, a, b), want)
-        assert operator in mode.seen
+        assert out_dtype_operator in mode.seen
 
     def test_default_device(self):
         a, b = operands()

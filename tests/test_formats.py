@@ -13,8 +13,9 @@ import torch
 from parameterized import parameterized
 
 import hop
-from hop import formats, packing
-from hop.formats import E2M1, E4M3, E5M2, E8M0, FORMATS, INT4, INT8, TERNARY, UINT4, UINT8, Codebook, Float
+from hop import formats
+from hop.numerics import packing
+from hop.numerics.formats import E2M1, E4M3, E5M2, E8M0, FORMATS, INT4, INT8, TERNARY, UINT4, UINT8, Codebook, Float
 
 OF_ML_DTYPES = {
     "e4m3": ml_dtypes.float8_e4m3fn,

@@ -17,10 +17,10 @@ from torch.autograd import forward_ad
 import hop
 from hop import presets, schemes
 from hop.compat import eager
-from hop.formats import INT8
+from hop.numerics.formats import INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
 from hop.optim import AdamW
-from hop.quantizer import Quantizer
-from hop.schemes import Scheme
 
 aten = torch.ops.aten
 linear = aten.linear.default

@@ -7,78 +7,77 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from hop import _aliases
+
 ROOT = Path(__file__).parents[1]
-# Each layer may import itself and those named.
-VALUES = (
-    *("hop.spelling", "hop.memory_format", "hop.blocks", "hop.packing", "hop.formats", "hop.hadamard"),
-    *("hop.requantization", "hop.scaling", "hop.layouts", "hop.quantizer"),
+FLOORS = (  # each folder may import itself and those of the floors below
+    ("hop.compat", "cutlass_kernels"),
+    ("hop.numerics",),
+    ("hop.dispatch",),
+    ("hop.kernels",),
+    ("hop.buffers",),
+    ("hop.tensor",),
+    ("hop.impls", "hop.checkpoint"),
+    ("hop.nn", "hop.optim", "hop.export"),
+    ("hop.distributed",),
+    ("hop.report",),
+    ("hop.cli",),
 )
-LAYERS = {
-    "hop.compat": set(),
-    "hop.kernels": {"hop.compat", "hop.copies", "cutlass_kernels", *VALUES},
-    **{name: {"hop.compat", *VALUES[:i]} for i, name in enumerate(VALUES)},
-    "hop.copies": {"hop.compat", *VALUES},
-    "hop.sharding": {"hop.compat", "hop.copies", "hop.kernels", *VALUES},
-    "hop._leaf": {"hop.compat", "hop.spelling", "hop.memory_format"},
-    "hop._hop": {"hop.compat", "hop._leaf", "hop.kernels"},
-    "hop.noise": {"hop.compat", "hop._hop", "hop.kernels", "hop.blocks"},
-    "hop.leaves": {"hop.compat", "hop._hop", "hop.kernels", "hop.noise", "hop.copies", "hop.sharding", *VALUES},
-    "hop.tensor": {"hop.compat", "hop._hop", "hop.kernels", "hop.leaves", "hop.copies", *VALUES},
-    "hop.proto": {"hop.tensor", "hop.blocks", "hop.copies", "hop.quantizer"},
-    "hop.impls": {
-        "hop.compat",
-        "hop._hop",
-        "hop.kernels",
-        "hop.leaves",
-        "hop.copies",
-        "hop.sharding",
-        "hop.tensor",
-        "hop.proto",
-        "hop.noise",
-        "hop.schemes",
-        *VALUES,
-    },
-    "hop.presets": {*VALUES},
-    "hop.schemes": {"hop.presets", *VALUES},
-    "hop.calibration": {"hop.kernels", *VALUES},
-    "hop.storage": {"hop.proto", "hop.tensor", "hop.copies", "hop.spelling", "hop.quantizer"},
-    "hop.checkpoint": {"hop.compat", "hop.leaves", "hop.tensor", "hop.copies"},
-    "hop.nn": {
-        *("hop.compat", "hop.impls", "hop.leaves", "hop.tensor", "hop.calibration", "hop.schemes", "hop.presets"),
-        *("hop.copies", "hop.sharding"),
-        *VALUES,
-    },
-    "hop.distributed": {"hop.compat", "hop.nn"},
-    "hop.optim": {
-        *("hop.compat", "hop.impls", "hop.kernels", "hop.leaves", "hop.noise", "hop.tensor", "hop.copies"),
-        "hop.presets",
-        *VALUES,
-    },
-    "hop.export": {
-        *("hop.compat", "hop._hop", "hop.impls", "hop.kernels", "hop.leaves", "hop.tensor", "hop.nn"),
-        *("hop.copies", "hop.presets", "hop.schemes"),
-        *VALUES,
-    },
-    "hop.report": {
-        *("hop.compat", "hop._hop", "hop.impls", "hop.leaves", "hop.tensor", "hop.nn", "hop.export"),
-        *("hop.presets", "hop.schemes"),
-        *VALUES,
-    },
-    "hop.cli": {
-        *("hop.compat", "hop.kernels", "hop.presets", "hop.export", "hop.storage", "hop.tensor", "cutlass_kernels"),
-        "hop.report",
-        *VALUES,
-    },
-    "cutlass_kernels": set(),
-}
+LOOSE = {"hop", "hop.__main__", "hop._aliases", "hop.distributed"}  # files that lie in no folder
+# Which floors of export and kernels lie above which.
+INNER = (
+    (
+        ("hop.kernels.cpu", "hop.kernels.gpu"),
+        ("hop.kernels.aten",),
+    ),
+    (("hop.export.rewrite",), ("hop.export.targets", "hop.export.analysis")),
+)
 
 
-def layer(module: str) -> str | None:
-    return next((name for name in LAYERS if module == name or module.startswith(name + ".")), None)
+def place(module: str, floors: Sequence[Sequence[str]]) -> tuple[int, str] | None:
+    """The floor and the folder of a module."""
+    for floor, folders in enumerate(floors):
+        for folder in folders:
+            if module == folder or module.startswith(folder + "."):
+                return floor, folder
+    return None
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """Modules that import one another, directly or by others."""
+    order: list[str] = []
+    done: set[str] = set()
+
+    def visit(node: str, graph: Mapping[str, set[str]], found: list[str]) -> None:
+        stack = [(node, iter(graph.get(node, ())))]
+        done.add(node)
+        while stack:
+            following = next((n for n in stack[-1][1] if n not in done), None)
+            if following is None:
+                found.append(stack.pop()[0])
+            else:
+                done.add(following)
+                stack.append((following, iter(graph.get(following, ()))))
+
+    for node in edges:
+        if node not in done:
+            visit(node, edges, order)
+    back: dict[str, set[str]] = {}
+    for node, others in edges.items():
+        for other in others:
+            back.setdefault(other, set()).add(node)
+    done.clear()
+    parts = []
+    for node in reversed(order):
+        if node not in done:
+            visit(node, back, part := [])
+            parts.append(part)
+    return [part for part in parts if len(part) > 1]
 
 
 def imports(path: Path) -> set[str]:
@@ -134,20 +133,42 @@ def private_attributes(tree: ast.AST) -> set[str]:
     }
 
 
-def run(code: str, env: dict[str, str] | None = None) -> str:
-    command = [sys.executable, "-c", code]
+def modules() -> list[tuple[Path, str]]:
+    """Each file, and the name of its module."""
+    paths = [*ROOT.glob("hop/**/*.py"), *ROOT.glob("cutlass_kernels/**/*.py")]
+    return [(p, ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")) for p in paths]
+
+
+def run(code: str, env: dict[str, str] | None = None, quiet: bool = False) -> str:
+    command = [sys.executable, *(("-W", "error::DeprecationWarning:__main__") if quiet else ()), "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=env).stdout
 
 
 class TestImports(unittest.TestCase):
     def test_run_one_way(self):
-        for path in [*ROOT.glob("hop/**/*.py"), *ROOT.glob("cutlass_kernels/**/*.py")]:
-            own = layer(".".join(path.relative_to(ROOT).with_suffix("").parts))
-            if own is None:
+        for path, own in modules():
+            if own in LOOSE - {"hop.distributed"}:
                 continue
             for module in imports(path) - {"hop"}:
                 if module.split(".")[0] in ("hop", "cutlass_kernels"):
-                    assert layer(module) in {own, *LAYERS[own]}, f"{path} imports {module}"
+                    for floors in (FLOORS, *INNER):
+                        here, there = place(own, floors), place(module, floors)
+                        if floors is FLOORS:
+                            assert here is not None, f"{path} lies on no floor"
+                            assert there is not None, f"{path} imports {module}, which lies on no floor"
+                        if here and there:
+                            assert there[0] < here[0] or there == here, f"{path} imports {module}"
+
+    def test_no_circles(self):
+        known = {own for _, own in modules()}
+        edges = {
+            own: {i if i in known else i.rpartition(".")[0] for i in imports(path)} & known for path, own in modules()
+        }
+        assert len(known) > 200 and not circles(edges), circles(edges)
+        assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["c", "b"]]
+
+    def test_few_modules_are_loose(self):
+        assert {own for path, own in modules() if path.parent == ROOT / "hop"} == LOOSE
 
     def test_private_torch_is_named_in_one_folder(self):
         for path in ROOT.glob("hop/**/*.py"):
@@ -211,24 +232,24 @@ class TestImports(unittest.TestCase):
             assert run(f"{imports}; {body}").strip() == "8"
 
 
-PUBLIC = ("hop", "hop.nn", "hop.optim", "hop.export", "hop.export.onnx", "hop.checkpoint", "hop.tensor", "hop.report")
-ALSO_PUBLIC = {"hop.formats", "hop.scaling", "hop.requantization", "hop.hadamard", "hop.distributed", *PUBLIC}
+class TestAliases(unittest.TestCase):
+    def test_public_names(self):
+        """One module, by attribute and by import, which stays what it is."""
+        for name, module in _aliases.PUBLIC.items():
+            same = f"{name} is {module} is sys.modules['{name}']"
+            said = run(f"import {name}, {module}, sys; print({same}, {name}.__spec__.name)", quiet=True)
+            assert said.split() == ["True", module]
+        assert (
+            run("import hop; print(hop.formats.INT8, hop.export.onnx.__name__)").split()[1] == "hop.export.targets.onnx"
+        )
 
-
-def source(module: str) -> Path:
-    path = ROOT / module.replace(".", "/")
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-class TestTypes(unittest.TestCase):
-    def test_public_modules_are_strict(self):
-        """Each module that gives a public name says so to pyright in its first line."""
-        given = set(ALSO_PUBLIC)
-        for package in PUBLIC:
-            for node in ast.walk(ast.parse(source(package).read_text())):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hop."):
-                    given.add(node.module)
-                elif isinstance(node, ast.ImportFrom) and node.module == "hop":
-                    given |= {f"hop.{alias.name}" for alias in node.names}
-        strict = {m for m in given if source(m).read_text().startswith("# pyright: strict")}
-        assert not given - strict, "begin these files with the first line of hop/__init__.py"
+    def test_names_of_earlier_versions(self):
+        for name, module in _aliases.RENAMED.items():
+            said = subprocess.run(
+                [sys.executable, "-W", "always", "-c", f"import {name}; print({name}.__name__)"],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=ROOT,
+            )
+            assert f"DeprecationWarning: {name} is now hop." in said.stderr and said.stdout.strip() == module, said

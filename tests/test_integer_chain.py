@@ -26,13 +26,13 @@ from torch.utils.checkpoint import checkpoint
 
 import hop
 from hop import presets
-from hop.formats import INT8
+from hop.buffers.operators import dequantize_buffers, dequantize_operator, quantize_buffers
 from hop.impls.quantize import quantize_operator
 from hop.impls.scaled import scaled_buffers, scaled_operator
-from hop.leaves import dequantize_buffers, dequantize_operator, quantize_buffers
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
-from hop.scaling import Given
+from hop.numerics.formats import INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
+from hop.numerics.scale_rules import Given
 from tests import oracles
 from tests import scaled_oracles as oracle
 

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
 from hop import formats, presets
-from hop.quantizer import Quantizer
-from hop.scaling import AbsMean, Amax, Given
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import AbsMean, Amax, Given
 from tests import routes
 from tests.leaves import ALL_SETTINGS, BOTH, DEQUANTIZE, LEAVES, QUANTIZE, Setting
 

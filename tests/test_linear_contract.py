@@ -11,13 +11,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hop
-from hop.copies import COLUMNWISE, ROWWISE
 from hop.impls.quantized.contract import Contract, Needs, Options
 from hop.impls.quantized.linear import linear, linear_backward, linear_forward
 from hop.nn import Parallel
-from hop.proto import TensorProto
-from hop.scaling import Given
-from hop.schemes import ORIGINAL, SCHEMES, Scheme
+from hop.numerics.copies import COLUMNWISE, ROWWISE
+from hop.numerics.scale_rules import Given
+from hop.numerics.schemes import ORIGINAL, SCHEMES, Scheme
+from hop.tensor.proto import TensorProto
 
 aten = torch.ops.aten
 INT8 = hop.presets.INT8_ROW

@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hop
 from hop.compat import eager
-from hop.impls.out_dtype import operator
+from hop.impls.out_dtype import out_dtype_operator
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.promotion import DTYPES, FLOAT8, common_dtype
-from hop.kernels import float8
+from hop.kernels.aten import float8
 from tests import routes
 from tests.cases import FORMATS, GRADIENT, OPERATORS, arguments, assert_right, draw
 
@@ -36,7 +36,7 @@ class TestAgainstOracle(unittest.TestCase):
         args, kwargs = arguments(op, fmt, seed=1)
         got = hop.out_dtype(op.op, fmt.output, *args, **kwargs)
         assert_right(op, fmt, args, kwargs, got)
-        reference = operator.reference(op.op, fmt.output, *args, **kwargs)
+        reference = out_dtype_operator.reference(op.op, fmt.output, *args, **kwargs)
         assert_right(op, fmt, args, kwargs, reference)
         assert got.stride() == reference.stride()
 
@@ -330,7 +330,7 @@ class TestIntegerProducts(unittest.TestCase):
             want = torch.full((2, 3, 3), -255 * 128 * k, dtype=torch.int32)
             assert torch.equal(hop.out_dtype(aten.bmm.default, torch.int32, a, b), want)
             symbolic = routes.make_fx(
-                lambda a, b: operator._run(aten.bmm.default, torch.int32, a, b), tracing_mode="symbolic"
+                lambda a, b: out_dtype_operator._run(aten.bmm.default, torch.int32, a, b), tracing_mode="symbolic"
             )
             assert torch.equal(symbolic(a, b)(a, b), want)
 
@@ -363,7 +363,7 @@ class TestIntegerProducts(unittest.TestCase):
         ):
             return
         got = hop.out_dtype(aten.convolution.default, torch.int32, *args)
-        want = operator.reference(aten.convolution.default, torch.int32, *args)
+        want = out_dtype_operator.reference(aten.convolution.default, torch.int32, *args)
         assert torch.equal(got, want) and layout_of(got) == layout_of(want)
 
     @parameterized.expand(
@@ -385,7 +385,7 @@ class TestIntegerProducts(unittest.TestCase):
             args = (to_channels_last(x) if x_last else x, to_channels_last(w) if w_last else w, None, *lists, groups)
             assert hop.explain(op, torch.int32, *args) == "integer convolution: chosen"
             got = hop.out_dtype(op, torch.int32, *args)
-            want = operator.reference(op, torch.int32, *args)
+            want = out_dtype_operator.reference(op, torch.int32, *args)
             with FakeTensorMode() as mode:
                 fake = hop.out_dtype(op, torch.int32, *(mode.from_tensor(v) for v in args[:2]), *args[2:])
             assert torch.equal(got, want) and layout_of(got) == layout_of(want) == layout_of(fake)

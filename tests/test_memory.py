@@ -14,12 +14,13 @@ from parameterized import parameterized
 import hop
 from hop import QuantizedTensor, TensorProto
 from hop import presets as P
-from hop.formats import E8M0, INT8, Codebook, Float, Integer, PowerOfTwo
-from hop.hadamard import Hadamard
-from hop.kernels import memory, native
-from hop.layouts import Decoded, Tiled
-from hop.quantizer import Quantizer
-from hop.scaling import Delayed, Given, Microscaling, TwoLevel
+from hop.compat import memory
+from hop.kernels.cpu import forms, native
+from hop.numerics.formats import E8M0, INT8, Codebook, Float, Integer, PowerOfTwo
+from hop.numerics.hadamard import Hadamard
+from hop.numerics.layouts import Decoded, Tiled
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Delayed, Given, Microscaling, TwoLevel
 from tests import fuzz
 
 ROOT = Path(__file__).parents[1]
@@ -264,19 +265,19 @@ class TestHolds(unittest.TestCase):
             x.untyped_storage().resize_(size * x.itemsize)
             for v in views:
                 empty = v.numel() == 0
-                assert memory._all_fit(None, [v]) == (memory.holds(v) and (known or empty)), (size, v.shape)
-            assert memory._all_fit(None, views[5:]) == (known and all(map(memory.holds, views[5:])))
+                assert forms._all_fit(None, [v]) == (memory.holds(v) and (known or empty)), (size, v.shape)
+            assert forms._all_fit(None, views[5:]) == (known and all(map(memory.holds, views[5:])))
 
     @pytest.mark.skipif(native.library().functions is None, reason="needs the native library")
     def test_forms(self):
-        form = memory.Form([("codes", (4, 6), torch.int8), ("scale", (4, 1), torch.float32)])
+        form = forms.Form([("codes", (4, 6), torch.int8), ("scale", (4, 1), torch.float32)])
         codes, scale = torch.zeros(4, 6, dtype=torch.int8), torch.ones(4, 1)
         assert form.fits([codes, scale]) and form.fits([codes.t().contiguous().t(), scale[:1].expand(4, 1)])
         others = [codes.t(), codes[:3], codes.view(torch.uint8), codes.to("meta"), codes.view(4, 2, 3), scale]
         assert not any(form.fits([other, scale]) for other in others)
         scale.untyped_storage().resize_(15)
         assert not form.fits([codes, scale])
-        assert not memory.Form([("codes", (1,) * 9, torch.int8)]).fits([codes.new_zeros((1,) * 9)])  # has no room
+        assert not forms.Form([("codes", (1,) * 9, torch.int8)]).fits([codes.new_zeros((1,) * 9)])  # has no room
 
 
 # ---- constructors and given scales

@@ -12,16 +12,16 @@ from torch import Tensor
 
 import hop
 from hop import presets
-from hop.formats import INT4, INT8, TERNARY, UINT8
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.native_convolution import NATIVE_CONVOLUTION
 from hop.impls.scaled.operands import Operand
-from hop.kernels import native
-from hop.layouts import Tiled
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, Division, FixedPoint, FloatMultiplier, Reciprocal
-from hop.scaling import Given, MinMax
+from hop.kernels.cpu import native
+from hop.numerics.formats import INT4, INT8, TERNARY, UINT8
+from hop.numerics.layouts import Tiled
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import GEMMLOWP, Division, FixedPoint, FloatMultiplier, Reciprocal
+from hop.numerics.scale_rules import Given, MinMax
 from tests import levels
 
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ def _random_codes(shape: tuple[int, ...], dtype: torch.dtype, lay: str = "plain"
 def _operand(quantizer: Quantizer, codes: Tensor) -> Operand:
     """Codes with random scales and zero points."""
     shape = tuple(codes.shape)
-    scales = [torch.rand(s) + 0.5 for s in (hop.blocks.counts(shape, quantizer.block),)]
+    scales = [torch.rand(s) + 0.5 for s in (hop.numerics.blocks.counts(shape, quantizer.block),)]
     zeros = []
     if quantizer.scale.has_zero_point():
         dtype = quantizer.format.dtype
@@ -125,7 +125,7 @@ def _call(
         shape = meaning.real(
             Call(op or aten.conv2d.default, torch.float32, None, None, (x, weight, bias, *rest), {})
         ).shape
-        scale = torch.rand(hop.blocks.counts(shape, output.block)) * 30000 + 5000
+        scale = torch.rand(hop.numerics.blocks.counts(shape, output.block)) * 30000 + 5000
         if output.scale.has_zero_point():
             zero = torch.randint(0, 100, scale.shape).to(output.format.dtype)
     return Call(op or aten.conv2d.default, output, scale, zero, (x, weight, bias, *rest), {})

@@ -17,8 +17,8 @@ from torch.autograd import forward_ad
 
 import hop
 from hop import presets
-from hop.kernels import native
-from hop.kernels.native_quantizers import Plan, plan
+from hop.kernels.cpu import native
+from hop.kernels.cpu.quantizers import Plan, plan
 from tests import fuzz
 
 pytestmark = pytest.mark.skipif(native.library().missing is not None, reason=str(native.library().missing))

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hop
-from hop import copies, formats, presets
+from hop import formats, presets
+from hop.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.impls.quantize import fake_quantize_operator
-from hop.kernels import native, native_quantize
-from hop.leaves import dequantize_buffers, quantize_buffers
-from hop.quantizer import Quantizer
-from hop.scaling import AbsMean, Amax, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
+from hop.kernels.cpu import native
+from hop.kernels.cpu import quantize as native_quantize
+from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import AbsMean, Amax, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
 from tests import levels
 from tests.test_numerics import KINDS, generator, operands, same_bits
 

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 import hop
 from hop import presets, schemes
-from hop.formats import E4M3, E5M2, INT8, UINT8
-from hop.hadamard import Hadamard
 from hop.nn.static import StaticScale
-from hop.quantizer import Quantizer
-from hop.scaling import Delayed, Given, MinMax
-from hop.schemes import Scheme
+from hop.numerics.formats import E4M3, E5M2, INT8, UINT8
+from hop.numerics.hadamard import Hadamard
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Delayed, Given, MinMax
+from hop.numerics.schemes import Scheme
 
 STATIC = Quantizer(INT8, scale=Given())
 LEARNED = Scheme(STATIC, Quantizer(INT8, (1, -1), Given()))

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 import hop
 from hop import presets, schemes
-from hop.formats import INT8
 from hop.nn import collection
-from hop.quantizer import Quantizer
-from hop.scaling import Given
-from hop.schemes import Scheme
+from hop.numerics.formats import INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given
+from hop.numerics.schemes import Scheme
 
 STATIC = Quantizer(INT8, scale=Given())
 ALL_STATIC = Scheme(

@@ -21,14 +21,15 @@ from torchao.prototype.mx_formats.mx_tensor import to_mx
 from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
 
 import hop
-from hop import leaves, presets
-from hop.formats import E2M1, E4M3, E5M2, INT4, INT8, UINT4, UINT8, Float, Integer
-from hop.hadamard import Hadamard
+from hop import presets
+from hop.buffers import operators as leaves
 from hop.impls.quantize import fake_quantize_operator
-from hop.kernels import native
-from hop.kernels.quantize import FastBlocks
-from hop.quantizer import Quantizer
-from hop.scaling import (
+from hop.kernels.aten.quantize import FastBlocks
+from hop.kernels.cpu import native
+from hop.numerics.formats import E2M1, E4M3, E5M2, INT4, INT8, UINT4, UINT8, Float, Integer
+from hop.numerics.hadamard import Hadamard
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import (
     MX_ROUNDINGS,
     AbsMean,
     Amax,

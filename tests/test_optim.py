@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
 from hop import optim, presets
-from hop.kernels import native, native_step
+from hop.kernels.cpu import native
+from hop.kernels.cpu import step as native_step
+from hop.numerics.presets import STATE8, STATE8_UNSIGNED
 from hop.optim import step
-from hop.presets import STATE8, STATE8_UNSIGNED
 from tests import levels
 
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import hop
 from hop import optim
-from hop.packing import unpack
-from hop.presets import STATE4, STATE4_UNSIGNED
+from hop.numerics.packing import unpack
+from hop.numerics.presets import STATE4, STATE4_UNSIGNED
 
 pytest.importorskip("torchao", reason="torchao is not installed")
 from torchao import optim as theirs

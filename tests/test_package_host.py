@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hop.kernels import native
+from hop.kernels.cpu import native
 
 pytestmark = [
     pytest.mark.compiler,

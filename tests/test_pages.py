@@ -11,9 +11,9 @@ from PIL import Image
 
 import hop
 from docs import diagrams, make, optimizers_tables, training_tables
-from hop import formats, scaling
+from hop import formats, scale_rules
 from hop.compat import versions
-from hop.quantizer import Quantizer
+from hop.numerics.quantizer import Quantizer
 
 E3M2 = formats.Float("e3m2", 6, torch.uint8, exponent_bits=3, mantissa_bits=2, bias=3, largest=0x1F)
 INT3 = formats.Integer("int3", 3, torch.int8, -4, 3)
@@ -105,9 +105,9 @@ class TestANewFormat(unittest.TestCase):
         x = torch.randn(6, 72, requires_grad=True)
         for q in (
             Quantizer(fmt, (1, 32)),
-            Quantizer(fmt, scale=scaling.CurrentScaling()),
-            Quantizer(fmt, (1, 32), scaling.Microscaling()),
-            Quantizer(fmt, (1, 16), scaling.TwoLevel()),
+            Quantizer(fmt, scale=scale_rules.CurrentScaling()),
+            Quantizer(fmt, (1, 32), scale_rules.Microscaling()),
+            Quantizer(fmt, (1, 16), scale_rules.TwoLevel()),
         ):
             t = hop.quantize(q, x)
             numbers = hop.dequantize(t)

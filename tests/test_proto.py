@@ -11,11 +11,12 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hop
-from hop import copies, formats, presets
-from hop.proto import TensorProto
-from hop.quantizer import Quantizer
-from hop.scaling import Given, TwoLevel
+from hop import formats, presets
+from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given, TwoLevel
 from hop.tensor import QuantizedTensor
+from hop.tensor.proto import TensorProto
 
 USAGES = (("rowwise",), ("columnwise",), ("rowwise", "columnwise"))
 SHAPES = ((), (0,), (1,), (7,), (32,), (5, 33), (16, 64), (0, 8), (8, 0), (2, 3, 16), (16, 2, 2, 40))

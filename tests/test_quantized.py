@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 import hop
 from hop import presets, schemes
 from hop.compat import eager
-from hop.formats import INT4, INT8
-from hop.kernels import native
-from hop.quantizer import Quantizer
-from hop.scaling import Given
-from hop.schemes import Scheme
+from hop.kernels.cpu import native
+from hop.numerics.formats import INT4, INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given
+from hop.numerics.schemes import Scheme
 from tests import numerics
 
 aten = torch.ops.aten

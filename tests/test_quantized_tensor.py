@@ -23,8 +23,8 @@ from torch import Tensor, nn
 import hop
 from hop import QuantizedTensor, Quantizer, TensorProto
 from hop import presets as P
-from hop.formats import INT4, INT8
-from hop.scaling import Given
+from hop.numerics.formats import INT4, INT8
+from hop.numerics.scale_rules import Given
 from hop.tensor import table
 
 aten = torch.ops.aten

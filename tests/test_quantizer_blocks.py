@@ -7,7 +7,7 @@ import pytest
 import torch
 from parameterized import parameterized
 
-from hop import blocks
+from hop.numerics import blocks
 
 SHAPES = [(), (7,), (4, 6), (3, 1, 5), (2, 3, 4, 5), (1, 1), (0, 4), (4, 0)]
 BLOCKS = [

@@ -15,13 +15,14 @@ from parameterized import parameterized
 import hop
 import hop.export
 import hop.report
-from hop import copies, presets
-from hop.leaves import quantize_buffers
+from hop import presets
+from hop.buffers.operators import quantize_buffers
+from hop.numerics import copies
+from hop.numerics.schemes import Scheme
 from hop.report import page
 from hop.report.pairing import pairs, path_of
 from hop.report.values import Spread, type_of
 from hop.report.words import summary
-from hop.schemes import Scheme
 from tests.report_models import Small, encoders, quantized, report, small
 
 aten = torch.ops.aten

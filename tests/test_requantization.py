@@ -30,9 +30,9 @@ from torch import Tensor
 
 import hop
 from hop.compat.export import as_decomposition
-from hop.formats import DYNAMIC8, E4M3, INT4, INT8, TERNARY, UINT4, UINT8, Float, Format, Integer
-from hop.quantizer import Quantizer
-from hop.requantization import (
+from hop.numerics.formats import DYNAMIC8, E4M3, INT4, INT8, TERNARY, UINT4, UINT8, Float, Format, Integer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import (
     GEMMLOWP,
     TFLITE,
     Division,
@@ -42,7 +42,7 @@ from hop.requantization import (
     Requantization,
     fixed_point,
 )
-from hop.scaling import Amax, Given
+from hop.numerics.scale_rules import Amax, Given
 from tests import numerics
 
 aten = torch.ops.aten

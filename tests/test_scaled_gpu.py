@@ -11,12 +11,12 @@ from torch import Tensor
 import hop
 from cutlass_kernels import checks, plain
 from hop import presets
-from hop.formats import INT8, UINT8
 from hop.impls.scaled import gpu, meaning, plans
 from hop.impls.scaled.calls import Call
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP, Division, FloatMultiplier
-from hop.scaling import Given
+from hop.numerics.formats import INT8, UINT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier
+from hop.numerics.scale_rules import Given
 
 aten = torch.ops.aten
 STATIC = Quantizer(INT8, scale=Given(affine=True))
@@ -65,7 +65,7 @@ def by_product(asked: Call) -> list[Tensor] | Tensor:
         checks.check(product)
         return plain.reference(product)
 
-    with mock.patch("hop.kernels.gpu.mm", mm):
+    with mock.patch("hop.kernels.gpu.product.mm", mm):
         return gpu.GPU.run(asked)
 
 
@@ -145,7 +145,7 @@ class TestPlans(unittest.TestCase):
             checks.check(p)
             return lambda a, b, out, **fused: plain.reference(gpu_product(a, b, out, **fused))
 
-        with mock.patch("hop.kernels.gpu.prepared", prepared):
+        with mock.patch("hop.kernels.gpu.product.prepared", prepared):
             for args in ((x, w), (x, w, bias)):
                 plan = plans._gpu(aten.linear.default, torch.float32, args)
                 assert (plan is None) == (name == "blocks of rows")

@@ -15,14 +15,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
 from hop import presets
-from hop.formats import INT8
 from hop.impls.scaled import kernels, scaled_buffers, scaled_operator
 from hop.impls.scaled.operands import encode
 from hop.impls.scaled.plans import operand
-from hop.kernels import native
-from hop.quantizer import Quantizer
-from hop.requantization import FixedPoint
-from hop.scaling import Given
+from hop.kernels.cpu import native
+from hop.numerics.formats import INT8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import FixedPoint
+from hop.numerics.scale_rules import Given
 from tests.scaled import SCALED
 
 aten = torch.ops.aten

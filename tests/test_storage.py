@@ -18,8 +18,8 @@ from torch import nn
 import hop
 from hop import QuantizedTensor, TensorProto
 from hop import presets as P
-from hop.scaling import Given
-from hop.storage import load_file, save_file
+from hop.numerics.scale_rules import Given
+from hop.tensor.storage import load_file, save_file
 
 
 def made(name: str, *shape: int, dtype: torch.dtype = torch.float32, usages: Any = ("rowwise",)) -> QuantizedTensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from parameterized import parameterized
 
-from cutlass_kernels import cache, hopper, missing, tiles, tune
+from cutlass_kernels import cache, hopper, measured, missing, tiles, tune
 from cutlass_kernels.product import Product
 
 PLAN = hopper.plan
@@ -34,7 +34,7 @@ def fitting(p):
 
 def found(p):
     """As on a GPU; here the products lie on the CPU."""
-    return tune._kept(tune.key(fitting(p)[0], p))
+    return measured._kept(measured.key(fitting(p)[0], p))
 
 
 def tune_in_process(folder, favourite, m):
@@ -69,7 +69,7 @@ class TestTune(unittest.TestCase):
         other = next(i for i, v in enumerate(variants) if v != model)
         tune.tune(p, timer(other))
         assert hopper.variant_of(p) == model, "nothing is measured on a CPU"
-        with mock.patch.object(tune, "measured", lambda fit, p: next(v for v in fit if v.tile == found(p))):
+        with mock.patch.object(measured, "measured", lambda fit, p: next(v for v in fit if v.tile == found(p))):
             assert hopper.variant_of(p) == variants[other]
 
     def test_is_for_products_alike(self):
@@ -78,7 +78,7 @@ class TestTune(unittest.TestCase):
         scales = {"lhs_scale": torch.ones(100, 1), "rhs_scale": torch.ones(1, 4096)}
         others = (product(64), product(129), product(n=4112), product(k=528), product(out=torch.bfloat16, **scales))
         assert [found(p) for p in others] == [None] * len(others)
-        with mock.patch.object(tune, "_device_name", lambda device: "another GPU"):
+        with mock.patch.object(measured, "_device_name", lambda device: "another GPU"):
             assert found(product(100)) is None
 
     def test_only_tiles_that_fit_are_timed(self):
@@ -94,7 +94,7 @@ class TestTune(unittest.TestCase):
 
     def test_those_who_keep_plans_are_told(self):
         told = []
-        with mock.patch.object(tune, "changed", [lambda: told.append(1)]):
+        with mock.patch.object(measured, "changed", [lambda: told.append(1)]):
             tune.tune(product(), timer(0))
         assert told == [1]
 

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from parameterized import parameterized
 
 import hop
-from hop import formats, presets, scaling, spelling
-from hop.hadamard import Hadamard
-from hop.quantizer import Quantizer
-from hop.requantization import GEMMLOWP
-from hop.scaling import Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
+from hop import formats, presets, scale_rules
+from hop.numerics import spelling
+from hop.numerics.hadamard import Hadamard
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import GEMMLOWP
+from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
 
 OTHERS = {
     "floor": Quantizer(formats.INT8, (2, 3, -1), Amax(floor=1e-7)),
@@ -401,4 +402,4 @@ class TestExports(unittest.TestCase):
 class TestRules(unittest.TestCase):
     def test_rules_spell(self):
         for rule in (Amax(), Amax(0.5), MinMax(), Given(True), BlockScaling(False), Microscaling(), TwoLevel((1, -1))):
-            assert spelling.read(str(rule), scaling.Rule) == rule
+            assert spelling.read(str(rule), scale_rules.Rule) == rule

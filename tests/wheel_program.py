@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hop
 from hop import presets
-from hop.kernels import native
+from hop.kernels.cpu import native
 
 aten = torch.ops.aten
 LAYERS = {  # quantizers of activations and weights, the dtype around, whether sums are of integers

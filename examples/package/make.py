@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hop
 import hop.export
 from hop import presets
-from hop.kernels import native
+from hop.kernels.cpu import native
 
 
 class Linear(nn.Module):

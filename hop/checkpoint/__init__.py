@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Distributed checkpoints of quantized tensors, on torch.distributed.checkpoint (DCP).
 
     hop.checkpoint.save(state_dict, folder, step=10)      each step a folder of its own, whole or not there

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Checkpoints of a run in one folder, each there as a whole or not at all.
 
     folder/step_10/                  DCP's files, and hop.json: the size and SHA-256 of each

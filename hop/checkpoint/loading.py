@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The planner of a load: all is compared with the tensors of the state dict before the first byte is read."""
 
 import io

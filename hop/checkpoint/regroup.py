@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
+from hop.buffers.operators import dequantize_operator
 from hop.checkpoint.entries import entry_name
 from hop.checkpoint.shards import Chunk, Part
-from hop.leaves import dequantize_operator
+from hop.numerics import copies
 from hop.tensor import QuantizedTensor
 
 Range = tuple[int, int]

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The planner of a save: buffers of quantized tensors as entries of their own."""
 
 import ctypes

@@ -1,7 +1,7 @@
 """The part of a quantized tensor that a process holds, and where its buffers lie in those of the whole tensor.
 
-The whole tensor's buffers are what hop.copies.describe says of its shape. One of their elements serves a unit of the
-tensor's (hop.tensor.views), so a part has a range of each buffer if its boundaries cut no unit:
+The whole tensor's buffers are what hop.numerics.copies.describe says of its shape. One of their elements serves a unit
+of the tensor's (hop.tensor.views), so a part has a range of each buffer if its boundaries cut no unit:
 
     offset of the range = offset of the part / unit        one unit of the whole dimension: the range is all of it
 """
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hop import copies
 from hop.compat import dtensor
+from hop.numerics import copies
 from hop.tensor import QuantizedTensor, views
 from hop.tensor.table import Cut
 

@@ -18,10 +18,10 @@ import typer
 from torch import Tensor
 
 import hop
-from hop import presets
 from hop.compat.eager import OpOverload
-from hop.quantizer import Quantizer
-from hop.scaling import Given
+from hop.numerics import presets
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given
 from hop.tensor import QuantizedTensor
 
 _SHORT = {

@@ -10,7 +10,7 @@ import hop
 from hop.cli import arguments
 from hop.cli.output import show, show_json
 from hop.compat.pytree import tree_leaves, tree_map_only
-from hop.quantizer import Quantizer
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 

@@ -12,8 +12,16 @@ from torch.export import ExportedProgram
 from hop.cli.inputs import load_program
 from hop.cli.output import quietly, show, show_json, working
 from hop.export import lower, to_executorch, to_integer, to_onnx, to_qdq
-from hop.export.report import Report
-from hop.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Reciprocal, Requantization
+from hop.export.rewrite.report import Report
+from hop.numerics.requantization import (
+    GEMMLOWP,
+    TFLITE,
+    Division,
+    FixedPoint,
+    FloatMultiplier,
+    Reciprocal,
+    Requantization,
+)
 
 To = Literal["integer", "qdq", "aten", "onnx", "executorch"]
 Requantize = Literal["reciprocal", "division", "multiplier", "gemmlowp", "tflite", "away", "even"]

@@ -7,9 +7,9 @@ import typer
 
 from hop.cli.output import show, show_json
 from hop.export.table import table
-from hop.formats import FORMATS, Codebook, Float, Format, Integer, PowerOfTwo
-from hop.presets import PRESETS
-from hop.quantizer import Quantizer
+from hop.numerics.formats import FORMATS, Codebook, Float, Format, Integer, PowerOfTwo
+from hop.numerics.presets import PRESETS
+from hop.numerics.quantizer import Quantizer
 
 _KINDS = {Integer: "integer", Float: "float", Codebook: "codebook", PowerOfTwo: "power of two"}
 

@@ -14,7 +14,7 @@ from hop.cli.explain import kernels
 from hop.cli.output import show, show_json
 from hop.compat import versions
 from hop.export.table import table
-from hop.kernels import native
+from hop.kernels.cpu import native
 
 
 class Package(NamedTuple):

@@ -25,8 +25,8 @@ from hop.cli import data
 from hop.cli.output import quietly
 from hop.compat import export
 from hop.compat.pytree import tree_leaves, tree_unflatten
-from hop.export.arguments import Arguments
-from hop.export.program import value
+from hop.export.analysis.arguments import Arguments
+from hop.export.rewrite.program import value
 
 Inputs = list[Arguments]
 

@@ -9,7 +9,7 @@ import typer
 from cutlass_kernels import packing, prebuilt
 from hop.cli.bench import benchmarks
 from hop.cli.output import Bar, show, show_json, working
-from hop.kernels import gpu
+from hop.kernels.gpu import product as gpu
 
 Pattern = Annotated[str, typer.Argument(help="Names, with * and ? as in a shell.", show_default="all")]
 Architecture = Annotated[str, typer.Option("--arch", help="The GPU to compile for.")]

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from hop.cli.inputs import Inputs, load_inputs, load_program
 from hop.cli.output import Bar, say, show, show_json, working
-from hop.export.arguments import named
+from hop.export.analysis.arguments import named
 from hop.report import CANDIDATES, Options, Sweep, compare
 from hop.report import sweep as run_sweep
 from hop.report.measuring import Progress

@@ -9,7 +9,7 @@ from hop.cli.inputs import load_inputs, load_program
 from hop.cli.output import show, show_json, working
 from hop.export import Comparison
 from hop.export import verify as compare
-from hop.export.arguments import named
+from hop.export.analysis.arguments import named
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.export.save wrote.")]
 Data = Annotated[Path | None, typer.Option(help="Inputs: .npz or .safetensors.", show_default="random ones")]

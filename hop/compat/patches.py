@@ -127,7 +127,7 @@ strided_beginnings = _going_around(
 )
 unsigned_products = _going_around(
     "unsigned_products",
-    "torch._int_mm refuses uint8 on CPUs; `hop.kernels.integer` writes such operands as int8 and a constant",
+    "torch._int_mm refuses uint8 on CPUs; `hop.kernels.aten.integer` writes such operands as int8 and a constant",
     until=(2, 13),
 )
 bits_before_rounding = _going_around(

@@ -1,11 +1,11 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """explain: which implementation a call takes."""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
-from hop.impls import out_dtype, scaled
-from hop.quantizer import Quantizer
+from hop.impls.out_dtype import explain as explain_out_dtype
+from hop.impls.scaled import explain as explain_scaled
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 
@@ -25,5 +25,5 @@ def explain(op: Any, output: Any, /, *args: Any, **kwargs: Any) -> str:
     for a in (*args, *kwargs.values()):
         given += cast(Sequence[Any], a) if isinstance(a, list | tuple) else [a]
     is_scaled = isinstance(output, Quantizer) or any(isinstance(x, QuantizedTensor) for x in given)
-    explained: Any = scaled.explain if is_scaled else out_dtype.explain
+    explained: Any = explain_scaled if is_scaled else explain_out_dtype
     return explained(op, output, *args, **kwargs)

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """pack: a quantized tensor in the layout that products read fastest, of equal value; unpack: in the plain form.
 
 hop_pack(tensor, layout) -> tensor        `layout` spelled as text, "" for the plain form
@@ -10,14 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from hop import blocks, copies, spelling
-from hop._hop import Composite
+from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
-from hop.formats import Codebook, Float
-from hop.kernels import native, native_product
-from hop.layouts import Decoded, Layout, Tiled, sums_first
-from hop.leaves import buffers_operator
-from hop.quantizer import Quantizer
+from hop.dispatch.hop import Composite
+from hop.kernels.cpu import native
+from hop.kernels.cpu import product as native_product
+from hop.numerics import blocks, copies, spelling
+from hop.numerics.formats import Codebook, Float
+from hop.numerics.layouts import Decoded, Layout, Tiled, sums_first
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 

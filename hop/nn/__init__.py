@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Layers that compute in low precision, and train through it.
 
 contexts.py     which scheme a layer computes in

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """calibrate: static scales of activations, from what passes through the layers of a model."""
 
 import inspect
@@ -10,12 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hop import calibration
 from hop.nn.contexts import INPUT, OUTPUT
 from hop.nn.layer import Layer, modules_of
 from hop.nn.static import StaticScale
-from hop.quantizer import Quantizer
-from hop.scaling import LARGEST
+from hop.numerics import calibration
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import LARGEST
 
 KEPT = 2**20
 """The most elements of an activation that are kept for a method other than amax."""

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Which scheme a layer computes in: its own, or that of the innermost `with hop.nn.scheme(...)` of this thread.
 
 What a layer reads in its forward is a Plan: a scheme, and which of its roles need state. It is made once, outside of
@@ -10,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hop.quantizer import Quantizer
-from hop.schemes import QUANTIZED, STE, Scheme
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import QUANTIZED, STE, Scheme
 
 INPUT, WEIGHT, OUTPUT, GRADIENT = ROLES = ("input", "weight", "output", "gradient")
 FIELDS: dict[str, str] = dict(zip(ROLES, ("lhs", "rhs", "output", "grad"), strict=True))

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """convert: quantized layers in the place of a model's float ones, and a report of it."""
 
 import warnings
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from hop.impls.quantize import dequantize
 from hop.nn.layer import Layer, modules_of, spelled
 from hop.nn.layers import LAYERS
-from hop.scaling import Given
-from hop.schemes import Scheme
+from hop.numerics.scale_rules import Given
+from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 
 _OPAQUE = (nn.RNNBase, nn.MultiheadAttention)  # whose own parameters are weights of products
@@ -110,7 +109,7 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
     elif learn_scales and not any(_has_static_scale(row.scheme) for row in rows):
         warnings.warn(
             "convert: learn_scales=True makes static scales Parameters, and no scheme has one: take one with "
-            "hop.scaling.Given, such as hop.schemes.INT8_STATIC",
+            "hop.scale_rules.Given, such as hop.schemes.INT8_STATIC",
             stacklevel=2,
         )
     return report

@@ -1,5 +1,4 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
-"""AmaxHistory: the state of delayed scaling, hop.scaling.Delayed.
+"""AmaxHistory: the state of delayed scaling, hop.scale_rules.Delayed.
 
 Within a step all calls are quantized by the amax in use, and record the largest magnitude that they saw, in the forward
 or, of gradients, in the backward. Recording it twice changes nothing, so activation checkpointing may compute a layer
@@ -15,15 +14,15 @@ from torch import Tensor, nn
 
 from hop.compat import dtensor, dynamo, process_groups, tracing
 from hop.nn.static import Float32State
-from hop.quantizer import Quantizer
-from hop.scaling import Delayed
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Delayed
 
 
 class AmaxHistory(Float32State):
     """The amaxes of the last steps, for one role of a layer.
 
     Args:
-        quantizer: whose rule is hop.scaling.Delayed.
+        quantizer: whose rule is hop.scale_rules.Delayed.
         device: where the buffers lie.
 
     Buffers, float32: `history`, of which 0 is the current step and 1 the one before; and `amax`, of shape (), the one

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """freeze: the weights of quantized layers as codes."""
 
 from typing import Any

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """gather_as_codes: the weights of layers travel between the processes of FSDP2 as codes and scales."""
 
 import weakref
@@ -7,17 +6,17 @@ from typing import Any
 
 from torch import nn
 
-from hop import schemes
+from hop.buffers.sharding import keeps_blocks
 from hop.compat import dtensor
 from hop.nn.contexts import WEIGHT
 from hop.nn.layer import Layer, modules_of
 from hop.nn.layers import Linear
 from hop.nn.master import Gathering, MasterWeight, parameter_like
 from hop.nn.static import StaticScale
-from hop.quantizer import Quantizer
-from hop.schemes import ORIGINAL, QUANTIZED
-from hop.sharding import keeps_blocks
-from hop.tensor import fsdp
+from hop.numerics import schemes
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import ORIGINAL, QUANTIZED
+from hop.tensor.distributed import fsdp
 
 
 def gather_as_codes(model: nn.Module) -> list[str]:

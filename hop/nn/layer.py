@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Layer: what quantized layers share: a scheme, the state of its scales, and the one call of their operator.
 
     scales.input.scale, scales.input.zero_point        of a quantizer with the rule Given: StaticScale
@@ -14,16 +13,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hop import calibration
 from hop.compat.eager import OpOverload
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active
 from hop.nn.delayed import AmaxHistory
 from hop.nn.static import StaticScale
-from hop.quantizer import Quantizer
-from hop.scaling import Delayed
-from hop.schemes import SCHEMES, Scheme
+from hop.numerics import calibration
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Delayed
+from hop.numerics.schemes import SCHEMES, Scheme
 from hop.tensor import QuantizedTensor
 
 

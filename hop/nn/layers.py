@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Linear, Conv1d, Conv2d and Embedding, with a scheme."""
 
 from collections.abc import Sequence
@@ -16,8 +15,8 @@ from hop.impls.quantized.linear import linear
 from hop.impls.quantized.parallel import Parallel
 from hop.nn.contexts import OUTPUT, WEIGHT, Plan
 from hop.nn.layer import Layer
-from hop.quantizer import Quantizer
-from hop.schemes import Scheme, for_convolution
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme, for_convolution
 
 aten = torch.ops.aten
 _ONE_PROCESS = Parallel()

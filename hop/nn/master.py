@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """MasterWeight: a float weight that FSDP2 gathers as codes.
 
 Each process quantizes its part of the weight, with the scales of the whole, before the parts are gathered; the layer
@@ -14,18 +13,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop import blocks, copies
-from hop.blocks import Block
+from hop.buffers.sharding import quantize_shared, reduction
 from hop.compat import dtensor, process_groups, subclasses
 from hop.compat.pytree import tree_map_only
 from hop.impls.quantize import quantize
 from hop.impls.quantized.operands import swapped_codes, transposed
 from hop.nn.contexts import WEIGHT
 from hop.nn.delayed import AmaxHistory
-from hop.quantizer import Quantizer
-from hop.sharding import quantize_shared, reduction
-from hop.tensor import QuantizedTensor, fsdp
-from hop.tensor.fsdp import Parts, Sent
+from hop.numerics import blocks, copies
+from hop.numerics.blocks import Block
+from hop.numerics.quantizer import Quantizer
+from hop.tensor import QuantizedTensor
+from hop.tensor.distributed import fsdp
+from hop.tensor.distributed.fsdp import Parts, Sent
 
 aten = torch.ops.aten
 

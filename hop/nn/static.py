@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """StaticScale: a scale and zero point that are found from data and then stay, or are learned.
 
 Gradients of learned ones are scaled by g = 1 / sqrt(N · qmax), with N elements that share the scale: Esser et al. 2020,
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hop.compat import dtensor
-from hop.quantizer import Quantizer
+from hop.numerics.quantizer import Quantizer
 
 
 class Float32State(nn.Module):
@@ -31,7 +30,7 @@ class StaticScale(Float32State):
     """The scale, and for an affine quantizer the zero point, of one role of a layer.
 
     Args:
-        quantizer: whose rule is hop.scaling.Given.
+        quantizer: whose rule is hop.scale_rules.Given.
         shape: of both: that of the quantizer's buffers, or one that broadcasts to it.
         learn: whether they are Parameters, which must be positive and stay so, and not buffers.
         device: where they lie.

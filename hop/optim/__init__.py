@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Optimizers whose states are quantized tensors, with the arguments of torch.optim.
 
 states.py      which states are quantized, and by what

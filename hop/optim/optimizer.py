@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """What all optimizers share: their states, and the way of a step."""
 
 from collections.abc import Callable, Sequence
@@ -9,10 +8,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from hop.compat import eager
+from hop.numerics.quantizer import Quantizer
 from hop.optim.states import BITS8, States, fresh, is_placed, local, quantizer, spelled
 from hop.optim.step import step_
 from hop.optim.updates import Rule
-from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 _OWN = (

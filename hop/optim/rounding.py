@@ -1,10 +1,9 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """float32 to bfloat16, stochastically: up with the probability that keeps the expectation."""
 
 import torch
 from torch import Tensor
 
-from hop.noise import noise
+from hop.buffers.noise import noise
 
 
 def rounded(x: Tensor, seed: Tensor, stream: int) -> Tensor:

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Which states of an optimizer are quantized, and by what."""
 
 import functools
@@ -9,9 +8,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hop.impls.quantize import dequantize, quantize
-from hop.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
-from hop.quantizer import Quantizer
-from hop.scaling import Amax
+from hop.numerics.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Amax
 from hop.tensor import QuantizedTensor
 
 SIGNED = ("exp_avg", "momentum_buffer")

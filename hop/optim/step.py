@@ -18,15 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
-from hop.compat import dynamo, eager
-from hop.kernels import memory
-from hop.kernels import native_step as native
-from hop.leaves import dequantize_buffers, quantize_buffers
+from hop.buffers.operators import dequantize_buffers, quantize_buffers
+from hop.compat import dynamo, eager, memory
+from hop.kernels.cpu import step as native
+from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
 from hop.optim.rounding import rounded
 from hop.optim.states import least_part, raised
 from hop.optim.updates import Rule
-from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 _USAGES = [copies.ROWWISE]

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """States of the optimizers of torchao.optim, which hold the same codes and scales:
 
     OptimState8bit    codes of the parameter's shape       scale, one for each block      qmap, the codebook
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hop.formats import Codebook
+from hop.numerics.formats import Codebook
+from hop.numerics.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
+from hop.numerics.quantizer import Quantizer
 from hop.optim.optimizer import Optimizer
-from hop.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
-from hop.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 _QUANTIZERS: dict[str, dict[bool, Quantizer]] = {

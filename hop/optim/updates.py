@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """What a step does to one parameter: the numbers that it takes, and functions of tensors in float32, or all in float64.
 
 The numbers of a step are Python floats, computed in float64, and rounded to the dtype of the tensors.

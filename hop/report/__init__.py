@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Reports of programs: where the error enters, what is still float, which kernel ran, what another format would cost.
 
 values.py      types and histograms of values        rows.py       the rows of a report

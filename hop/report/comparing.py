@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """compare: a program, node by node, beside a reference."""
 
 from typing import Any
@@ -9,8 +8,8 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 from hop.compat.pytree import tree_leaves, tree_map
-from hop.export.arguments import Arguments, Data, parse
-from hop.export.running import compare as run_both
+from hop.export.analysis.arguments import Arguments, Data, parse
+from hop.export.analysis.running import compare as run_both
 from hop.report.listing import parameter_bytes, rows_of
 from hop.report.measuring import Meter, Pair, Progress
 from hop.report.pairing import pairs

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """A file of JSON lines to which results are added one by one, so that stopping loses none that is there."""
 
 import ctypes
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from hop.compat.pytree import tree_leaves
-from hop.export.arguments import Arguments
+from hop.export.analysis.arguments import Arguments
 
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The rows of a report, from what was measured."""
 
 import math
@@ -10,10 +9,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
+from hop.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
 from hop.compat.eager import OpOverload
-from hop.export.figures import operator_name
-from hop.export.program import value
-from hop.impls.out_dtype import operator as out_dtype_operator
+from hop.export.analysis.figures import operator_name
+from hop.export.rewrite.program import value
+from hop.impls.out_dtype import out_dtype_operator as out_dtype_operator
 from hop.impls.pack import pack_operator
 from hop.impls.quantize import fake_quantize_operator, quantize_operator
 from hop.impls.quantized import quantized_operator
@@ -22,13 +22,12 @@ from hop.impls.scaled import scaled_buffers, scaled_operator
 from hop.impls.scaled.operands import Operand as Encoded
 from hop.impls.scaled.operands import decode
 from hop.impls.scaled.roles import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, aten
-from hop.leaves import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
-from hop.quantizer import Quantizer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
 from hop.report.measuring import Meter, Pair
 from hop.report.pairing import inner_operator, module_of, path_of
 from hop.report.rows import INPUT, MOVE, OTHER, PRODUCT, QUANTIZE, Error, Operand, Row
 from hop.report.values import Spread, Type, numbers, of_quantizer
-from hop.schemes import Scheme
 
 _ATTENTION = aten.scaled_dot_product_attention.default  # whose first two arguments are factors
 _PRODUCTS = {op for op, roles in ROLES.items() if roles.family in (MATRIX, CONVOLUTION, EMBEDDING)} | {_ATTENTION}

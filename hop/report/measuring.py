@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """What is measured while programs run: of each node of one, and of each pair of nodes of two."""
 
 import statistics
@@ -13,11 +12,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from hop._hop import Hop
 from hop.compat.pytree import tree_leaves
-from hop.export.arguments import Arguments
-from hop.export.figures import Figures
-from hop.export.running import Runner
+from hop.dispatch.hop import Hop
+from hop.export.analysis.arguments import Arguments
+from hop.export.analysis.figures import Figures
+from hop.export.analysis.running import Runner
 from hop.report.values import Spread, Type, numbers, type_of
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much

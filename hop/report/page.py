@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """The page of a report: one file of HTML that needs nothing else, neither a network nor another file.
 
 page.html is its frame, page.css its looks, page.js what it does with the data, which stands in it as JSON. A policy in

@@ -1,8 +1,8 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Which nodes of a program correspond with which of the reference.
 
-Programs that were made of one another keep names, or know where their nodes come from (hop.export.correspondence).
-Those that were exported each on its own, a quantized module beside the float one, share the paths of their submodules:
+Programs that were made of one another keep names, or know where their nodes come from
+(hop.export.analysis.correspondence). Those that were exported each on its own, a quantized module beside the float one,
+share the paths of their submodules:
 
 * the operators of one kind and shape in a submodule correspond in order, if both programs have equally many there;
 * nodes that hop.export.verify would pair do, unless they stand in different submodules;
@@ -19,8 +19,8 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from hop.compat.eager import OpOverload
-from hop.export.correspondence import kind, pairs_of, same_shape
-from hop.export.program import value
+from hop.export.analysis.correspondence import kind, pairs_of, same_shape
+from hop.export.rewrite.program import value
 
 _NUMBERS = ("float", "quantized")
 

@@ -1,25 +1,22 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Pictures of reports for notebooks, by matplotlib."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from hop.report.rows import Candidate, Row
 from hop.report.values import FLOAT, INTEGER, LOW_BIT
-
-if TYPE_CHECKING:
-    from hop.report.report import Report
-    from hop.report.sweeping import Sweep
 
 COLOURS = {FLOAT: "#0072b2", INTEGER: "#009e73", LOW_BIT: "#d55e00"}  # of Okabe and Ito, apart for the colour-blind
 
 
-def of_report(report: "Report") -> Any:
+def of_report(name: str, rows: Sequence[Row]) -> Any:
     """SQNR along the program, and the noise that each row adds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    shown = [(i, r) for i, r in enumerate(report.rows) if r.error and r.error.sqnr is not None]
+    shown = [(i, r) for i, r in enumerate(rows) if r.error and r.error.sqnr is not None]
     finite = [(i, r) for i, r in shown if r.error and r.error.sqnr is not None and math.isfinite(r.error.sqnr)]
     for kind, colour in COLOURS.items():
         points = [(i, r.error.sqnr) for i, r in finite if r.kind == kind and r.error is not None]
@@ -31,7 +28,7 @@ def of_report(report: "Report") -> Any:
     top.set_ylabel("SQNR, dB")
     bottom.set_ylabel("noise added\n(noise / signal)")
     bottom.set_xlabel("node, in the order of the program")
-    top.set_title(report.name or "error along the program")
+    top.set_title(name or "error along the program")
     if finite:
         top.legend(frameon=False)
     for axes in (top, bottom):
@@ -39,14 +36,14 @@ def of_report(report: "Report") -> Any:
     return figure
 
 
-def of_sweep(sweep: "Sweep") -> Any:
+def of_sweep(name: str, rows: Sequence[Candidate], front: Sequence[Candidate]) -> Any:
     """Quality over bytes: the candidates, the front of those that none beats in both, and their times."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
-    best = set(sweep.front)
-    shown = [row for row in sweep.rows if row.scheme and math.isfinite(row.quality)]
+    best = set(front)
+    shown = [row for row in rows if row.scheme and math.isfinite(row.quality)]
     near = 0.04 * (max((r.quality for r in shown), default=0) - min((r.quality for r in shown), default=0))
     heights: list[float] = []  # of the labels at the right of their points
     for row in sorted(shown, key=lambda row: row.quality):
@@ -57,11 +54,11 @@ def of_sweep(sweep: "Sweep") -> Any:
         side: dict[str, Any] = {"xytext": (-7, -3), "ha": "right"} if is_left else {"xytext": (7, -3)}
         axes.annotate(words, place, textcoords="offset points", fontsize=8, **side)
         heights += [] if is_left else [row.quality]
-    line = [(r.parameter_bytes / 1e6, r.quality) for r in sweep.front if r in shown]
+    line = [(r.parameter_bytes / 1e6, r.quality) for r in front if r in shown]
     axes.plot([x for x, _ in line], [y for _, y in line], "--", color=COLOURS[FLOAT], lw=1)
     axes.set_xlabel("parameters, MB")
-    axes.set_ylabel("loss, turned" if any(row.loss is not None for row in sweep.rows) else "SQNR of the outputs, dB")
-    axes.set_title(sweep.name or "quality over bytes")
+    axes.set_ylabel("loss, turned" if any(row.loss is not None for row in rows) else "SQNR of the outputs, dB")
+    axes.set_title(name or "quality over bytes")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.3, y=0.1)
     return figure

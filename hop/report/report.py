@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Report: what compare found, for people, for programs and for notebooks."""
 
 import json
@@ -102,7 +101,7 @@ class Report:
 
     def plot(self) -> Any:
         """A matplotlib.figure.Figure: SQNR along the program, and what each product adds. Needs matplotlib."""
-        return picture.of_report(self)
+        return picture.of_report(self.name, self.rows)
 
     def html(self, sweep: "Sweep | None" = None) -> str:
         """A page that needs nothing else: no network, no other file. With a sweep, that is shown above."""

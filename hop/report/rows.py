@@ -1,5 +1,4 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
-"""The rows of a report: one for each value that a program computes."""
+"""The rows of a report, one for each value that a program computes, and of a sweep, one for each scheme."""
 
 import math
 from dataclasses import dataclass
@@ -134,3 +133,39 @@ class Row:
         read = [o.type for o in self.operands if o.row is not None and o.type is not None]
         read = [t for t in read if t.kind != INTEGER or self.sort == QUANTIZE]
         return tuple((t, self.result) for t in read if t.format != self.result.format)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One scheme.
+
+    Attributes:
+        name, scheme: its name, and its spelling; of the float model, "float" and "".
+        sqnr: of the outputs against the float model, in decibels; inf if they are equal.
+        cosine: the mean cosine between the outputs and the float model's, over their last dimension.
+        loss: the mean of the loss function, None without one.
+        parameter_bytes: of all parameters and constants that the program reads, with their scales.
+        seconds, float_seconds: of one run on the first arguments, and of the float model between these runs: medians.
+        rewritten, left: how many operators compute in the scheme, and how many could not.
+    """
+
+    name: str
+    scheme: str
+    sqnr: float
+    cosine: float
+    loss: float | None
+    parameter_bytes: int
+    seconds: float
+    float_seconds: float
+    rewritten: int
+    left: int
+
+    @property
+    def quality(self) -> float:
+        """What the Pareto front compares: the loss with its sign turned, else the SQNR. Greater is better."""
+        return self.sqnr if self.loss is None else -self.loss
+
+    @property
+    def slowdown(self) -> float:
+        """Its time over that of the float model, in the same minutes."""
+        return self.seconds / self.float_seconds

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Sweep: what schemes cost a model, and what they save, for people, for programs and for notebooks."""
 
 import json
@@ -9,43 +8,8 @@ from typing import Any
 from hop.export.table import table
 from hop.report import page, picture
 from hop.report.plain import plain
+from hop.report.rows import Candidate as Candidate
 from hop.report.words import decibels, size
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One scheme.
-
-    Attributes:
-        name, scheme: its name, and its spelling; of the float model, "float" and "".
-        sqnr: of the outputs against the float model, in decibels; inf if they are equal.
-        cosine: the mean cosine between the outputs and the float model's, over their last dimension.
-        loss: the mean of the loss function, None without one.
-        parameter_bytes: of all parameters and constants that the program reads, with their scales.
-        seconds, float_seconds: of one run on the first arguments, and of the float model between these runs: medians.
-        rewritten, left: how many operators compute in the scheme, and how many could not.
-    """
-
-    name: str
-    scheme: str
-    sqnr: float
-    cosine: float
-    loss: float | None
-    parameter_bytes: int
-    seconds: float
-    float_seconds: float
-    rewritten: int
-    left: int
-
-    @property
-    def quality(self) -> float:
-        """What the Pareto front compares: the loss with its sign turned, else the SQNR. Greater is better."""
-        return self.sqnr if self.loss is None else -self.loss
-
-    @property
-    def slowdown(self) -> float:
-        """Its time over that of the float model, in the same minutes."""
-        return self.seconds / self.float_seconds
 
 
 @dataclass(frozen=True)
@@ -93,7 +57,7 @@ class Sweep:
 
     def plot(self) -> Any:
         """A matplotlib.figure.Figure: quality over bytes, with the Pareto front. Needs matplotlib."""
-        return picture.of_sweep(self)
+        return picture.of_sweep(self.name, self.rows, self.front)
 
     def html(self) -> str:
         """A page that needs nothing else."""

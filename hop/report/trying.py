@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """sweep: what other formats would cost a model, and what they would save."""
 
 import math
@@ -13,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from hop import presets, schemes
-from hop._hop import Hop
 from hop.compat.pytree import tree_leaves
-from hop.export.arguments import Arguments, Data, placed
-from hop.export.scheme import to_scheme
+from hop.dispatch.hop import Hop
+from hop.export.analysis.arguments import Arguments, Data, placed
+from hop.export.rewrite.scheme import to_scheme
+from hop.numerics import presets, schemes
+from hop.numerics.schemes import Scheme
 from hop.report.comparing import exported, inputs_of
 from hop.report.journal import Journal, fingerprint
 from hop.report.listing import parameter_bytes
 from hop.report.measuring import Meter, Progress
 from hop.report.sweeping import Candidate, Sweep
 from hop.report.values import numbers
-from hop.schemes import Scheme
 
 CANDIDATES: Mapping[str, Scheme] = {
     "int8": schemes.INT8_DYNAMIC,

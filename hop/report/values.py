@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """What a report says of values: their types, where their numbers lie, and what a graph does with them."""
 
 import math
@@ -8,9 +7,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.export.correspondence import kind
+from hop.export.analysis.correspondence import kind
 from hop.impls.quantize import dequantize
-from hop.quantizer import Quantizer
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
 FLOAT, INTEGER, LOW_BIT = "float", "integer", "low-bit"

@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """A report in words: where the error enters, what adds to it, what is still float, where formats change."""
 
 import math

@@ -1,21 +1,19 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """QuantizedTensor itself."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from hop import blocks, copies
-from hop._hop import Composite
-from hop.compat import eager, subclasses
+from hop.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator
+from hop.compat import eager, memory, subclasses
 from hop.compat.patches import KEYED
 from hop.compat.values import cache_key
-from hop.kernels import memory
-from hop.leaves import buffers_operator, dequantize_buffers, dequantize_operator
-from hop.quantizer import Quantizer
+from hop.kernels.cpu import forms
+from hop.numerics import blocks, copies
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import table
 
 
@@ -26,8 +24,8 @@ class QuantizedTensor(Tensor):
     `hop.quantize` makes one. What ATen operators do with it is listed in docs/quantized_tensor.md.
 
     Args:
-        buffers: what hop.copies.describe lists for the quantizer, the shape and the usages, in that order; dense, on
-            one device.
+        buffers: what hop.numerics.copies.describe lists for the quantizer, the shape and the usages, in that order;
+            dense, on one device.
         quantizer: how the buffers are read.
         shape: of the tensor that it stands for.
         dtype: a floating-point dtype that it appears in.
@@ -44,7 +42,7 @@ class QuantizedTensor(Tensor):
 
     quantizer: Quantizer
     _names: tuple[str, ...] = ()
-    _form: memory.Form | None = None  # found when it is first asked for
+    _form: forms.Form | None = None  # found when it is first asked for
     _kind: "Kind | None" = None  # the same
 
     # The buffers, of which a tensor has those that its quantizer and its usages need.
@@ -140,7 +138,7 @@ class QuantizedTensor(Tensor):
         return copies.describe(self.quantizer, self.shape, self.usages)
 
     def buffers(self) -> dict[str, Tensor]:
-        """The tensors that hold the data, by name, in the order of hop.copies.describe."""
+        """The tensors that hold the data, by name, in the order of hop.numerics.copies.describe."""
         return {name: getattr(self, name) for name in self._names}
 
     def rebuilt(
@@ -218,21 +216,6 @@ class QuantizedTensor(Tensor):
     ) -> "QuantizedTensor":
         quantizer, dtype = context
         return QuantizedTensor.fitting(buffers, quantizer, shape, dtype)
-
-    @property
-    def fsdp_pre_all_gather(self) -> Callable[[Any], Any]:
-        """From a mesh to what FSDP2 gathers of this part of a parameter: its buffers, as bytes. See hop.tensor.fsdp.
-        fully_shard looks for it, and so raises where there is none."""
-        from hop.tensor import fsdp
-
-        fsdp.check(self)
-        return lambda mesh: fsdp.pre_all_gather(self, mesh)
-
-    def fsdp_post_all_gather(self, gathered: Any, sent: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
-        """The whole parameter, appearing in `dtype`; or `out` filled again."""
-        from hop.tensor import fsdp
-
-        return fsdp.post_all_gather(gathered, sent, dtype, out)
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -331,15 +314,15 @@ def kind_of(t: Any) -> Kind:
     return kind
 
 
-def form_of(t: Any) -> memory.Form:
+def form_of(t: Any) -> forms.Form:
     """The names, shapes and dtypes that the buffers of t must have; its sizes are numbers."""
     form = vars(t)["_form"] = _form(t.quantizer, tuple(t.shape), t._names)
     return form
 
 
 @functools.lru_cache(maxsize=4096)
-def _form(quantizer: Quantizer, shape: tuple[int, ...], names: tuple[str, ...]) -> memory.Form:
-    return memory.Form(copies.describe(quantizer, shape, copies.of(names)))
+def _form(quantizer: Quantizer, shape: tuple[int, ...], names: tuple[str, ...]) -> forms.Form:
+    return forms.Form(copies.describe(quantizer, shape, copies.of(names)))
 
 
 def _loaded(
@@ -368,12 +351,3 @@ for _operator in (buffers_operator, dequantize_operator):
     _operator.plain |= {QuantizedTensor}
 torch.serialization.add_safe_globals([QuantizedTensor, _loaded])
 KEYED.append(QuantizedTensor)
-
-
-def _of_dtensors(x: Any) -> QuantizedTensor:
-    from hop.tensor.distributed import of_dtensors
-
-    return of_dtensors(x)
-
-
-Composite.of_dtensors[QuantizedTensor] = _of_dtensors

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
+from hop.buffers.operators import quantize_buffers
 from hop.compat import subclasses
 from hop.compat.eager import OpOverload
-from hop.leaves import quantize_buffers
+from hop.numerics import copies
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import Cut, implements

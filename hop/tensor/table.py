@@ -61,10 +61,13 @@ def implements(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[...,
     return enter
 
 
+_COLLECTIVES = ("distributed.collectives", "distributed.c10d")
+
+
 @functools.cache
 def rules() -> dict[OpOverload, Callable[..., Any]]:
     """The table, whose modules are imported when the first operator meets a QuantizedTensor."""
-    for name in ("rules", "padding", *(("collectives", "c10d") if distributed.is_available() else ())):
+    for name in ("rules", "distributed.padding", *(_COLLECTIVES if distributed.is_available() else ())):
         importlib.import_module(f"hop.tensor.{name}")
     return RULES
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import blocks, copies
-from hop.blocks import Block
 from hop.compat import subclasses
-from hop.layouts import Tiled
-from hop.quantizer import Quantizer
-from hop.scaling import TwoLevel
+from hop.numerics import blocks, copies
+from hop.numerics.blocks import Block
+from hop.numerics.layouts import Tiled
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import TwoLevel
 from hop.tensor import table
 from hop.tensor.table import Cut
 
@@ -75,7 +75,7 @@ def with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]
 def _block(units: Units) -> Block:
     """The block with these units, as short as it can be told. A symbolic size is fixed: a quantizer knows no others."""
     block = tuple(int(u) for u in units) or (-1,)
-    while len(block) > 2 and block[0] == (-1 if block[1] == -1 else 1):  # what hop.blocks takes to be in front
+    while len(block) > 2 and block[0] == (-1 if block[1] == -1 else 1):  # what hop.numerics.blocks takes to be in front
         block = block[1:]
     return block
 
@@ -312,7 +312,7 @@ def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quan
 
 def separable(t: Any, dim: int) -> Any:
     """t as a part along `dim` of a larger tensor: a second scale, which must serve whole dimensions or single blocks
-    (hop.scaling.TwoLevel), then serves single blocks along it."""
+    (hop.scale_rules.TwoLevel), then serves single blocks along it."""
     q = t.quantizer
     if q.flat or not isinstance(q.scale, TwoLevel):
         return t

@@ -57,8 +57,8 @@ struct Factor {
 Factor make(const FactorDescription& description, const char* name, const Sizes& shape, bool batched, bool is_lhs,
             const Buffers& buffers);
 
-Sizes per_dimension(const Sizes& block, size_t dim);      // as hop.blocks.per_dimension
-Sizes counts(const Sizes& shape, const Sizes& block);     // as hop.blocks.counts
+Sizes per_dimension(const Sizes& block, size_t dim);      // as hop.numerics.blocks.per_dimension
+Sizes counts(const Sizes& shape, const Sizes& block);     // as hop.numerics.blocks.counts
 void expect(const View& x, const Sizes& shape, int format);  // raises unless x has them
 
 }  // namespace hop::torch

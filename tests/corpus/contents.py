@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 import hop
 import hop.optim
-from hop import _hop, formats, layouts, presets, requantization, scaling, schemes
-from hop.formats import E4M3, E5M2, INT8, UINT8, Codebook, Float, Integer, PowerOfTwo
-from hop.hadamard import Hadamard
-from hop.quantizer import Quantizer
-from hop.scaling import Given
+from hop import formats, layouts, presets, requantization, scale_rules, schemes
+from hop.dispatch import hop as _hop
+from hop.numerics.formats import E4M3, E5M2, INT8, UINT8, Codebook, Float, Integer, PowerOfTwo
+from hop.numerics.hadamard import Hadamard
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given
 
 aten = torch.ops.aten
 FOLDER = Path(__file__).parent
@@ -78,14 +79,14 @@ def quantizers() -> dict[str, Quantizer]:
     """The presets, and what they leave out: every rule with its fields, every layout, every requantization."""
     return {
         **presets.PRESETS,
-        "amax_floor": Quantizer(INT8, (4, 8), scaling.Amax(floor=1e-3)),
+        "amax_floor": Quantizer(INT8, (4, 8), scale_rules.Amax(floor=1e-3)),
         "stochastic": Quantizer(INT8, (1, -1), stochastic=True),
-        "eps": Quantizer(E5M2, (1, -1), scaling.CurrentScaling(power_of_two=True, eps=0.5)),
-        "block_floats": Quantizer(E4M3, (1, 16), scaling.BlockScaling(power_of_two=False)),
-        "delayed": Quantizer(E5M2, scale=scaling.Delayed(margin=1, history=16, most_recent=True)),
-        "mx_e5m0": Quantizer(custom()["float"], (1, 32), scaling.Microscaling(exponent=custom()["powers"])),  # type: ignore[arg-type]
-        "two_level_block": Quantizer(E4M3, (2, 16), scaling.TwoLevel(outer=(-1, 16), inner=E5M2)),
-        "signs": Quantizer(formats.E2M1, (1, 16), scaling.TwoLevel(), hadamard=Hadamard((1, -1, -1, 1))),
+        "eps": Quantizer(E5M2, (1, -1), scale_rules.CurrentScaling(power_of_two=True, eps=0.5)),
+        "block_floats": Quantizer(E4M3, (1, 16), scale_rules.BlockScaling(power_of_two=False)),
+        "delayed": Quantizer(E5M2, scale=scale_rules.Delayed(margin=1, history=16, most_recent=True)),
+        "mx_e5m0": Quantizer(custom()["float"], (1, 32), scale_rules.Microscaling(exponent=custom()["powers"])),  # type: ignore[arg-type]
+        "two_level_block": Quantizer(E4M3, (2, 16), scale_rules.TwoLevel(outer=(-1, 16), inner=E5M2)),
+        "signs": Quantizer(formats.E2M1, (1, 16), scale_rules.TwoLevel(), hadamard=Hadamard((1, -1, -1, 1))),
         "book": Quantizer(custom()["codebook"], (1, 16)),
         "int3": Quantizer(custom()["integer"], (1, -1)),
         "tiled": replace(presets.INT8_ROW, layout=layouts.Tiled()),

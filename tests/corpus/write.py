@@ -27,9 +27,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 import hop
 import hop.checkpoint
-import hop.storage
 from hop import formats
-from hop.kernels import native
+from hop.kernels.cpu import native
 from tests import processes
 from tests.corpus import contents
 from tests.corpus.contents import FOLDER

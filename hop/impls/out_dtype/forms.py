@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.kernels.convolution import Convolution
+from hop.kernels.aten.convolution import Convolution
 
 aten = torch.ops.aten
 

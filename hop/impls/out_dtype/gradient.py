@@ -29,7 +29,7 @@ from hop.impls.out_dtype.forms import (
 )
 from hop.impls.out_dtype.meaning import call
 from hop.impls.out_dtype.promotion import common_dtype
-from hop.kernels.convolution import Convolution
+from hop.kernels.aten.convolution import Convolution
 
 aten = torch.ops.aten
 

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from hop.compat import eager
 from hop.compat.eager import OpOverload
+from hop.dispatch.kernel import Kernel
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import BiasedConvolution, Product, as_convolution, as_product
 from hop.impls.out_dtype.promotion import FLOAT8, common_dtype, is_integer
-from hop.kernels import Kernel, convolution, float8, gpu, integer
+from hop.kernels.aten import convolution, float8, integer
+from hop.kernels.gpu import product as gpu
 
 
 class Call(NamedTuple):

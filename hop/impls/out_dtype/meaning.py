@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload, OpOverloadPacket
+from hop.dispatch.compiled import operators
 from hop.impls.out_dtype.arguments import Inner, describe
 from hop.impls.out_dtype.forms import CONVOLUTIONS
 from hop.impls.out_dtype.promotion import DTYPES, common_dtype, is_integer, run_dtype
-from hop.kernels.convolution import lay_out
+from hop.kernels.aten.convolution import lay_out
 
 
 def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
@@ -32,9 +33,7 @@ def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
 
 def call(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
     """out_dtype itself, for the rules that are made of it."""
-    from hop.impls.out_dtype import operator  # which is made of those rules
-
-    return operator(op, output_dtype, *args, **kwargs)
+    return operators["hop_out_dtype"](op, output_dtype, *args, **kwargs)
 
 
 def check(

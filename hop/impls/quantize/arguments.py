@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
-from hop.compat import eager, tracing
-from hop.formats import NOISE_BITS
-from hop.kernels import memory
-from hop.kernels.memory import PLAIN
-from hop.quantizer import Quantizer
-from hop.scaling import LARGEST, TwoLevel
+from hop.compat import eager, memory, tracing
+from hop.compat.memory import PLAIN
+from hop.numerics import copies
+from hop.numerics.formats import NOISE_BITS
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import LARGEST, TwoLevel
 
 GRADIENTS = ("clipped", "plain")
 

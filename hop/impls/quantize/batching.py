@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hop.quantizer import Quantizer
+from hop.numerics.quantizer import Quantizer
 
 
 def operands(

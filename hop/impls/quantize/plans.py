@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies, memory_format
-from hop._hop import PLAIN
 from hop.compat import eager
-from hop.kernels import native, native_quantize
-from hop.kernels.native_quantizers import plan as described
-from hop.quantizer import Quantizer
+from hop.dispatch.hop import PLAIN
+from hop.kernels.cpu import native
+from hop.kernels.cpu import quantize as native_quantize
+from hop.kernels.cpu.quantizers import plan as described
+from hop.numerics import copies, memory_format
+from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 from hop.tensor.quantized import kind_of
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import copies, schemes
 from hop.compat import functorch
 from hop.compat.eager import OpOverload
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, RHS, ROLES, Roles, aten
-from hop.quantizer import Quantizer
-from hop.schemes import QUANTIZED, Scheme
+from hop.numerics import copies, schemes
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import QUANTIZED, Scheme
 
 OPERATORS = (
     *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.linear.default),

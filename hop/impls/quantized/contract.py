@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hop import schemes
-from hop.copies import COLUMNWISE, ROWWISE
 from hop.impls.quantized.parallel import Parallel
-from hop.proto import TensorProto
-from hop.quantizer import Quantizer
-from hop.schemes import ORIGINAL, QUANTIZED, Scheme
+from hop.numerics import schemes
+from hop.numerics.copies import COLUMNWISE, ROWWISE
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import ORIGINAL, QUANTIZED, Scheme
+from hop.tensor.proto import TensorProto
 
 
 class Options(NamedTuple):

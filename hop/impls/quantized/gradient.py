@@ -11,8 +11,8 @@ With y = op(l̂, r̂), l̂ and r̂ the numbers that the codes of the operands st
         blocks along the rows           r is quantized once more, transposed, in blocks along the columns
 
 and likewise dr̂; q is the scheme's grad. From l̂ and r̂ the gradient goes to the operands and to their scales as
-hop.quantize takes it (hop.quantizer.Derivatives): for "ste" and "original" that of an element that was clipped is 0,
-for "quantized" it is not. The bias gets the sum of G.
+hop.quantize takes it (hop.numerics.quantizer.Derivatives): for "ste" and "original" that of an element that was clipped
+is 0, for "quantized" it is not. The bias gets the sum of G.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies, schemes
-from hop._hop import Composite
 from hop.compat import eager
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_unflatten
+from hop.dispatch.hop import Composite
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import as_convolution, as_product, convolution_arguments
@@ -37,7 +36,8 @@ from hop.impls.quantized.operands import COLUMNS_STREAM, ROWS_STREAM, TURNED_LHS
 from hop.impls.scaled import scaled
 from hop.impls.scaled.gradient import with_derivatives
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, MATRIX, RHS, aten
-from hop.schemes import ORIGINAL, QUANTIZED
+from hop.numerics import copies, schemes
+from hop.numerics.schemes import ORIGINAL, QUANTIZED
 from hop.tensor import QuantizedTensor
 
 Gradients = dict[str, Tensor]

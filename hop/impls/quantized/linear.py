@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
-from hop._hop import Hop
 from hop.compat import dynamo, eager
-from hop.copies import COLUMNWISE, ROWWISE
+from hop.dispatch.hop import Hop
 from hop.impls.quantized import calls, gradient, operands, quantized_operator
 from hop.impls.quantized.calls import Call, Scales
 from hop.impls.quantized.contract import Contract, Needs, Options
 from hop.impls.quantized.operands import TURNED_LHS_STREAM, TURNED_RHS_STREAM
 from hop.impls.scaled import scaled
 from hop.impls.scaled.roles import BIAS, LHS, RHS, aten
-from hop.proto import TensorProto
-from hop.schemes import Scheme
+from hop.numerics import copies
+from hop.numerics.copies import COLUMNWISE, ROWWISE
+from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
+from hop.tensor.proto import TensorProto
 
 _Optional = Tensor | None
 _LINEAR = aten.linear.default

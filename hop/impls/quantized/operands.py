@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
+from hop.buffers.noise import noise
+from hop.buffers.operators import quantize_buffers
 from hop.compat import eager, functorch
 from hop.impls.quantize import dequantize, fake_quantize_operator, quantize_operator
 from hop.impls.quantized.calls import Call, is_quantized
 from hop.impls.scaled.roles import LHS
-from hop.leaves import quantize_buffers
-from hop.noise import noise
-from hop.quantizer import Quantizer
-from hop.scaling import Given
+from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given
 from hop.tensor import QuantizedTensor
 
 LHS_STREAM, RHS_STREAM, TURNED_LHS_STREAM, TURNED_RHS_STREAM, ROWS_STREAM, COLUMNS_STREAM = range(6)

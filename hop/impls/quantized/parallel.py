@@ -1,4 +1,3 @@
-# pyright: strict, reportUnnecessaryIsInstance=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
 """Tensor and sequence parallelism of a linear layer: what its operands are on one of several processes.
 
     mode     weight of this process   forward                    backward

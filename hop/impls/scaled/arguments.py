@@ -5,16 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
 from hop.compat import eager, tracing
-from hop.formats import Codebook, Float, Integer
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.calls import Call, by_sum, tensors, usage
 from hop.impls.scaled.exact import exact_declines
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import is_transposed
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, INDEX, LHS, MATRIX, RHS, ROLES
-from hop.quantizer import Quantizer
+from hop.numerics import copies
+from hop.numerics.formats import Codebook, Float, Integer
+from hop.numerics.quantizer import Quantizer
 
 _KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}
 

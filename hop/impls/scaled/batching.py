@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import blocks, copies
 from hop.compat import functorch
 from hop.compat.pytree import tree_flatten, tree_unflatten
 from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.roles import LHS, ROLES, aten
+from hop.numerics import blocks, copies
 from hop.tensor import QuantizedTensor
 
 

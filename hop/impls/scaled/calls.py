@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import copies
 from hop.compat.eager import OpOverload
-from hop.formats import Integer
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import INDEX, MATRIX, RHS, ROLES, Roles, aten
-from hop.quantizer import Quantizer
-from hop.scaling import Given
+from hop.numerics import copies
+from hop.numerics.formats import Integer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given
 
 Output = torch.dtype | Quantizer
 

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from hop import blocks, memory_format
 from hop.compat.export import is_lowering
-from hop.formats import Integer
 from hop.impls.scaled.calls import Call, fitted, is_integer, tensors, usage
 from hop.impls.scaled.operands import Operand, block_of, grid, spread
 from hop.impls.scaled.products import Sum, aligned, sums
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, MATRIX, MULTIPLY, NEAREST, RHS, VALUE, aten
-from hop.quantizer import Quantizer
-from hop.scaling import Given
+from hop.numerics import blocks, memory_format
+from hop.numerics.formats import Integer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given
 
 
 def exact_declines(call: Call) -> str | None:

@@ -5,19 +5,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import blocks, copies
 from hop.compat import eager, inductor, tracing
-from hop.formats import Float, Integer
+from hop.dispatch.kernel import Kernel
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, misfit, usage
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Grid, Operand, grid
 from hop.impls.scaled.products import group_scale, zeros
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
-from hop.kernels import Kernel, gpu
-from hop.quantizer import Quantizer
-from hop.requantization import Division, FloatMultiplier
-from hop.scaling import Given, Microscaling, TwoLevel
+from hop.kernels.gpu import product as gpu
+from hop.numerics import blocks, copies
+from hop.numerics.formats import Float, Integer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import Division, FloatMultiplier
+from hop.numerics.scale_rules import Given, Microscaling, TwoLevel
 
 BLOCK = 128  # of the scales of blocks that kernels take, along K on the left, along K and N on the right
 REALS = (torch.bfloat16, torch.float16, torch.float32)

@@ -4,7 +4,7 @@ With y = op(x̂_1, ..., x̂_n), each x̂ the numbers of an operand, G the gradie
 
     the gradient of x_i is that of the operator at x̂, computed in float32 (float64 if an operand has it) by the rules of
     out_dtype, and has the appearance dtype of x_i
-    where y is quantized, G is first taken through quantize: see hop.quantizer.Derivatives
+    where y is quantized, G is first taken through quantize: see hop.numerics.quantizer.Derivatives
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
 from hop.compat import functorch
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_map_only
 from hop.impls.out_dtype import gradient as of_out_dtype
-from hop.impls.out_dtype import operator as out_dtype
+from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import dequantize
 from hop.impls.scaled.operands import Operand
+from hop.numerics import copies
 
 aten = torch.ops.aten
 

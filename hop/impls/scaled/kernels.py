@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import blocks, copies
+from hop.buffers.operators import dequantize_buffers
 from hop.compat import eager, tracing
-from hop.formats import Float, Integer
+from hop.dispatch.kernel import Kernel
 from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
@@ -28,11 +28,12 @@ from hop.impls.scaled.native_parts import PARTS
 from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
 from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, zeros
 from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS
-from hop.kernels import Kernel, integer
-from hop.kernels.quantize import fast, fast_format
-from hop.layouts import Decoded
-from hop.leaves import dequantize_buffers
-from hop.scaling import TwoLevel
+from hop.kernels.aten import integer
+from hop.kernels.aten.quantize import fast, fast_format
+from hop.numerics import blocks, copies
+from hop.numerics.formats import Float, Integer
+from hop.numerics.layouts import Decoded
+from hop.numerics.scale_rules import TwoLevel
 
 REFERENCE = Kernel("reference", lambda call: None, meaning.reference)
 

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
+from hop.buffers.operators import quantize_buffers
 from hop.compat import tracing
 from hop.impls.scaled.calls import Call, by_sum, compute_dtype, fitted, is_integer, values
 from hop.impls.scaled.exact import exact, requantized
 from hop.impls.scaled.operands import grid, spread
 from hop.impls.scaled.products import real_product
 from hop.impls.scaled.roles import ADD, CONVOLUTION, EMBEDDING, MATRIX, MEAN, MULTIPLY, VALUE, aten
-from hop.leaves import quantize_buffers
-from hop.scaling import Given
+from hop.numerics import copies
+from hop.numerics.scale_rules import Given
 
 
 def reference(call: Call) -> Any:

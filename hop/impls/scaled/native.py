@@ -8,15 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
 from hop.compat import tracing
+from hop.dispatch.kernel import Kernel
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
-from hop.kernels import Kernel, native, native_operators, native_product
-from hop.quantizer import Quantizer
+from hop.kernels.cpu import native
+from hop.kernels.cpu import operators as native_operators
+from hop.kernels.cpu import product as native_product
+from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
 
 
 def _declines(call: Call) -> str | None:

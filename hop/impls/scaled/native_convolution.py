@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import blocks, copies, memory_format
 from hop.compat import eager, tracing
-from hop.formats import INT8, Integer
+from hop.dispatch.kernel import Kernel
 from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import calls, meaning
 from hop.impls.scaled.calls import Call, by_sum, is_integer
@@ -18,12 +17,16 @@ from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Operand, grid
 from hop.impls.scaled.products import is_transposed
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, RHS, aten
-from hop.kernels import Kernel, native, native_operators, native_product
-from hop.kernels.convolution import channels_last
-from hop.kernels.native_convolution import Geometry
-from hop.kernels.quantize import fast_format
-from hop.layouts import Tiled
-from hop.quantizer import Quantizer
+from hop.kernels.aten.convolution import channels_last
+from hop.kernels.aten.quantize import fast_format
+from hop.kernels.cpu import native
+from hop.kernels.cpu import operators as native_operators
+from hop.kernels.cpu import product as native_product
+from hop.kernels.cpu.convolution import Geometry
+from hop.numerics import blocks, copies, memory_format
+from hop.numerics.formats import INT8, Integer
+from hop.numerics.layouts import Tiled
+from hop.numerics.quantizer import Quantizer
 
 
 class Convolution(NamedTuple):

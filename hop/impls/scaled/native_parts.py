@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from hop.compat import tracing
+from hop.dispatch.kernel import Kernel
 from hop.impls.scaled import meaning, native
 from hop.impls.scaled.calls import Call, usage
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
-from hop.kernels import Kernel, native_operators, native_product
-from hop.kernels.native import library
+from hop.kernels.cpu import operators as native_operators
+from hop.kernels.cpu import product as native_product
+from hop.kernels.cpu.native import library
 
 _PARTS = {torch.float32: 3, torch.float16: 2}
 _FEW = 16  # rows, for which reading the weight takes longest, and the products less

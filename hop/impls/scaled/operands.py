@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop import blocks, copies
-from hop.blocks import Block
+from hop.buffers.operators import dequantize_buffers
 from hop.compat import tracing
 from hop.compat.eager import OpOverload
-from hop.formats import Format, Integer
 from hop.impls.out_dtype.arguments import describe
-from hop.layouts import Tiled
-from hop.leaves import dequantize_buffers
-from hop.quantizer import Quantizer
+from hop.numerics import blocks, copies
+from hop.numerics.blocks import Block
+from hop.numerics.formats import Format, Integer
+from hop.numerics.layouts import Tiled
+from hop.numerics.quantizer import Quantizer
 
 
 class Operand(NamedTuple):

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop import copies
-from hop._hop import PLAIN
-from hop.blocks import per_dimension
-from hop.compat import eager
+from hop.compat import eager, memory
+from hop.compat.memory import holds
 from hop.compat.patches import unsigned_products
-from hop.formats import Float, Integer
+from hop.dispatch.hop import PLAIN
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.scaled import exact, gpu, kernels
 from hop.impls.scaled.calls import Call
@@ -26,13 +24,16 @@ from hop.impls.scaled.native import product
 from hop.impls.scaled.native_convolution import convolution
 from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, OTHER, RHS, ROLES, aten
-from hop.kernels import gpu as gpu_kernels
-from hop.kernels import memory, native, native_operators
-from hop.kernels.float8 import decode
-from hop.kernels.memory import holds
-from hop.layouts import Decoded
-from hop.quantizer import Quantizer
-from hop.scaling import AbsMean, Amax, BlockScaling, CurrentScaling, Given, MinMax, TwoLevel
+from hop.kernels.aten.float8 import decode
+from hop.kernels.cpu import native
+from hop.kernels.cpu import operators as native_operators
+from hop.kernels.gpu import product as gpu_kernels
+from hop.numerics import copies
+from hop.numerics.blocks import per_dimension
+from hop.numerics.formats import Float, Integer
+from hop.numerics.layouts import Decoded
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Given, MinMax, TwoLevel
 from hop.tensor import QuantizedTensor
 from hop.tensor.quantized import form_of, kind_of
 

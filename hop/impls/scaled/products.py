@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.compat.eager import OpOverload
-from hop.impls.out_dtype import operator as out_dtype
+from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.scaled.calls import (
     Call,
     compute_dtype,
@@ -25,7 +25,7 @@ from hop.impls.scaled.roles import (
     RHS,
     aten,
 )
-from hop.kernels.convolution import lay_out
+from hop.kernels.aten.convolution import lay_out
 
 
 class Sum(NamedTuple):

@@ -1,0 +1,105 @@
+"""Random bits of stochastic rounding, as a function of a seed: the same in eager mode, compiled, and on every device.
+
+    hop_noise(seed, stream, shape) -> uint8
+
+Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the block of 16 bytes number b is
+
+    philox(counter = (b mod 2^32, b div 2^32, stream, 0), key = (seed mod 2^32, seed div 2^32 mod 2^32))
+
+its four words in order, each from its lowest byte up; element i of the tensor, counted row by row, is byte i mod 16 of
+block i div 16.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import dynamo
+from hop.compat.export import is_lowering
+from hop.dispatch.hop import Hop
+from hop.dispatch.kernel import Kernel
+from hop.kernels.cpu import noise as native
+from hop.numerics import blocks
+
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key between rounds
+_WORD = 2**32 - 1
+_BLOCK = 16
+
+
+class Noise(Hop):
+    """hop_noise."""
+
+    reads_sizes = True
+
+    def check(self, seed: Tensor, stream: int, shape: Sequence[int], /) -> Any:
+        if not isinstance(seed, Tensor):
+            raise TypeError(f"noise: seed must be a tensor, got {type(seed).__name__}")
+        if seed.dtype != torch.int64 or seed.dim():
+            raise ValueError(f"noise: seed must be int64 of shape (), got {seed.dtype} of {tuple(seed.shape)}")
+        if isinstance(stream, bool) or not isinstance(stream, int | torch.SymInt) or not 0 <= stream <= _WORD:
+            raise ValueError(f"noise: stream must be an integer from 0 to 2^32 - 1, got {stream!r}")
+        return (seed, stream, list(blocks.checked_shape("noise", shape))), {}
+
+    def reference(self, seed: Tensor, stream: int, shape: Sequence[int], /) -> Tensor:
+        count = 1
+        for n in shape:
+            count = count * n
+        block = torch.arange((count + _BLOCK - 1) // _BLOCK, dtype=torch.int64, device=seed.device)
+        words = [_low(block), _shifted(block, 32), torch.full_like(block, stream), torch.zeros_like(block)]
+        key = [_low(seed), _low(_shifted(seed, 32))]
+        for _ in range(_ROUNDS):
+            (high0, low0), (high1, low1) = (_product(w, m) for w, m in zip(words[::2], _MULTIPLIERS, strict=True))
+            words = [_xor(high1, words[1], key[0]), low1, _xor(high0, words[3], key[1]), low0]
+            key = [_low(k + w) for k, w in zip(key, _WEYL, strict=True)]
+        found = torch.stack([_low(_shifted(word, 8 * i), 255) for word in words for i in range(4)], -1)
+        return found.to(torch.uint8).flatten()[:count].reshape(list(shape))
+
+    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+        return ((native.NOISE, args),)
+
+
+def _product(x: Tensor, y: int) -> tuple[Tensor, Tensor]:
+    """The upper and the lower 32 bits of x · y, both below 2^32, in steps that fit into 63 bits."""
+    low = x * (y & 0xFFFF)
+    middle = x * (y >> 16) + _shifted(low, 16)
+    return _shifted(middle, 16), _low(middle, 0xFFFF) * 2**16 + _low(low, 0xFFFF)
+
+
+def _low(x: Tensor, mask: int = _WORD) -> Tensor:
+    return torch.bitwise_and(x, mask)  # as a function: DTensor's & does nothing inside a rule (torch 2.13)
+
+
+def _xor(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return torch.bitwise_xor(torch.bitwise_xor(x, y), z)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """x div 2^bits, rounded down."""
+    if is_lowering():  # core ATen has no shifts
+        return torch.div(x, 2**bits, rounding_mode="floor")
+    return x >> bits
+
+
+noise_operator = Noise("hop_noise")
+
+
+def noise(seed: Tensor, shape: Sequence[int], /, *, stream: int = 0) -> Tensor:
+    """The random bits that stochastic rounding of a tensor takes, found from a seed.
+
+    Args:
+        seed: int64 of shape ().
+        shape: of the tensor to be rounded.
+        stream: 0 to 2^32 - 1: the streams of one seed are independent.
+
+    Returns:
+        uint8 of `shape`, contiguous, on the seed's device: uniform in 0..255, the same for the same arguments on every
+        device and route.
+    """
+    return noise_operator(seed, stream, shape)
+
+
+dynamo.allow_in_graph(noise)

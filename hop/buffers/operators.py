@@ -1,0 +1,245 @@
+"""The operators on buffers that stand in graphs, and those that take a quantized tensor apart.
+
+    hop_quantize_buffers(quantizer, x, scale, zero_point, noise, usages, [factor, [stream]]) -> buffers
+    hop_dequantize_buffers(quantizer, buffers, usages, shape, dtype)                         -> tensor
+    hop_buffers(tensor)                                                                      -> buffers
+    hop_dequantize(tensor, [dtype])                                                          -> tensor
+
+A quantizer is its spelling there; buffers are a list in the order of hop.numerics.copies.describe. With a factor, in
+float32, what is quantized is x.to(float32) * factor, of x's shape; with a stream, noise is a seed, and the random bits
+are hop.noise(noise, x.shape, stream=stream).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.buffers import sharding
+from hop.buffers.noise import noise as random_bits
+from hop.compat import dtensor, eager, tracing
+from hop.dispatch.hop import Composite, Hop
+from hop.dispatch.kernel import Kernel
+from hop.kernels.aten import quantize as kernels
+from hop.kernels.cpu import quantize as native
+from hop.numerics import copies, memory_format
+from hop.numerics.quantizer import Quantizer
+
+
+class QuantizeBuffers(Hop):
+    """hop_quantize_buffers."""
+
+    reads_sizes = True
+
+    def returns_list(self, /, *args: Any) -> bool:
+        return True
+
+    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    def reference(
+        self,
+        quantizer: str,
+        x: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        noise: Tensor | None,
+        usages: Sequence[str],
+        *product: Any,
+    ) -> list[Tensor]:
+        x, noise = _product(x, noise, *product)
+        made = copies.quantize(Quantizer.parse(quantizer), x, tuple(usages), scale, zero_point, noise)
+        return list(made.values())
+
+    def fake(self, quantizer: str, x: Tensor, /, *rest: Any) -> list[Tensor]:
+        parsed, usages = Quantizer.parse(quantizer), rest[3]
+        return [
+            memory_format.empty(b.shape, x, b.dtype)
+            if b.name == "codes" and parsed.keeps_memory_format()
+            else torch.empty(b.shape, dtype=b.dtype, device=x.device)
+            for b in copies.describe(parsed, x.shape, tuple(usages))
+        ]
+
+    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+        yield native.QUANTIZE, args
+        quantizer, x, scale, zero_point, noise, usages, *product = args
+        x, noise = _product(x, noise, *product)
+        args = (quantizer, x, scale, zero_point, noise, usages)
+        yield kernels.QUANTIZE_IN_PLACE, args
+        yield kernels.QUANTIZE, args
+
+    def shard(
+        self,
+        quantizer: str,
+        x: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        noise: Tensor | None,
+        usages: Sequence[str],
+        *product: Any,
+    ) -> list[Tensor]:
+        parsed, (x, noise) = Quantizer.parse(quantizer), _product(x, noise, *product)
+        shapes = [b.shape for b in copies.describe(parsed, x.shape, tuple(usages))]
+
+        def of_parts(own: Quantizer, *parts: Any) -> list[Tensor]:
+            if sharding.is_shared(own):
+                return list(copies.quantize(own, parts[0], tuple(usages), *parts[1:]).values())
+            return self(quantizer, *parts, usages)
+
+        return sharding.run(parsed, x.shape, usages, (x, scale, zero_point, noise), of_parts, shapes)
+
+
+def _product(
+    x: Tensor, noise: Tensor | None, factor: Tensor | None = None, stream: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """What is quantized, and its noise."""
+    if noise is not None and stream is not None:
+        noise = random_bits(noise, x.shape, stream=stream)
+    return x if factor is None else x.to(torch.float32) * factor, noise
+
+
+class DequantizeBuffers(Hop):
+    """hop_dequantize_buffers."""
+
+    reads_sizes = True
+
+    def check(self, /, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    def reference(
+        self,
+        quantizer: str,
+        buffers: Sequence[Tensor],
+        usages: Sequence[str],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        /,
+    ) -> Tensor:
+        parsed = Quantizer.parse(quantizer)
+        names = [b.name for b in copies.describe(parsed, shape, tuple(usages))]
+        return copies.dequantize(parsed, dict(zip(names, buffers, strict=True)), shape).to(dtype)
+
+    def fake(
+        self,
+        quantizer: str,
+        buffers: Sequence[Tensor],
+        usages: Sequence[str],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        /,
+    ) -> Tensor:
+        codes = buffers[0]
+        if copies.ROWWISE not in usages:
+            columns = torch.empty(copies.columns(shape), dtype=dtype, device=codes.device)
+            return columns.t().reshape(tuple(shape))
+        if Quantizer.parse(quantizer).keeps_memory_format():
+            return memory_format.empty(shape, codes, dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=codes.device)
+
+    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+        return ((native.DEQUANTIZE, args), (_TILES, args), (kernels.DEQUANTIZE, args))
+
+    def shard(
+        self,
+        quantizer: str,
+        buffers: Sequence[Tensor],
+        usages: Sequence[str],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        /,
+    ) -> Tensor:
+        parsed = Quantizer.parse(quantizer)
+
+        def of_parts(_: Quantizer, *parts: Tensor) -> list[Tensor]:
+            own = list(shape)
+            if own and not parsed.flat and not parsed.is_tiled() and tuple(usages) == (copies.ROWWISE,):
+                whole = tracing.known_equal(own[-1] % parsed.per_byte(), 0)
+                own = [*parts[0].shape[:-1], parts[0].shape[-1] * parsed.per_byte() if whole else own[-1]]
+            return [self(quantizer, list(parts), usages, own, dtype)]
+
+        return sharding.run(parsed, shape, usages, buffers, of_parts, [shape])[0]
+
+
+def _declines_plain(call: tuple[Any, ...]) -> str | None:
+    return None if Quantizer.parse(call[0]).is_tiled() else "for codes in tiles"
+
+
+def _dequantize_tiles(call: tuple[Any, ...]) -> Tensor:
+    """In the plain form, for which there are kernels."""
+    quantizer, buffers, usages, shape, dtype = call
+    parsed = Quantizer.parse(quantizer)
+    names = [b.name for b in copies.describe(parsed, shape, tuple(usages))]
+    plain = parsed.packed(dict(zip(names, buffers, strict=True)), shape, None)
+    return dequantize_buffers(str(replace(parsed, layout=None)), list(plain.values()), usages, shape, dtype)
+
+
+_TILES = Kernel("tiles", _declines_plain, _dequantize_tiles)
+
+quantize_buffers = QuantizeBuffers("hop_quantize_buffers")
+dequantize_buffers = DequantizeBuffers("hop_dequantize_buffers")
+
+
+class Buffers(Composite):
+    """hop_buffers."""
+
+    def check(self, x: Tensor, /) -> Any:
+        return (x,), {}
+
+    def reference(self, x: Any, /) -> list[Tensor]:
+        return list(x.buffers().values())
+
+
+buffers_operator = Buffers("hop_buffers")
+
+
+class Dequantize(Composite):
+    """hop_dequantize."""
+
+    def check(self, x: Tensor, dtype: torch.dtype | None = None, /) -> Any:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"dequantize: x must be a QuantizedTensor, got {type(x).__name__}")
+        if dtype is None or dtype == x.dtype:
+            return (x,), {}
+        if dtype not in copies.APPEARANCES:
+            raise TypeError(f"dequantize: dtype must be float16, bfloat16, float32 or float64, got {dtype}")
+        return (x, dtype), {}
+
+    def reference(self, x: Any, dtype: torch.dtype | None = None, /) -> Tensor:
+        if not hasattr(x, "quantizer"):
+            raise TypeError(
+                f"dequantize: x must be a QuantizedTensor, as hop.quantize makes it; got a {type(x).__name__}"
+            )
+        x.check()
+        tensors = list(x.buffers().values())
+        return dequantize_buffers(str(x.quantizer), tensors, list(x.usages), list(x.shape), dtype or x.dtype)
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> str:
+        (x, *dtype), _ = self.check(*args, **kwargs)
+        buffers = list(x.buffers().values())
+        given = [str(x.quantizer), buffers, list(x.usages), list(x.shape), *(dtype or [x.dtype])]
+        return dequantize_buffers.explain(*given)
+
+    def differentiable(self, /, *args: Any) -> bool:
+        return True
+
+    def forward_mode(self, x: Tensor, /, *dtype: Any) -> Tensor:
+        return eager.with_tangent(self(eager.primal(x), *dtype), x)
+
+    def gradient(self, grad: Tensor, needed: Sequence[bool], x: Tensor, /, *dtype: Any) -> list[Tensor | None]:
+        return [grad.to(x.dtype), *[None] * len(dtype)]  # the tensor stands for the numbers that it is dequantized to
+
+    def batch(self, size: int, dims: Sequence[int | None], x: Tensor, /, *dtype: Any) -> tuple[Tensor, int] | None:
+        return None if dims[0] is None else (self(x, *dtype), dims[0])
+
+    def _of_parts(self, x: Tensor, /, *dtype: Any) -> Any:
+        """Each process dequantizes its part of a DTensor."""
+        local = dtensor.own_part(x)
+        if local is x or not hasattr(local, "quantizer"):
+            return self.reference(x, *dtype)
+        placed = dtensor.Sharding([], x.device_mesh, x.placements, x.shape, x.stride())  # type: ignore[attr-defined]
+        return dtensor.make_dtensor(self.reference(local, *dtype), placed)
+
+
+dequantize_operator = Dequantize("hop_dequantize")

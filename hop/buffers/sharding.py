@@ -1,0 +1,176 @@
+"""Quantizing DTensors: each process quantizes its own part, with the scales of the whole.
+
+A dimension stays sharded where no block, and no byte of codes, is cut: where each process has whole blocks, or where
+one block is all of the dimension. In the first case the scales are sharded as the codes are. In the second all
+processes have the scale, which they find together: of the part of each the statistic that the scale rule reads (an
+amax, or a sum), and then its combination over the processes. Otherwise the tensor is gathered first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import dtensor, process_groups, tracing
+from hop.kernels.aten.quantize import FastBlocks, FastQuantizer, fast
+from hop.numerics import blocks, copies, memory_format
+from hop.numerics.blocks import Block
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Blocks
+
+Reduce = Callable[[Tensor, str, Block], Tensor]
+"""Combines a statistic over processes: a tensor with one element for each block, "max", "min" or "sum", and the size of
+the blocks along each dimension, -1 for a whole one."""
+
+
+def is_sharded(tensors: Sequence[Any]) -> bool:
+    """Whether one of them is a DTensor."""
+    return any(map(dtensor.is_dtensor, tensors))
+
+
+# ---- one scale for the parts of several processes
+
+
+@dataclass(frozen=True)
+class _SharedBlocks(FastBlocks):
+    """Blocks, some of which have elements on other processes too."""
+
+    block: Block
+    reduce: Reduce
+
+    def combined(self, found: Tensor, op: str, block: Block | None = None) -> Tensor:
+        ndim = len(self.places)
+        sizes = blocks.per_dimension(block or self.block, ndim)
+        return self.reduce(blocks.gather(found, ndim), op, sizes).reshape(found.shape)
+
+
+class _SharedQuantizer(FastQuantizer):
+    """A quantizer whose scales are those of a tensor that lies on several processes."""
+
+    reduce: Reduce
+
+    def combined(self, found: Tensor, op: str, block: Block) -> Tensor:
+        return self.reduce(found, op, block)
+
+    def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
+        return _SharedBlocks(x, dims, blocks.places(self.block, ndim), dtype, self.block, self.reduce)
+
+
+def shared(quantizer: Quantizer, reduce: Reduce) -> Quantizer:
+    """`quantizer` for a part of a tensor, with the scales of the whole, whose statistics `reduce` combines."""
+    own = fast(str(quantizer))
+    made = _SharedQuantizer(**{f.name: getattr(own, f.name) for f in fields(own)})
+    object.__setattr__(made, "reduce", reduce)
+    return made
+
+
+def quantize_shared(
+    quantizer: Quantizer, x: Tensor, given: Sequence[Tensor | None], usages: Sequence[str], reduce: Reduce
+) -> list[Tensor]:
+    """The buffers of x, this process's part of a tensor, in the order of hop.numerics.copies.describe.
+
+    Args:
+        given: the scale, the zero point and the noise, as Quantizer.quantize takes them.
+        reduce: combines the statistics of blocks over processes; it is called as often, and in the same order, on each
+            of them."""
+    return list(copies.quantize(shared(quantizer, reduce), x, tuple(usages), *given).values())
+
+
+# ---- DTensors
+
+
+def run(
+    quantizer: Quantizer,
+    shape: Sequence[int],
+    usages: Sequence[str],
+    tensors: Sequence[Tensor | None],
+    function: Callable[..., Sequence[Tensor | None]],
+    shapes: Sequence[Sequence[int]],
+) -> list[Any]:
+    """DTensors of `shapes`, made by `function` of the parts that this process has of `tensors`.
+
+    Args:
+        shape: of the tensor that is, or was, quantized.
+        tensors: of that shape, or buffers, or None; at least one is a DTensor.
+        function: called as function(quantizer, *parts). Its quantizer is another than the one given where blocks are
+            shared with other processes: one that finds the scales of the whole, as `shared` makes it."""
+    mesh, given = next((t.device_mesh, t.placements) for t in tensors if dtensor.is_dtensor(t))  # type: ignore[union-attr]
+    dims = _dimensions(quantizer, shape, usages, given, mesh)
+
+    def placed(sizes: Sequence[int]) -> list[Any]:
+        """Where a tensor of `sizes` lies: what has one element for a whole dimension is on every process."""
+        whole = [d is None or d >= len(sizes) or tracing.known_equal(sizes[d], 1) for d in dims]
+        return [
+            dtensor.replicate() if w else dtensor.sharded(d)  # type: ignore[arg-type]
+            for w, d in zip(whole, dims, strict=True)
+        ]
+
+    parts = [None if t is None else dtensor.local_part(dtensor.as_dtensor(t, mesh), placed(t.shape)) for t in tensors]
+    if any(d is not None for d in dims):
+        quantizer = shared(quantizer, reduction(mesh, dims)) if _is_cut(quantizer, len(shape), dims) else quantizer
+    made = []
+    for out, size in zip(function(quantizer, *parts), shapes, strict=True):
+        if out is None:
+            made.append(None)
+            continue
+        strides = memory_format.strides(size, out)
+        made.append(dtensor.make_dtensor(out, dtensor.Sharding([], mesh, placed(size), torch.Size(size), strides)))
+    return made
+
+
+def is_shared(quantizer: Quantizer) -> bool:
+    """Whether it finds scales together with other processes."""
+    return isinstance(quantizer, _SharedQuantizer)
+
+
+def reduction(mesh: Any, dims: Sequence[int | None]) -> Reduce:
+    """Combines statistics over the axes of a mesh that shard a dimension which one block is all of; `dims` are the
+    dimensions sharded over each axis, None for none."""
+
+    def reduce(found: Tensor, op: str, block: Block) -> Tensor:
+        for axis, d in enumerate(dims):
+            if d is not None and block[d] == -1:
+                found = process_groups.combined_over(found, op, mesh, axis)
+        return found
+
+    return reduce
+
+
+def _is_cut(quantizer: Quantizer, ndim: int, dims: Sequence[int | None]) -> bool:
+    """Whether blocks have elements on several processes."""
+    grids = [blocks.per_dimension(block, ndim) for _, block in quantizer.stored().values()]
+    return any(grid[d] == -1 for grid in grids for d in dims if d is not None)
+
+
+def _dimensions(
+    quantizer: Quantizer, shape: Sequence[int], usages: Sequence[str], given: Sequence[Any], mesh: Any
+) -> list[int | None]:
+    """For each axis of the mesh the dimension that stays sharded over it, None for none."""
+    found: list[int | None] = []
+    for axis, p in enumerate(given):
+        stays = (
+            p.is_shard()
+            and p.dim not in found
+            and not tracing.known_equal(shape[p.dim], 1)
+            and tuple(usages) == (copies.ROWWISE,)
+            and keeps_blocks(quantizer, shape, p.dim, mesh.size(axis))
+        )
+        found.append(p.dim if stays else None)
+    return found
+
+
+def keeps_blocks(quantizer: Quantizer, shape: Sequence[int], dim: int, size: int) -> bool:
+    """Whether parts of a row-wise tensor, cut along a dimension for `size` processes, have whole blocks and bytes, or
+    parts of a block that is all of the dimension."""
+    if quantizer.flat or quantizer.is_tiled():
+        return False
+    grids = [blocks.per_dimension(block, len(shape)) for _, block in quantizer.stored().values()]
+    units = {grid[dim] for grid in grids} | {quantizer.per_byte() if dim == len(shape) - 1 else 1}
+    if -1 in units and type(quantizer) is not Quantizer:
+        return False  # it may read other statistics
+    if dim == len(shape) - 1 and not tracing.known_equal(shape[dim] % quantizer.per_byte(), 0):
+        return False
+    part = -(-shape[dim] // size)
+    return all(u in (1, -1) or tracing.known_equal(part % u, 0) for u in units)

@@ -1,0 +1,1 @@
+"""Programs compared, and their sums bounded."""

@@ -1,0 +1,104 @@
+"""What programs are run on: arguments by place, by name, or both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from hop.compat.tracing import nesting
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of one run."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __str__(self) -> str:
+        by_place = [f"{len(self.args)} by place"] if self.args else []
+        return " and ".join([*by_place, *([", ".join(f"{n}=" for n in self.kwargs)] if self.kwargs else [])]) or "none"
+
+
+One = tuple[Any, ...] | Mapping[str, Any] | Arguments
+Data = One | Sequence[One]
+"""A tuple of positional arguments, a dict of arguments by name, or a list of these."""
+
+
+def parse(caller: str, name: str, data: Any) -> list[Arguments]:
+    """Data as callers give it.
+
+    Raises:
+        TypeError: it is no tuple, no dict with names, and no list of these.
+        ValueError: it is an empty list.
+    """
+    several = isinstance(data, Sequence) and not isinstance(data, tuple)
+    found = [_one(x) for x in (cast(Sequence[Any], data) if several else (cast(Any, data),))]
+    whole = [x for x in found if x is not None]
+    if len(whole) != len(found):
+        wrong = found.index(None)
+        place, x = (f" at {wrong}", cast(Any, data)[wrong]) if several else ("", cast(Any, data))
+        got = f"a dict with the keys {list(cast(Any, x))}" if isinstance(x, Mapping) else type(x).__name__
+        raise TypeError(
+            f"{caller}: {name} must be the tuple of a program's positional arguments, a dict of arguments by name, or "
+            f"a list of such tuples or dicts; got {got}{place}"
+        )
+    if not whole:
+        raise ValueError(f"{caller}: {name} is an empty list; pass at least one tuple or dict of arguments")
+    return whole
+
+
+def _one(x: Any) -> Arguments | None:
+    if isinstance(x, tuple):
+        return Arguments(cast(tuple[Any, ...], x))
+    if isinstance(x, Mapping):
+        named = dict(cast(Mapping[Any, Any], x))
+        return Arguments((), named) if all(isinstance(n, str) for n in named) else None
+    return x if isinstance(x, Arguments) else None
+
+
+def placed(program: ExportedProgram | GraphModule, given: Arguments, caller: str, name: str) -> Arguments:
+    """The same arguments, by place where the program was exported with them by place, by name where by name.
+
+    Raises:
+        ValueError: names do not fit the program, which the error calls `name`.
+    """
+    spec, names = _signature(program)
+    by_place, keys = (len(names), []) if spec is None else (spec.child(0).num_children, list(spec.child(1).context))
+    args, rest = list(given.args), dict(given.kwargs)
+    if not keys and not rest:
+        return given
+    while len(args) < by_place and names[len(args)] in rest:
+        args.append(rest.pop(names[len(args)]))
+    if len(args) != by_place or set(rest) != set(keys):
+        wanted = ", ".join([*names[:by_place], *(f"{key}=" for key in keys)])
+        raise ValueError(
+            f"{caller}: {name} takes the arguments {wanted}, and inputs have {given}; give a dict of all by name"
+        )
+    return Arguments(tuple(args), {key: rest[key] for key in keys})
+
+
+def named(program: ExportedProgram, given: Arguments) -> Arguments:
+    """The same arguments, all by name where each has one, for programs that may have been exported with others so."""
+    _, names = _signature(program)
+    own = names[: len(given.args)]
+    if len(own) + len(given.kwargs) != len(names) or len(set(names)) != len(names):
+        return given
+    return Arguments((), {**dict(zip(own, given.args, strict=True)), **given.kwargs})
+
+
+def _signature(program: ExportedProgram | GraphModule) -> tuple[Any, list[str]]:
+    """How the arguments are nested, by place and by name, or None if they are not; and their names."""
+    spec: Any
+    if isinstance(program, ExportedProgram):
+        signature: Any = program.module_call_graph[0].signature if program.module_call_graph else None
+        spec, names = program.call_spec.in_spec, None if signature is None else signature.forward_arg_names
+    else:
+        info = nesting(program.graph)
+        spec, names = (None, None) if info is None else (info.in_spec, info.orig_args)
+    if spec is None or [part.type for part in spec.children()] != [tuple, dict]:
+        return None, [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
+    by_place, by_name = spec.children()
+    return spec, list(names or [*(f"argument {i}" for i in range(by_place.num_children)), *by_name.context])

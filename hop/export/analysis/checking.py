@@ -1,0 +1,105 @@
+"""Whether a program holds what it may hold, and nothing else."""
+
+import operator
+import os
+import re
+from collections.abc import Collection, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from hop.compat.eager import HigherOrderOperator, OpOverload, OpOverloadPacket
+from hop.compat.pytree import tree_leaves
+from hop.dispatch.hop import operators_named
+from hop.export.rewrite.program import check_program, value
+
+
+def check(
+    program: ExportedProgram,
+    *,
+    operators: Collection[Any] | None = None,
+    dtypes: Collection[torch.dtype] | None = None,
+) -> None:
+    """Raise unless the program holds these operators and dtypes alone, in nested graphs too.
+
+    Args:
+        program: an exported program.
+        operators: those that may be left: overloads, such as torch.ops.aten.mm.default; packets, such as
+            torch.ops.aten.mm, for all their overloads; operators of operators, such as torch.ops.higher_order.cond;
+            functions of ours, such as hop.scaled, for their operators; and names of all these, such as "aten.mm" and
+            "hop_scaled_buffers". None for any. What takes a list apart or computes a size counts as none.
+        dtypes: those that tensors may have, inputs and parameters among them. None for any.
+
+    Raises:
+        TypeError: `program` is no ExportedProgram, or an operator or a dtype is none.
+        ValueError: a node has another operator, or a tensor of another dtype: names each one, with the line of the
+            model that it comes from; or neither `operators` nor `dtypes` is given.
+    """
+    check_program(program, "check")
+    if operators is None and dtypes is None:
+        raise ValueError("check: operators and dtypes are both None, and allow everything: give one of them")
+    names = None if operators is None else {name for x in _collection("operators", operators) for name in _names(x)}
+    kinds = None if dtypes is None else _collection("dtypes", dtypes)
+    for kind in kinds or ():
+        if not isinstance(kind, torch.dtype):
+            raise TypeError(f"check: dtypes must be of torch.dtype, got {kind!r}")
+    found = [(node, reason) for node in _nodes(program) if (reason := _reason(node, names, kinds))]
+    if found:
+        lines = "\n".join(f"  {node.name}: {reason}{_source(node)}" for node, reason in found)
+        what = "node is" if len(found) == 1 else "nodes are"
+        raise ValueError(f"check: {len(found)} {what} not what the program may hold\n{lines}")
+
+
+def _collection(name: str, given: Any) -> list[Any]:
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise TypeError(f"check: {name} must be a list, a tuple or a set, got {given!r}")
+    return list(cast(Collection[Any], given))
+
+
+def _names(x: Any) -> list[str]:
+    if isinstance(x, str):
+        return [x, *(h.name() for h in operators_named(x))]
+    if isinstance(x, OpOverload | OpOverloadPacket | HigherOrderOperator):
+        return [str(cast(Any, x))]
+    if ours := operators_named(x):
+        return [h.name() for h in ours]
+    raise TypeError(f"check: operators must be operators of torch.ops, functions of hop, or their names, got {x!r}")
+
+
+def _nodes(program: ExportedProgram) -> Iterator[Node]:
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            yield from (n for n in module.graph.nodes if n.op in ("placeholder", "call_function"))
+
+
+def _reason(node: Node, names: set[str] | None, dtypes: Collection[torch.dtype] | None) -> str | None:
+    tensors = [x for x in tree_leaves(value(node)) if isinstance(x, Tensor)]
+    if not tensors or node.target is operator.getitem:
+        return None
+    target = cast(Any, node.target)
+    called = node.op == "call_function"
+    if called and names is not None and str(target) not in names:
+        packet = str(getattr(target, "overloadpacket", None))
+        if packet not in names:
+            return f"{target} is not among the operators"
+    others = [] if dtypes is None else [str(x.dtype) for x in tensors if x.dtype not in dtypes]
+    what = str(target) if called else "an input"
+    return f"{what} is of {', '.join(dict.fromkeys(others))}, not among the dtypes" if others else None
+
+
+_TORCH = os.path.dirname(torch.__file__)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)')
+
+
+def _source(node: Node) -> str:
+    """The innermost line of the model that a node comes from, torch's own where there is no other, if torch.export
+    wrote them down."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if not frames:
+        return ""
+    own = [frame for frame in frames if not frame[0].startswith(f"{_TORCH}{os.sep}")]
+    file, line, function, code = (own or frames)[-1]
+    return f"; {file}:{line}, in {function}: {code.strip()}"

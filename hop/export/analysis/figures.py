@@ -1,0 +1,183 @@
+"""How the values of two nodes differ."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hop.compat.eager import OpOverload
+from hop.export.analysis.correspondence import held, kind
+from hop.impls.quantize import dequantize
+from hop.numerics.formats import Integer
+from hop.tensor import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class Row:
+    """How the values of two nodes differ, over all inputs.
+
+    Attributes:
+        a, b: the names of the nodes.
+        operator: what `a` calls.
+        output: the position among the outputs, None for a node between.
+        dtype: of the value of `a`; of the codes, if it is quantized.
+        shape: of the value of `a`, for the first inputs.
+        elements, differing: how many were compared, and how many of them differ. NaN equals NaN, and -0.0 equals 0.0.
+        largest: the largest difference: in steps, a Python int, between integers and between codes of an integer
+            format; otherwise of the numbers, NaN or infinite if one of the two is.
+        sqnr: 10 log10(Σ a² / Σ (a - b)²) in decibels, over what is finite in both; inf if nothing differs, -inf if one
+            of the two numbers is not finite; None for integers.
+    """
+
+    a: str
+    b: str
+    operator: str
+    output: int | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    elements: int
+    differing: int
+    largest: int | float
+    sqnr: float | None
+
+
+@dataclass(eq=False)
+class Figures:
+    """What is known so far of a pair."""
+
+    a: Any  # a node, or a constant among the outputs
+    b: Any
+    parts: tuple[str | None, str | None] = (None, None)  # the buffers of theirs that are compared
+    output: int | None = None
+    elements: int | None = None
+    differing: int = 0
+    largest: int | float = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    broken: bool = False  # a number is finite in one of the two alone
+    has_numbers: bool = False
+    dtype: torch.dtype = torch.float32
+    shape: tuple[int, ...] = field(default=())
+    dropped: bool = False
+    caller: str = "verify"
+
+    def row(self) -> Row:
+        sqnr = None
+        if self.has_numbers:
+            sqnr = -math.inf if self.broken else _decibels(self.signal, self.noise)
+        a, b = (_name(x, part) for x, part in zip((self.a, self.b), self.parts, strict=True))
+        assert self.elements is not None
+        counts = self.elements, self.differing, self.largest
+        return Row(a, b, operator_name(self.a), self.output, self.dtype, self.shape, *counts, sqnr)
+
+    def add(self, x: Any, y: Any) -> None:
+        if x is None and y is None:  # an output that is none
+            return
+        x, y = (
+            v if part is None or v is None else v.buffers()[part] for v, part in zip((x, y), self.parts, strict=True)
+        )
+        x, y = (torch.as_tensor(v) if isinstance(v, bool | int | float) else v for v in (x, y))
+        fits = isinstance(x, Tensor) and isinstance(y, Tensor)
+        if fits and (isinstance(x, QuantizedTensor) != isinstance(y, QuantizedTensor)):
+            codes = (kind(x) == "integer") or (kind(y) == "integer")
+            x, y = (held(v) if codes else _numbers(v) for v in (x, y))
+        if not fits or x.shape != y.shape:
+            if self.output is None:
+                self.dropped, self.elements = True, None
+                return
+            shapes = " and ".join(str(tuple(v.shape)) if isinstance(v, Tensor) else type(v).__name__ for v in (x, y))
+            raise ValueError(f"{self.caller}: output {self.output} has different shapes: {shapes}")
+        if self.elements is None:
+            self.elements, self.shape, self.dtype = 0, tuple(x.shape), held(x).dtype
+        self.elements += x.numel()
+        whole = _integers(x, y)
+        differ = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+        if whole is not None:
+            self.largest = max(self.largest, _steps(*whole))
+            differ |= _unequal(*whole)
+        if whole is None or isinstance(x, QuantizedTensor):
+            numbers = _numbers(x), _numbers(y)
+            differ |= _unequal(*numbers)
+            self._add_numbers(*numbers, with_largest=whole is None)
+        self.differing += int(differ.sum())
+
+    def _add_numbers(self, x: Tensor, y: Tensor, *, with_largest: bool) -> None:
+        self.has_numbers = True
+        x, y = (torch.view_as_real(v) if v.is_complex() else v for v in (x, y))
+        x, y = x.to(torch.float64), y.to(torch.float64)
+        gap = torch.where((x == y) | (x.isnan() & y.isnan()), 0.0, (x - y).abs())
+        finite = x.isfinite() & y.isfinite()
+        self.broken |= bool((~finite & (gap != 0)).any())
+        self.signal += torch.where(finite, x, 0.0).square().sum().item()
+        self.noise += torch.where(finite, gap, 0.0).square().sum().item()
+        if with_largest and gap.numel():
+            worst = gap.max().item()  # NaN if one is
+            self.largest = math.nan if math.isnan(worst) or math.isnan(self.largest) else max(self.largest, worst)
+        if with_largest:
+            self.largest = float(self.largest)
+
+
+def _name(x: Any, part: str | None) -> str:
+    name = x.name if isinstance(x, Node) else repr(x)
+    return name if part is None else f"{name}.{part}"
+
+
+def operator_name(a: Any) -> str:
+    """What a node calls, with the operator that an operator of ours runs; of what is no call, what it is."""
+    if not isinstance(a, Node) or a.op != "call_function":
+        return a.op if isinstance(a, Node) else "constant"
+    name = str(a.target) if isinstance(a.target, OpOverload) else getattr(a.target, "__name__", str(a.target))
+    inner = a.args[0] if a.args and isinstance(a.args[0], OpOverload) else None
+    return name if inner is None else f"{name} {inner}"
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0:
+        return math.inf
+    return -math.inf if signal == 0 else 10 * math.log10(signal / noise)
+
+
+def _integers(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Two tensors whose differences are steps: integers, or the codes of quantized ones."""
+    if isinstance(x, QuantizedTensor):
+        a, b = _codes(x), _codes(y)
+        return None if a is None or b is None else (a, b)
+    return (x, y) if kind(x) == kind(y) != "float" else None
+
+
+def _numbers(x: Tensor) -> Tensor:
+    if isinstance(x, QuantizedTensor):
+        return dequantize(x, torch.float32)
+    return x if x.is_floating_point() or x.is_complex() else x.to(torch.float64)
+
+
+def _codes(x: Any) -> Tensor | None:
+    """One code for each element, if they are integers."""
+    q = x.quantizer
+    if not isinstance(q.format, Integer) or q.layout is not None or "codes" not in x.buffers():
+        return None
+    return q.format.unpack(x.codes, x.shape[-1]).reshape(x.shape) if q.per_byte() > 1 else x.codes
+
+
+def _unequal(x: Tensor, y: Tensor) -> Tensor:
+    if not any(v.is_floating_point() or v.is_complex() for v in (x, y)):
+        return x != y if x.dtype == y.dtype else x.to(torch.int64) != y.to(torch.int64)
+    wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+    x, y = x.to(wide), y.to(wide)
+    return (x != y) & ~(x.isnan() & y.isnan())
+
+
+_SIGN = -(2**63)
+
+
+def _steps(x: Tensor, y: Tensor) -> int:
+    """The largest difference of integers, exactly: of int64 it may be as large as 2^64 - 1, and is computed modulo
+    that."""
+    if x.numel() == 0:
+        return 0
+    x, y = (v.view(torch.int64) ^ _SIGN if v.dtype == torch.uint64 else v.to(torch.int64) for v in (x, y))
+    apart = torch.maximum(x, y) - torch.minimum(x, y)
+    return int((apart ^ _SIGN).max()) - _SIGN

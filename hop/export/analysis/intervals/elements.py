@@ -1,0 +1,234 @@
+"""Bounds of what is computed element by element, and of what moves or chooses among elements."""
+
+import math
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hop.compat import tracing
+from hop.compat.pytree import tree_leaves, tree_map
+from hop.export.analysis.intervals.values import (
+    FEW,
+    Integers,
+    Known,
+    Sum,
+    Unknown,
+    anything,
+    bounds,
+    concrete,
+    constant,
+    fits,
+    integers,
+    interval,
+    is_integer,
+    one,
+    whole,
+)
+
+aten = torch.ops.aten
+_KEEP_LAST = frozenset({aten.view.default, aten._unsafe_view.default, aten.clone.default, aten.expand.default})
+
+
+def elementwise(corners: Callable[..., list[Any]], *operands: Any) -> Sum:
+    """Of an operator whose extremes are at bounds of its operands: `corners(*intervals)` computes it there."""
+    given = [whole(x) for x in operands]
+    known = " and ".join(interval(*x.hull()) for x in given)
+    ends = corners(*(x.hull() for x in given))
+    low, high = min(ends), max(ends)
+    if not fits(*ends):
+        return Sum(low, high, None, known)
+    shape = torch.broadcast_shapes(*(t.shape for x in given for t in (x.low, x.high)))
+    if math.prod(shape) > max(FEW, *(x.low.numel() for x in given)):
+        return Sum(low, high, integers(low, high), known)
+    found = torch.broadcast_tensors(*(torch.as_tensor(t) for t in corners(*((x.low, x.high) for x in given))))
+    parts = Integers(*(_extreme(found, f) for f in (torch.minimum, torch.maximum)))
+    return Sum(*parts.hull(), parts, known)
+
+
+def _extreme(tensors: Iterable[Tensor], function: Callable[..., Tensor]) -> Tensor:
+    first, *rest = tensors
+    for t in rest:
+        first = function(first, t)
+    return first
+
+
+def products(a: Any, b: Any) -> list[Any]:
+    return [x * y for x, y in product(a, b)]
+
+
+def scaled(x: Any, by: Any) -> Any:
+    if by == 1:
+        return x
+    if not isinstance(by, int):
+        raise Unknown(f"a factor of {by}")
+    found = elementwise(products, x, by)
+    if found.parts is None:
+        raise Unknown(f"{by} times an operand exceeds 64 bits")
+    return found.parts
+
+
+def add_rule(node: Node, a: Any, b: Any, alpha: Any = 1) -> Any:
+    return elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], a, scaled(b, alpha))
+
+
+def sub_rule(node: Node, a: Any, b: Any, alpha: Any = 1) -> Any:
+    return elementwise(lambda x, y: [x[0] - y[1], x[1] - y[0]], a, scaled(b, alpha))
+
+
+def divisor_of_remainder(node: Node) -> Any:
+    """n, if a node is x - floor(x / n) * n: a remainder, of which bounds of x and of the product say little. Otherwise
+    None."""
+    if node.target is not aten.sub.Tensor or node.kwargs:
+        return None
+    x, taken = node.args
+    if not (isinstance(taken, Node) and taken.target is aten.mul.Tensor):
+        return None
+    for quotient, by in (taken.args, taken.args[::-1]):
+        floor = isinstance(quotient, Node) and quotient.target is aten.div.Tensor_mode
+        if floor and quotient.kwargs == {"rounding_mode": "floor"} and quotient.args == (x, by):  # type: ignore[union-attr]
+            return by
+    return None
+
+
+def remainder(by: Any) -> Integers | None:
+    """What remains after a division by a positive number."""
+    divisor = bounds(by)
+    if not isinstance(divisor, Integers) or divisor.hull()[0] <= 0:
+        return None
+    return Integers(torch.zeros_like(divisor.high), divisor.high - 1)
+
+
+def mul_rule(node: Node, a: Any, b: Any) -> Any:
+    if node.args[0] is node.args[1]:  # a square
+        low, high = whole(a).hull()
+        ends = [low * low, high * high] + ([0] if low < 0 < high else [])
+        return Sum(min(ends), max(ends), None, f"the square of {interval(low, high)}")
+    return elementwise(products, a, b)
+
+
+def neg_rule(node: Node, a: Any) -> Any:
+    return elementwise(lambda x: [-x[0], -x[1]], a)
+
+
+def abs_rule(node: Node, a: Any) -> Any:
+    low, high = whole(a).hull()
+    ends = [abs(low), abs(high)]
+    return Sum(0 if low <= 0 <= high else min(ends), max(ends), None, interval(low, high))
+
+
+def floor_divide_rule(node: Node, a: Any, b: Any, rounding_mode: Any = None) -> Any:
+    divisor = whole(b)
+    low, high = divisor.hull()
+    if rounding_mode not in ("floor", "trunc") or low <= 0 <= high:
+        raise Unknown("a quotient by a number that may be 0" if low <= 0 <= high else f"rounding {rounding_mode}")
+
+    def quotient(x: Any, y: Any) -> Any:
+        if isinstance(x, Tensor) or isinstance(y, Tensor):
+            return torch.div(x, y, rounding_mode=rounding_mode)
+        down = x // y
+        return down + 1 if rounding_mode == "trunc" and down < 0 and down * y != x else down
+
+    return elementwise(lambda x, y: [quotient(*ends) for ends in product(x, y)], a, divisor)
+
+
+def remainder_rule(node: Node, a: Any, b: Any) -> Any:
+    found = remainder(b)
+    if found is None:
+        raise Unknown("a remainder by a number that may not be positive")
+    return found
+
+
+def bitwise_and_rule(node: Node, a: Any, b: Any) -> Any:
+    ends = [x.hull() for x in (whole(a), whole(b))]
+    positive = [high for low, high in ends if low >= 0]
+    if not positive:
+        raise Unknown("bits of two numbers that may be negative")
+    return integers(0, min(positive))
+
+
+def clamp_rule(node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
+    found = whole(x)
+    for limit, function in ((low, torch.maximum), (high, torch.minimum)):
+        if limit is not None:
+            found = _limited(found, whole(limit), function)
+    return found
+
+
+def _limited(a: Integers, b: Integers, function: Callable[..., Tensor]) -> Integers:
+    if math.prod(torch.broadcast_shapes(a.low.shape, b.low.shape, a.high.shape, b.high.shape)) > max(
+        FEW, a.low.numel(), b.low.numel()
+    ):
+        a, b = one(a), one(b)
+    return Integers(function(a.low, b.low), function(a.high, b.high))
+
+
+def maximum_rule(node: Node, a: Any, b: Any) -> Any:
+    return _limited(whole(a), whole(b), torch.maximum)
+
+
+def minimum_rule(node: Node, a: Any, b: Any) -> Any:
+    return _limited(whole(a), whole(b), torch.minimum)
+
+
+def relu_rule(node: Node, x: Any) -> Any:
+    return _limited(whole(x), integers(0, 0), torch.maximum)
+
+
+def where_rule(node: Node, condition: Any, a: Any, b: Any) -> Any:
+    x, y, known = whole(a), whole(b), constant(condition)
+    if known is not None and known.numel() and (known.all() or not known.any()):
+        return x if known.all() else y
+    return Integers(_limited(x, y, torch.minimum).low, _limited(x, y, torch.maximum).high)
+
+
+# ---- what moves or chooses among elements
+
+
+def chosen_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
+    """Values among those of x."""
+    given = list(map(whole, x)) if isinstance(x, list | tuple) else [whole(x)]
+    if all(g.one() for g in given) and len({g.hull() for g in given}) == 1:
+        return one(given[0])
+    first = node.args[0]
+    nodes: Any = first if isinstance(first, list | tuple) else [first]
+    shapes = [shape for n in nodes if (shape := concrete(n.meta["val"].shape)) is not None]
+    others = tree_leaves((rest, kwargs))
+    if len(shapes) == len(given) and all(math.prod(s) <= FEW for s in shapes) and all(_is_plain(o) for o in others):
+
+        def moved(tensors: list[Tensor]) -> Any:
+            spread = [t.expand(s) for t, s in zip(tensors, shapes, strict=True)]
+            operand = spread if isinstance(first, list | tuple) else spread[0]
+            given_rest = tree_map(lambda o: o.value if isinstance(o, Known) else o, (rest, kwargs))
+            return node.target(operand, *given_rest[0], **given_rest[1])  # type: ignore[operator]
+
+        return Integers(moved([g.low for g in given]), moved([g.high for g in given]))
+    if node.target in _KEEP_LAST and given[0].low.dim() <= 1 and given[0].high.dim() <= 1:
+        sizes = (first.meta["val"].shape[-1:], node.meta["val"].shape[-1:])  # type: ignore[union-attr]
+        if len(sizes[1]) == 1 and tracing.known_equal(sizes[0][0], sizes[1][0]):
+            return given[0]
+    hulls = [g.hull() for g in given]
+    return integers(min(h[0] for h in hulls), max(h[1] for h in hulls))
+
+
+def _is_plain(x: Any) -> bool:
+    numbers = bool | int | float | None
+    return isinstance(x, Known | numbers | torch.dtype | torch.memory_format | torch.layout | torch.device)
+
+
+def hull_of_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
+    return one(whole(x))
+
+
+def hull_and_index_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
+    value = node.meta["val"]
+    own = one(whole(x)) if is_integer(value[0].dtype) else bounds(x)
+    return (own, *(anything(v) for v in value[1:]))
+
+
+def padded_rule(node: Node, x: Any, pad: Any, value: Any = 0) -> Any:
+    (low, high), (a, b) = whole(x).hull(), whole(value).hull()
+    return integers(min(low, a), max(high, b))

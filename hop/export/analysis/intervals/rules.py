@@ -1,0 +1,145 @@
+"""Which operator has which bounds: a table of those of integers, and the rule of floats."""
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hop.export.analysis.intervals import elements, sums
+from hop.export.analysis.intervals.values import Integers, Known, Reals, bounds, dtype_range, integers, reals
+
+aten = torch.ops.aten
+
+
+def cast_rule(node: Node, x: Any, **kwargs: Any) -> Any:
+    dtype = node.meta["val"].dtype
+    found = bounds(x)
+    low, high = dtype_range(dtype)
+    if dtype == torch.bool:
+        return integers(low, high)
+    if isinstance(found, Integers):
+        return found
+    if found.nan or not (low <= found.low and found.high <= high):
+        return integers(low, high)  # of what the dtype does not hold, any number of it is made
+    return integers(math.trunc(found.low), math.trunc(found.high))
+
+
+_MOVES = (
+    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default, aten.expand.default),
+    *(aten.slice.Tensor, aten.select.int, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
+    *(aten.unsqueeze.default, aten.clone.default, aten.alias.default, aten.cat.default, aten.index_select.default),
+    *(aten.flip.default, aten.repeat.default, aten.detach.default, aten.lift_fresh_copy.default, aten.t.default),
+    *(aten.transpose.int, aten.contiguous.default, aten.stack.default),
+)
+_CHOOSE = (
+    *(aten.gather.default, aten.index.Tensor, aten.embedding.default, aten.amax.default, aten.amin.default),
+    *(aten.as_strided.default,),
+)
+PRODUCTS = frozenset(
+    {
+        *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.convolution.default),
+        *(aten.sum.dim_IntList, aten.sum.default, aten._int_mm.default),
+    }
+)
+MOVES = frozenset(_MOVES)
+UNFILLED = frozenset(
+    {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default}
+)
+FILLED = frozenset({aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.new_full.default})
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: elements.add_rule,
+    aten.add.Scalar: elements.add_rule,
+    aten.sub.Tensor: elements.sub_rule,
+    aten.sub.Scalar: elements.sub_rule,
+    aten.mul.Tensor: elements.mul_rule,
+    aten.mul.Scalar: elements.mul_rule,
+    aten.neg.default: elements.neg_rule,
+    aten.abs.default: elements.abs_rule,
+    aten.div.Tensor_mode: elements.floor_divide_rule,
+    aten.remainder.Tensor: elements.remainder_rule,
+    aten.remainder.Scalar: elements.remainder_rule,
+    aten.bitwise_and.Tensor: elements.bitwise_and_rule,
+    aten.bitwise_and.Scalar: elements.bitwise_and_rule,
+    aten.clamp.default: elements.clamp_rule,
+    aten.clamp.Tensor: elements.clamp_rule,
+    aten.maximum.default: elements.maximum_rule,
+    aten.minimum.default: elements.minimum_rule,
+    aten.relu.default: elements.relu_rule,
+    aten.where.self: elements.where_rule,
+    **dict.fromkeys(_MOVES, elements.chosen_rule),
+    **dict.fromkeys(_CHOOSE, elements.hull_of_rule),
+    aten.max_pool2d_with_indices.default: elements.hull_and_index_rule,
+    aten.max_pool3d_with_indices.default: elements.hull_and_index_rule,
+    aten.max.dim: elements.hull_and_index_rule,
+    aten.min.dim: elements.hull_and_index_rule,
+    aten.constant_pad_nd.default: elements.padded_rule,
+    aten.sum.dim_IntList: sums.sum_rule,
+    aten.sum.default: sums.sum_rule,
+    aten.mm.default: sums.matmul_rule,
+    aten._int_mm.default: sums.matmul_rule,
+    aten.bmm.default: sums.matmul_rule,
+    aten.addmm.default: sums.addmm_rule,
+    aten.baddbmm.default: sums.addmm_rule,
+    aten.convolution.default: sums.convolution_rule,
+    aten._to_copy.default: cast_rule,
+}
+
+
+# ---- floats
+
+
+def float_rule(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reals:
+    """Bounds of a float."""
+    target = node.target
+    if target in MOVES or target in _CHOOSE:
+        given = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+        found = [reals(x) for x in given]
+        return Reals(min(r.low for r in found), max(r.high for r in found), any(r.nan for r in found))
+    if target is aten.where.self:
+        a, b = reals(args[1]), reals(args[2])
+        if _tests_for_nan(node):
+            a = Reals(a.low, a.high, nan=False)
+        return Reals(min(a.low, b.low), max(a.high, b.high), a.nan or b.nan)
+    if target not in _MONOTONE:
+        return Reals()
+    operands = [reals(x) for x in args if not isinstance(x, type(None))]
+    if target in _FACTORS and (kwargs or any(math.isinf(e) for r in operands for e in (r.low, r.high))):
+        return Reals()  # zero times infinity
+    if target is aten.div.Tensor and operands[1].low <= 0 <= operands[1].high:
+        return Reals()
+    places = [i for i, (n, x) in enumerate(zip(node.args, args, strict=False)) if isinstance(n, Node)]
+    ends = []
+    for corner in product(*(_ends(node.args[i], args[i]) for i in places)):
+        given = [x.value if isinstance(x, Known) else x for x in args]
+        for i, end in zip(places, corner, strict=True):
+            given[i] = end
+        ends.append(target(*given, **kwargs).to(torch.float64).item())  # type: ignore[operator]
+    if any(map(math.isnan, ends)):
+        return Reals()
+    return Reals(min(ends), max(ends), any(r.nan for r in operands))
+
+
+def _ends(operand: Any, x: Any) -> list[Tensor]:
+    """The bounds of an operand as tensors of one element, of its dtype, and without a dimension where it has none."""
+    like, found = operand.meta["val"], bounds(x)
+    ends = found.hull() if isinstance(found, Integers) else (found.low, found.high)
+    return [torch.full([1] * min(like.dim(), 1), end, dtype=like.dtype) for end in ends]
+
+
+def _tests_for_nan(node: Node) -> bool:
+    """Whether a node is where(x == x, x, ...)."""
+    condition, x = node.args[:2]
+    return isinstance(condition, Node) and condition.target is aten.eq.Tensor and condition.args[:2] == (x, x)
+
+
+_FACTORS = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor})
+_MONOTONE = _FACTORS | {  # in each operand
+    *(aten.add.Tensor, aten.sub.Tensor, aten.neg.default, aten.round.default, aten.floor.default, aten.ceil.default),
+    *(aten.trunc.default, aten.clamp.default, aten.clamp.Tensor, aten.maximum.default, aten.minimum.default),
+    *(aten.relu.default, aten._to_copy.default, aten.log2.default),
+}

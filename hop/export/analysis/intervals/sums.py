@@ -1,0 +1,147 @@
+"""Bounds of sums, of products and of plain elements."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hop.compat import tracing
+from hop.export.analysis.intervals.elements import elementwise, products, scaled
+from hop.export.analysis.intervals.values import Integers, Sum, Unknown, constant, fits, integers, interval, one, whole
+
+
+def _size(n: Any, what: str) -> int:
+    found = tracing.largest(n)
+    if found is None:
+        raise Unknown(f"{what} has {n} elements, a number without an upper bound")
+    return found
+
+
+def _times(count: int, low: int, high: int, *, fixed: bool) -> tuple[int, int]:
+    """Bounds of a sum of `count` numbers, or of up to as many."""
+    return (count * low, count * high) if fixed else (min(0, count * low), max(0, count * high))
+
+
+def sum_rule(node: Node, x: Any, dims: Any = None, keepdim: Any = False, dtype: Any = None) -> Any:
+    shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
+    reduced = [d % len(shape) for d in dims] if dims else list(range(len(shape)))
+    count, fixed = 1, True
+    for d in reduced:
+        count *= _size(shape[d], "the summed dimension")
+        fixed &= isinstance(shape[d], int)
+    own = whole(x).hull()
+    return Sum(*_times(count, *own, fixed=fixed), None, f"{count:,} numbers of {interval(*own)}", True)
+
+
+def matmul_rule(node: Node, a: Any, b: Any) -> Sum:
+    """(..., M, K) by (..., K, N)."""
+    places = node.args[-2:]
+    size = places[0].meta["val"].shape[-1]  # type: ignore[union-attr]
+    weight = constant(b)
+    if weight is not None and weight.numel():
+        return _by_weights(weight, _along(a, -1), -2, lambda t: t.unsqueeze(-2) if t.dim() > 1 else t)
+    weight = constant(a)
+    if weight is not None and weight.numel():
+        return _by_weights(weight, _along(b, -2), -1, lambda t: t.unsqueeze(-1))
+    count = _size(size, "the summed dimension")
+    return _of_factors(count, a, b, fixed=isinstance(size, int))
+
+
+def _of_factors(count: int, a: Any, b: Any, *, fixed: bool, zeros: bool = False) -> Sum:
+    """The sum of so many products of two factors of which nothing but bounds is known."""
+    x, y = whole(a).hull(), whole(b).hull()
+    ends = products(x, y) + ([0] if zeros else [])
+    most = f"{count:,}" if fixed else f"{count:,} at most"
+    known = f"{most} products, {interval(*x)} by {interval(*y)}"
+    return Sum(*_times(count, min(ends), max(ends), fixed=fixed), None, known, True)
+
+
+def _along(x: Any, dim: int) -> Integers:
+    """Bounds for each place along a dimension, or for all of them."""
+    found = whole(x)
+    if found.one() or found.low.dim() < -dim or found.high.shape != found.low.shape:
+        return one(found)
+    if found.low.shape[dim] == 1:
+        return one(found)
+    others = [d for d in range(found.low.dim()) if d != found.low.dim() + dim]
+    return Integers(found.low.amin(others), found.high.amax(others)) if others else found
+
+
+def _by_weights(weight: Tensor, x: Integers, dim: int, shaped: Callable[[Tensor], Tensor]) -> Sum:
+    """The sum along `dim` of known weights times factors in x, one interval for all or one for each place. Each weight
+    meets the bound of its factor that makes the product large, or small: these sums are reached."""
+    low, high = x.hull()
+    least, greatest = int(weight.min()), int(weight.max())
+    count = weight.shape[dim]
+    known = f"weights {'x'.join(map(str, weight.shape))}, factors {interval(low, high)}"
+    if not fits(count * least, count * greatest, *(count * p for p in products((least, greatest), (low, high)))):
+        found = _of_factors(count, integers(least, greatest), x, fixed=True)
+        return Sum(found.low, found.high, None, known, True)
+    positive, negative = weight.clamp(min=0), weight.clamp(max=0)
+    if x.one():
+        up, down = (w.sum(dim, dtype=torch.int64) for w in (positive, negative))
+        parts = Integers(up * low + down * high, up * high + down * low)
+    else:
+        ends = [t.unsqueeze(-1) if dim == -2 else t for t in (x.low, x.high)]
+        of_bounds = lambda a, b: (positive * a + negative * b).sum(dim)  # noqa: E731
+        parts = Integers(of_bounds(ends[0], ends[1]), of_bounds(ends[1], ends[0]))
+    parts = Integers(shaped(parts.low), shaped(parts.high))
+    return Sum(*parts.hull(), parts, known, True)
+
+
+def addmm_rule(node: Node, bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Sum:
+    found = matmul_rule(node, a, b)
+    if alpha != 1:
+        raise Unknown(f"alpha={alpha}")
+    return found if beta == 0 else _with_bias(found, scaled(bias, beta))
+
+
+def _with_bias(found: Sum, bias: Any) -> Sum:
+    low, high = whole(bias).hull()
+    known = f"{found.known}, bias {interval(low, high)}"
+    if found.parts is None:
+        return Sum(found.low + low, found.high + high, None, known, True)
+    both = elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], found.parts, bias)
+    return Sum(both.low, both.high, both.parts, known, True)
+
+
+def convolution_rule(
+    node: Node,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: Any,
+    out: Any,
+    g: Any,
+) -> Sum:
+    shape = node.args[1].meta["val"].shape  # type: ignore[union-attr]
+    kernel = len(shape) - 2
+    pads = transposed or any(not isinstance(p, int) or p for p in padding)
+    factors = one(whole(x))
+    if pads:  # some products are with zeros, or left out
+        factors = integers(min(0, factors.hull()[0]), max(0, factors.hull()[1]))
+    known = constant(weight)
+    if known is not None and known.numel():
+        flat = known.reshape(g, known.shape[0] // g, known.shape[1], -1)
+        flat = flat.transpose(1, 2) if transposed else flat  # groups, channels of the result, and what is summed
+        found = _by_weights(
+            flat.reshape(flat.shape[0] * flat.shape[1], -1), factors, -1, lambda t: t.view(-1, *[1] * kernel)
+        )
+        text = f"weights {'x'.join(map(str, known.shape))}, factors {interval(*factors.hull())}"
+        found = Sum(found.low, found.high, found.parts, text, True)
+    else:
+        channels = shape[0] // g if transposed else shape[1]
+        count, fixed = _size(channels, "the summed dimension"), all(isinstance(n, int) for n in shape)
+        for n in shape[2:]:
+            count *= _size(n, "the kernel")
+        found = _of_factors(count, factors, weight, fixed=fixed, zeros=bool(pads))
+    if bias is None:
+        return found
+    own = whole(bias)
+    shaped = own if own.one() else Integers(*(t.view(-1, *[1] * kernel) for t in (own.low, own.high)))
+    return _with_bias(found, shaped)

@@ -1,0 +1,321 @@
+"""How large the sums of a program's integers can get: whether an accumulator can overflow, proven or not.
+
+The program is lowered to core ATen, where each operator of ours stands as what it means, and interval arithmetic
+(hop.export.analysis.intervals) goes through it, from the weights, which are known, and from what the formats and the
+clamps say of the activations. Each result that does not fit its dtype is taken for any number of it from there on.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+
+from hop.compat.eager import HigherOrderOperator, OpOverload
+from hop.compat.pytree import tree_leaves, tree_map_only
+from hop.export.analysis import intervals, provenance
+from hop.export.analysis.intervals import Integers, Known, Reals, Sum
+from hop.export.rewrite.lowering import lower
+from hop.export.rewrite.program import check_program
+from hop.export.table import table
+
+aten = torch.ops.aten
+PROVEN, MAY_OVERFLOW, UNKNOWN = "proven", "may overflow", "unknown"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bounds of one sum or product of integers.
+
+    Attributes:
+        node: the name of the node of the program that it belongs to.
+        inner: the name of the node that it is in the lowered program.
+        operator: what that node calls.
+        product: whether it sums many numbers, as matrix products, convolutions and sums do.
+        low, high: no value lies outside of them; None if nothing is known.
+        bits: how many a two's complement integer needs to hold both, None if nothing is known.
+        accumulator: the dtype that has to hold it: that of the result, or the narrower one that it is cast to next.
+        status: "proven": each value fits the accumulator, for any input. "may overflow": the bounds do not fit.
+            "unknown": nothing is known of the result.
+        known: what the bounds are made of, or why there are none.
+    """
+
+    node: str
+    inner: str
+    operator: str
+    product: bool
+    low: int | None
+    high: int | None
+    bits: int | None
+    accumulator: torch.dtype
+    status: str
+    known: str
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What hop.export.ranges found: a row for each sum or product of integers that is not of constants alone, and for
+    each matrix product and convolution, in order."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def proven(self) -> bool:
+        """Whether no sum and no product of the program can overflow."""
+        return all(row.status == PROVEN for row in self.rows)
+
+    @property
+    def products(self) -> tuple[Row, ...]:
+        """Matrix products, convolutions and sums alone."""
+        return tuple(row for row in self.rows if row.product)
+
+    def __str__(self) -> str:
+        """A line for the widest product of each node of the program, and one for each row that is not proven."""
+        groups: dict[str, list[Row]] = {}
+        for row in self.products:
+            groups.setdefault(row.node, []).append(row)
+        widest = {node: max(rows, key=_width) for node, rows in groups.items()}
+        shown = [r for r in self.rows if r is widest.get(r.node) or (r.status != PROVEN and not r.product)]
+        lines = [
+            (
+                *(r.node, r.operator, r.status, r.known, str(r.accumulator).removeprefix("torch.")),
+                *("" if n is None else f"{n:,}" for n in (r.low, r.high, r.bits)),
+                str(len(groups.get(r.node, ())) if r.product else 1),
+            )
+            for r in shown
+        ]
+        names = ("node", "operator", "status", "known", "accumulator", "low", "high", "bits", "sums")
+        rest = [r for r in self.rows if not r.product]
+        counts = ", ".join(
+            f"{sum(r.status == status for r in rest)} {status}" for status in (PROVEN, MAY_OVERFLOW, UNKNOWN)
+        )
+        return f"{table(names, lines, right=5)}\nother sums and products of two integers: {counts}"
+
+
+def _width(row: Row) -> tuple[bool, int]:
+    return row.low is None, max(row.high or 0, -(row.low or 0))
+
+
+def ranges(program: ExportedProgram, inputs: Mapping[str, tuple[float, float]] | None = None) -> Ranges:
+    """Bounds of each integer sum and product of a program, and whether its accumulator holds them.
+
+    Parameters, buffers that the program does not write to, and constants are known as they are now. Sums with known
+    weights are bounded by their own signs, channel by channel: where the factors are independent, the bounds are
+    reached.
+
+    Args:
+        program: any exported program. Its operators of `hop` are lowered for this; it stays as it is.
+        inputs: bounds of inputs, by their names in the program: integers of integer inputs, numbers of floats. Others
+            may be any number of their dtype.
+
+    Returns:
+        A Ranges. `str()` of it is a table.
+
+    Raises:
+        TypeError: `program` is no ExportedProgram.
+        ValueError: `inputs` names none of the program's inputs, or its bounds are no two ascending numbers that the
+            dtype holds.
+    """
+    check_program(program, "ranges")
+    lowered = lower(program)
+    owners = {node: own.name for own, group in provenance.descendants(program.graph, lowered.graph) for node in group}
+    with torch.no_grad():
+        return Ranges(tuple(_Analysis(lowered, owners, dict(inputs or {})).rows))
+
+
+class _Analysis:
+    def __init__(self, program: ExportedProgram, owners: dict[Node, str], inputs: dict[str, Any]) -> None:
+        self.graph, self.owners = program.graph, owners
+        self.rows: list[Row] = []
+        self.found: dict[Node, Any] = {}
+        self.narrowed: set[Node] = set()  # casts, for which the sum before them speaks
+        self._begin(program, inputs)
+        last: dict[Node, Node] = {}
+        for node in self.graph.nodes:
+            last |= dict.fromkeys(node.all_input_nodes, node)
+        dead: dict[Node, list[Node]] = {}
+        for node, user in last.items():
+            dead.setdefault(user, []).append(node)
+        for node in self.graph.nodes:
+            if node.op == "call_function":
+                self.found[node] = self._value(node)
+            for old in dead.get(node, []):
+                if isinstance(self.found.get(old), Known):
+                    del self.found[old]
+
+    # ---- inputs
+
+    def _begin(self, program: ExportedProgram, inputs: dict[str, Any]) -> None:
+        signature = program.graph_signature
+        written = {
+            spec.target
+            for spec in signature.output_specs
+            if spec.kind in (OutputKind.BUFFER_MUTATION, *_parameter_mutation())
+        }
+        state, constants = program.state_dict, program.constants
+        given: list[str] = []
+        for node, spec in zip(self.graph.find_nodes(op="placeholder"), signature.input_specs, strict=True):
+            self.found[node] = intervals.anything(node.meta.get("val"))
+            if spec.kind is InputKind.USER_INPUT:
+                given.append(node.name)
+                if node.name in inputs:
+                    self.found[node] = _given(node, inputs[node.name])
+            elif spec.target not in written:
+                name = spec.target or ""
+                value = state[name] if name in state else constants.get(name)
+                if isinstance(value, Tensor):
+                    self.found[node] = Known(value.detach())
+        wrong = [name for name in inputs if name not in given]
+        if wrong:
+            raise ValueError(f"ranges: inputs names {wrong[0]!r}, and the program's inputs are {', '.join(given)}")
+
+    # ---- nodes
+
+    def _value(self, node: Node) -> Any:
+        value: Any = node.meta.get("val")
+        if node.target is operator.getitem:
+            source, index = node.args
+            of = self.found.get(source)  # type: ignore[arg-type]
+            if isinstance(of, Known):
+                return Known(of.value[index])
+            return of[index] if isinstance(of, tuple) else intervals.anything(value)  # type: ignore[index]
+        if isinstance(node.target, HigherOrderOperator):  # whatever it computes inside
+            self._unknown(node, torch.int32, "no rule for this operator")
+        if not isinstance(node.target, OpOverload) or node.target in intervals.UNFILLED:
+            return intervals.anything(value)
+        args, kwargs = tree_map_only(Node, self._operand, (node.args, node.kwargs))
+        leaves = tree_leaves((args, kwargs))
+        if node.target in intervals.FILLED:
+            return self._filled(node, args)
+        fixed = all(isinstance(x, Known) or not isinstance(x, _UNKNOWN) for x in leaves)
+        if fixed and torch.Tag.nondeterministic_seeded not in node.target.tags:
+            own_args, own_kwargs = tree_map_only(Known, lambda x: x.value, (args, kwargs))
+            if node.target in intervals.PRODUCTS and intervals.is_integer(value.dtype):
+                self._computed(node, value, args, kwargs)
+            return Known(node.target(*own_args, **own_kwargs))
+        if isinstance(value, Tensor) and value.dtype.is_floating_point:
+            try:
+                return intervals.float_rule(node, args, kwargs)
+            except intervals.Unknown:
+                return Reals()
+        if isinstance(value, Tensor) and value.dtype == torch.bool and node.target not in intervals.MOVES:
+            return intervals.anything(value)
+        return self._computed(node, value, args, kwargs)
+
+    def _operand(self, node: Node) -> Any:
+        return self.found.get(node, intervals.Nothing())
+
+    def _filled(self, node: Node, args: tuple[Any, ...]) -> Any:
+        """Of a tensor of one number."""
+        value = node.meta["val"]
+        number = args[1] if node.target is not aten.scalar_tensor.default else args[0]
+        shape = intervals.concrete(value.shape)
+        if not isinstance(number, bool | int | float):
+            return intervals.anything(value)
+        if shape is not None and value.numel() <= intervals.FEW:
+            return Known(torch.full(shape, number, dtype=value.dtype))
+        return intervals.bounds(torch.full([1], number, dtype=value.dtype).reshape(()))
+
+    def _computed(self, node: Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Bounds of a node of integers, and its row."""
+        if not isinstance(value, Tensor) and node.target not in intervals.RULES:
+            if any(isinstance(v, Tensor) and intervals.is_integer(v.dtype) for v in tree_leaves(value)):
+                self._unknown(node, torch.int64, "no rule for this operator")
+            return intervals.anything(value)
+        try:
+            rest = intervals.divisor_of_remainder(node)
+            made = (
+                None if rest is None else intervals.remainder(self._operand(rest) if isinstance(rest, Node) else rest)
+            )
+            if made is None:
+                rule = intervals.RULES.get(node.target)
+                if rule is None:
+                    raise intervals.Unknown("no rule for this operator")
+                made = rule(node, *args, **kwargs)
+        except intervals.Unknown as reason:
+            self._unknown(node, value.dtype, str(reason))
+            return intervals.anything(value)
+        if isinstance(made, Sum):
+            return self._summed(node, value, made)
+        if isinstance(made, Integers):
+            low, high = made.hull()
+            least, greatest = intervals.dtype_range(value.dtype)
+            if low < least or high > greatest:
+                if node not in self.narrowed:
+                    self._row(node, Sum(low, high, None, "a cast"), value.dtype)
+                return intervals.anything(value)
+        return made
+
+    def _summed(self, node: Node, value: Tensor, made: Sum) -> Any:
+        if not intervals.is_integer(value.dtype):
+            return Reals()
+        cast = _cast_after(node) if made.is_product else None
+        if cast is not None:
+            self.narrowed.add(cast)
+        accumulator = value.dtype if cast is None else cast.meta["val"].dtype
+        self._row(node, made, accumulator)
+        least, greatest = intervals.dtype_range(value.dtype)
+        if made.low < least or made.high > greatest:
+            return intervals.anything(value)
+        return made.parts or intervals.integers(made.low, made.high)
+
+    def _row(self, node: Node, made: Sum, accumulator: torch.dtype) -> None:
+        least, greatest = intervals.dtype_range(accumulator)
+        status = PROVEN if least <= made.low and made.high <= greatest else MAY_OVERFLOW
+        bits = 1 + max((n if n >= 0 else ~n).bit_length() for n in (made.low, made.high))
+        bits -= least == 0 and made.low >= 0
+        names = (self.owners.get(node, node.name), node.name, str(node.target))
+        self.rows.append(Row(*names, made.is_product, made.low, made.high, bits, accumulator, status, made.known))
+
+    def _unknown(self, node: Node, dtype: torch.dtype, reason: str) -> None:
+        names = (self.owners.get(node, node.name), node.name, str(node.target))
+        product = node.target in intervals.PRODUCTS
+        self.rows.append(Row(*names, product, None, None, None, dtype, UNKNOWN, reason))
+
+
+_UNKNOWN = (Integers, Reals, intervals.Nothing)
+
+
+def _given(node: Node, limits: Any) -> Any:
+    """Bounds of an input, as the caller gives them."""
+    value = node.meta["val"]
+    kind: Any = int if isinstance(value, Tensor) and intervals.is_integer(value.dtype) else int | float
+    ends = list[Any](cast(Iterable[Any], limits)) if isinstance(limits, tuple | list) else []
+    pair = len(ends) == 2 and all(isinstance(n, kind) for n in ends)
+    if not isinstance(value, Tensor) or not pair or not ends[0] <= ends[1]:
+        raise ValueError(
+            f"ranges: inputs[{node.name!r}] must be a pair of ascending numbers, of integers for a tensor of "
+            f"integers; got {limits!r}"
+        )
+    if kind is not int:
+        return Reals(float(ends[0]), float(ends[1]), False)
+    least, greatest = intervals.dtype_range(value.dtype)
+    if ends[0] < least or ends[1] > greatest:
+        raise ValueError(f"ranges: inputs[{node.name!r}] is {limits!r}, and {value.dtype} holds {least} to {greatest}")
+    return intervals.integers(*ends)
+
+
+def _cast_after(node: Node) -> Node | None:
+    """The cast to a narrower integer that is all that reads a node, but for what moves its elements."""
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user.target in intervals.MOVES:
+            node = user
+            continue
+        value: Any = user.meta.get("val")
+        if user.target is not aten._to_copy.default or not intervals.is_integer(value.dtype):
+            return None
+        narrower = value.dtype.itemsize < node.meta["val"].dtype.itemsize
+        return user if narrower and value.dtype != torch.bool else None
+    return None
+
+
+def _parameter_mutation() -> list[Any]:
+    """What says that a program writes to a parameter, in versions of torch in which it can."""
+    kind = getattr(OutputKind, "PARAMETER_MUTATION", None)
+    return [] if kind is None else [kind]

@@ -1,0 +1,1 @@
+"""Programs rewritten: to exact integers, to core ATen, and back."""

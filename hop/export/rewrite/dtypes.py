@@ -1,0 +1,106 @@
+"""The dtype that weights are dequantized to, where a cast of the model has left it behind."""
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hop.export.rewrite.program import check_program, graph_of, rebuilt, value
+
+DEQUANTIZE = {"torchao.dequantize_affine.default": ("output_dtype", 2)}
+"""Operators that say which dtype they give, with the name of that argument and the place of the scale."""
+PRODUCTS = frozenset(
+    {
+        *("aten.linear.default", "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.matmul.default"),
+        *("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default", "aten.convolution.default"),
+    }
+)
+MOVES = frozenset(
+    {
+        *("aten.t.default", "aten.permute.default", "aten.transpose.int", "aten.view.default", "aten.reshape.default"),
+        *("aten.expand.default", "aten.unsqueeze.default", "aten.squeeze.dims"),
+    }
+)
+
+
+def follow_dtype(program: ExportedProgram) -> ExportedProgram:
+    """The program in which each weight is dequantized to the dtype of the activations that it is multiplied with.
+
+    `model.float()`, `.half()` and `.type()` cast what nn.Module casts, and leave a tensor of torchao that holds its own
+    dtype as it was. Exporting such a model succeeds, and running the program fails, for a product of two dtypes. Here
+    `torchao.dequantize_affine` gets the dtype of the other operand, and the scale that it reads is cast to it too, as
+    if the model had been cast before it was quantized. Weights of `hop` follow every cast by themselves.
+
+    Returns:
+        A program of equal inputs and outputs. It holds parts of tensors that are subclasses as plain tensors.
+
+    Raises:
+        TypeError: `program` is no ExportedProgram.
+    """
+    check_program(program, "follow_dtype")
+    program = program.run_decompositions({})
+    graph = graph_of(program)
+    state: dict[str, Any] = dict(program.state_dict)
+    constants: dict[str, Any] = dict(program.constants)
+    names = {
+        **program.graph_signature.inputs_to_parameters,
+        **program.graph_signature.inputs_to_buffers,
+        **program.graph_signature.inputs_to_lifted_tensor_constants,
+    }
+    for node in list(graph.nodes):
+        if str(node.target) not in PRODUCTS:
+            continue
+        operands = [x for x in node.args[:3] if isinstance(x, Node)]
+        found = [(x, _origin(x)) for x in operands]
+        weights = {origin for _, origin in found if _is_weight(origin, names)}
+        wanted = {value(x).dtype for x, origin in found[:2] if origin not in weights}
+        wanted &= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+        if len(wanted) != 1:
+            continue
+        (dtype,) = wanted
+        for x, origin in found:
+            if origin in weights and value(origin).dtype != dtype:
+                _set(x, origin, dtype)
+                scale = origin.args[DEQUANTIZE[str(origin.target)][1]]
+                _cast(scale, dtype, names, state, constants)
+    return rebuilt(program, graph, state_dict=state, constants=constants)
+
+
+def _origin(node: Node) -> Node:
+    """What a node is a view of."""
+    while str(node.target) in MOVES:
+        (node, *_) = node.all_input_nodes
+    return node
+
+
+def _is_weight(node: Node, names: dict[str, str]) -> bool:
+    """Whether it dequantizes what the program holds."""
+    return str(node.target) in DEQUANTIZE and getattr(node.args[0], "name", None) in names
+
+
+def _set(x: Node, origin: Node, dtype: torch.dtype) -> None:
+    """Let `origin`, and what lies between it and its view `x`, be of a dtype."""
+    name, _ = DEQUANTIZE[str(origin.target)]
+    schema = [argument.name for argument in origin.target._schema.arguments]  # type: ignore[union-attr]
+    place = schema.index(name)
+    origin.args, origin.kwargs = origin.args[:place], {**origin.kwargs, name: dtype}
+    while True:
+        x.meta["val"] = x.meta["val"].to(dtype)
+        if x is origin:
+            return
+        (x, *_) = x.all_input_nodes
+
+
+def _cast(
+    scale: object, dtype: torch.dtype, names: dict[str, str], state: dict[str, Any], constants: dict[str, Any]
+) -> None:
+    if not isinstance(scale, Node) or scale.name not in names:
+        return
+    held = state if names[scale.name] in state else constants
+    was = held[names[scale.name]]
+    scale.meta["val"] = scale.meta["val"].to(dtype)
+    made = was.detach().to(dtype)
+    held[names[scale.name]] = (
+        torch.nn.Parameter(made, was.requires_grad) if isinstance(was, torch.nn.Parameter) else made
+    )

@@ -1,0 +1,253 @@
+"""What an operator that quantizes or dequantizes says of its integers, whichever library it belongs to.
+
+    x ≈ (code - zero_point) · scale,   low <= code <= high
+
+The operators are those of torch (`quantized_decomposed`) and of torchao. They are known by their names: neither library
+has to be imported to be read.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hop.compat.eager import OpOverload
+from hop.compat.export import quantized_decomposed
+from hop.compat.tracing import known_equal
+from hop.export.rewrite.program import value
+from hop.numerics.blocks import Block
+from hop.numerics.formats import INT8, UINT8, Integer
+
+FORMATS: dict[torch.dtype, Integer] = {f.dtype: f for f in (INT8, UINT8)}
+RANGES = {t: (torch.iinfo(t).min, torch.iinfo(t).max) for t in (torch.int8, torch.uint8, torch.int16, torch.int32)}
+
+
+class Encoding(NamedTuple):
+    """What a node says that quantizes its argument, or dequantizes it."""
+
+    tensor: Node  # what is quantized or dequantized
+    scale: Any  # a number or a node
+    zero_point: Any  # a number, a node or None
+    block: Block  # of the elements that share a scale
+    codes: torch.dtype
+    low: int
+    high: int
+    output: torch.dtype | None  # of dequantized numbers
+
+    def parameters(self) -> tuple[Any, ...]:
+        """What two encodings have alike if they make the same codes of the same numbers."""
+        return self[1:-1]
+
+    def is_whole_range(self) -> bool:
+        """Whether codes may be any that the dtype holds."""
+        return (self.low, self.high) == RANGES[self.codes]
+
+
+class Choice(NamedTuple):
+    """A node that finds a scale and a zero point, and how, with ATen alone."""
+
+    function: Callable[..., tuple[Tensor, Tensor]]
+    arguments: tuple[Any, ...]
+
+
+def dequantizing(node: Node) -> Encoding | None:
+    """What a node says that dequantizes, None of any other."""
+    return _read(node, DEQUANTIZE)
+
+
+def quantizing(node: Node) -> Encoding | None:
+    """What a node says that quantizes, None of any other."""
+    return _read(node, QUANTIZE)
+
+
+def choosing(node: Node) -> Choice | None:
+    """How a node finds a scale, None if it does not, or in a way that is not known here."""
+    name = _name(node)
+    if name not in CHOOSE:
+        return None
+    given = _bound(node)
+    return Choice(CHOOSE[name], tuple(given.values()))
+
+
+def arithmetic(node: Node) -> Callable[..., Tensor] | None:
+    """A function of the node's arguments that gives its codes by ATen, where they are other than those of
+    round(float32(x) · (1 / float32(scale))) + zero_point; None where they are not."""
+    name = _name(node)
+    if name == f"{_T}quantize_per_token":
+        return _token_codes
+    if name == f"{_A}quantize_affine" and torch.float32 not in (value(node.args[0]).dtype, value(node.args[2]).dtype):
+        return node.target  # type: ignore[return-value]  # in the dtype of x; torchao makes it of ATen
+    return None
+
+
+def is_encoding(node: Node) -> bool:
+    """Whether a node is an operator of these libraries that makes or reads codes, known here or not."""
+    name = _name(node)
+    return name.startswith(("quantized_decomposed::", "torchao::")) and "quant" in name
+
+
+def written(verb: str, e: Encoding) -> tuple[OpOverload, tuple[Any, ...]]:
+    """The operator of torch that says `e`, and its arguments; `verb` is "quantize" or "dequantize". Scales of channels
+    have one dimension, those of tokens as many as the tensor; a scale of the tensor is a number, or, with the zero
+    point, a node."""
+    parameters, bounds = (e.tensor, e.scale, e.zero_point), (e.low, e.high, e.codes)
+    if all(b == -1 for b in e.block):
+        overload = ".tensor" if isinstance(e.scale, Node) else ""
+        return quantized_decomposed(f"{verb}_per_tensor{overload}"), (*parameters, *bounds)
+    output = () if verb == "quantize" else (e.output or torch.float32,)
+    if e.block[-1] not in (1, -1):
+        return quantized_decomposed(f"{verb}_per_channel_group"), (*parameters, *bounds, e.block[-1], *output)
+    if len(value(e.scale).shape) == 1:
+        return quantized_decomposed(f"{verb}_per_channel"), (*parameters, e.block.index(1), *bounds)
+    return quantized_decomposed(f"{verb}_per_token"), (*parameters, *bounds, *output)
+
+
+def _read(node: Node, table: dict[str, Callable[..., Encoding | None]]) -> Encoding | None:
+    read = table.get(_name(node))
+    found = read(node, _bound(node)) if read else None
+    return found if found and found.codes in RANGES else None
+
+
+def _name(node: Node) -> str:
+    target = node.target
+    return target.name() if isinstance(target, OpOverload) else ""
+
+
+def _bound(node: Node) -> dict[str, Any]:
+    """The arguments of a node by their names, defaults included."""
+    found = {}
+    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        default = argument.default_value if argument.has_default_value() else None
+        found[argument.name] = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, default)
+    return found
+
+
+def _made(given: dict[str, Any], block: Block, scale: str = "scale", zero_point: str = "zero_point") -> Encoding | None:
+    dtype = given.get("dtype") or given.get("input_dtype") or given.get("output_dtype")
+    low, high = given["quant_min"], given["quant_max"]
+    if dtype not in RANGES or isinstance(low, Node) or isinstance(high, Node):
+        return None
+    low, high = (bound if x is None else int(x) for x, bound in zip((low, high), RANGES[dtype], strict=True))
+    output = given.get("out_dtype") or (
+        given.get("output_dtype") if "input_dtype" in given or "dtype" in given else None
+    )
+    return Encoding(given["input"], given[scale], given[zero_point], block, dtype, low, high, output)
+
+
+def _per_tensor(node: Node, given: dict[str, Any]) -> Encoding | None:
+    return _made(given, (-1,))
+
+
+def _per_channel(node: Node, given: dict[str, Any]) -> Encoding | None:
+    ndim = len(value(given["input"]).shape)
+    axis = given["axis"] % ndim
+    return _made(given, tuple(1 if i == axis else -1 for i in range(ndim)), "scales", "zero_points")
+
+
+def _per_token(node: Node, given: dict[str, Any]) -> Encoding | None:
+    return _made(given, (1, -1), "scales", "zero_points")
+
+
+def _per_group(node: Node, given: dict[str, Any]) -> Encoding | None:
+    return _made(given, (1, given["group_size"]), "scales", "zero_points")
+
+
+def _affine(node: Node, given: dict[str, Any]) -> Encoding | None:
+    sizes = value(given["input"]).shape
+    block = [value(b) for b in given["block_size"]]
+    if len(block) != len(sizes):
+        return None
+    whole = [
+        -1 if known_equal(b, n) and not (isinstance(n, int) and n == 1) else b
+        for b, n in zip(block, sizes, strict=True)
+    ]
+    return _made(given, tuple(whole)) if all(isinstance(b, int) for b in whole) else None
+
+
+_T, _A = "quantized_decomposed::", "torchao::"
+_READ: dict[str, Callable[[Node, dict[str, Any]], Encoding | None]] = {
+    f"{_T}%s_per_tensor": _per_tensor,
+    f"{_T}%s_per_tensor.tensor": _per_tensor,
+    f"{_T}%s_per_tensor.tensor2": _per_tensor,
+    f"{_T}%s_per_channel": _per_channel,
+    f"{_T}%s_per_token": _per_token,
+    f"{_T}%s_per_channel_group": _per_group,
+    f"{_A}%s_affine": _affine,
+}
+QUANTIZE = {name % "quantize": read for name, read in _READ.items()}
+DEQUANTIZE = {name % "dequantize": read for name, read in _READ.items()}
+
+
+def _token_codes(x: Tensor, scales: Tensor, zero_points: Tensor, low: int, high: int, dtype: torch.dtype) -> Tensor:
+    """In float64, the zero point added before the sum is rounded."""
+    steps = x * (1.0 / scales.to(torch.float64)) + zero_points
+    return steps.round().clamp(low, high).to(dtype)
+
+
+# ---- how scales are found
+
+
+def _affine_scale(low: Tensor, high: Tensor, least: int, greatest: int, eps: float) -> tuple[Tensor, Tensor]:
+    """The scale that puts low..high, with 0 among them, on least..greatest, and the code of 0."""
+    low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    scale = ((high - low) / float(greatest - least)).clamp(min=eps)
+    return scale, (least - (low / scale).round()).clamp(least, greatest)
+
+
+def _all(x: Tensor) -> list[int]:
+    """The dimensions of x. torch.onnx does not translate amin and amax without any."""
+    return list(range(x.dim()))
+
+
+def _per_tensor_affine(x: Tensor, least: int, greatest: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    scale, zero_point = _affine_scale(x.amin(_all(x)), x.amax(_all(x)), least, greatest, eps)
+    return scale.reshape(1), zero_point.reshape(1)
+
+
+def _per_tensor_symmetric(
+    x: Tensor, least: int, greatest: int, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    scale = (x.abs().amax(_all(x)) / ((greatest - least) / 2)).clamp(min=eps).reshape(1)
+    middle = 128 if dtype == torch.uint8 else 0
+    return scale, torch.full_like(scale, middle)
+
+
+def _per_token_symmetric(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    scale = x.abs().amax(dim=-1, keepdim=True)
+    scale = (scale.to(torch.float32) if scale.dtype == torch.float16 else scale).clamp(min=1e-5) / 127
+    return scale, torch.zeros_like(scale)
+
+
+def _per_token_affine(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """With the zero point from that end of the range where the error is smaller, rounded last."""
+    least, greatest = RANGES[torch.int8]
+    low = x.amin(dim=-1, keepdim=True).clamp(max=0.0)
+    high = x.amax(dim=-1, keepdim=True).clamp(min=0.0)
+    scale = ((high - low) / float(greatest - least)).clamp(min=torch.finfo(torch.float32).eps)
+    lower, upper = low / scale, high / scale
+    by_low = (least + lower) + (greatest + upper) > 0
+    zero_point = torch.where(by_low, least - lower, greatest - upper).clamp(least, greatest).round()
+    return scale, zero_point
+
+
+def _by_torchao(*given: Any) -> tuple[Tensor, Tensor]:
+    return torch.ops.torchao.choose_qparams_affine.default(*given)  # which is made of ATen
+
+
+CHOOSE: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    f"{_T}choose_qparams.tensor": _per_tensor_affine,
+    f"{_T}choose_qparams_symmetric.tensor": _per_tensor_symmetric,
+    f"{_T}choose_qparams_per_token": _per_token_symmetric,
+    f"{_T}_choose_qparams_per_token_asymmetric_impl": _per_token_affine,
+    f"{_T}choose_qparams_per_token_asymmetric": _per_token_affine,
+    f"{_A}choose_qparams_affine": _by_torchao,
+}
+
+
+def sizes_of(block: Block) -> str:
+    """What shares a scale, in words."""
+    if all(b == -1 for b in block):
+        return "tensor"
+    return "×".join("all" if b == -1 else str(b) for b in block)

@@ -1,0 +1,111 @@
+"""Where the result of an operator goes: to nodes that quantize it, and to those that scale it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from hop.compat.tracing import known_equal
+from hop.export.rewrite import encodings
+from hop.export.rewrite.encodings import FORMATS, Encoding
+from hop.export.rewrite.program import value
+from hop.impls.scaled.roles import NEAREST, ROLES, VALUE, aten
+
+CHANGED = (aten.relu.default, aten.clamp.default, aten.hardtanh.default, aten.relu6.default)
+SELECTED = (aten.cat.default, aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, *NEAREST)
+VIEWS = tuple(op for op, r in ROLES.items() if r.family is VALUE and op not in (*CHANGED, *SELECTED))
+
+
+class End(NamedTuple):
+    """A node that quantizes what an operator gives, and what lies in between."""
+
+    node: Node
+    encoding: Encoding
+    low: float | None
+    high: float | None
+    views: tuple[Node, ...]
+
+
+def ends_of(node: Node) -> list[End] | None:
+    """The nodes that quantize the result of a node, if all that reads it leads there."""
+    found: list[End] = []
+
+    def follow(at: Node, low: float | None, high: float | None, views: tuple[Node, ...]) -> bool:
+        if not at.users:
+            return False
+        for user in at.users:
+            e = encodings.quantizing(user)
+            if e is not None and e.tensor is at and at not in (e.scale, e.zero_point):
+                if e.codes not in FORMATS or (views and any(b != -1 for b in e.block)):
+                    return False
+                found.append(End(user, e, low, high, views))
+            elif user.target in CHANGED and (bounds := bounds_of(user)):
+                if not follow(user, *_composed(low, high, *bounds), views):
+                    return False
+            elif not (user.target in VIEWS and user.args[0] is at and follow(user, low, high, (*views, user))):
+                return False
+        return True
+
+    bounds = bounds_of(node) if node.target in CHANGED else (None, None)
+    return found if follow(node, None, None, ()) and bounds else None
+
+
+def bounds_of(node: Node) -> tuple[float | None, float | None] | None:
+    """The range of a relu or a clamp, None if it is no number."""
+    if node.target is aten.relu.default:
+        return 0.0, None
+    if node.target is aten.relu6.default:
+        return 0.0, 6.0
+    defaults = [-1.0, 1.0] if node.target is aten.hardtanh.default else [None, None]
+    given = [*node.args[1:], *defaults[len(node.args) - 1 :]]
+    names = ("min_val", "max_val") if node.target is aten.hardtanh.default else ("min", "max")
+    low, high = (node.kwargs.get(name, x) for name, x in zip(names, given, strict=True))
+    if any(x is not None and not isinstance(x, int | float) for x in (low, high)):
+        return None
+    if low is not None and high is not None and low > high:  # type: ignore[operator]
+        return None
+    return low, high  # type: ignore[return-value]
+
+
+def _composed(
+    low: float | None, high: float | None, then_low: float | None, then_high: float | None
+) -> tuple[float | None, float | None]:
+    """The range of a clamp after a clamp."""
+
+    def clamped(x: float | None, missing: float | None) -> float | None:
+        if x is None:
+            return missing
+        x = x if then_low is None else max(x, then_low)
+        return x if then_high is None else min(x, then_high)
+
+    return clamped(low, then_low), clamped(high, then_high)
+
+
+def factors(node: Node, has_rows: bool) -> tuple[Node, Any, Any]:
+    """The last node that scales a product, and the scales of its rows and columns."""
+    shape = value(node).shape
+    last, rows, columns = node, None, None
+    while len(last.users) == 1:
+        (user,) = last.users
+        if user.target is aten._to_copy.default and value(user).dtype == torch.float32:
+            last = user
+            continue
+        if user.target is not aten.mul.Tensor or value(user).dtype != torch.float32:
+            break
+        other = user.args[1] if user.args[0] is last else user.args[0]
+        if not isinstance(other, Node) or other is last or value(other).dtype not in (torch.float32, torch.bfloat16):
+            break
+        size = value(other).shape
+        if has_rows and rows is None and len(size) == len(shape) and _same(size, (*shape[:-1], 1)):
+            rows = other
+        elif columns is None and (_same(size, shape[-1:]) or _same(size, (1, shape[-1]))):
+            columns = other
+        else:
+            break
+        last = user
+    return last, rows, columns
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(known_equal(m, n) for m, n in zip(a, b, strict=True))

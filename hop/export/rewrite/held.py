@@ -1,0 +1,151 @@
+"""Floats that stand for codes, and what runs on them where a graph is edited: functions of tensors, for `emit`."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hop.compat.eager import OpOverload
+from hop.export.rewrite.encodings import FORMATS
+from hop.export.rewrite.ends import VIEWS
+from hop.export.rewrite.program import value
+from hop.impls.quantize import dequantize, quantize
+from hop.impls.scaled import scaled
+from hop.impls.scaled.roles import aten
+from hop.numerics import blocks
+from hop.numerics.blocks import Block
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given
+from hop.tensor import QuantizedTensor
+
+
+class Held(NamedTuple):
+    """A float that stands for codes: nodes of a graph, or, where a function runs, tensors. A scale and a zero point may
+    be numbers, and have other shapes than their buffers."""
+
+    quantizer: Quantizer
+    codes: Any
+    given: list[Any]  # the scale, and the zero point if there is one
+    dtype: torch.dtype
+
+    def tensor(self) -> QuantizedTensor:
+        described = self.quantizer.buffers(self.codes.shape)
+        buffers = [self.codes, *parameters(self.quantizer, self.codes, self.given)]
+        named = dict(zip(described, buffers, strict=True))
+        return QuantizedTensor.fitting(named, self.quantizer, self.codes.shape, self.dtype)
+
+    def is_whole(self) -> bool:
+        """Whether one scale serves the tensor."""
+        return all(b == -1 for b in self.quantizer.block)
+
+
+def parameters(quantizer: Quantizer, codes: Tensor, given: Sequence[Any]) -> list[Tensor]:
+    """Scales and zero points in the shapes and dtypes of their buffers."""
+    described = list(quantizer.buffers(codes.shape).values())[1:]
+    return [
+        x.to(dtype).reshape(shape) if isinstance(x, Tensor) else torch.full(shape, x, dtype=dtype, device=codes.device)
+        for x, (shape, dtype) in zip(given, described, strict=True)
+    ]
+
+
+def unit(codes: Node, factor: Any, block: Block) -> Held:
+    """Codes as the numbers that they are, times `factor`."""
+    scale, block = (1.0, (-1,)) if factor is None else (factor, block)
+    format = FORMATS[value(codes).dtype]
+    quantizer = Quantizer(format, block, Given(affine=format.zero != 0))
+    return Held(quantizer, codes, [scale, 0][: 1 + (format.zero != 0)], torch.float32)
+
+
+def real(x: Any) -> Any:
+    if isinstance(x, Held):
+        return x.tensor()
+    return [real(v) for v in x] if isinstance(x, list | tuple) else x
+
+
+def run_scaled(op: OpOverload, output: Any, args: list[Any], kwargs: dict[str, Any], **options: Any) -> Any:
+    return scaled(op, output, *(real(x) for x in args), **kwargs, **options)
+
+
+def run_requantized(
+    op: OpOverload,
+    output: Quantizer,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    given: list[Any],
+    bounds: tuple[int, int] | None,
+    views: list[Any],
+) -> Tensor:
+    operands = [real(x) for x in args]
+    device = next(x.device for x in flat(operands) if isinstance(x, Tensor))
+    dtypes = [torch.float32, output.format.dtype]
+    scale, *zero = [
+        x.to(t) if isinstance(x, Tensor) else torch.full((), x, dtype=t, device=device)
+        for x, t in zip(given, dtypes, strict=False)
+    ]
+    options = {"output_scale": scale} | ({"output_zero_point": zero[0]} if zero else {})
+    return codes_within(scaled(op, output, *operands, **kwargs, **options).codes, bounds, views)  # type: ignore[attr-defined]
+
+
+def codes_within(codes: Tensor, bounds: tuple[int, int] | None, views: list[Any]) -> Tensor:
+    """Codes within bounds, seen as the views do."""
+    codes = codes if bounds is None else codes.clamp(*bounds)
+    for view, rest, options in views:
+        op = aten.reshape.default if view is aten.view.default else view  # codes may lie otherwise than floats did
+        codes = op(codes, *rest, **options)
+    return codes
+
+
+def run_view(
+    seen: list[Quantizer], op: OpOverload, held: Held, rest: list[Any], kwargs: dict[str, Any]
+) -> list[Tensor]:
+    tensor = held.tensor()
+    if op in VIEWS:
+        op = aten.reshape.default if op is aten.view.default else op
+        made = op(tensor, *rest, **kwargs)
+    else:
+        scale, *zero = parameters(held.quantizer, held.codes, held.given)
+        options = {"output_scale": scale} | ({"output_zero_point": zero[0]} if zero else {})
+        made = scaled(op, held.quantizer, tensor, *rest, **kwargs, **options)
+    if not isinstance(made, QuantizedTensor):
+        raise TypeError(f"{op} of blocks of {held.quantizer.block} leaves no blocks")
+    seen.append(made.quantizer)
+    return list(made.buffers().values())
+
+
+def run_quantize(quantizer: Quantizer, x: Tensor, given: list[Any], bounds: tuple[int, int] | None) -> Tensor:
+    scale, *zero = parameters(quantizer, x, given)
+    codes = quantize(quantizer, x, scale=scale, zero_point=zero[0] if zero else None).codes
+    return codes if bounds is None else codes.clamp(*bounds)
+
+
+def run_dequantize(held: Held) -> Tensor:
+    return dequantize(held.tensor())
+
+
+def numbers_by_hand(codes: Tensor, scale: Any, zero_point: Any, block: Block, dtype: torch.dtype) -> Tensor:
+    """The numbers of codes that no format of ours has."""
+    scale, zero = _beside(codes, block, scale), _beside(codes, block, 0 if zero_point is None else zero_point)
+    return ((codes.to(torch.float32) - zero) * scale).to(dtype)
+
+
+def _beside(x: Tensor, block: Block, given: Any) -> Any:
+    """One number for each block, to be broadcast with x: blocks are single elements or whole dimensions."""
+    if not isinstance(given, Tensor):
+        return given
+    sizes = blocks.counts(x.shape, block)
+    if any(b not in (1, -1) for b in block):
+        raise NotImplementedError(f"blocks of {block} of codes in {x.dtype}")
+    return given.reshape(sizes)
+
+
+def codes_by_hand(
+    x: Tensor, scale: Any, zero_point: Any, block: Block, bounds: tuple[int, int], dtype: torch.dtype
+) -> Tensor:
+    scale, zero = _beside(x, block, scale), _beside(x, block, 0 if zero_point is None else zero_point)
+    return ((x.to(torch.float32) * (1.0 / scale)).round() + zero).clamp(*bounds).to(dtype)
+
+
+def flat(x: Any) -> list[Any]:
+    return [v for y in x for v in flat(y)] if isinstance(x, list | tuple) else [x]

@@ -1,0 +1,398 @@
+"""Programs of quantized and dequantized floats as programs of integers.
+
+    quantize -> dequantize -> float operator -> quantize      becomes      quantize -> scaled
+
+What is matched is the meaning, not a list of nodes: a node that dequantizes *holds* codes, a scale and a zero point; so
+do its views, and casts of codes to floats, with a scale of 1. An operator of which an argument holds codes becomes
+hop.scaled of them; where all that reads its result quantizes it, with or without views, relu or clamp in between, it
+gives the codes themselves. What is left is as it was, but that each remaining quantize and dequantize is ours.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from hop.compat.pytree import tree_map_only
+from hop.compat.stock import stock_out_dtype
+from hop.compat.tracing import is_erased
+from hop.dispatch.hop import Hop
+from hop.export.rewrite import encodings
+from hop.export.rewrite.encodings import FORMATS, Encoding
+from hop.export.rewrite.ends import SELECTED, VIEWS, End, ends_of, factors
+from hop.export.rewrite.held import (
+    Held,
+    codes_by_hand,
+    codes_within,
+    numbers_by_hand,
+    run_dequantize,
+    run_quantize,
+    run_requantized,
+    run_scaled,
+    run_view,
+    unit,
+)
+from hop.export.rewrite.program import (
+    check_program,
+    constant,
+    emit,
+    graph_of,
+    propagate,
+    rebuilt,
+    tensors_of,
+    value,
+    without_unused,
+)
+from hop.export.rewrite.report import Report, Rewritten, Row
+from hop.export.rewrite.sums import product_of
+from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, VALUE, aten
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import Reciprocal, Requantization
+from hop.numerics.scale_rules import Given
+
+_PRODUCTS = (MATRIX, CONVOLUTION)
+_KNOWN_CODES = f"known are {' and '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
+
+_REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
+
+
+def to_integer(program: ExportedProgram, *, requantize: Requantization | None = None) -> Rewritten:
+    """The program, its quantized parts in exact integers: see the top of this file, and docs/export.md for what is
+    rewritten. Works on what torch.export makes of a model that PT2E converted, that torchao quantized, or that is made
+    of our modules and operators; tensor subclasses among its parameters become the tensors that they hold.
+
+    Args:
+        requantize: how integer sums become codes (hop.requantization). The default is Reciprocal(), which a quantize
+            node does: float32, times the reciprocal of the scale. Others are the arithmetic of integer-only runtimes.
+
+    Returns the program and a report of what was rewritten and what was left, with the reasons.
+
+    Raises:
+        TypeError: `program` is no ExportedProgram, or `requantize` no convention.
+        ValueError: nothing in the program is quantized, in a form that is known here.
+    """
+    check_program(program, "to_integer")
+    if requantize is not None and not isinstance(requantize, Requantization):
+        raise TypeError(
+            f"to_integer: requantize must be a convention of hop.requantization or None, got {requantize!r}"
+        )
+    plain = program.run_decompositions({})  # functional; subclasses as the tensors that they hold
+    graph = graph_of(plain)
+    rewriter = _Rewriter(plain, graph, requantize or Reciprocal())
+    rewriter.run()
+    if not rewriter.has_recognised:
+        raise ValueError(_unrecognised(plain))
+    return Rewritten(without_unused(rebuilt(plain, graph)), Report(tuple(rewriter.rows)))
+
+
+class _Rewriter:
+    def __init__(self, program: ExportedProgram, graph: Graph, requantize: Requantization) -> None:
+        self.program, self.graph, self.requantize = program, graph, requantize
+        self.held: dict[Node, Held] = {}
+        self.cast: dict[Node, Node] = {}  # from floats and int32 to the codes that they are
+        self.rows: list[Row] = []
+        self.has_recognised = False  # whether anything in the program says that it is quantized
+
+    def run(self) -> None:
+        for node in self.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+            self.graph.erase_node(node)  # they hold what they assert of in the graph; its types are known
+        for node in list(self.graph.nodes):
+            if node.op == "call_function" and not is_erased(node):
+                self.visit(node)
+        self.graph.eliminate_dead_code()
+        for node in list(self.graph.nodes):
+            if node.op == "call_function" and encodings.is_encoding(node):
+                self.finish(node)
+        self.graph.eliminate_dead_code()
+        self.share_numbers()
+        propagate(self.graph)
+
+    def share_numbers(self) -> None:
+        """One node for all tensors that hold the same number: scales and zero points."""
+        first: dict[Any, Node] = {}
+        for node in self.graph.find_nodes(op="call_function", target=aten.full.default):
+            if not any(isinstance(x, Node) for x in node.all_input_nodes):
+                kept = first.setdefault((str(node.args), str(node.kwargs)), node)
+                if kept is not node:
+                    node.replace_all_uses_with(kept)
+                    self.graph.erase_node(node)
+
+    def visit(self, node: Node) -> None:
+        if encodings.is_encoding(node) or isinstance(node.target, Hop):
+            self.has_recognised = True
+        if found := encodings.dequantizing(node):
+            self.hold(node, found)
+        elif found := encodings.quantizing(node):
+            self.quantized(node, found)
+        elif choice := encodings.choosing(node):
+            self.choose(node, choice)
+        elif node.target is aten._to_copy.default:
+            self.convert(node)
+        elif node.target in ROLES or node.target in (aten._int_mm.default, stock_out_dtype):
+            self.operate(node)
+        elif isinstance(value(node), Tensor) and any(x in self.held for x in tensors_of(node)):
+            self.leave(node, _unknown(node))
+
+    # ---- what holds codes
+
+    def hold(self, node: Node, e: Encoding) -> None:
+        format = FORMATS.get(e.codes)
+        if format is None or value(node).dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return
+        given = self.given(e)
+        quantizer = Quantizer(format, e.block, Given(affine=len(given) == 2))
+        if value(e.tensor).dtype is not e.codes:
+            return
+        self.held[node] = Held(quantizer, e.tensor, given, value(node).dtype)
+
+    def given(self, e: Encoding) -> list[Any]:
+        """The scale, and the zero point where it is none that the format has by itself."""
+        zero, own = 0 if e.zero_point is None else e.zero_point, FORMATS[e.codes].zero
+        known = constant(self.program, zero) if isinstance(zero, Node) else torch.tensor(zero)
+        return [e.scale] if known is not None and bool((known == own).all()) else [e.scale, zero]
+
+    def convert(self, node: Node) -> None:
+        """A cast: of codes to floats or to int32, or of one float dtype to another."""
+        (x, *_), dtype = node.args, value(node).dtype
+        if not isinstance(x, Node) or dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int32):
+            return
+        if value(x).dtype in FORMATS:
+            self.cast[node] = x
+        elif x in self.held and dtype.is_floating_point:
+            self.held[node] = self.held[x]._replace(dtype=dtype)
+
+    # ---- operators
+
+    def operate(self, node: Node) -> None:
+        if self.sums_of_casts(node):
+            return
+        operands = [x for x in tensors_of(node) if x in self.held]
+        family = ROLES[node.target].family if node.target in ROLES else None  # type: ignore[index]
+        if not operands:
+            if family in _PRODUCTS:
+                self.leave(node, "no operand is dequantized")
+            return
+        if family is None:
+            self.leave(node, _unknown(node))
+            return
+        ends = ends_of(node)
+        reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
+        if reason is None:
+            return
+        if node.target in VIEWS or (node.target not in SELECTED[:1] and family is VALUE):
+            self.view(node, reason)
+        elif family in (*_PRODUCTS, EMBEDDING):
+            self.dequantized(node)
+        else:
+            self.leave(node, reason)
+
+    def requantized(self, node: Node, ends: Sequence[End]) -> str | None:
+        """Let an operator give codes. Returns why it cannot, None where it does."""
+        places = {n: i for i, n in enumerate(self.graph.nodes)}
+        made: dict[Any, Node] = {}
+        for end in sorted(ends, key=lambda end: places[end.node]):
+            key = (end.encoding.parameters(), end.low, end.high, end.views)
+            if key not in made:
+                try:
+                    made[key] = self.codes_of(node, end)
+                except _REFUSALS as error:
+                    return str(error)
+            end.node.replace_all_uses_with(made[key])
+            self.graph.erase_node(end.node)
+        self.rows.append(self.row(node, ", ".join(dict.fromkeys(_shown(end.encoding) for end in ends))))
+        return None
+
+    def codes_of(self, node: Node, end: End) -> Node:
+        e = end.encoding
+        given = self.given(e)
+        rule = replace(self.requantize, low=end.low, high=end.high)
+        if rule.exact and not _gives_sum(node, self.held):
+            rule = Reciprocal(end.low, end.high)
+        output = Quantizer(FORMATS[e.codes], e.block, Given(affine=len(given) == 2, requantize=rule))
+        bounds = None if e.is_whole_range() else (e.low, e.high)
+        views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
+        args = self.arguments(node)
+        held = args[0] if node.target in VIEWS else None
+        if isinstance(held, Held) and end[2:4] == (None, None) and self.is_alike(held, e):
+            views = [(node.target, args[1:], dict(node.kwargs)), *views]
+            return emit(end.node, codes_within, held.codes, bounds, views)
+        return emit(end.node, run_requantized, node.target, output, args, node.kwargs, given, bounds, views)
+
+    def is_alike(self, held: Held, e: Encoding) -> bool:
+        """Whether codes mean the same numbers, all of them by one scale."""
+        whole = held.is_whole() and all(b == -1 for b in e.block)
+        return whole and held.quantizer.format.dtype == e.codes and held.given == self.given(e)
+
+    def dequantized(self, node: Node) -> None:
+        """Let an operator give floats."""
+        try:
+            made = emit(node, run_scaled, node.target, value(node).dtype, self.arguments(node), node.kwargs)
+        except _REFUSALS as error:
+            self.leave(node, str(error))
+            return
+        self.rows.append(self.row(node, str(value(node).dtype).removeprefix("torch.")))
+        self.replace(node, made)
+
+    def view(self, node: Node, reason: str) -> None:
+        """A view, a maximum or a clamp of codes holds codes."""
+        held = self.held.get(node.args[0]) if isinstance(node.args[0], Node) else None  # type: ignore[arg-type]
+        if held is None or not (node.target in VIEWS or held.is_whole()):
+            self.leave(node, reason)
+            return
+        seen: list[Quantizer] = []
+        try:
+            codes, *given = emit(
+                node, partial(run_view, seen), node.target, held, list(node.args[1:]), dict(node.kwargs)
+            )
+        except _REFUSALS as error:
+            self.leave(node, str(error))
+            return
+        self.held[node] = Held(seen[-1], codes, given, value(node).dtype)
+
+    def arguments(self, node: Node) -> list[Any]:
+        """The arguments of a node, with what is held for the nodes that hold codes. A bias stays a float."""
+        role = ROLES[node.target].role  # type: ignore[index]
+        return [x if role(i) == BIAS else tree_map_only(Node, self._held, x) for i, x in enumerate(node.args)]
+
+    def _held(self, node: Node) -> Any:
+        return self.held.get(node, node)
+
+    def replace(self, node: Node, made: Node) -> None:
+        old, new = value(node), value(made)
+        assert old.dtype == new.dtype and len(old.shape) == len(new.shape), (node, old, new)
+        node.replace_all_uses_with(made)
+
+    # ---- products of casts, which are scaled afterwards
+
+    def sums_of_casts(self, node: Node) -> bool:
+        """A product of codes, times rows, times columns (hop.export.rewrite.sums): the product of what the codes and
+        the rows, the codes and the columns stand for."""
+        found = product_of(node, self.cast)
+        if found is None:
+            return False
+        self.has_recognised = True
+        last, rows, columns = factors(found.sums, found.has_codes)
+        if not value(last).dtype.is_floating_point:
+            self.leave(node, f"its sums are not cast to float32: they stay {_plain(value(last).dtype)}")
+            return True
+        lhs = unit(found.lhs, rows, (1, -1)) if found.has_codes else found.lhs
+        rhs = unit(found.rhs, columns, (1, -1) if found.op is aten.linear.default else (-1, 1))
+        try:
+            made = emit(last, run_scaled, found.op, value(last).dtype, [lhs, rhs], {})
+        except _REFUSALS as error:
+            self.leave(node, str(error))
+            return True
+        kinds = [_kind(x) for x in (lhs, rhs)]
+        self.rows.append(Row(node.name, str(found.op), f"{' × '.join(kinds)} -> {_plain(value(last).dtype)}", True))
+        self.replace(last, made)
+        return True
+
+    # ---- what stays
+
+    def choose(self, node: Node, choice: encodings.Choice) -> None:
+        """Scales that are found when the program runs, by ATen."""
+        made = emit(node, choice.function, *choice.arguments)
+        for user in list(node.users):
+            if user.target is operator.getitem:
+                found, dtype = made[user.args[1]], value(user).dtype
+                if not all(encodings.quantizing(n) or encodings.dequantizing(n) for n in user.users):
+                    found = emit(node, torch.Tensor.to, found, dtype)
+                user.replace_all_uses_with(found)
+                self.graph.erase_node(user)
+
+    def finish(self, node: Node) -> None:
+        """What still dequantizes, by ours."""
+        held = self.held.get(node)
+        wide = [user for user in node.users if not isinstance(user.target, Hop)]  # a bias may hold int32
+        if held is None and wide and (found := encodings.dequantizing(node)) and found.codes not in FORMATS:
+            self.leave(node, f"codes of {_plain(found.codes)}: what reads them stays in floats ({_KNOWN_CODES})")
+        try:
+            if held is not None:
+                made = emit(node, run_dequantize, held)
+            elif found := encodings.dequantizing(node):
+                made = emit(node, numbers_by_hand, *found[:4], value(node).dtype)
+            else:
+                raise NotImplementedError(f"{node.target} is not known here")
+        except _REFUSALS as error:
+            self.leave(node, str(error))
+            return
+        self.replace(node, made)
+
+    def quantized(self, node: Node, e: Encoding) -> None:
+        """What quantizes floats, or codes by another scale."""
+        held = self.held.get(e.tensor)
+        try:
+            if held is not None and self.is_alike(held, e):
+                made = emit(node, codes_within, held.codes, None if e.is_whole_range() else (e.low, e.high), [])
+            else:
+                made = self.codes_of_floats(node, e)
+        except _REFUSALS as error:
+            self.leave(node, str(error))
+            return
+        self.replace(node, made)
+
+    def codes_of_floats(self, node: Node, e: Encoding) -> Node:
+        bounds = (e.low, e.high)
+        if own := encodings.arithmetic(node):
+            return emit(node, own, *node.args)
+        if e.codes not in FORMATS:
+            return emit(node, codes_by_hand, *e[:4], bounds, e.codes)
+        given = self.given(e)
+        quantizer = Quantizer(FORMATS[e.codes], e.block, Given(affine=len(given) == 2, requantize=Reciprocal()))
+        return emit(node, run_quantize, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
+
+    def leave(self, node: Node, reason: str) -> None:
+        self.rows.append(Row(node.name, str(node.target), reason.split("\n")[0], False))
+
+    def row(self, node: Node, output: str) -> Row:
+        roles = ROLES[node.target]  # type: ignore[index]
+        tensors = [x for x in tensors_of(node) if value(x).dtype.is_floating_point]
+        if roles.family in _PRODUCTS:
+            tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
+        kinds = [_kind(self.held.get(x, x)) for x in tensors]
+        return Row(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
+
+
+def _unrecognised(program: ExportedProgram) -> str:
+    """What to say of a program in which nothing is quantized."""
+    seen = sorted({str(n.target) for n in program.graph.nodes if n.op == "call_function" and not is_erased(n)})
+    known = [*encodings.QUANTIZE, *encodings.DEQUANTIZE, *encodings.CHOOSE]
+    return (
+        f"to_integer: found no quantized operator in the program; it saw {', '.join(seen) or 'no operators'}; "
+        f"it knows {', '.join(known)}, products of int8 or uint8 codes or of their casts, and operators of hop; "
+        "quantize the model before it is exported (hop.nn.convert, torchao's quantize_ or PT2E), or use "
+        "hop.export.to_scheme for a program of floats"
+    )
+
+
+# ---- small questions
+
+
+def _unknown(node: Node) -> str:
+    return f"hop.scaled has no {node.target}: it runs on dequantized floats, as before"
+
+
+def _gives_sum(node: Node, held: dict[Node, Held]) -> bool:
+    """Whether an operator is a product of codes on both sides, of which a convention can take the sum."""
+    roles = ROLES[node.target]  # type: ignore[index]
+    return roles.family in _PRODUCTS and all(roles.find(role, node.args) in held for role in (LHS, RHS))
+
+
+def _kind(x: Any) -> str:
+    if isinstance(x, Held):
+        return f"{x.quantizer.format.name}[{encodings.sizes_of(x.quantizer.block)}]"
+    return _plain(value(x).dtype)
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shown(e: Encoding) -> str:
+    return f"{_plain(e.codes)}[{encodings.sizes_of(e.block)}]"

@@ -1,0 +1,192 @@
+# pyright: reportMissingTypeStubs=false
+"""To ExecuTorch: programs of our operators as files that its runtime runs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hop.compat.pytree import tree_leaves
+from hop.dispatch.hop import Hop, decompositions
+from hop.export.rewrite.folding import folded
+from hop.export.rewrite.lowering import lower
+from hop.export.rewrite.program import check_program, value
+from hop.export.rewrite.qdq import to_qdq
+
+if TYPE_CHECKING:
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, ExecutorchProgramManager
+
+DTYPES = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    }
+)
+"""What the portable kernels of ExecuTorch compute with."""
+
+GROUPED = frozenset({"torchao.dequantize_affine.default", "quantized_decomposed.dequantize_per_channel_group.default"})
+"""What dequantizes a weight with a scale for each group along its last dimension."""
+
+CONVOLUTIONS = frozenset({"aten.convolution.default", "aten.conv3d.default", "aten.conv_transpose3d.input"})
+
+PRODUCTS = frozenset({"aten.linear.default", "aten.mm.default", "aten.addmm.default", "aten.bmm.default"})
+
+
+def to_executorch(
+    program: ExportedProgram,
+    *,
+    partitioners: Sequence[Any] = (),
+    compile_config: "EdgeCompileConfig | None" = None,
+    backend_config: "ExecutorchBackendConfig | None" = None,
+) -> "ExecutorchProgramManager":
+    """The program for ExecuTorch's runtime. Its operators of ours become core ATen, for which the portable kernels give
+    the integers of eager mode, bit for bit.
+
+    Args:
+        program: a program of torch.export, with operators of ours or without.
+        partitioners: ExecuTorch's, asked in their order, for what backends take over. They see linear layers and other
+            composite operators whole. For XnnpackPartitioner, `hop.export.to_qdq(program, target="xnnpack")` writes
+            operators of ours in the form that it takes over; XNNPACK computes their integers by its own rules, which
+            are those of hop.requantization.FloatMultiplier.
+        compile_config, backend_config: ExecuTorch's own.
+
+    Returns:
+        ExecuTorch's program manager: `.buffer` is the file, `.save(path)` writes it.
+
+    Raises:
+        ImportError: ExecuTorch is not installed.
+        TypeError: `program` is no ExportedProgram, or a value is of a dtype that ExecuTorch has no kernels for, such as
+            8-bit floats.
+        NotImplementedError: an operator, or a convolution of three dimensions, has no portable kernel; XNNPACK would
+            take a layer whose weight alone is quantized in groups, which it computes without the scales; or a backend
+            took what it cannot run, found by loading the file where this runtime has the backend.
+    """
+    check_program(program, "to_executorch")
+    try:
+        from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge, to_edge_transform_and_lower
+        from executorch.runtime import Runtime
+    except ImportError as error:
+        raise ImportError("to_executorch needs ExecuTorch: pip install 'torch-hop[executorch]'") from error
+
+    compile_config = compile_config or EdgeCompileConfig()
+    if partitioners:
+        to_xnnpack = any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners)
+        program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
+        low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
+        _check_dtypes(low)
+        if to_xnnpack:
+            _check_convolutions(low)
+            _check_xnnpack(low)
+        edge = to_edge_transform_and_lower(low, partitioner=list(partitioners), compile_config=compile_config)
+    else:
+        low = lower(program)
+        _check_dtypes(low)
+        _check_convolutions(low)
+        low = folded(low)
+        edge = to_edge(low, compile_config=compile_config)
+    with torch.no_grad():  # its passes run buffers' updates again, also those of weights that require gradients
+        made = edge.to_executorch(backend_config or ExecutorchBackendConfig())
+    runtime = Runtime.get()
+    _check_kernels(made, runtime.operator_registry.operator_names)
+    if partitioners:
+        _check_delegates(made, runtime)
+    return made
+
+
+def _check_dtypes(program: ExportedProgram) -> None:
+    """Refuse what ExecuTorch's files can name and none of its kernels computes with."""
+    for node in program.graph.nodes:
+        for x in tree_leaves(node.meta.get("val")):
+            if isinstance(x, Tensor) and x.dtype not in DTYPES:
+                raise TypeError(
+                    f"to_executorch: {_described(program, node)} is of {x.dtype}, for which ExecuTorch has no kernels; "
+                    "it has them for integers, and for floats of 16 bits and more: quantize to int8, int4 or MXFP4, or "
+                    "dequantize before exporting"
+                )
+
+
+def _check_convolutions(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if str(node.target) in CONVOLUTIONS and value(node.args[1]).dim() > 4:
+            raise NotImplementedError(
+                f"to_executorch: {_described(program, node)} is a convolution of three dimensions, for which "
+                "neither ExecuTorch's portable kernels nor XNNPACK have a form; they have it for one and two"
+            )
+
+
+def _described(program: ExportedProgram, node: Node) -> str:
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    if node.name in names:
+        return f"node {node.name!r} ({names[node.name]})"
+    return f"node {node.name!r} ({node.target})" if node.op == "call_function" else f"node {node.name!r}"
+
+
+def _check_xnnpack(program: ExportedProgram) -> None:
+    """Refuse products of a float and a weight in groups: ExecuTorch 1.5's XNNPACK takes them and leaves out the scales
+    (tests/test_export_executorch.py shows it)."""
+    for node in program.graph.nodes:
+        if str(node.target) not in PRODUCTS:
+            continue
+        operands = [_origin(x) for x in node.args[:3] if isinstance(x, Node)]
+        grouped = [x for x in operands if _is_grouped(x)]
+        if grouped and not any(_is_activation(x) for x in operands):
+            raise NotImplementedError(
+                f"to_executorch: XNNPACK would take over {_described(program, node)}, whose weight alone is quantized, "
+                f"in groups ({grouped[0].name!r}), and would multiply its codes without their scales; quantize its "
+                "input to int8 too (8da4w), give the weight a scale for each output channel, or "
+                "leave XnnpackPartitioner out"
+            )
+
+
+def _origin(node: Node) -> Node:
+    """What a node is a view of."""
+    moves = ("aten.t.default", "aten.permute.default", "aten.transpose.int", "aten.view.default", "aten.expand.default")
+    while str(node.target) in moves:
+        (node, *_) = node.all_input_nodes
+    return node
+
+
+def _is_grouped(node: Node) -> bool:
+    """Whether it dequantizes, with more than one scale for each output channel, what depends on no input."""
+    if str(node.target) not in GROUPED:
+        return False
+    codes, scales = (value(x) for x in (node.args[0], node.args[2 if "affine" in str(node.target) else 1]))
+    return scales.numel() > codes.shape[0] and not _is_activation(node)
+
+
+def _is_activation(node: Node) -> bool:
+    """Whether it dequantizes what was quantized while running."""
+    codes = node.args[0] if "dequantize" in str(node.target) else None
+    return isinstance(codes, Node) and "quantize" in str(_origin(codes).target)
+
+
+def _check_kernels(made: "ExecutorchProgramManager", known: Any) -> None:
+    program = made.exported_program()
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            continue
+        name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        if name.startswith(("aten::", "dim_order_ops::", "quantized_decomposed::")) and name not in known:
+            raise NotImplementedError(f"to_executorch: node {node.name!r} calls {name}, which has no portable kernel")
+
+
+def _check_delegates(made: "ExecutorchProgramManager", runtime: Any) -> None:
+    """Refuse a file whose delegates do not start, where this runtime has them: XNNPACK takes convolutions of three
+    dimensions, for instance, and refuses them when the file is loaded."""
+    wanted = {delegate.id for plan in made.executorch_program.execution_plan for delegate in plan.delegates}
+    if not all(runtime.backend_registry.is_available(name) for name in wanted):
+        return
+    program = runtime.load_program(made.buffer)
+    for method in sorted(program.method_names):
+        try:
+            program.load_method(method)
+        except RuntimeError as error:
+            raise NotImplementedError(
+                f"to_executorch: {', '.join(sorted(wanted))} took over parts of {method!r} that it cannot run: {error} "
+                "(its own words are on stderr); leave its partitioner out"
+            ) from error

@@ -1,0 +1,162 @@
+"""From the program to the ONNX model."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+
+from hop.compat.export import as_decomposition
+from hop.dispatch.hop import decompositions
+from hop.export.rewrite.program import check_program
+from hop.export.targets.onnx.constants import INT4
+from hop.export.targets.onnx.factors import in_bytes
+from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, FLOOR_DIVIDE, MATMUL
+from hop.export.targets.onnx.products import product
+from hop.impls.out_dtype import out_dtype_operator as out_dtype
+
+if TYPE_CHECKING:
+    from torch.onnx import ONNXProgram
+
+_OPSET = 21  # the first that has INT4
+_SMALL = 1024  # elements up to which constants are computed when a program is exported
+
+
+def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **options: Any) -> "ONNXProgram":
+    """An exported program as an ONNX model, with the same integers.
+
+    Products of integers become MatMulInteger and ConvInteger on codes of 8 bits, and everything else what core ATen is
+    in ONNX. Constant codes are stored in bytes, those of 4 bits in products of matrices as INT4.
+
+    Args:
+        program: an exported program, with operators of this library or without.
+        weights: how the right factor of a matrix product is held where it is a constant of codes beyond -64 to 64:
+            torch.uint8, which onnxruntime multiplies exactly on every CPU; or torch.int8, which it multiplies faster,
+            but on x86 CPUs without VNNI wrongly: there it saturates sums of two products at 16 bits.
+        options: more arguments of torch.onnx.export, such as `input_names`, `output_names` or `opset_version` (21, the
+            first that has INT4). Dynamic shapes are those of the program.
+
+    Returns:
+        A torch.onnx.ONNXProgram: `save` writes it to a file, `model_proto` is the model.
+
+    Raises:
+        ImportError: onnx or onnxscript is missing.
+        TypeError: `program` is no ExportedProgram.
+        ValueError: `weights` is another dtype.
+        NotImplementedError: the program has a convolution of 16-bit integers, or average pooling of integers with
+            ceil_mode, which ONNX has not.
+    """
+    check_program(program, "to_onnx")
+    if weights not in BYTES:
+        raise ValueError(f"to_onnx: weights must be torch.uint8 or torch.int8, got {weights}")
+    try:
+        import onnxscript.optimizer
+    except ImportError as error:
+        raise ImportError("to_onnx needs onnx and onnxscript: pip install 'torch-hop[onnx]'") from error
+    table = decompositions()
+    table[out_dtype] = as_decomposition(product)
+    lowered = in_bytes(program.run_decompositions(table), weights)
+    translations: dict[Any, Any] = {
+        MATMUL: _onnx_matmul,
+        CONVOLUTION: _onnx_convolution,
+        FLOOR_DIVIDE: _onnx_floor_divide,
+    }
+    translations |= options.pop("custom_translation_table", None) or {}
+    options = {"verbose": False, "opset_version": _OPSET, **options}
+    made = torch.onnx.export(lowered, dynamo=True, optimize=False, custom_translation_table=translations, **options)
+    assert made is not None
+    # Constants as large as weights are left for when the model is loaded: decoded, they are many times as large.
+    onnxscript.optimizer.optimize_ir(made.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
+    _widen(made.model)
+    _pack(made.model)
+    return made
+
+
+_OF_ANY_TYPE = frozenset(
+    "Cast CastLike Constant Flatten Identity Reshape Shape Size Squeeze Transpose Unsqueeze".split()
+)
+
+
+def _widen(model: Any) -> None:
+    """Let operators that onnxruntime has for wider types alone run on those, between casts: of 16-bit integers on 32
+    bits, of 8-bit floats on float32."""
+    import onnx_ir as ir
+
+    kinds = ir.DataType
+    wide = {kinds.INT16: kinds.INT32, kinds.FLOAT8E4M3FN: kinds.FLOAT, kinds.FLOAT8E5M2: kinds.FLOAT}
+
+    def cast(x: Any, dtype: Any, name: str) -> Any:
+        made = ir.node("Cast", [x], {"to": dtype})
+        made.outputs[0].name, made.outputs[0].shape, made.outputs[0].dtype = name, x.shape, dtype
+        return made
+
+    for node in list(model.graph):
+        if node.op_type in _OF_ANY_TYPE:
+            continue
+        for i, x in enumerate(node.inputs):
+            if x is not None and x.dtype in wide:
+                made = cast(x, wide[x.dtype], f"{x.name}_wide_{node.name}_{i}")
+                model.graph.insert_before(node, made)
+                node.replace_input_with(i, made.outputs[0])
+        for y in node.outputs:
+            if y.dtype in wide:
+                readers, narrow, name = list(y.uses()), y.dtype, y.name
+                y.name, y.dtype = f"{name}_wide", wide[narrow]
+                made = cast(y, narrow, name)
+                model.graph.insert_after(node, made)
+                for reader, i in readers:
+                    reader.replace_input_with(i, made.outputs[0])
+                for i, output in enumerate(model.graph.outputs):
+                    if output is y:
+                        model.graph.outputs[i] = made.outputs[0]
+
+
+def _pack(model: Any) -> None:
+    """Store constants of 4 bits in 4 bits."""
+    import ml_dtypes
+    import onnx_ir as ir
+
+    for name, held in list(model.graph.initializers.items()):
+        if not name.endswith(INT4):
+            continue
+        tensor = ir.tensor(held.const_value.numpy().astype(ml_dtypes.int4), name=name)
+        packed = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=held.shape, const_value=tensor)
+        cast = ir.node("Cast", [packed], {"to": ir.DataType.INT8})
+        cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = f"{name}_int8", held.type, held.shape
+        held.replace_all_uses_with(cast.outputs[0])
+        del model.graph.initializers[name]
+        model.graph.register_initializer(packed)
+        model.graph.insert_before(model.graph[0], cast)
+
+
+def _operators() -> Any:
+    """Those of ONNX, which are recorded when they are called."""
+    from onnxscript import opset21
+
+    return opset21
+
+
+def _onnx_matmul(a: Any, b: Any, a_zero_point: Any, b_zero_point: Any) -> Any:
+    op = _operators()
+    return op.MatMulInteger(a, b, a_zero_point, b_zero_point)
+
+
+def _onnx_floor_divide(a: Any, b: Any) -> Any:
+    op = _operators()
+    return op.Div(op.Sub(a, op.Mod(a, b)), b)
+
+
+def _onnx_convolution(
+    x: Any,
+    w: Any,
+    x_zero_point: Any,
+    w_zero_point: Any,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    group: int,
+) -> Any:
+    op = _operators()
+    return op.ConvInteger(
+        x, w, x_zero_point, w_zero_point, strides=strides, pads=pads, dilations=dilations, group=group
+    )

@@ -1,0 +1,368 @@
+"""quantize, fake_quantize and dequantize: their operators, and the public functions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.buffers import sharding
+from hop.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
+from hop.compat import dynamo, eager
+from hop.compat.pytree import tree_map_only
+from hop.dispatch.hop import PLAIN, Composite, Hop
+from hop.dispatch.kernel import Kernel
+from hop.impls.quantize import batching, plans
+from hop.impls.quantize.arguments import checked
+from hop.kernels.aten import quantize as kernels
+from hop.kernels.cpu import quantize as native
+from hop.numerics import blocks, copies, memory_format
+from hop.numerics.formats import NOISE_BITS
+from hop.numerics.quantizer import Quantizer
+from hop.tensor import QuantizedTensor
+
+_Optional = Tensor | None
+
+
+class FakeQuantize(Hop):
+    """hop_fake_quantize."""
+
+    reads_sizes = True
+
+    def check(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Any:
+        parsed = Quantizer.parse(q)
+        scale, zero_point = checked("fake_quantize", parsed, x, scale, zero_point, noise, (copies.ROWWISE,), gradient)
+        return (q, x, scale, zero_point, noise, gradient), {}
+
+    def reference(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Tensor:
+        return Quantizer.parse(q).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
+
+    def fake(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+        if Quantizer.parse(q).keeps_memory_format():
+            return memory_format.empty(x.shape, x, x.dtype)
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
+        return ((native.FAKE_QUANTIZE, args), (kernels.FAKE_QUANTIZE, args))
+
+    def differentiable(self, /, *args: Any) -> bool:
+        return True
+
+    def gradient(
+        self,
+        grad: Tensor,
+        needed: Sequence[bool],
+        q: str,
+        x: Tensor,
+        scale: _Optional,
+        zero_point: _Optional,
+        noise: _Optional,
+        gradient: str,
+        /,
+    ) -> list[_Optional]:
+        return straight_through(grad, needed, Quantizer.parse(q), x, scale, zero_point, noise, gradient)
+
+    def shard(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Tensor:
+        def of_parts(own: Quantizer, *parts: Any) -> list[Tensor]:
+            if sharding.is_shared(own):
+                return [own.fake_quantize(*parts).to(x.dtype)]
+            return [self(q, *parts, gradient)]
+
+        tensors = (x, scale, zero_point, noise)
+        return sharding.run(Quantizer.parse(q), x.shape, (copies.ROWWISE,), tensors, of_parts, [x.shape])[0]
+
+    def batch(
+        self, size: int, dims: Sequence[int | None], q: str, x: Tensor, /, *rest: Any
+    ) -> tuple[Tensor, int] | None:
+        *others, gradient = rest
+        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], x, *others)
+        if batched is None:
+            return None
+        whole, tensors = batched
+        return self(str(whole), *tensors, gradient), 0
+
+    def forward_mode(
+        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
+    ) -> Tensor:
+        """The value, plus for each operand a zero that has the straight-through derivative, 0 at what is not finite."""
+        parsed = Quantizer.parse(q)
+        fixed_scale = None if scale is None else scale.detach()
+        fixed_zero_point = None if zero_point is None else zero_point.detach()
+        constants = (x.detach(), fixed_scale, fixed_zero_point, noise)
+        out, masks = self(q, *constants, gradient), _masks(parsed, scale, gradient)
+        zero = (x - x.detach()).nan_to_num(0.0)
+        if scale is None and not masks:
+            return out + zero
+        out, by = out.to(torch.float32), parsed.derivatives(*constants)
+        inside = by.inside if masks else torch.ones_like(by.inside)
+        out = out + torch.where(inside, zero, 0.0).to(torch.float32)
+        if scale is not None and scale.is_floating_point():
+            step = (scale - scale.detach()) * parsed.scale_slope(x.detach(), scale.detach())
+            out = out + parsed.spread(step, x.shape) * by.step
+        if zero_point is not None and zero_point.is_floating_point():
+            out = out + parsed.spread(zero_point - zero_point.detach(), x.shape) * by.zero_point
+        return out.to(x.dtype)
+
+
+class Quantize(Composite):
+    """hop_quantize."""
+
+    plain = PLAIN
+    parts = buffers_operator
+
+    def check(
+        self,
+        q: str,
+        x: Tensor,
+        scale: _Optional,
+        zero_point: _Optional,
+        noise: _Optional,
+        usages: Sequence[str],
+        gradient: str,
+        /,
+    ) -> Any:
+        parsed = Quantizer.parse(q)
+        usages = copies.checked(parsed, usages)
+        scale, zero_point = checked("quantize", parsed, x, scale, zero_point, noise, usages, gradient)
+        return (q, x, scale, zero_point, noise, list(usages), gradient), {}
+
+    def reference(
+        self,
+        q: str,
+        x: Tensor,
+        scale: _Optional,
+        zero_point: _Optional,
+        noise: _Optional,
+        usages: Sequence[str],
+        gradient: str,
+        /,
+    ) -> Tensor:
+        buffers = quantize_buffers(q, x, scale, zero_point, noise, usages)
+        parsed = Quantizer.parse(q)
+        names = [b.name for b in copies.describe(parsed, x.shape, tuple(usages))]
+        return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), parsed, x.shape, x.dtype)
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> str:
+        checked, named = self.check(*args, **kwargs)
+        return quantize_buffers.explain(*checked[:-1], **named)
+
+    def differentiable(self, /, *args: Any) -> bool:
+        return True
+
+    def gradient(
+        self,
+        grad: Tensor,
+        needed: Sequence[bool],
+        q: str,
+        x: Tensor,
+        scale: _Optional,
+        zero_point: _Optional,
+        noise: _Optional,
+        usages: Sequence[str],
+        gradient: str,
+        /,
+    ) -> list[_Optional]:
+        grads = straight_through(grad, needed, Quantizer.parse(q), x, scale, zero_point, noise, gradient)
+        return [*grads, *[None] * len(usages)]
+
+    def batch(
+        self, size: int, dims: Sequence[int | None], q: str, x: Tensor, /, *rest: Any
+    ) -> tuple[Tensor, int] | None:
+        *others, usages, gradient = rest
+        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], x, *others)
+        if batched is None or list(usages) != [copies.ROWWISE]:
+            raise NotImplementedError(
+                f"quantize: under vmap, {q} with usages {list(usages)} would share blocks between the members of the "
+                "batch; use fake_quantize, or quantize outside"
+            )
+        whole, tensors = batched
+        return self(str(whole), *tensors, usages, gradient), 0
+
+    def forward_mode(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+        """The codes, with the tangent of fake_quantize."""
+        scale, zero_point, noise, usages, gradient = rest
+        real = fake_quantize_operator(q, x, scale, zero_point, noise, gradient)
+        primals = tree_map_only(Tensor, eager.primal, (x, scale, zero_point, noise))
+        return eager.with_tangent(self(q, *primals, usages, gradient), real)
+
+
+quantize_operator = Quantize("hop_quantize")
+fake_quantize_operator = FakeQuantize("hop_fake_quantize")
+
+
+def straight_through(
+    grad: Tensor,
+    needed: Sequence[bool],
+    q: Quantizer,
+    x: Tensor,
+    scale: _Optional,
+    zero_point: _Optional,
+    noise: _Optional,
+    gradient: str,
+) -> list[_Optional]:
+    """The gradients of (quantizer, x, scale, zero_point, noise, gradient): see hop.numerics.quantizer.Derivatives."""
+    masks = _masks(q, scale, gradient)
+    if not masks and not any(needed[2:4]):
+        return [None, grad.to(x.dtype), None, None, None, None]
+    tensors = (x, grad, scale, zero_point, noise)
+    if sharding.is_sharded(tensors):
+
+        def of_parts(
+            own: Quantizer, x: Tensor, grad: Tensor, scale: Any, zero_point: Any, noise: Any
+        ) -> list[_Optional]:
+            return straight_through(grad, needed, own, x, scale, zero_point, noise, gradient)
+
+        shapes = [() if t is None else t.shape for t in (None, x, scale, zero_point, None, None)]
+        return sharding.run(q, x.shape, (copies.ROWWISE,), tensors, of_parts, shapes)
+    by = q.derivatives(x, scale, zero_point, noise)
+    dx = (torch.where(by.inside, grad, 0.0) if masks else grad).to(x.dtype)
+    wide = grad.to(torch.float32)
+    ds = dz = None
+    if scale is not None and needed[2]:
+        per_block = q.per_block(wide * by.step) * q.scale_slope(x, scale)
+        served = blocks.per_dimension(list(q.stored().values())[-1][1], scale.dim())
+        ds = q.combined(per_block.sum_to_size(scale.shape), "sum", served).to(scale.dtype)
+    if zero_point is not None and needed[3]:
+        dz = q.combined(q.per_block(wide * by.zero_point), "sum", blocks.per_dimension(q.block, zero_point.dim()))
+        dz = dz.to(zero_point.dtype)
+    return [None, dx, ds, dz, None, None]
+
+
+def _masks(q: Quantizer, scale: _Optional, gradient: str) -> bool:
+    """Whether the gradient of x is 0 somewhere: a scale that was found leaves nothing to clip, but for AbsMean."""
+    return gradient == "clipped" and (scale is not None or q.scale.clips())
+
+
+# ---- the public functions
+
+_ROWWISE = (copies.ROWWISE,)
+
+
+def quantize(
+    q: Quantizer,
+    x: Tensor,
+    /,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    usages: str | Sequence[str] = _ROWWISE,
+    gradient: str = "clipped",
+) -> QuantizedTensor:
+    """Quantize `x` as `q` says.
+
+    Args:
+        q: the quantizer: format, blocks, scale rule, rounding.
+        x: float16, bfloat16, float32 or float64, any shape and strides. Computed in float32.
+        scale: what takes the place of the rule: float32, broadcastable to the shape of the buffer that it becomes
+            (`TensorProto.buffers` lists it), with a gradient. For a two-level quantizer it is the amax of the tensor.
+        zero_point: the zero point that goes with `scale`, for a quantizer that has one: integer codes, or floating
+            point, which is rounded and gets a gradient.
+        noise: the random bits of stochastic rounding: uint8 of x's shape, uniform in 0..255.
+        generator: draws `noise` from it, in eager mode.
+        usages: the copies to make, "rowwise", "columnwise" or both (hop.numerics.copies).
+        gradient: "clipped", where x's gradient is 0 for elements beyond the largest code; or "plain", where it is not.
+
+    Returns:
+        A QuantizedTensor of x's shape, in x's dtype, on its device; differentiable, straight through the rounding.
+
+    Raises:
+        TypeError: x is no float tensor, or q no Quantizer.
+        ValueError: what is given does not fit x, or q, or each other.
+    """
+    plain = scale is None and zero_point is None and noise is None and generator is None
+    if plain and usages == _ROWWISE and gradient == "clipped" and type(q) is Quantizer:
+        made = plans.quantize(q, x)
+        if made is not None:
+            return made
+    return _traced_quantize(
+        q, x, scale=scale, zero_point=zero_point, noise=noise, generator=generator, usages=usages, gradient=gradient
+    )
+
+
+def _traced_quantize(
+    q: Quantizer,
+    x: Tensor,
+    /,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    usages: str | Sequence[str] = _ROWWISE,
+    gradient: str = "clipped",
+) -> QuantizedTensor:
+    text, noise = _prepared("quantize", q, x, noise, generator)
+    named = [usages] if isinstance(usages, str) else list(usages)
+    return _quantize_node(text, x, scale, zero_point, noise, named, gradient)  # type: ignore[return-value]
+
+
+def fake_quantize(
+    q: Quantizer,
+    x: Tensor,
+    /,
+    *,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    gradient: str = "clipped",
+) -> Tensor:
+    """dequantize(quantize(q, x)), as one operator that keeps floats: bit for bit the same, forward mode included.
+
+    Arguments, gradient and errors are those of `quantize`.
+
+    Returns:
+        A tensor of x's shape and dtype.
+    """
+    text, noise = _prepared("fake_quantize", q, x, noise, generator)
+    return _fake_quantize_node(text, x, scale, zero_point, noise, gradient)
+
+
+def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
+    """The numbers of a quantized tensor.
+
+    Args:
+        x: a QuantizedTensor of any shape.
+        dtype: float16, bfloat16, float32 or float64; by default the appearance dtype of x. The numbers are computed in
+            float32 and cast to it once.
+
+    Returns:
+        A tensor of x's shape, in `dtype`. Its gradient is x's.
+
+    Raises:
+        TypeError: x is no QuantizedTensor, or dtype none of those.
+    """
+    y = plans.dequantize(x, dtype)
+    return dequantize_operator(x, dtype) if y is None else y
+
+
+def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
+    if not isinstance(q, Quantizer):
+        raise TypeError(f"{name}: q must be a Quantizer, such as hop.presets.INT8_ROW; got {type(q).__name__}")
+    if generator is not None:
+        if noise is not None:
+            raise ValueError(f"{name}: noise and generator are both given; give one")
+        noise = torch.randint(0, 2**NOISE_BITS, x.shape, dtype=torch.uint8, device=x.device, generator=generator)
+    return str(q), noise
+
+
+def _quantize_node(*args: Any) -> Tensor:
+    return quantize_operator(*args)
+
+
+def _fake_quantize_node(*args: Any) -> Tensor:
+    return fake_quantize_operator(*args)
+
+
+dynamo.allow_in_graph(_quantize_node)
+dynamo.allow_in_graph(_fake_quantize_node)
+dynamo.allow_in_graph(dequantize)
+dynamo.trace_as(quantize, _traced_quantize)

@@ -1,0 +1,211 @@
+"""quantized: the operator behind it, and the public function."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.buffers.operators import buffers_operator
+from hop.compat import dynamo, eager
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_leaves, tree_map_only
+from hop.dispatch.hop import Composite
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.quantize import fake_quantize_operator, straight_through
+from hop.impls.quantized import calls, gradient, operands
+from hop.impls.quantized.calls import Call, Scales, check_op, taken
+from hop.impls.scaled import activated, scaled, through_activation
+from hop.impls.scaled import explain as explain_scaled
+from hop.impls.scaled.gradient import with_derivatives
+from hop.impls.scaled.roles import BIAS, LHS, RHS
+from hop.numerics.schemes import Scheme
+from hop.tensor import QuantizedTensor
+
+_Optional = Tensor | None
+_SCALES = 4  # where the scales begin among the arguments
+_FIXED = _SCALES + len(Scales._fields)  # and those of the operator
+_PLACES = {name: _SCALES + i for i, name in enumerate(Scales._fields)}
+
+
+class Quantized(Composite):
+    """hop_quantized."""
+
+    plain = Composite.plain | {QuantizedTensor}
+    parts = buffers_operator
+
+    def check(self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any) -> Any:
+        check_op(op)
+        count = _FIXED - 3
+        bound, kwargs = describe(op).bind(tuple(rest[count:]), kwargs)
+        calls.check(taken(op, scheme, dtype, (*rest[:count], *bound), kwargs))
+        return (op, scheme, dtype, *rest[:count], *bound), kwargs
+
+    def reference(self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any) -> Tensor:
+        call = taken(op, scheme, dtype, rest, kwargs)
+        dtype = call.dtype
+        args = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
+        output, scales = call.scheme.output, call.scales
+        if output is None:
+            return scaled(op, dtype, *args, **kwargs)
+        options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
+        made = scaled(op, output, *args, **options, **kwargs)
+        return made if made.dtype == dtype else made.rebuilt(made.buffers(), dtype=dtype)
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> str:
+        """Which kernel the product of the codes takes."""
+        (op, scheme, dtype, *rest), kwargs = self.check(*args, **kwargs)
+        call = taken(op, scheme, dtype, rest, kwargs)
+        found = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
+        if not any(isinstance(x, QuantizedTensor) for x in found):
+            return "reference: chosen"
+        output, scales = call.scheme.output, call.scales
+        if output is None:
+            return explain_scaled(op, call.dtype, *found, **kwargs)
+        options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
+        return explain_scaled(op, output, *found, **options, **kwargs)
+
+    def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def gradient(self, grad: Tensor, needed: Sequence[bool], /, *args: Any, **kwargs: Any) -> list[_Optional]:
+        op, scheme, dtype, *rest = args
+        call = taken(op, scheme, dtype, rest, kwargs)
+        found: list[_Optional] = [None] * len(needed)
+        if call.scheme.output is not None:
+            pair = slice(_PLACES["output"], _PLACES["output"] + 2)
+            grad, *found[pair] = _through_output(call, grad, needed[pair])
+        starts = [_FIXED]
+        for x in call.args:
+            starts.append(starts[-1] + len(tree_leaves(x)))
+        wanted: list[str] = []
+        places: dict[str, tuple[int, Any, list[bool]]] = {}
+        for role in (LHS, RHS, BIAS):
+            place = call.place(role)
+            if place is not None:
+                first = _PLACES.get(role)
+                flags = [needed[starts[place]], *(needed[first : first + 2] if first else [False, False])]
+                places[role] = (starts[place], first, flags)
+                wanted += [role] * any(flags)
+        through = gradient.through_operator(call, grad, wanted) if wanted else {}
+        for role, g in through.items():
+            at, first, flags = places[role]
+            if role == BIAS:
+                found[at] = g.to(call.find(BIAS).dtype)
+                continue
+            dx, *of_scales = gradient.through_quantizer(call, role, g, flags)
+            found[at] = dx if flags[0] else None
+            for i, d in enumerate(of_scales):
+                if flags[1 + i]:
+                    found[first + i] = d
+        return found
+
+    def forward_mode(
+        self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any
+    ) -> Tensor:
+        """The value, with the derivatives of the operator on fake-quantized operands."""
+        call = taken(op, scheme, dtype, rest, kwargs)
+        if call.scheme.output is not None:
+            return self._quantized_forward(call, (op, scheme, dtype, *rest), kwargs)
+        constants = tree_map_only(Tensor, torch.Tensor.detach, (op, scheme, dtype, *rest))
+        value = self(*constants, **kwargs)
+        factors = {
+            role: operands.numbers(call, role, call.dtype) for role in (LHS, RHS) if call.place(role) is not None
+        }
+        bias = {BIAS: call.find(BIAS).to(call.dtype)} if call.place(BIAS) is not None else {}
+        linear = op(*call.replaced(factors | bias), **kwargs)
+        return with_derivatives(value, linear)
+
+    def _quantized_forward(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The codes, with the tangent of the fake-quantized result."""
+        q = call.scheme.output
+        assert q is not None
+        unquantized = str(replace(call.scheme, output=None))
+        scales = call.scales._replace(output=None, output_zero_point=None)
+        y = self(call.op, unquantized, torch.float32, call.seed, *scales, *call.args, **kwargs)
+        given = calls.fitted(call, calls.OUTPUT, y)
+        real = fake_quantize_operator(str(q), activated(y, q.scale), *given, None, "clipped")
+        primals = tree_map_only(Tensor, eager.primal, (args, kwargs))
+        return eager.with_tangent(self(*primals[0], **primals[1]), real)
+
+    def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
+        return torch.stack(gradient.members(self, size, dims, args, kwargs)), 0
+
+
+def _through_output(call: Call, grad: Tensor, needed: Sequence[bool]) -> tuple[Tensor, _Optional, _Optional]:
+    """The gradient before the output was quantized, and those of its scale and zero point."""
+    q, scales = call.scheme.output, call.scales
+    assert q is not None
+    args = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
+    y = scaled(call.op, torch.float32, *args, **call.kwargs)
+    grad, y = through_activation(grad, y, q.scale)
+    given = (scales.output, scales.output_zero_point)
+    fitted = calls.fitted(call, calls.OUTPUT, y)
+    flags = [False, True, *needed, False, False]
+    through, *of_scales = straight_through(grad, flags, q, y, *fitted, None, "clipped")[1:4]
+    assert through is not None
+    pairs = zip(of_scales, given, strict=True)
+    ds, dz = (None if g is None or t is None else g.sum_to_size(t.shape).to(t.dtype) for g, t in pairs)
+    return through, ds, dz
+
+
+quantized_operator = Quantized("hop_quantized")
+
+
+def quantized(
+    op: OpOverload,
+    scheme: Scheme,
+    /,
+    *args: Any,
+    dtype: torch.dtype | None = None,
+    scales: Scales | None = None,
+    seed: Tensor | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Run `op` on float tensors in low precision: their codes are really computed, and hop.scaled really runs on them.
+
+    What it returns is, bit for bit for integer formats, what hop.scaled gives for the operands as hop.quantize makes
+    them: the arithmetic of the deployed program. It is differentiable as the scheme says; see docs/training.md.
+
+    Args:
+        op: mm, bmm, addmm, linear, conv1d, conv2d, conv3d or embedding, as an operator overload.
+        scheme: how the operands, the result and the gradient are quantized, such as hop.schemes.INT8_DYNAMIC.
+        args, kwargs: the arguments of `op`, in its own order. One that is a QuantizedTensor already, by the scheme's
+            quantizer, is taken as it is.
+        dtype: of the result; by default that of the operands, under autocast that of autocast. The products of the
+            backward have it too. One that is left out stays open in programs, which follow casts of their module.
+        scales: what takes the place of the rules of the scheme's quantizers: static, calibrated or learned scales and
+            zero points. They get gradients where they are floating point, but for `grad`.
+        seed: int64 of shape (), from which the random bits of stochastic rounding are found; by default one that is
+            drawn from PyTorch's generator, where the scheme needs it.
+
+    Returns:
+        What `op` gives, in `dtype`; a QuantizedTensor that appears in it where the scheme has an output.
+
+    Raises:
+        ValueError: `op` is none of those, or the scales or operands do not fit the scheme.
+        TypeError: scheme is no Scheme, or an operand no float tensor.
+        RuntimeError: operands on different devices, or that do not fit the schema of `op`, or an error of `op`.
+    """
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"quantized: scheme must be a hop.Scheme, such as hop.schemes.INT8_DYNAMIC; got {scheme!r}")
+    scales = Scales() if scales is None else scales
+    if not isinstance(scales, Scales):
+        raise TypeError(f"quantized: scales must be hop.Scales, got {type(scales).__name__}")
+    return _node(op, str(scheme), dtype, scales, seed, *args, **kwargs)
+
+
+def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args: Any, **kwargs: Any) -> Any:
+    """The call, with what it leaves open."""
+    check_op(op)
+    bound, kwargs = describe(op).bind(args, kwargs)
+    found = calls.operands_of(op, bound)
+    if dtype is None:
+        dtype = calls.autocast_dtype(found[0])
+    if seed is None and Scheme.parse(text).is_stochastic():
+        seed = torch.randint(2**62, (), device=found[0].device)
+    return quantized_operator(op, text, dtype, seed, *scales, *bound, **kwargs)
+
+
+dynamo.allow_in_graph(_node)

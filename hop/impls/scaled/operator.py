@@ -1,0 +1,320 @@
+"""scaled: the operators behind it, and the public function."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hop.buffers.operators import buffers_operator
+from hop.compat import dynamo, eager
+from hop.compat.eager import OpOverload, is_autocasting, is_plain_eager
+from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
+from hop.dispatch.hop import Composite, Hop
+from hop.dispatch.kernel import Kernel
+from hop.impls.out_dtype.arguments import describe
+from hop.impls.quantize import fake_quantize_operator, straight_through
+from hop.impls.quantize.arguments import check_values
+from hop.impls.scaled import batching, calls, gradient, kernels, meaning, plans, sharding
+from hop.impls.scaled.arguments import check, check_op, check_output
+from hop.impls.scaled.calls import Call, fitted
+from hop.impls.scaled.operands import Operand, decode, encode
+from hop.impls.scaled.plans import operand
+from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Given, Rule
+from hop.tensor import QuantizedTensor
+
+_Optional = Tensor | None
+
+
+class ScaledBuffers(Hop):
+    """hop_scaled_buffers."""
+
+    reads_sizes = True
+
+    def returns_list(self, /, *args: Any) -> bool:
+        return not isinstance(args[1], torch.dtype)
+
+    def check(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scale, zero_point, *encoded = args
+        call = check(_call(op, output, scale, zero_point, encoded, kwargs))
+        return (op, output, call.output_scale, call.output_zero_point, *encoded), kwargs
+
+    def reference(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scale, zero_point, *encoded = args
+        return meaning.reference(_call(op, output, scale, zero_point, encoded, kwargs))
+
+    def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
+        scale, zero_point, *encoded = args
+        call = _call(op, output, scale, zero_point, encoded, kwargs)
+        return ((kernel, call) for kernel in kernels.TABLE)
+
+    def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:
+        return isinstance(output, torch.dtype)
+
+    def gradient(
+        self, grad: Tensor, needed: Sequence[bool], op: OpOverload, output: Any, /, *args: Any, **kwargs: Any
+    ) -> list[_Optional]:
+        """By every plain operand, and by every scale in float32 of a quantized one."""
+        leaves, spec = tree_flatten((args, kwargs))
+        positions = [i for i, need in enumerate(needed[2:]) if need]
+
+        def function(*given: Tensor) -> Tensor:
+            inner = list(leaves)
+            for i, x in zip(positions, given, strict=True):
+                inner[i] = x
+            (_, _, *encoded), inner_kwargs = tree_unflatten(inner, spec)
+            return self._linearized(op, encoded, inner_kwargs)
+
+        inputs = [leaves[i] for i in positions]
+        found = gradient.pulled_back(function, inputs, grad.to(gradient.wide_dtype(args)))
+        grads: list[_Optional] = [None] * len(needed)
+        for i, x, g in zip(positions, inputs, found, strict=True):
+            grads[i + 2] = g.to(x.dtype)
+        return grads
+
+    def forward_mode(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+        _, _, *encoded = args
+        plain_args, plain_kwargs = tree_map_only(Tensor, torch.Tensor.detach, ((op, output, *args), kwargs))
+        value = self.reference(*plain_args, **plain_kwargs)
+        return gradient.with_derivatives(value, self._linearized(op, encoded, kwargs))
+
+    def _linearized(self, op: OpOverload, encoded: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        def real(x: Any) -> Any:
+            many = cast(list[Any], x) if isinstance(x, list) else []
+            if any(isinstance(v, Operand | Tensor) for v in many):
+                return [real(v) for v in many]
+            return gradient.of_buffers(x) if isinstance(x, Operand) else cast(Any, x)
+
+        return gradient.linearized(op, [real(x) for x in decode(op, encoded)], kwargs)
+
+    def shard(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scale, zero_point, *encoded = args
+        return sharding.shard(self, _call(op, output, scale, zero_point, encoded, kwargs))
+
+
+class Scaled(Composite):
+    """hop_scaled."""
+
+    plain = Composite.plain | {QuantizedTensor}
+    parts = buffers_operator
+
+    def check(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scale, zero_point, *rest = args
+        check_op(op)
+        check_output(_read(output))
+        bound, kwargs = describe(op).bind(tuple(rest), kwargs)
+        return (op, output, scale, zero_point, *bound), kwargs
+
+    def reference(
+        self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        encoded = encode([operand(x) for x in args])
+        made = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
+        return made if isinstance(output, torch.dtype) else _quantized(Quantizer.parse(output), op, args, kwargs, made)
+
+    def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
+        return ()
+
+    def explain(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> str:
+        (_, _, scale, zero_point, *rest), kwargs = self.check(op, output, *args, **kwargs)
+        return scaled_buffers.explain(op, output, scale, zero_point, *encode([operand(x) for x in rest]), **kwargs)
+
+    def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def gradient(
+        self,
+        grad: Tensor,
+        needed: Sequence[bool],
+        op: OpOverload,
+        output: Any,
+        scale: _Optional,
+        zero_point: _Optional,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[_Optional]:
+        found: list[_Optional] = [None] * 4
+        if not isinstance(output, torch.dtype):
+            q = Quantizer.parse(output)
+            y = self(op, torch.float32, None, None, *args, **kwargs)
+            given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
+            grad, y = through_activation(grad, y, q.scale)
+            flags = [False, True, *needed[2:4], False]
+            through, *of_scales = straight_through(grad, flags, q, y, *given, None, "clipped")[1:4]
+            assert through is not None
+            grad = through
+            for i, (g, t) in enumerate(zip(of_scales, (scale, zero_point), strict=True), start=2):
+                found[i] = None if g is None or t is None else g.sum_to_size(t.shape).to(t.dtype)
+        return found + gradient.through_operator(grad, needed[4:], op, args, kwargs)
+
+    def forward_mode(
+        self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if not isinstance(output, torch.dtype):
+            q, y = Quantizer.parse(output), self(op, torch.float32, None, None, *args, **kwargs)
+            given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
+            real = fake_quantize_operator(output, activated(y, q.scale), *given, None, "clipped")
+            primals = tree_map_only(Tensor, eager.primal, ((scale, zero_point, *args), kwargs))
+            return eager.with_tangent(self(op, output, *primals[0], **primals[1]), real)
+        plain_args, plain_kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))
+        value = self(op, output, scale, zero_point, *plain_args, **plain_kwargs)
+        return gradient.with_derivatives(value, gradient.linearized(op, args, kwargs))
+
+    def batch(self, size: int, dims: Sequence[int | None], /, *args: Any, **kwargs: Any) -> tuple[Tensor, int]:
+        return batching.batch(self, size, dims, args, kwargs)
+
+
+scaled_buffers = ScaledBuffers("hop_scaled_buffers")
+scaled_operator = Scaled("hop_scaled")
+
+
+def _read(output: Any) -> Any:
+    return Quantizer.parse(output) if isinstance(output, str) else output
+
+
+def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    return Call(op, _read(output), scale, zero_point, decode(op, encoded), kwargs)
+
+
+def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
+    """The dtype of the first operand that may be quantized."""
+    first = args[plans.first_operand(op, args)]
+    return cast(Any, first[0] if isinstance(first, list | tuple) else first).dtype
+
+
+def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Tensor:
+    """The result, of which `made` are the buffers."""
+    shape, dtype = _shape(q, op, args, kwargs, made), _appearance(op, args)
+    named = zip([b.name for b in copies.describe(q, shape, (copies.ROWWISE,))], made, strict=True)
+    return QuantizedTensor.fitting(dict(named), q, shape, dtype)
+
+
+def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Sequence[int]:
+    """The shape of the result, of which `made` are the buffers."""
+    if q.per_byte() == 1:
+        return made[0].shape
+    return calls.shape(op, [operand(x) for x in args], kwargs)
+
+
+def through_activation(grad: Tensor, y: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """The gradient before a fused activation, and the result after it."""
+    after = activated(y, rule)
+    return grad if after is y else torch.where(after == y, grad, 0.0), after
+
+
+def activated(y: Tensor, rule: Rule) -> Tensor:
+    """A result after the activation that is fused into its quantizer."""
+    low, high = (rule.requantize.low, rule.requantize.high) if isinstance(rule, Given) else (None, None)
+    return y if low is None and high is None else y.clamp(low, high)
+
+
+# ---- the public function
+
+# Names of this module are found faster than attributes of others.
+_key, _find, _dtype, _Quantizer = plans.key, plans.find, torch.dtype, Quantizer
+
+
+def scaled(
+    op: OpOverload,
+    output: torch.dtype | Quantizer,
+    /,
+    *args: Any,
+    output_scale: _Optional = None,
+    output_zero_point: _Optional = None,
+    **kwargs: Any,
+) -> Any:
+    """Run `op` on operands that carry scales: quantized tensors, or plain floats beside them.
+
+    Integer operands are multiplied and summed as integers; see docs/scaled.md for the arithmetic, which is the same on
+    every route, bit for bit.
+
+    Args:
+        op: an operator overload: mm, bmm, addmm, baddbmm, matmul, linear, a convolution, embedding, or one that stands
+            between products (add, mul, cat, relu, pooling, views, ...).
+        output: a floating-point dtype, or a Quantizer.
+        args, kwargs: the arguments of `op`, in its own order. At least one is a QuantizedTensor; the others are plain
+            floats. A bias may be int32, in units of the product of the scales.
+        output_scale, output_zero_point: for a Quantizer, what takes the place of its rule, as in hop.quantize.
+
+    Returns:
+        A new tensor of the shape that `op` gives: of dtype `output`, or a QuantizedTensor in the appearance dtype of
+        the first operand. It carries gradients to all floating-point arguments, straight through every rounding.
+
+    Raises:
+        ValueError: `op` is none that has roles, or it does not take these operands together; or the scales do not fit.
+        TypeError: `output` or an argument has a dtype that it cannot have, or no argument is quantized.
+        RuntimeError: arguments that do not fit the schema of `op`, operands on different devices, or an error of `op`.
+
+    Example:
+        >>> x = hop.quantize(hop.presets.INT8_ROW, torch.randn(2, 64))
+        >>> w = hop.quantize(hop.presets.INT8_ROW, torch.randn(8, 64))
+        >>> hop.scaled(torch.ops.aten.linear.default, torch.bfloat16, x, w).dtype
+        torch.bfloat16
+    """
+    if not kwargs and is_plain_eager() and not is_autocasting():
+        given: Any = (*args, output_scale, output_zero_point) if type(output) is _Quantizer else args
+        known = None
+        if given is not args or (type(output) is _dtype and output_scale is None and output_zero_point is None):
+            known = _key(op, output, given)
+        if known is not None:
+            if output_scale is not None:
+                check_values("scaled", "output_", output, output_scale, output_zero_point)  # type: ignore[arg-type]
+            plan = _find(known)
+            return _planned(known, op, output, given) if plan is None else plan(*given)
+    return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
+
+
+def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...]) -> Any:
+    """The result of a call of which no plan is known, and the plan."""
+    check_op(op)
+    check_output(output)
+    asked = plans.call(op, output, given)
+    call = check(asked)
+    kernel = next((k for k in kernels.TABLE if k.declines(call) is None), kernels.REFERENCE)
+    result: Any = kernel.run(call)
+    if isinstance(output, Quantizer):
+        result = _quantized(output, op, given[:-2], {}, result)
+    if call.output_scale is asked.output_scale and call.output_zero_point is asked.output_zero_point:
+        plans.remember(known, op, output, given, kernel, result)
+    return result
+
+
+def _traced(
+    op: OpOverload,
+    output: Any,
+    /,
+    *args: Any,
+    output_scale: _Optional = None,
+    output_zero_point: _Optional = None,
+    **kwargs: Any,
+) -> Any:
+    """scaled, as Dynamo sees it."""
+    if not isinstance(output, (torch.dtype, Quantizer)):  # a tuple: Dynamo of torch 2.11 has no | of values' classes
+        check_output(output)
+    spelled = str(output) if isinstance(output, Quantizer) else output
+    return _node(op, spelled, output_scale, output_zero_point, *args, **kwargs)
+
+
+def _node(*args: Any, **kwargs: Any) -> Any:
+    return scaled_operator(*args, **kwargs)
+
+
+dynamo.allow_in_graph(_node)
+dynamo.trace_as(scaled, _traced)
+
+
+def explain(
+    op: OpOverload,
+    output: torch.dtype | Quantizer,
+    /,
+    *args: Any,
+    output_scale: _Optional = None,
+    output_zero_point: _Optional = None,
+    **kwargs: Any,
+) -> str:
+    """Which implementation `scaled` of these arguments takes, and why each one before it declined: a line each."""
+    spelled = str(output) if isinstance(output, Quantizer) else output
+    return scaled_operator.explain(op, spelled, output_scale, output_zero_point, *args, **kwargs)

@@ -1,0 +1,1 @@
+"""Kernels that are made of PyTorch's own operators."""

@@ -1,0 +1,112 @@
+"""Integer convolution as a matrix product of patches: (N, C, *S) int8, uint8 or int16 -> (N, O, *T) int32."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.compat import inductor
+from hop.kernels.aten import integer
+
+
+class Convolution(NamedTuple):
+    """A convolution in the terms of aten.convolution, its lists as long as there are spatial dimensions.
+
+    x (N, C, *S); weight (O, C / groups, *kernel), or (C, O / groups, *kernel) if transposed.
+    """
+
+    x: Tensor
+    weight: Tensor
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+
+
+def channels_last(x: Tensor, weight: Tensor) -> bool:
+    """Whether the result is to lie channels last: where the input or the weight does, and is not contiguous."""
+    if x.is_contiguous() and weight.is_contiguous():
+        return False
+    return any(not t.is_contiguous() and t.movedim(1, -1).is_contiguous() for t in (x, weight))
+
+
+def lay_out(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """`out`, the convolution of x and weight, in the layout of `convolve`."""
+    if x.dim() < weight.dim():  # one example, without a batch dimension
+        return lay_out(out.unsqueeze(0), x.unsqueeze(0), weight).squeeze(0)
+    if not channels_last(x, weight):
+        return out.contiguous()
+    last = out.movedim(1, -1)
+    return out if last.is_contiguous() else last.contiguous().movedim(-1, 1)
+
+
+def convolve(conv: Convolution) -> Tensor:
+    """The exact result modulo 2^32, without bias; channels last or contiguous."""
+    keep_last = channels_last(conv.x, conv.weight)
+    if conv.transposed:
+        conv = as_plain(conv)
+    n, groups = conv.x.shape[0], conv.groups
+    out_channels, per_group, *kernel = conv.weight.shape
+    patches = _patches(conv)  # (N, *T, groups, *kernel, C / groups)
+    spatial = patches.shape[1 : 1 + len(kernel)]
+    terms = per_group * math.prod(kernel)
+    filters = conv.weight.movedim(1, -1)
+    if groups == 1:
+        rows, filters = patches.reshape(-1, terms), filters.reshape(out_channels, terms)
+        if n == 1 and rows.dtype == torch.int8 and not keep_last:  # (O, T) is the layout of the result
+            return integer.mm(filters, rows.t()).view(1, out_channels, *spatial)
+        out = integer.mm(rows, filters.t()).view(n, *spatial, out_channels)
+    else:
+        rows = patches.movedim(1 + len(kernel), 0).reshape(groups, -1, terms)
+        filters = filters.reshape(groups, out_channels // groups, terms)
+        out = integer.bmm(rows, filters.mT).view(groups, n, *spatial, out_channels // groups)
+        out = out.movedim(0, -2).flatten(-2).contiguous()
+    out = out.movedim(-1, 1)
+    return out if keep_last else out.contiguous()
+
+
+def _patches(conv: Convolution) -> Tensor:
+    """(N, *T, groups, *kernel, C / groups): what each output element multiplies, channels last so that a copy moves
+    runs of channels. A view of the padded input."""
+    kernel = conv.weight.shape[2:]
+    x = conv.x.movedim(1, -1)
+    if any(conv.padding):
+        pad = [0, 0]
+        for p in reversed(conv.padding):
+            pad += [p, p]
+        x = torch.nn.functional.pad(x, pad)
+    x = x.contiguous()
+    n, *size, channels = x.shape
+    batch, *strides, _ = x.stride()
+    along, inside, spatial = [], [], []
+    for s, k, length, d, step in zip(strides, kernel, size, conv.dilation, conv.stride, strict=True):
+        along.append(s * step)
+        inside.append(s * d)
+        spatial.append((length - d * (k - 1) - 1) // step + 1)
+    per_group = channels // conv.groups
+    shape, by = (n, *spatial, conv.groups, *kernel, per_group), (batch, *along, per_group, *inside, 1)
+    return inductor.as_strided(x, shape, by)
+
+
+def as_plain(conv: Convolution) -> Convolution:
+    """A transposed convolution is a plain one of the input with stride - 1 zeros between its elements, with the kernel
+    turned around."""
+    x, kernel = conv.x, conv.weight.shape[2:]
+    for dim, step in enumerate(conv.stride, start=2):
+        if step > 1:
+            x = torch.nn.functional.pad(x.unsqueeze(dim + 1), [0, 0] * (x.dim() - dim - 1) + [0, step - 1])
+            x = x.flatten(dim, dim + 1)
+            x = x.narrow(dim, 0, x.shape[dim] - (step - 1))
+    pad: list[int] = []
+    for k, d, p, extra in reversed(list(zip(kernel, conv.dilation, conv.padding, conv.output_padding, strict=True))):
+        pad += [d * (k - 1) - p, d * (k - 1) - p + extra]
+    x = torch.nn.functional.pad(x, pad)  # a negative amount crops
+    spatial = list(range(2, x.dim()))
+    channels, *rest = conv.weight.shape
+    per_group = conv.weight.reshape(conv.groups, channels // conv.groups, *rest)
+    weight = per_group.transpose(1, 2).flatten(0, 1).flip(spatial)  # (O, C / groups, *kernel)
+    ones, zeros = [1] * len(spatial), [0] * len(spatial)
+    return Convolution(x, weight, ones, zeros, conv.dilation, False, zeros, conv.groups)

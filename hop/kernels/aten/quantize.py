@@ -1,0 +1,299 @@
+"""Quantizing and dequantizing in operators that run fast: bit operations where the reference searches tables.
+
+A float format's codes count up with its magnitudes, exponent above mantissa, as those of float32 do. So a code is what
+float32's own bits say, once the magnitude is rounded to a multiple of the gap at its exponent:
+
+    e = max(exponent of a, least exponent of the format)      gap = 2^(e - M)
+    code = round(a / gap) + (e - least) · 2^M                 for a format with M mantissa bits
+
+The formats here have the numbers and codes of the formats that they are made from, and a quantizer made of them is a
+quantizer like any other; so all else is said once, in hop.numerics.quantizer and hop.scale_rules.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import eager, inductor, tracing
+from hop.dispatch.kernel import Kernel
+from hop.numerics import blocks, copies, memory_format
+from hop.numerics.formats import NOISE_BITS, Codebook, Float, Format, Integer, PowerOfTwo, tensor
+from hop.numerics.hadamard import Hadamard
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import LARGEST, Amax, Blocks, Rule
+
+_EXPONENT = 23  # the lowest bit of float32's exponent
+_BIAS = 127
+
+
+class _Packing(Format):
+    """Bytes from pairs of codes through one wider integer, which is read and written at once."""
+
+    def pack(self, codes: Tensor) -> Tensor:
+        size = codes.shape[-1]
+        if self.bits != 4 or not tracing.known_equal(size % 2, 0) or tracing.known_equal(size, 0):
+            return super().pack(codes)
+        pairs = (codes & 15).contiguous().view(torch.int16)  # little-endian: the first code is the low byte
+        return ((pairs & 15) | (pairs >> 4)).to(torch.uint8)
+
+    def unpack(self, packed: Tensor, size: int) -> Tensor:
+        if self.bits != 4 or not tracing.known_equal(size % 2, 0):
+            return super().unpack(packed, size)
+        wide = packed.to(torch.int16).contiguous()
+        codes = ((wide & 15) | ((wide & 240) << 4)).view(torch.uint8)
+        if not self.dtype.is_signed:
+            return codes
+        return ((codes ^ 8).to(torch.int8) - 8).to(self.dtype)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FastInteger(_Packing, Integer):
+    """Integer; in eager mode on one temporary tensor."""
+
+    def encode(self, x: Tensor, noise: Tensor | None = None, zero: Tensor | int = 0) -> Tensor:
+        if noise is not None or not eager.is_plain_eager():
+            return super().encode(x, noise, zero)
+        y = x.round().nan_to_num_(0.0, float("inf"), float("-inf"))
+        if not isinstance(zero, int) or zero != 0:
+            y += zero
+        return y.clamp_(self.low, self.high).to(self.dtype)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FastFloat(_Packing, Float):
+    """Float, by float32's bits."""
+
+    def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        if noise is None and self.dtype.is_floating_point:
+            return super().encode(x)
+        if noise is None and self.exponent_bits <= 3:
+            return self._encode_by_binade(x)
+        known = x == x
+        magnitude = torch.where(known, x.abs(), self.max).clamp(max=self.max)
+        least = 1 - self.bias + _BIAS
+        exponent = (magnitude.view(torch.int32) >> _EXPONENT).clamp(min=least)
+        steps = magnitude * ((2 * _BIAS + self.mantissa_bits - exponent) << _EXPONENT).view(torch.float32)
+        if noise is None:
+            steps = steps.round()
+        else:
+            steps = (steps + noise.to(torch.float32) / 2**NOISE_BITS).floor()
+        code = steps.to(torch.int32) + ((exponent - least) << self.mantissa_bits)
+        negative = known & (x.view(torch.int32) < 0)
+        if not self.dtype.is_floating_point:
+            return torch.where(negative, code + 2 ** (self.bits - 1), code).to(self.dtype)
+        code = torch.where(negative, code + 128, code).to(torch.uint8).view(self.dtype)
+        return torch.where(known, code.to(torch.float32), x).to(self.dtype)
+
+    def _encode_by_binade(self, x: Tensor) -> Tensor:
+        """A choice for each exponent: Inductor vectorizes comparisons, not the reading of bits."""
+        magnitude = x.abs()
+        magnitude = torch.where(magnitude < self.max, magnitude, self.max)  # NaN included
+        least = 1 - self.bias
+        count = self.largest >> self.mantissa_bits or 1  # exponents of normal numbers
+        code = None
+        for i in reversed(range(count)):
+            steps = (magnitude * 2.0 ** (self.mantissa_bits - least - i)).round()
+            own = steps + (i << self.mantissa_bits) if i else steps
+            code = own if code is None else torch.where(magnitude < 2.0 ** (least + i + 1), own, code)
+        assert code is not None
+        sign = torch.where(x == x, torch.copysign(torch.ones_like(x), x), 1.0)
+        return torch.where(sign < 0, code + 2 ** (self.bits - 1), code).to(self.dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        if self.dtype.is_floating_point:
+            return codes.to(torch.float32)
+        code = codes.to(torch.int32)
+        magnitude = code & (2 ** (self.bits - 1) - 1)
+        exponent = magnitude >> self.mantissa_bits
+        mantissa = (magnitude & (2**self.mantissa_bits - 1)) << (_EXPONENT - self.mantissa_bits)
+        normal = (((exponent + (_BIAS - self.bias)) << _EXPONENT) | mantissa).view(torch.float32)
+        tiny = magnitude.to(torch.float32) * 2.0 ** (1 - self.bias - self.mantissa_bits)
+        number = torch.where(exponent == 0, tiny, normal)
+        return torch.where(code >= 2 ** (self.bits - 1), -number, number)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FastPowerOfTwo(PowerOfTwo):
+    """PowerOfTwo with float32's bias, by float32's bits: the code is the exponent, one more if there is a mantissa."""
+
+    def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        bits = x.view(torch.int32)
+        exponent = bits >> _EXPONENT
+        mantissa = bits & (2**_EXPONENT - 1)
+        # exponent 0 stands for subnormal numbers, of which those up to 2^-127 have code 0
+        above = torch.where(exponent == 0, mantissa > 2 ** (_EXPONENT - 1), mantissa > 0)
+        code = (exponent + above.to(torch.int32)).clamp(max=2**self.bits - 2)
+        return torch.where(x == x, code, 2**self.bits - 1).to(self.dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        code = codes.to(torch.int32)
+        bits = torch.where(code == 0, 2 ** (_EXPONENT - 1), code << _EXPONENT)
+        return torch.where(code == 2**self.bits - 1, float("nan"), bits.view(torch.float32))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FastCodebook(_Packing, Codebook):
+    """Codebook, by PyTorch's own search."""
+
+    def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        table = tensor(self._thresholds[1:], x.device)
+        code = torch.bucketize(x, table, right=True, out_int32=True)
+        return torch.where(x == x, code, self._zero_code).to(self.dtype)
+
+
+def _power_of_two(format: PowerOfTwo) -> Format | None:
+    return None if format.bias != _BIAS or format.bits != 8 else _as(FastPowerOfTwo, format)
+
+
+def _float(format: Float) -> Format | None:
+    """None where the codes do not count by the bits: ties to even need a mantissa."""
+    return None if format.mantissa_bits == 0 else _as(FastFloat, format)
+
+
+_FAST: dict[type, Callable[[Any], Format | None]] = {
+    Integer: lambda f: _as(FastInteger, f),
+    Float: _float,
+    PowerOfTwo: _power_of_two,
+    Codebook: lambda f: _as(FastCodebook, f),
+}
+
+
+def _as(cls: type, format: Format) -> Format:
+    return cls(**{f.name: getattr(format, f.name) for f in fields(format) if f.init})  # type: ignore[arg-type]
+
+
+def fast_format(format: Format) -> Format:
+    """A format of the same numbers and codes, or `format` itself."""
+    make = _FAST.get(type(format))
+    return (make(format) if make is not None else None) or format
+
+
+@dataclass(frozen=True)
+class FastBlocks(Blocks):
+    """Blocks, with fewer passes over memory."""
+
+    def own_amax(self) -> Tensor:
+        if not (eager.is_plain_eager() and self.x.is_cpu):
+            return super().own_amax()
+        found = self.x.abs().amax(self.dims, keepdim=True)
+        return found if bool((found == found).all()) else super().own_amax()
+
+    def floor_power_of_two(self, x: Tensor) -> Tensor:
+        """By clearing the mantissa, which a subnormal number is all of."""
+        power = (x.clamp(max=LARGEST).view(torch.int32) & -(2**_EXPONENT)).view(torch.float32)
+        power = torch.where(power > 0, power, torch.where(x < 2.0**-127, 2.0**-128, 2.0**-127))
+        return torch.where(x == x, power, x)
+
+    def once(self, scale: Tensor) -> Tensor:
+        return inductor.written(scale)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FastHadamard(Hadamard):
+    """Hadamard, rounded to x's dtype where Inductor would leave out the rounding of what becomes float32 again."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        return inductor.written(super().apply(x))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FastQuantizer(Quantizer):
+    """A quantizer of fast formats."""
+
+    def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
+        return FastBlocks(x, dims, blocks.places(self.block, ndim), dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def fast(quantizer: str) -> Quantizer:
+    """A quantizer that gives what `quantizer` gives."""
+    parsed = Quantizer.parse(quantizer)
+    own = {f.name: getattr(parsed, f.name) for f in fields(parsed)}
+    hadamard = FastHadamard(parsed.hadamard.signs) if type(parsed.hadamard) is Hadamard else parsed.hadamard
+    faster = {"format": fast_format(parsed.format), "scale": _fast_rule(parsed.scale), "hadamard": hadamard}
+    return FastQuantizer(**own | faster)
+
+
+def _fast_rule(rule: Rule) -> Rule:
+    own = {f.name: getattr(rule, f.name) for f in fields(rule)}  # type: ignore[arg-type]
+    return replace(rule, **{name: fast_format(v) for name, v in own.items() if isinstance(v, Format)})
+
+
+# ---- the kernels
+
+
+def _declines(call: tuple[Any, ...]) -> str | None:
+    q = Quantizer.parse(call[0])
+    return (
+        None if type(q) is Quantizer else f"for Quantizer itself, not {type(q).__name__}, which may mean another thing"
+    )
+
+
+def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
+    quantizer, x, scale, zero_point, noise, usages = call
+    return list(copies.quantize(fast(quantizer), x, tuple(usages), scale, zero_point, noise).values())
+
+
+def _dequantize(call: tuple[Any, ...]) -> Tensor:
+    quantizer, buffers, usages, shape, dtype = call
+    names = [b.name for b in copies.describe(Quantizer.parse(quantizer), shape, tuple(usages))]
+    return copies.dequantize(fast(quantizer), dict(zip(names, buffers, strict=True)), shape).to(dtype)
+
+
+def _fake_quantize(call: tuple[Any, ...]) -> Tensor:
+    quantizer, x, scale, zero_point, noise, _ = call
+    return fast(quantizer).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
+
+
+QUANTIZE = Kernel("bits", _declines, _quantize)
+DEQUANTIZE = Kernel("bits", _declines, _dequantize)
+FAKE_QUANTIZE = Kernel("bits", _declines, _fake_quantize)
+
+
+# ---- int8 by amax, in place
+
+
+def _declines_in_place(call: tuple[Any, ...]) -> str | None:
+    quantizer, x, scale, _, noise, usages = call
+    q = Quantizer.parse(quantizer)
+    if (reason := _declines(call)) is not None:
+        return reason
+    if not eager.is_plain_eager():
+        return "writes in place, so for eager mode only"
+    if not x.is_cpu:
+        return f"for the CPU, and x is on {x.device}"
+    if not (type(q.format) is Integer and type(q.scale) is Amax and scale is None and noise is None):
+        return "for integers by amax, rounded to the nearest"
+    if q.layout is not None:
+        return f"for plain codes, and the layout is {q.layout}"
+    if tuple(usages) != (copies.ROWWISE,) or x.numel() == 0:
+        return "for the row-wise copy of a tensor that is not empty"
+    return None
+
+
+def _quantize_in_place(call: tuple[Any, ...]) -> list[Tensor]:
+    """Amax and Integer.encode with one temporary tensor. Where there is a NaN, the general kernel."""
+    q, x = fast(call[0]), call[1]
+    shape = q.rows(x.shape)
+    cut, dims = blocks.split(x.reshape(shape), q.block)
+    amax = torch.maximum(cut.amax(dims, keepdim=True), -cut.amin(dims, keepdim=True)).to(torch.float32)
+    if not bool((amax == amax).all()):
+        return _quantize(call)
+    format: Any = q.format
+    scale = amax.clamp_(q.scale.floor, LARGEST) / (format.max - format.zero)  # type: ignore[attr-defined]
+    scale = torch.where(scale == 0, 1.0, scale)
+    y = cut.to(torch.float32, copy=True).div_(scale).round_()
+    codes = y.clamp_(format.low - format.zero, format.high - format.zero)
+    if format.zero:
+        codes += format.zero
+    codes = blocks.merge(codes.to(format.dtype), shape)
+    codes = format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes.reshape(x.shape)
+    codes = memory_format.like(codes, x) if q.keeps_memory_format() else codes
+    return [codes, blocks.gather(scale, len(shape))]
+
+
+QUANTIZE_IN_PLACE = Kernel("in place", _declines_in_place, _quantize_in_place)

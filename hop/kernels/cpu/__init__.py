@@ -1,0 +1,1 @@
+"""Kernels of the native library, written in C++."""

@@ -1,0 +1,135 @@
+"""The native kernels: C++ behind a C interface, loaded if they were built.
+
+What they may use is found at run time, and can be set to less: by the environment variable HOP_NATIVE, or by `use`, to
+"off", PyTorch's own operators alone, or to a level of CPU. Each level has all that those before it have:
+
+    portable       what any CPU has
+    avx2           AVX2 and FMA
+    avx512         AVX-512 F, BW, DQ and VL: the kernels are those of avx2
+    avx512_vnni    with VNNI and VBMI
+    avx512_bf16    with products of bfloat16: the kernels are those of avx512_vnni
+    amx            with matrix tiles of int8 and bfloat16
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hop.compat import eager, inductor
+from hop.kernels.cpu import operators as native_operators
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_VERSION = 9  # of the C interface
+LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+_OFF = "off"
+
+on_change: list[Callable[[], None]] = []
+"""Called after what kernels may be taken has changed."""
+
+
+class Library:
+    """The native library, and what may be used of it."""
+
+    def __init__(self) -> None:
+        self.functions, self.missing = load(Path(__file__).parents[2])
+        self.best = None if self.functions is None else LEVELS[self.functions.hop_best_level()]
+        self.off, self.path = False, _OFF
+        self.file: str | None = None if self.functions is None else self.functions._name
+        if self.functions is not None:
+            asked = os.environ.get("HOP_NATIVE") or LEVELS[self.functions.hop_best_level()]
+            self.set(self.checked(asked, "environment variable HOP_NATIVE"))
+
+    def set(self, path: str) -> None:
+        """Use `path`, one of LEVELS or "off"."""
+        self.off = path == _OFF
+        if self.functions is not None and not self.off:
+            self.functions.hop_use_level(LEVELS.index(path))
+        self.path = path
+        for changed in on_change:
+            changed()
+
+    def declines(self) -> str | None:
+        """Why native kernels are not to be used, or None."""
+        return self.missing or ("native kernels are switched off" if self.off else None)
+
+    def checked(self, path: str, what: str) -> str:
+        """`path`, if it is "off" or a level that this CPU has. Without a library any level will do."""
+        if path not in (*LEVELS, _OFF):
+            raise ValueError(f"{what} must be one of {(*LEVELS, _OFF)}, got {path!r}")
+        if self.best is not None and path != _OFF and path not in self.levels():
+            raise ValueError(
+                f"{what} is {path!r}, which this CPU does not have: its level is {self.best!r}; take one of "
+                f"{(*self.levels(), _OFF)}"
+            )
+        return path
+
+    def levels(self) -> tuple[str, ...]:
+        """The levels that this CPU has, the best one last; none where there is no library."""
+        return () if self.best is None else LEVELS[: LEVELS.index(self.best) + 1]
+
+
+def load(folder: Path) -> tuple[ctypes.CDLL | None, str | None]:
+    """The native library in a folder, or why there is none."""
+    found = sorted(folder.glob("_native*.so"))
+    if not found:
+        why = folder / "_native.txt"  # setup.py wrote it
+        said = "; ".join(why.read_text("utf-8").splitlines()) if why.exists() else "nothing says why"
+        return None, f"the native kernels were not built ({said}): install hop where there is a C++ compiler"
+    try:
+        functions = ctypes.CDLL(str(found[0]))
+        version = functions.hop_version()
+        if version == _VERSION:
+            native_operators.load(str(found[0]))
+    except (OSError, AttributeError) as e:
+        return None, f"the native kernels cannot be loaded: {e}"
+    if version != _VERSION:
+        return None, f"the native kernels have version {version}, not {_VERSION}: install hop again"
+    return functions, None
+
+
+@functools.cache
+def library() -> Library:
+    """The one library."""
+    return Library()
+
+
+@contextlib.contextmanager
+def use(path: str) -> Iterator[None]:
+    """Within it, kernels take this CPU for one of the level named, in all threads of this process.
+
+    Args:
+        path: "off", or one of LEVELS.
+
+    Raises:
+        ValueError: path is none of these, or a level above the CPU's own."""
+    one = library()
+    one.checked(path, "path")
+    before = one.path if one.functions is not None else _OFF
+    one.set(path)
+    try:
+        yield
+    finally:
+        one.set(before)
+
+
+def declines_here() -> str | None:
+    """Why native kernels are not to be used for a call that is made or traced now, or None."""
+    if (reason := library().declines()) is not None:
+        return reason
+    if inductor.may_be_native():
+        return None
+    return "for eager mode, programs that are compiled for this process, and those that keep native operators"
+
+
+def declines_tensor(name: str, x: Tensor) -> str | None:
+    """Why they cannot take `x`, or None."""
+    known = type(x) in _PLAIN or not eager.is_plain_eager()
+    if not known or not x.is_cpu or x.layout != torch.strided or x.is_neg():
+        return f"for plain tensors on the CPU, and {name} is a {type(x).__name__} on {x.device}"
+    return None

@@ -1,0 +1,181 @@
+"""The operators hop_native::* of the native library (native/torch/library.cpp) in PyTorch: what they return of tensors
+without data, and what they say where a derivative is asked of them.
+
+They take tensors, sizes, and a description of all that is fixed, in words (native/torch/factor.h, output.h); they look
+at shapes, strides, dtypes and memory before they read, and raise RuntimeError where these do not fit. They stand in
+compiled, exported and packaged programs. Functions here call them below autograd, as our own operators have rules for
+derivatives; whoever calls torch.ops.hop_native itself with a tensor that needs one gets an error.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import eager, inductor
+from hop.numerics.blocks import counts
+from hop.numerics.packing import PACKED, packed_size
+
+_below_autograd = eager.below_autograd
+_library: Any = None  # which keeps what is registered
+
+
+def _result(description: str) -> torch.dtype:
+    words = description.split()
+    return getattr(torch, words[words.index("output") + 1])
+
+
+def _product(lhs: Tensor, *rest: Any) -> Tensor:
+    n, description = rest[-2:]
+    return lhs.new_empty([*lhs.shape[:-1], n], dtype=_result(description))
+
+
+def _pack(codes: Tensor, description: str) -> Tensor:
+    words = description.split()[description.split().index("rhs") + 1 :]
+    narrow, columns = words[0] in ("int4", "uint4", "e2m1"), "columns" in words
+    rows, k = reversed(codes.shape) if columns else (codes.shape[0], codes.shape[1] * (2 if narrow else 1))
+    return codes.new_empty([(rows + 31) // 32, (k + 63) // 64, 2, 8 if narrow else 16, 64])
+
+
+def _convolution(x: Tensor, *rest: Any) -> Tensor:
+    n, description = rest[-2:]
+    dtype = _result(description)
+    words = description.split(" output")[0].split()
+    read = dict(word.split("=") for word in words if "=" in word)
+    lists = [[int(v) for v in read[name].split(",")] for name in ("kernel", "stride", "before", "after", "dilation")]
+    sizes = [
+        (size + before + after - d * (k - 1) - 1) // s + 1
+        for size, k, s, before, after, d in zip(x.shape[2:], *lists, strict=True)
+    ]
+    if "channels_last" in words:
+        return x.new_empty([x.shape[0], *sizes, n], dtype=dtype).movedim(-1, 1)
+    return x.new_empty([x.shape[0], n, *sizes], dtype=dtype)
+
+
+def _words(description: str) -> dict[str, str]:
+    parts = (word.partition("=") for word in description.split())
+    return {name: value for name, _, value in parts}
+
+
+def _buffers(x: Tensor, description: str) -> list[Tensor]:
+    """What is stored of x."""
+    words = _words(description)
+    flat, bits = "flat" in words, int(words["bits"])
+    rows = [x.numel()] if flat else list(x.shape)
+    codes, dtype = list(x.shape), _STORED[words["codes"]]
+    if bits in PACKED:
+        rows_or_one = rows or [1]
+        codes, dtype = [*rows_or_one[:-1], packed_size(rows_or_one[-1], bits)], torch.uint8
+    made = [x.new_empty(codes, dtype=dtype)]
+    scale = _STORED[words.get("scale", "float32")]
+    made.append(x.new_empty(counts(rows, _sizes(words["block"])), dtype=scale))
+    if "outer" in words:
+        made.append(x.new_empty(counts(rows, _sizes(words["outer"])), dtype=torch.float32))
+    elif int(words.get("affine", 0)):
+        made.append(x.new_empty(made[1].shape, dtype=_STORED[words["codes"]]))
+    return made
+
+
+_STORED = {"int8": torch.int8, "uint8": torch.uint8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_STORED["float32"] = torch.float32
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _quantize(x: Tensor, *rest: Any) -> list[Tensor]:
+    return _buffers(x, rest[-1])
+
+
+def _dequantize(codes: Tensor, *rest: Any) -> Tensor:
+    shape, description = rest[-2:]
+    return codes.new_empty(shape, dtype=getattr(torch, _words(description).get("result", "float32")))
+
+
+_FAKES: dict[str, Callable[..., Any]] = {"product": _product, "convolution": _convolution, "pack": _pack}
+
+
+def _noise(seed: Tensor, shape: Sequence[Any], stream: int) -> Tensor:
+    return seed.new_empty(shape, dtype=torch.uint8)
+
+
+_FAKES |= {"step_": lambda *args: None, "noise": _noise}
+_FAKES |= {"quantize": _quantize, "quantize_product": _quantize, "dequantize": _dequantize}
+
+
+def load(path: str) -> None:
+    """Load the library, which defines the operators; once. Raises OSError if it cannot be loaded."""
+    global _library
+    torch.ops.load_library(path)
+    _library = torch.library.Library("hop_native", "FRAGMENT")
+    for name, fake in _FAKES.items():
+        op = getattr(torch.ops.hop_native, name).default
+        torch.library.register_fake(f"hop_native::{name}", _described(name, fake), lib=_library)
+        _library.impl(name, _guarded(op), "Autograd")
+        inductor.stores_results(op)
+        globals()[name] = _called(op)
+
+
+def _described(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    def described(*args: Any) -> Any:
+        devices = {x.device for x in _tensors(args)}
+        if len(devices) > 1:  # PyTorch asks for what is returned as soon as one of them has no data
+            raise RuntimeError(f"hop_native::{name}: tensors lie on several devices, {sorted(map(str, devices))}")
+        try:
+            return fake(*args)
+        except (LookupError, ValueError) as error:
+            raise RuntimeError(f"hop_native::{name}: {args[-1]!r} is not understood for these tensors") from error
+
+    return described
+
+
+def _called(op: Any) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with _below_autograd():
+            return op(*args)
+
+    return call
+
+
+def _guarded(op: Any) -> Callable[..., Any]:
+    def guarded(*args: Any) -> Any:
+        watched = torch.is_grad_enabled() or eager.is_dual_level_open() or eager.is_forward_ad_active()
+        for x in _tensors(args) if watched else ():
+            if (x.requires_grad and torch.is_grad_enabled()) or eager.has_tangent(x):
+                raise RuntimeError(
+                    f"{op.name()}: an operand needs a gradient or has a tangent, and the operator has no derivative; "
+                    "call hop.scaled, hop.quantize and their like, which have, or give it tensors that are detached"
+                )
+        with _below_autograd():
+            return op(*args)
+
+    return guarded
+
+
+def _tensors(args: Sequence[Any]) -> list[Tensor]:
+    return [x for v in args for x in (v if isinstance(v, list | tuple) else (v,)) if isinstance(x, Tensor)]
+
+
+def _missing(*args: Any) -> Any:
+    raise RuntimeError("the native operators are not loaded")
+
+
+product: Callable[..., Tensor] = _missing
+"""The operator of the same name: (lhs, lhs_scale, lhs_zero_point, lhs_block_scale, rhs, rhs_scale, rhs_zero_point,
+rhs_block_scale, bias, output_scale, output_zero_point, n, description)."""
+convolution: Callable[..., Tensor] = _missing
+"""(x, x_scale, x_zero_point, weight, weight_scale, bias, output_scale, output_zero_point, n, description)."""
+quantize: Callable[..., list[Tensor]] = _missing
+"""(x, scale, zero_point, noise, description): codes, scales, and zero points or the amax of two levels."""
+quantize_product: Callable[..., list[Tensor]] = _missing
+"""(x, factor, noise, stream, description): the same of x times a factor; a stream of 0 and more makes noise a seed."""
+dequantize: Callable[..., Tensor] = _missing
+"""(codes, scale, second, shape, description)."""
+step_: Callable[..., None] = _missing
+"""(p, grad, buffers, numbers, seed, stream, description): a step of an optimizer; native/torch/update.cpp."""
+noise: Callable[..., Tensor] = _missing
+"""(seed, shape, stream): random bytes."""
+pack: Callable[..., Tensor] = _missing
+"""(codes, description): a matrix of codes as of hop.layouts.Tiled."""

@@ -1,0 +1,222 @@
+"""Matrix products by the native kernels: the words that describe a call to hop_native::product.
+
+A factor is taken as a matrix of rows that are summed along, (rows, k): the left one as it is, the right one as the
+weight of a linear layer, or with columns as that of mm.
+"""
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from ctypes import c_int, c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.compat.memory import address
+from hop.kernels.cpu import native
+from hop.kernels.cpu import operators as native_operators
+from hop.numerics import blocks
+from hop.numerics.blocks import Block
+from hop.numerics.formats import E2M1, E4M3, E5M2, E8M0, Format, Integer
+from hop.numerics.layouts import Tiled
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
+from hop.numerics.scale_rules import Given, TwoLevel
+
+_FLOATS = {E2M1: "e2m1", E4M3: "e4m3", E5M2: "e5m2", E8M0: "e8m0"}
+_BYTES = (torch.int8, torch.uint8)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+BIASES = (*FLOATS, torch.int32)
+
+
+class Described(NamedTuple):
+    """A quantized factor as the kernels take it: its words (native/torch/factor.h), and which of its buffers they
+    read."""
+
+    words: str
+    names: tuple[str | None, ...]  # of codes, scale, zero point and block scale
+
+
+@functools.lru_cache(maxsize=4096)
+def describe(q: Quantizer, columns: bool) -> Described | str:
+    """A factor with row-wise buffers; `columns` if it is summed along its last dimension but one. A string if there is
+    none, which says why."""
+    format = _format(q.format)
+    if format is None or q.flat:
+        return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
+    words = [format]
+    if isinstance(q.layout, Tiled):
+        if q.layout.columns != columns:
+            return f"{q.layout} is laid out for a sum along the other dimension"
+        words.append("tiled")
+    elif q.layout is not None:
+        return f"for codes, and layout={q.layout} holds numbers"
+    if columns:
+        words.append("columns")
+    zero = None
+    if q.scale.has_zero_point():
+        zero = "zero_point"
+        words.append("zero=stored")
+    elif isinstance(q.format, Integer) and q.format.zero:
+        words.append(f"zero={q.format.zero}")
+    scale, fold, block = "scale", None, q.block
+    if isinstance(q.scale, TwoLevel):
+        scale, fold, block = "global_amax", "scale", q.scale.outer
+        words.append(f"factor={_bits(1 / (q.scale.inner.max * q.format.max))}")
+    elif q.scale.folds():
+        scale, fold = None, "scale"
+    if scale is not None:
+        words.append(f"scale={_blocks(block)}")
+    if fold is not None:
+        of_scale = q.scale.inner if isinstance(q.scale, TwoLevel) else getattr(q.scale, "exponent", None)
+        fold_format = "float32" if of_scale is None else _FLOATS.get(of_scale)
+        if fold_format is None:
+            return f"for scales of E4M3 and E8M0, not {of_scale}"
+        if fold_format == "e4m3" and format != "e2m1":
+            return f"{q.format.name} times a scale of E4M3 has more bits than bfloat16"
+        words.append(f"block_scale={fold_format}:{_blocks(q.block)}")
+    return Described(" ".join(words), ("codes", scale, zero, fold))
+
+
+def _format(format: Format) -> str | None:
+    if isinstance(format, Integer):
+        if format.bits not in (4, 8) or (format.bits == 8 and format.dtype not in _BYTES):
+            return None
+        return f"{'int' if format.dtype.is_signed else 'uint'}{format.bits}"
+    return None if format == E8M0 else _FLOATS.get(format)  # type: ignore[arg-type]
+
+
+def plain(dtype: torch.dtype) -> Described:
+    """A plain tensor as a factor: bfloat16, or the integers of int8 and uint8."""
+    return Described(str(dtype).removeprefix("torch."), ("codes", None, None, None))
+
+
+def _blocks(block: Block) -> str:
+    return ",".join(map(str, block))
+
+
+def _bits(x: float) -> int:
+    """Those of a float32."""
+    return struct.unpack("I", struct.pack("f", x))[0]
+
+
+# ---- calls
+
+
+class Call(NamedTuple):
+    """A product that the kernels take."""
+
+    lhs: tuple[str | None, ...]  # the buffers that they read of each factor; for a plain one, codes alone
+    rhs: tuple[str | None, ...]
+    gives_codes: bool
+    description: str
+
+
+def declines_output(q: Quantizer) -> str | None:
+    """Why the kernels do not give codes of a quantizer, or None."""
+    rule, format = q.scale, q.format
+    if not (isinstance(rule, Given) and isinstance(format, Integer) and format.bits == 8):
+        return f"gives integers of 8 bits with a given scale, not {q}"
+    if q.layout is not None or q.flat or q.stochastic or q.hadamard is not None:
+        return f"gives plain codes, rounded to the nearest, not {q}"
+    return None if type(rule.requantize) in _CONVENTIONS else f"knows no requantization {rule.requantize}"
+
+
+def describe_output(q: Quantizer) -> str:
+    """The words of codes as a result (native/torch/output.h)."""
+    rule, format = q.scale, q.format
+    assert isinstance(rule, Given) and isinstance(format, Integer)
+    convention = _CONVENTIONS[type(rule.requantize)]
+    words = [f"requantize={convention(rule.requantize)} low={format.low} high={format.high} scale={_blocks(q.block)}"]
+    words.append("zero=stored" if rule.has_zero_point() else f"zero={format.zero}")
+    for name, bound in (("lower", rule.requantize.low), ("upper", rule.requantize.high)):
+        if bound is not None:
+            words.append(f"{name}={_bits(bound)}")
+    return " ".join(words)
+
+
+def one_line(shape: Sequence[int], q: Quantizer) -> bool:
+    """Whether a result of (rows, columns) has one scale for all, for each row, or for each column."""
+    (m, n), (rows, columns) = shape, blocks.counts(shape, q.block)
+    return rows in (1, m) and columns in (1, n) and 1 in (rows, columns)
+
+
+_ROUNDINGS = {"gemmlowp": 2, "tflite": 3, "away": 4, "even": 5}
+_CONVENTIONS: dict[type, Callable[[Any], int]] = {
+    Division: lambda r: 0,
+    FloatMultiplier: lambda r: 1,
+    FixedPoint: lambda r: _ROUNDINGS[r.rounding],
+    Reciprocal: lambda r: 6,
+}
+
+
+def declines(call: Call, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> str | None:
+    """Why the kernels do not take a call of factors of these shapes, or None."""
+    left, right = ((ctypes.c_int64 * len(shape))(*shape) for shape in (lhs, rhs))
+    of_bias = (0 if bias is None else _NUMBERS[bias], bias is not None)
+    ask = _library().hop_described_product_declines
+    reason = ask(call.description.encode(), len(lhs), left, len(rhs), right, *of_bias)
+    return None if reason is None else reason.decode()
+
+
+# ---- sums of bytes, and tiles
+
+
+def int_mm(a: Tensor, b: Tensor) -> Tensor:
+    """(..., M, K) @ (..., K, N) -> (..., M, N) int32, modulo 2^32, of int8 and uint8, with one batch dimension or none,
+    of any strides."""
+    return _sums(a, b, b.shape[-1], f"1 lhs {name(a)} rhs {name(b)} columns output int32")
+
+
+def int_mm_tiled(a: Tensor, held: Tensor, n: int) -> Tensor:
+    """int_mm of (M, K) and the n rows that are held in tiles (`tiles`) of int8."""
+    return _sums(a, held, n, f"1 lhs {name(a)} rhs int8 tiled output int32")
+
+
+def _sums(a: Tensor, b: Tensor, n: int, description: str) -> Tensor:
+    none = (None, None, None)
+    return native_operators.product(a, *none, b, *none, *none, n, description)
+
+
+def name(x: Tensor | torch.dtype) -> str:
+    """A dtype in words, or that of a tensor."""
+    return str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
+
+
+def peak() -> float:
+    """Tera-operations a second that the matrix unit does on int8, on as many threads as PyTorch uses; 0 if there is
+    none."""
+    function = _library().hop_peak
+    function.restype = ctypes.c_double
+    return function(torch.get_num_threads()) / 1e12
+
+
+def bandwidth(data: Tensor) -> float:
+    """Gigabytes a second at which that memory is read."""
+    function = _library().hop_bandwidth
+    function.restype, function.argtypes = ctypes.c_double, [c_int, c_void_p, c_int64]
+    return function(torch.get_num_threads(), address(data), data.nbytes) / 1e9
+
+
+def tiles(codes: Tensor, code_format: Format, layout: Tiled) -> Tensor:
+    """What `layout` holds of plain codes, a matrix of (rows, size), or with columns (size, rows); those that share
+    bytes do so along what is summed."""
+    format = _format(code_format)
+    assert format is not None
+    return native_operators.pack(codes, f"1 lhs int8 rhs {format}{' columns' if layout.columns else ''}")
+
+
+_NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
+"""Dtypes as PyTorch's C interface counts them."""
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    functions = native.library().functions
+    assert functions is not None
+    function, text, size = functions.hop_described_product_declines, ctypes.c_char_p, ctypes.POINTER(c_int64)
+    function.argtypes = [text, c_int, size, c_int, size, c_int, c_int]
+    function.restype = text
+    return functions

@@ -1,0 +1,144 @@
+"""Rules to find a static scale from data: what `hop.quantize` then takes as scale= and zero_point=.
+
+    found = hop.calibration.percentile(q, *batches, percent=99.9)
+    y = hop.quantize(q, x, **found)
+
+Each looks at all batches, whose shapes must cut into the same number of blocks: a block of a later batch belongs to the
+one at its place in the first, as for a whole tensor or a channel. NaN is ignored, and an infinity counts as the largest
+float32.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import memory
+from hop.numerics import blocks
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import LARGEST, AbsMean, Amax, Blocks, Given, MinMax, Rule, TwoLevel
+
+
+def amax(q: Quantizer, *batches: Tensor) -> dict[str, Tensor]:
+    """The scale that holds every number: what q's own rule finds for the whole of `batches`.
+
+    Args:
+        q: the quantizer; one without a rule (Given) is given amax / max, or with a zero point the range of MinMax.
+        batches: float tensors, at least one.
+
+    Returns:
+        {"scale": ...} and, for a quantizer with zero points, {"zero_point": ...}, of the shapes of those buffers.
+    """
+    _check("amax", q, batches)
+    return _from_range(q, *_range(q, batches))
+
+
+def percentile(q: Quantizer, *batches: Tensor, percent: float = 99.9) -> dict[str, Tensor]:
+    """The scale that holds `percent` of the magnitudes of each block; with zero points, of the numbers at either end.
+
+    Args and returns: as `amax`; percent of 1 to 100."""
+    _check("percentile", q, batches)
+    if not 1 <= percent <= 100:
+        hint = f"; {percent} of 1 is percent={100 * percent:g}" if 0 < percent < 1 else ""
+        raise ValueError(f"percentile: percent must be from 1 to 100, got {percent}{hint}")
+    if not q.scale.has_zero_point():
+        high = _joined(q, batches, lambda x: x.abs(), percent)
+        return _from_range(q, -high, high)
+    return _from_range(q, -_joined(q, batches, torch.neg, percent), _joined(q, batches, lambda x: x, percent))
+
+
+def mse(q: Quantizer, *batches: Tensor, steps: int = 80, least: float = 0.2) -> dict[str, Tensor]:
+    """The scale with the least mean squared error, of those for `least` to 1 times the range, in `steps` steps.
+
+    Args and returns: as `amax`."""
+    _check("mse", q, batches)
+    if steps < 2 or not 0 < least < 1:
+        raise ValueError(f"mse: steps must be 2 or more and least between 0 and 1, got {steps} and {least}")
+    low, high = _range(q, batches)
+    best: dict[str, Tensor] = {}
+    least_error: Tensor | None = None
+    for i in range(steps):
+        ratio = 1 - (1 - least) * i / (steps - 1)
+        found = _from_range(q, low * ratio, high * ratio)
+        error = torch.stack([_error(q, x, found) for x in batches]).sum(0)
+        if least_error is None:
+            best, least_error = found, error
+        else:
+            better = error < least_error
+            best = {name: torch.where(better, value, best[name]) for name, value in found.items()}
+            least_error = torch.minimum(error, least_error)
+    return best
+
+
+def _error(q: Quantizer, x: Tensor, found: dict[str, Tensor]) -> Tensor:
+    """The squared error of each block that has a scale of its own."""
+    wide = x.to(torch.float32)
+    noise = torch.full(x.shape, 128, dtype=torch.uint8, device=x.device) if q.stochastic else None
+    rounded = q.fake_quantize(wide, found["scale"], found.get("zero_point"), noise)
+    return _served(q).per_block((rounded - wide).nan_to_num(0.0).square())
+
+
+def _range(q: Quantizer, batches: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """The least and the largest number of each block; 0 for NaN."""
+    known = [_known(x) for x in batches]
+    low = [_served(q).per_block(x, torch.amin) for x in known]
+    high = [_served(q).per_block(x, torch.amax) for x in known]
+    return torch.stack(low).amin(0), torch.stack(high).amax(0)
+
+
+def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], Tensor], percent: float) -> Tensor:
+    """The percentile of change(x) in each block of all batches; 0 where there is no number."""
+    own = _served(q)
+    rows: list[Tensor] = []
+    for x in batches:
+        changed = change(x.to(torch.float32)).clamp(-LARGEST, LARGEST)
+        cut, dims = blocks.split(changed.reshape(own.rows(x.shape)), own.block, fill=math.nan)
+        kept = [d for d in range(cut.dim()) if d not in dims]
+        found = cut.permute(*kept, *dims).flatten(len(kept))
+        rows.append(found.reshape([*blocks.counts(own.rows(x.shape), own.block), found.shape[-1]]))
+    joined = torch.cat(rows, -1).sort(-1).values  # NaN, which is also what a cut-off block lacks, comes last
+    count = (joined == joined).sum(-1, keepdim=True).to(torch.float64)
+    place = (count * percent / 100).round().clamp(min=1) - 1
+    return joined.gather(-1, place.to(torch.int64)).squeeze(-1).nan_to_num(0.0)
+
+
+def _known(x: Tensor) -> Tensor:
+    return x.to(torch.float32).nan_to_num(0.0, LARGEST, -LARGEST)
+
+
+def _served(q: Quantizer) -> Quantizer:
+    """A quantizer with the blocks that the scale which a caller gives to q serves."""
+    return replace(q, block=q.scale.outer, scale=Amax()) if isinstance(q.scale, TwoLevel) else q
+
+
+def _from_range(q: Quantizer, low: Tensor, high: Tensor) -> dict[str, Tensor]:
+    """What q's rule finds for a tensor whose blocks have this range."""
+    rule: Rule = q.scale
+    if isinstance(rule, TwoLevel):
+        return {"scale": torch.maximum(high, -low)}
+    if isinstance(rule, Given):
+        rule = MinMax() if rule.affine else Amax()
+    elif isinstance(rule, AbsMean):
+        rule = Amax()
+    ends = torch.stack([low, high], -1)
+    found = rule.find(Blocks(ends, [ends.dim() - 1], list(range(ends.dim() - 1)), torch.float32), q.format).tensors
+    return {name: t.squeeze(-1) for name, t in zip(rule.stored(q.format, q.block), found, strict=True)}
+
+
+def _check(name: str, q: Any, batches: tuple[Any, ...]) -> None:
+    if not isinstance(q, Quantizer):
+        raise TypeError(f"{name}: q must be a Quantizer, got {type(q).__name__}")
+    if not batches:
+        raise ValueError(f"{name}: batches must hold one tensor or more")
+    for x in batches:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name}: batches must be floating-point tensors, got {got}")
+    memory.check(batches)
+    own = _served(q)
+    if len({tuple(blocks.counts(own.rows(x.shape), own.block)) for x in batches}) > 1:
+        shapes = [tuple(x.shape) for x in batches]
+        raise ValueError(f"{name}: batches must cut into the same number of blocks of {own.block}, got shapes {shapes}")

@@ -1,0 +1,139 @@
+"""The copies of a tensor that products read: row-wise, column-wise, or both.
+
+A product reads each operand along the dimension that it sums over, and a block-scaled format has its blocks there. So a
+tensor that takes part in several products is quantized twice:
+
+    row-wise      the tensor itself, (*lead, K)
+    column-wise   the matrix (K, M), M the product of the leading sizes: the tensor as rows, transposed
+
+A copy is what the quantizer makes of it. Where one scale serves the whole tensor, both copies share it. A quantizer's
+Hadamard transform applies to the column-wise copy, along M.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.compat import script
+from hop.numerics.quantizer import Quantizer
+
+ROWWISE, COLUMNWISE = "rowwise", "columnwise"
+USAGES = (ROWWISE, COLUMNWISE)
+_PREFIX = COLUMNWISE + "_"
+
+Usages = tuple[str, ...]
+
+APPEARANCES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""The dtypes that a quantized tensor can be made from, and appear in."""
+
+
+def checked(quantizer: Quantizer, usages: Any) -> Usages:
+    """`usages` as a tuple in order, if it names copies that `quantizer` can make."""
+    found = (usages,) if isinstance(usages, str) else tuple(usages) if isinstance(usages, tuple | list) else ()
+    if not found or any(u not in USAGES for u in found):
+        raise ValueError(f"usages must name one or both of {USAGES}, got {usages!r}")
+    if COLUMNWISE in found and quantizer.flat:
+        raise ValueError(f"usages {usages!r}: a quantizer with flat=True has no column-wise copy")
+    if COLUMNWISE in found and quantizer.is_tiled():
+        raise ValueError(f"usages {usages!r}: layout={quantizer.layout} is for the row-wise copy alone")
+    return tuple(u for u in USAGES if u in found)
+
+
+def of(names: Sequence[str]) -> Usages:
+    """The usages of a tensor with buffers of these names."""
+    return tuple(u for u, name in ((ROWWISE, "codes"), (COLUMNWISE, _PREFIX + "codes")) if name in names)
+
+
+def columns(shape: Sequence[int]) -> list[int]:
+    """The shape of the matrix of columns."""
+    return [shape[-1] if len(shape) else 1, math.prod(shape[:-1])]
+
+
+class Buffer(NamedTuple):
+    """One of the tensors that hold a tensor's data."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def describe(quantizer: Quantizer, shape: Sequence[int], usages: Usages) -> list[Buffer]:
+    """The buffers, in their order."""
+    found: dict[str, Buffer] = {}
+    for usage in usages:
+        wise = shape if usage == ROWWISE else columns(shape)
+        for own, (size, dtype) in quantizer.buffers(wise).items():
+            name = _name(quantizer, usage, own)
+            found.setdefault(name, Buffer(name, size, dtype))
+    return list(found.values())
+
+
+def check(described: Sequence[Buffer], buffers: Sequence[Any], device: torch.device | None = None) -> None:
+    """Raise TypeError or ValueError unless `buffers` are dense tensors as described, on one device, or on `device`."""
+    if len(buffers) != len(described):
+        raise ValueError(f"buffers must be {[b.name for b in described]}, got {len(buffers)} of them")
+    for b, tensor in zip(described, buffers, strict=True):
+        check_one(b, tensor, device)
+        device = tensor.device
+
+
+def check_one(described: Buffer, buffer: Any, device: torch.device | None) -> None:
+    """Raise TypeError or ValueError unless `buffer` is what is described, dense, on `device` if there is one."""
+    name, shape, dtype = described
+    if not isinstance(buffer, Tensor):
+        raise TypeError(f"buffer {name} must be a tensor, got {type(buffer).__name__}")
+    own = script.sizes(buffer)
+    if own != shape or buffer.dtype != dtype:
+        raise ValueError(f"buffer {name} must be {dtype} of {shape}, got {buffer.dtype} of {own}")
+    if buffer.layout != torch.strided:
+        raise ValueError(f"buffer {name} must be dense, got one of layout {buffer.layout}; use to_dense()")
+    if device is not None and buffer.device != device:
+        raise ValueError(f"buffer {name} must be on {device}, got one on {buffer.device}; move it there")
+
+
+def quantize(
+    quantizer: Quantizer,
+    x: Tensor,
+    usages: Usages = (ROWWISE,),
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
+    noise: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """The buffers that `describe` lists. A given scale serves all copies."""
+    found: dict[str, Tensor] = {}
+    for usage in usages:
+        rows = x if usage == ROWWISE else _transposed(x)
+        if usage == COLUMNWISE and quantizer.hadamard is not None:
+            rows = quantizer.hadamard.apply(rows)
+        own: list[Any] = [scale, zero_point, noise]
+        if usage == COLUMNWISE:  # of two dimensions, whatever x has; a given scale is one number
+            own = [t if t is None else t.reshape(1, 1) for t in own[:2]] + [
+                None if noise is None else _transposed(noise)
+            ]
+        for name, buffer in quantizer.quantize(rows, *own).items():
+            found.setdefault(_name(quantizer, usage, name), buffer)
+    return found
+
+
+def dequantize(quantizer: Quantizer, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
+    """The numbers of a tensor of `shape`, in float32, from its row-wise copy if there is one."""
+    usage = of(list(buffers))[0]
+    own = {name: buffers[_name(quantizer, usage, name)] for name in ("codes", *quantizer.stored())}
+    if usage == ROWWISE:
+        return quantizer.dequantize(own, shape)
+    values = quantizer.dequantize(own, columns(shape))
+    if quantizer.hadamard is not None:
+        values = quantizer.hadamard.invert(values)
+    return values.t().reshape(shape)
+
+
+def _name(quantizer: Quantizer, usage: str, name: str) -> str:
+    shared = quantizer.shares_scale() and name != "codes"
+    return name if usage == ROWWISE or shared else _PREFIX + name
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.reshape(columns(x.shape)[::-1]).t()

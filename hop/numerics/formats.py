@@ -1,0 +1,397 @@
+"""Number formats: which numbers an element of a quantized tensor can be, and the code of each.
+
+A format is a frozen value; adding one is adding a constant at the end of this file. `encode` takes float32 to codes and
+saturates, `decode` gives back float32, exactly. There is one code per element; hop.numerics.packing puts several into a
+byte. Everything is core ATen, so that it lowers to any runtime.
+
+A float format with sign s, exponent e of E bits and mantissa m of M bits, bias b:
+
+    e > 0:  (-1)^s · 2^(e - b) · (1 + m / 2^M)          e = 0:  (-1)^s · 2^(1 - b) · m / 2^M
+
+Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0.
+"""
+
+import itertools
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat.export import is_lowering
+from hop.numerics import packing, spelling
+from hop.numerics.spelling import Value
+
+NOISE_BITS = 8  # of the random integers of stochastic rounding
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Format(Value):
+    """What all formats share.
+
+    Args:
+        name: what it is called in messages and reports.
+        bits: of a code.
+        dtype: of a tensor of codes, one per element.
+
+    Attributes:
+        numbers: all finite numbers, ascending, zero once.
+        max, min: the largest and the smallest.
+    """
+
+    name: str
+    bits: int
+    dtype: torch.dtype
+    numbers: tuple[float, ...] = field(init=False)
+    max: float = field(init=False)
+    min: float = field(init=False)
+
+    def _check(self, *integers: str) -> None:
+        """Raise ValueError for a name, bits or a dtype that a format cannot have, or where `integers` are none."""
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"{type(self).__name__}: name must be text, got {self.name!r}")
+        for which in ("bits", *integers):
+            spelling.integer(getattr(self, which), f"{self.name}: {which}")
+        if self.bits not in range(1, 9) or self.dtype not in _DTYPES:
+            raise ValueError(
+                f"{self.name}: bits must be 1 to 8 and dtype one of {_DTYPES}, got {self.bits} and {self.dtype}"
+            )
+
+    def _derive(self, numbers: Sequence[float], **tables: Sequence[float]) -> None:
+        for name, value in {"numbers": numbers, "max": numbers[-1], "min": numbers[0], **tables}.items():
+            object.__setattr__(self, name, tuple(value) if isinstance(value, Sequence) else value)
+
+    def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        """The codes of x (float32, any shape): nearest, or stochastic with `noise` (integers r of x's shape, uniform
+        in 0..255), which adds r / 256 of a gap to the magnitude, in float32, and rounds toward zero."""
+        raise NotImplementedError
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """The numbers of `codes`, in float32."""
+        raise NotImplementedError
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """(..., K) codes -> (..., bytes), for a format whose codes share bytes (hop.numerics.packing)."""
+        return packing.pack(codes, self.bits)
+
+    def unpack(self, packed: Tensor, size: int) -> Tensor:
+        """The inverse of `pack`, to (..., size)."""
+        return packing.unpack(packed, self.bits, size, self.dtype)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Whether x lies within half a gap of the numbers, so that encoding does not clip it; false for NaN."""
+        (a, b), (c, d) = self.numbers[:2], self.numbers[-2:]
+        return (x >= a - (b - a) / 2) & (x <= d + (d - c) / 2)
+
+    @property
+    def zero(self) -> int:
+        """The number that stands for 0 where no zero point says otherwise."""
+        return 0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Integer(Format):
+    """The integers from `low` to `high`; ties to even, NaN to 0."""
+
+    low: int = 0
+    high: int = 0
+
+    def __post_init__(self) -> None:
+        self._check("low", "high")
+        if self.low >= self.high or self.high - self.low >= 2**self.bits:
+            raise ValueError(f"{self.name}: {self.low}..{self.high} must be ascending and fit {self.bits} bits")
+        self._derive([float(n) for n in range(self.low, self.high + 1)])
+
+    def encode(self, x: Tensor, noise: Tensor | None = None, zero: Tensor | int = 0) -> Tensor:
+        """As Format.encode, with `zero` for the code of 0."""
+        if noise is None:
+            steps = x.round()
+        else:
+            magnitude = (x.abs() + noise.to(torch.float32) / 2**NOISE_BITS).floor()
+            steps = torch.where(x < 0, -magnitude, magnitude)
+        steps = torch.where(steps == steps, steps, 0.0)
+        if not isinstance(zero, int) or zero != 0:
+            steps = steps + zero
+        return steps.clamp(self.low, self.high).to(self.dtype)
+
+    def decode(self, codes: Tensor, zero: Tensor | int = 0) -> Tensor:
+        """As Format.decode, with `zero` for the code of 0."""
+        numbers = codes.to(torch.float32)
+        return numbers if isinstance(zero, int) and zero == 0 else numbers - zero
+
+    def inside(self, x: Tensor, zero: Tensor | int = 0) -> Tensor:
+        """As Format.inside, with `zero` for the code of 0; a tie beyond the last code is clipped if it rounds to it."""
+        code = x.round() + zero
+        return (code >= self.low) & (code <= self.high)
+
+    @property
+    def zero(self) -> int:
+        """The middle of the codes."""
+        return (self.low + self.high + 1) // 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Float(Format):
+    """Floating-point numbers with a sign; ties to even.
+
+    NaN stays NaN where `dtype` is an 8-bit float, and becomes `max` otherwise. `largest` is the code of the largest
+    number; the codes above it, if any, are decoded to NaN."""
+
+    exponent_bits: int = 0
+    mantissa_bits: int = 0
+    bias: int = 0
+    largest: int = 0
+    _magnitudes: tuple[float, ...] = field(init=False)  # the numbers from 0 up: their codes count up with them
+    _thresholds: tuple[float, ...] = field(init=False)
+    _gaps: tuple[float, ...] = field(init=False)  # from each number to the next; at the last nothing, as it saturates
+    _decoded: tuple[float, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._check("exponent_bits", "mantissa_bits", "bias", "largest")
+        if self.dtype == torch.int8:
+            raise ValueError(f"{self.name}: dtype of floats must be uint8 or an 8-bit float, got {self.dtype}")
+        half = 2 ** (self.bits - 1)
+        if 1 + self.exponent_bits + self.mantissa_bits != self.bits or min(self.exponent_bits, self.mantissa_bits) < 0:
+            raise ValueError(
+                f"{self.name}: a sign, {self.exponent_bits} exponent and {self.mantissa_bits} mantissa bits must be "
+                f"{self.bits} bits"
+            )
+        if not 1 <= self.largest < half or not -64 <= self.bias <= 64:
+            raise ValueError(
+                f"{self.name}: largest must be a code below {half}, and bias within 64 of 0; got {self.largest} and "
+                f"{self.bias}"
+            )
+        magnitudes = [self._magnitude(code) for code in range(self.largest + 1)]
+        above = [*magnitudes, *[math.nan] * (half - len(magnitudes))]
+        self._derive(
+            [*(-v for v in reversed(magnitudes[1:])), *magnitudes],
+            _magnitudes=magnitudes,
+            _thresholds=_halfway(magnitudes, lambda lower: lower % 2 == 1),
+            _gaps=[*(b - a for a, b in itertools.pairwise(magnitudes)), 0.0],
+            _decoded=[*above, *(-v for v in above)],
+        )
+
+    def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        if noise is None and self.dtype.is_floating_point:  # ATen has it
+            return x.clamp(self.min, self.max).to(self.dtype)
+        magnitude = x.abs()
+        if noise is not None:
+            gap = lookup(self._gaps, _search(magnitude, self._magnitudes))
+            magnitude = magnitude + noise.to(torch.float32) / 2**NOISE_BITS * gap
+        code = _search(magnitude, self._thresholds if noise is None else self._magnitudes)
+        code = torch.where(x.isnan(), self.largest, code)
+        negative = (x < 0) | (x.reciprocal() < 0)  # -0.0 is not below 0
+        if self.dtype.is_floating_point:
+            number = lookup(self._magnitudes, code)
+            return torch.where(x.isnan(), x, torch.where(negative, -number, number)).to(self.dtype)
+        return torch.where(negative, code + 2 ** (self.bits - 1), code).to(self.dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        if self.dtype.is_floating_point:
+            return codes.to(torch.float32)
+        return lookup(self._decoded, codes.to(torch.int64))
+
+    def _magnitude(self, code: int) -> float:
+        e, m = divmod(code, 2**self.mantissa_bits)
+        return math.ldexp(m + (2**self.mantissa_bits if e else 0), max(e, 1) - self.bias - self.mantissa_bits)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Codebook(Format):
+    """Any ascending numbers, of which float32 is taken; ties go up, NaN to the number nearest to 0."""
+
+    book: tuple[float, ...] = ()
+    _thresholds: tuple[float, ...] = field(init=False)
+    _zero_code: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+        if not isinstance(self.book, tuple | list) or any(isinstance(v, bool | str) for v in self.book):
+            raise ValueError(f"{self.name}: book must be a tuple of numbers, got {self.book!r}")
+        if self.dtype != torch.uint8:
+            raise ValueError(f"{self.name}: dtype of a codebook must be uint8, the places in it; got {self.dtype}")
+        book = tuple(float32(spelling.real(float(v), f"{self.name}: book")) for v in self.book)
+        if not 2 <= len(book) <= 2**self.bits or any(not a < b for a, b in itertools.pairwise(book)):
+            raise ValueError(
+                f"{self.name}: book must be 2 to {2**self.bits} numbers, ascending in float32; got {len(book)}: {book}"
+            )
+        object.__setattr__(self, "book", book)
+        object.__setattr__(self, "_zero_code", min(range(len(book)), key=lambda i: abs(book[i])))
+        self._derive(book, _thresholds=_halfway(book, lambda lower: True))
+
+    def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        if noise is not None:
+            raise ValueError(f"{self.name}: a codebook has no stochastic rounding")
+        code = _search(x, self._thresholds)
+        return torch.where(x.isnan(), self._zero_code, code).to(self.dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return lookup(self.book, codes.to(torch.int64))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PowerOfTwo(Format):
+    """Powers of two, for scales: code e is 2^(e - bias), and the last code NaN. Numbers above 0 are rounded up; others
+    have code 0.
+
+    Codes are found by doubling and halving, which is exact, and needs no table of all powers."""
+
+    bias: int = 0
+
+    def __post_init__(self) -> None:
+        self._check("bias")
+        low, high = -self.bias, 2**self.bits - 2 - self.bias
+        if low < -127 or high > 127:
+            raise ValueError(
+                f"{self.name}: bits={self.bits} and bias={self.bias} give powers from 2^{low} to 2^{high}; they must "
+                "lie between 2^-127 and 2^127, as those of float32 do"
+            )
+        self._derive([math.ldexp(1.0, e - self.bias) for e in range(2**self.bits - 1)])
+
+    def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        if noise is not None:
+            raise ValueError(f"{self.name}: scales are not rounded stochastically")
+        small = x < 1
+        rest = torch.where(small, x * 2.0**127, x)
+        power = torch.where(small, -127, 0)  # x = rest · 2^power
+        for step in (64, 32, 16, 8, 4, 2, 1):
+            large = rest >= 2.0**step
+            rest = torch.where(large, rest * 2.0**-step, rest)
+            power = torch.where(large, power + step, power)
+        power = torch.where(rest > 1, power + 1, power)
+        code = (power + self.bias).clamp(0, 2**self.bits - 2)
+        return torch.where(x.isnan(), 2**self.bits - 1, code).to(self.dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        rest = codes.to(torch.int32)
+        number = torch.full_like(rest, 2.0**-self.bias, dtype=torch.float32)
+        for step in (64, 64, 64, 32, 16, 8, 4, 2, 1):
+            large = rest >= step
+            number = torch.where(large, number * 2.0**step, number)
+            rest = torch.where(large, rest - step, rest)
+        return torch.where(codes == 2**self.bits - 1, math.nan, number)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Whether x is at most the largest number."""
+        return x <= self.max
+
+
+_DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+# ---- tables
+
+
+def _halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> list[float]:
+    """For each number the least float32 that is rounded to it or to a larger one."""
+    found = [-math.inf]
+    for lower, (a, b) in enumerate(itertools.pairwise(numbers)):
+        middle: float | Fraction = (a + b) / 2
+        if 2 * middle - a != b or 2 * middle - b != a:  # float64 cannot hold it
+            middle = (Fraction(a) + Fraction(b)) / 2
+        least, up = float32(float(middle)), tie_goes_up(lower)
+        while least > middle or (least == middle and up):
+            least = _before(least)
+        while least < middle or (least == middle and not up):
+            least = _after(least)
+        found.append(least)
+    return found
+
+
+def float32(x: float) -> float:
+    """x rounded to float32."""
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+def _after(x: float) -> float:
+    """The next float32 above x."""
+    if x == 0:
+        return math.ldexp(1.0, -149)
+    (bits,) = struct.unpack("i", struct.pack("f", x))
+    return struct.unpack("f", struct.pack("i", bits + 1 if x > 0 else bits - 1))[0]
+
+
+def _before(x: float) -> float:
+    """The next float32 below x."""
+    return -_after(-x)
+
+
+def tensor(numbers: Any, device: torch.device) -> Tensor:
+    """The numbers as a float32 tensor, made inside a graph too."""
+    if not is_lowering():
+        return torch.as_tensor(numbers, dtype=torch.float32, device=device)
+    if not isinstance(numbers[0], float):
+        return torch.stack([tensor(row, device) for row in numbers])
+    return torch.cat([torch.full((1,), v, dtype=torch.float32, device=device) for v in numbers])
+
+
+def lookup(table: Sequence[float], index: Tensor) -> Tensor:
+    """table[index], float32."""
+    return _take(tensor(table, index.device), index)
+
+
+def _search(x: Tensor, table: Sequence[float]) -> Tensor:
+    """For each element the position of the last entry of the ascending `table` that it reaches, else 0; int64."""
+    size = 1 << (len(table) - 1).bit_length()
+    entries = tensor([*table, *[math.nan] * (size - len(table))], x.device)
+    found = torch.zeros_like(x, dtype=torch.int64)
+    step = size // 2
+    while step:
+        found = torch.where(x >= _take(entries, found + step), found + step, found)
+        step //= 2
+    return found
+
+
+def _take(table: Tensor, index: Tensor) -> Tensor:
+    """table[index]; indexing with a 0-d tensor would read it."""
+    return table.index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
+# ---- the formats
+
+INT8 = Integer("int8", 8, torch.int8, -128, 127)
+UINT8 = Integer("uint8", 8, torch.uint8, 0, 255)
+INT4 = Integer("int4", 4, torch.int8, -8, 7)
+UINT4 = Integer("uint4", 4, torch.uint8, 0, 15)
+TERNARY = Integer("ternary", 2, torch.int8, -1, 1)
+
+E4M3 = Float("e4m3", 8, torch.float8_e4m3fn, exponent_bits=4, mantissa_bits=3, bias=7, largest=0x7E)
+E5M2 = Float("e5m2", 8, torch.float8_e5m2, exponent_bits=5, mantissa_bits=2, bias=15, largest=0x7B)
+E2M1 = Float("e2m1", 4, torch.uint8, exponent_bits=2, mantissa_bits=1, bias=1, largest=0x7)
+
+E8M0 = PowerOfTwo("e8m0", 8, torch.uint8, bias=127)
+
+
+def dynamic_map(decades: int, *, signed: bool) -> tuple[float, ...]:
+    """0, 1, and the middles of evenly spaced intervals in each decade below 1, twice as many as in the decade before;
+    with `signed` half as many, and their negatives. Rounded to float32 at each step, as checkpoints have them. Source:
+    Dettmers 2016, "8-Bit Approximations for Parallelism in Deep Learning"."""
+    numbers = [0.0, 1.0]
+    for i in range(decades):
+        count = 2**i if signed else 2 ** (i + 1)
+        low, high, unit = float32(0.1), 1.0, float32(10.0 ** (i - decades + 1))
+        step = float32((high - low) / count)
+        edges = [float32(low + step * k if 2 * k < count + 1 else high - step * (count - k)) for k in range(count + 1)]
+        values = [float32(float32(float32(a + b) / 2) * unit) for a, b in itertools.pairwise(edges)]
+        numbers += values + ([-v for v in values] if signed else [])
+    return tuple(sorted(numbers))
+
+
+# What low-bit optimizers hold their states in, the first moment signed, the second not.
+DYNAMIC8 = Codebook("dynamic8", 8, torch.uint8, dynamic_map(7, signed=True))
+DYNAMIC8_UNSIGNED = Codebook("dynamic8_unsigned", 8, torch.uint8, dynamic_map(7, signed=False))
+DYNAMIC4 = Codebook("dynamic4", 4, torch.uint8, dynamic_map(3, signed=True))
+LINEAR4_UNSIGNED = Codebook("linear4_unsigned", 4, torch.uint8, tuple((k + 1) / 16 for k in range(16)))
+LINEAR4_UNSIGNED_ZERO = Codebook("linear4_unsigned_zero", 4, torch.uint8, tuple(float32(k / 15) for k in range(16)))
+
+FORMATS = (
+    *(INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0),
+    *(DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED, LINEAR4_UNSIGNED_ZERO),
+)
+
+for _format in FORMATS:
+    spelling.register_constant(_format.name, _format)

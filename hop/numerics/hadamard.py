@@ -1,0 +1,63 @@
+"""The random Hadamard transform, which spreads an outlier over its block."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hop.compat import dtensor, tracing
+from hop.numerics import blocks
+from hop.numerics.formats import tensor
+from hop.numerics.spelling import Value
+
+SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Hadamard(Value):
+    """y = x · diag(signs) · H / √n over blocks of n = len(signs) along the last dimension, H the Hadamard matrix of
+    Sylvester's order. The matrix is orthogonal, so that x = y · (diag(signs) · H / √n)ᵀ.
+
+    The default signs are those of NVIDIA Transformer Engine."""
+
+    signs: tuple[int, ...] = SIGNS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signs", tuple(self.signs))
+        n = len(self.signs)
+        if n not in (4, 16, 64, 256) or any(s not in (1, -1) for s in self.signs):
+            raise ValueError(f"Hadamard: signs must be 4, 16, 64 or 256 numbers 1 and -1, got {self.signs}")
+
+    def apply(self, x: Tensor) -> Tensor:
+        """(..., K) -> (..., K) of the same dtype; computed in float32. What is left after the last n stays as it is, so
+        that the whole is orthogonal for every K."""
+        return self._product(x, self._rows)
+
+    def invert(self, y: Tensor) -> Tensor:
+        """The inverse of `apply`."""
+        return self._product(y, tuple(zip(*self._rows, strict=True)))
+
+    @functools.cached_property
+    def _rows(self) -> tuple[tuple[float, ...], ...]:
+        """diag(signs) · H / √n; exact, as n is a power of four."""
+        n = len(self.signs)
+        size = n**0.5
+        return tuple(tuple(self.signs[i] * (-1) ** bin(i & j).count("1") / size for j in range(n)) for i in range(n))
+
+    def _product(self, x: Tensor, rows: tuple[tuple[float, ...], ...]) -> Tensor:
+        n = len(rows)
+        matrix = tensor(rows, x.device)
+        if dtensor.is_dtensor(x):
+            matrix = dtensor.as_dtensor(matrix, x.device_mesh)  # type: ignore[attr-defined]
+        wide, length = x.to(torch.float32), x.shape[-1]
+        if tracing.known_equal(length % n, 0):
+            return (wide.reshape(-1, n) @ matrix).reshape(x.shape).to(x.dtype)
+        count = -(-length // n)  # sizes as multiples of it leave no guards
+        padded = torch.nn.functional.pad(wide, (0, count * n - length)).reshape(*x.shape[:-1], count, n)
+        turned = (padded.flatten(0, -2) @ matrix).reshape(padded.shape)
+        turned = blocks.merge(turned.flatten(-2), x.shape)
+        inside = torch.arange(length, device=x.device) < length - length % n
+        if dtensor.is_dtensor(x):
+            inside = dtensor.as_dtensor(inside, x.device_mesh)  # type: ignore[attr-defined]
+        return torch.where(inside, turned, wide).to(x.dtype)

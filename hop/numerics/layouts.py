@@ -1,0 +1,162 @@
+"""Layouts: other forms of the codes of a quantized tensor, which a kernel reads faster. None is the plain form.
+
+A layout is a frozen value, a field of the quantizer; hop.pack brings a tensor to one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hop.numerics import spelling
+from hop.numerics.blocks import Block
+from hop.numerics.formats import Float, Format
+from hop.numerics.packing import PACKED
+from hop.numerics.scale_rules import Rule
+from hop.numerics.spelling import Value
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Layout(Value):
+    """What all layouts share: how the codes of a tensor are held."""
+
+    tiled: ClassVar[bool] = False
+    """Whether what is held has other dimensions than the tensor, so that no view of it is a view of the tensor."""
+
+    def check(self, format: Format, rule: Rule) -> None:
+        """Raise ValueError if tensors of `format` cannot be laid out so."""
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise ValueError if a tensor of `shape` cannot."""
+
+    def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype of what is held of the codes of a tensor of `shape`."""
+        raise NotImplementedError
+
+    def suits(self, device: torch.device) -> bool:
+        """Whether kernels of a device read it; a tensor that moves to another device is brought to the plain form."""
+        return True
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Decoded(Layout):
+    """decode(codes) · fold, in bfloat16: what a product in bfloat16 multiplies.
+
+    fold is the part of the step that has few bits (hop.scale_rules.Rule.fold): the power of two of MX, the e4m3 of
+    NVFP4. The product is exact, so that the numbers are found again by division; but bfloat16 has fewer bits below
+    2^-126."""
+
+    dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"Decoded: dtype must be torch.bfloat16, got {self.dtype!r}")
+
+    def check(self, format: Format, rule: Rule) -> None:
+        if not isinstance(format, Float) or self.dtype != torch.bfloat16:
+            raise ValueError(f"layout={self} is for formats of floats, in bfloat16; got {format.name}")
+
+    def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
+        return tuple(shape), self.dtype
+
+    def pack(self, codes: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
+        """What is held of `codes`; `tensors` are those beside them, in shapes that broadcast."""
+        numbers = format.decode(codes)
+        return (numbers * rule.fold(tensors) if rule.folds() else numbers).to(self.dtype)
+
+    def numbers(self, held: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
+        """The numbers of the codes, float32."""
+        held = held.to(torch.float32)
+        if not rule.folds():
+            return held
+        fold = rule.fold(tensors)
+        return torch.where(fold == 0, held, held / fold)
+
+
+ROWS, SLICE, QUAD = 32, 64, 4  # of a panel; of what is summed: successive elements side by side, and of a byte's lane
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tiled(Layout):
+    """Codes in the order in which the matrix units of CPUs read them: what the native kernels multiply.
+
+    A matrix of rows that are summed along, (R, K), becomes
+
+        [R / 32][K / 64][2][16][64] bytes        32 rows as two tiles of 16; of each tile 16 quads of 16 rows · 4 codes
+
+    filled up with zeros. Codes of 4 bits: bytes of quads 2i and 2i + 1 in one, [R / 32][K / 64][2][8][64].
+    The weight of a convolution, (O, I, *kernel), is the matrix (O, kernel · I), channels last.
+
+    Args:
+        columns: whether a matrix is summed along its first dimension, as the second factor of mm is: (K, R).
+    """
+
+    columns: bool = False
+
+    tiled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        spelling.flag(self.columns, "Tiled: columns")
+
+    def check(self, format: Format, rule: Rule) -> None:
+        if format.bits not in (4, 8):
+            raise ValueError(f"layout={self} is for codes of 4 or 8 bits; {format.name} has {format.bits}")
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) < 2 or (self.columns and len(shape) != 2):
+            raise ValueError(
+                f"layout={self} is for {'matrices' if self.columns else 'matrices and weights of convolutions'}; "
+                f"got shape {tuple(shape)}"
+            )
+
+    def matrix(self, shape: Sequence[int]) -> tuple[int, int]:
+        """(R, K)."""
+        rows, *rest = reversed(shape) if self.columns else shape
+        return rows, math.prod(rest)
+
+    def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
+        rows, size = self.matrix(shape)
+        narrow = format.bits in PACKED
+        panels = (-(-rows // ROWS), -(-size // SLICE), 2)
+        return (*panels, 8 if narrow else 16, SLICE), torch.uint8 if narrow else format.dtype
+
+    def suits(self, device: torch.device) -> bool:
+        return device.type in ("cpu", "meta")
+
+    def arrange(self, codes: Tensor, format: Format) -> Tensor:
+        """What is held of codes, one for each element of the tensor."""
+        rows, size = self.matrix(codes.shape)
+        matrix = codes.t() if self.columns else codes.movedim(1, -1).reshape(rows, size)
+        matrix = torch.nn.functional.pad(matrix, (0, -size % SLICE, 0, -rows % ROWS))
+        tiles = matrix.reshape(-(-rows // ROWS), 2, 16, -(-size // SLICE), 16, QUAD).permute(0, 3, 1, 4, 2, 5)
+        tiles = tiles.reshape(-(-rows // ROWS), -(-size // SLICE), 2, 16, SLICE)
+        if format.bits not in PACKED:
+            return tiles
+        low, high = (tiles & 15).to(torch.int16).unflatten(3, (8, 2)).unbind(4)
+        return (low + high * 16).to(torch.uint8)
+
+    def restore(self, held: Tensor, shape: Sequence[int], format: Format) -> Tensor:
+        """The inverse of `arrange`, for a tensor of `shape`."""
+        tiles = held
+        if format.bits in PACKED:
+            tiles = torch.stack([tiles & 15, torch.div(tiles, 16, rounding_mode="floor")], 4).flatten(3, 4)
+            tiles = tiles.to(torch.int8)
+            if format.dtype.is_signed:
+                tiles = (tiles ^ 8) - 8
+            tiles = tiles.to(format.dtype)
+        rows, size = self.matrix(shape)
+        panels, slices = held.shape[:2]
+        matrix = tiles.reshape(panels, slices, 2, 16, 16, QUAD).permute(0, 2, 4, 1, 3, 5)
+        matrix = matrix.reshape(panels * ROWS, slices * SLICE)[:rows, :size]
+        if self.columns:
+            return matrix.t().contiguous()
+        first, second, *kernel = shape
+        return matrix.reshape(first, *kernel, second).movedim(-1, 1).contiguous()
+
+
+def sums_first(block: Block) -> bool:
+    """Whether a matrix with this block shares its scales along the first dimension, over which it is then summed."""
+    return len(block) >= 2 and block[-2] not in (1,) and block[-1] == 1

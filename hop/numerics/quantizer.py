@@ -1,0 +1,309 @@
+"""Quantizer: a frozen value that says how a float tensor becomes codes and scales, and back.
+
+    x ≈ (decode(codes) - zero_point) · s        one s, and one zero point, for each block
+
+It is pure: `quantize` takes float to buffers, `dequantize` takes buffers to float32, `buffers` says which there are.
+All of it is core ATen.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.numerics import blocks, memory_format, packing, spelling
+from hop.numerics.blocks import Block
+from hop.numerics.formats import Codebook, Format, Integer, PowerOfTwo
+from hop.numerics.hadamard import Hadamard
+from hop.numerics.layouts import Decoded, Layout, Tiled
+from hop.numerics.scale_rules import Amax, Blocks, Found, Rule, TwoLevel
+from hop.numerics.spelling import Value
+
+
+class Derivatives(NamedTuple):
+    """Of x̂ = fake_quantize(x) with the rounding taken for the identity, element by element:
+
+    inside       ∂x̂/∂x: true unless the code was clipped
+    step         ∂x̂/∂s = (codes - zero_point) - x / s inside, (codes - zero_point) where clipped
+    zero_point   ∂x̂/∂zero_point = 0 inside, -s where clipped
+
+    Sources: Esser et al. 2020, "Learned Step Size Quantization", without its gradient scale, for s; Bhalgat et al. 2020
+    "LSQ+: Improving low-bit quantization", for the zero point."""
+
+    inside: Tensor
+    step: Tensor
+    zero_point: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Quantizer(Value):
+    """How a float tensor becomes codes and scales.
+
+    Args:
+        format: the numbers that an element can be.
+        block: which elements share a scale: sizes over the last dimensions, -1 for a whole one (hop.numerics.blocks).
+        scale: the rule that finds a block's scale (hop.scale_rules).
+        stochastic: whether elements are rounded up or down at random, unbiased, rather than to the nearest.
+        hadamard: a transform of the column-wise copy before it is quantized.
+        flat: whether blocks run over the tensor as one row; then `block` has one size.
+        layout: the form in which codes are held, None for the plain one (hop.layouts).
+
+    Two quantizers are equal if their fields are. A subclass that is no frozen dataclass itself, and so does not say
+    what its fields are, is equal to itself alone.
+    """
+
+    format: Format
+    block: Block = (-1, -1)
+    scale: Rule = Amax()
+    stochastic: bool = False
+    hadamard: Hadamard | None = None
+    flat: bool = False
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block", blocks.checked(self.block))
+        if not isinstance(self.format, Format):
+            raise TypeError(f"format must be one of hop.formats, such as hop.formats.INT8; got {self.format!r}")
+        if isinstance(self.format, PowerOfTwo):
+            raise ValueError(f"format must be a format of elements, and {self.format!r} is one of scales")
+        if not isinstance(self.scale, Rule):
+            raise TypeError(f"scale must be a rule, such as hop.scale_rules.Amax(); got {self.scale!r}")
+        if self.hadamard is not None and not isinstance(self.hadamard, Hadamard):
+            raise TypeError(f"hadamard must be hop.hadamard.Hadamard(), or None; got {self.hadamard!r}")
+        spelling.flag(self.stochastic, "stochastic")
+        spelling.flag(self.flat, "flat")
+        if self.stochastic and isinstance(self.format, Codebook):
+            raise ValueError(f"stochastic=True: {self.format.name} is a codebook, which rounds to the nearest only")
+        if self.flat and len(self.block) != 1:
+            raise ValueError(f"flat=True needs a block of one size, such as (256,); got {self.block}")
+        if self.flat and self.hadamard is not None:
+            raise ValueError("flat=True and hadamard= exclude each other: a flat tensor has no columns")
+        self.scale.check(self.format, self.block)
+        if self.layout is not None:
+            if not isinstance(self.layout, Layout):
+                raise TypeError(f"layout must be one of hop.layouts, or None; got {self.layout!r}")
+            self.layout.check(self.format, self.scale)
+            if self.flat and self.layout.tiled:
+                raise ValueError(f"flat=True: layout={self.layout} is for matrices")
+        if spelling.declares_fields(type(self)):
+            str(self)  # raises TypeError for a field that no text can stand for
+
+    @staticmethod
+    def parse(text: str) -> "Quantizer":
+        """The quantizer that `str` spelled so. Raises ValueError, with the position, for anything else."""
+        return _parse(text)
+
+    # ---- buffers
+
+    def buffers(self, shape: Sequence[int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The name, shape and dtype of each buffer of a tensor of `shape`, in their order."""
+        rows = self.rows(shape)
+        codes, dtype = tuple(shape), self.format.dtype
+        if self.layout is not None:
+            self.layout.check_shape(shape)
+            codes, dtype = self.layout.held(shape, self.format)
+        elif self.per_byte() > 1:
+            last = rows or [1]
+            codes, dtype = (*last[:-1], packing.packed_size(last[-1], self.format.bits)), torch.uint8
+        found = {"codes": (codes, dtype)}
+        for name, (dtype, block) in self.stored().items():
+            found[name] = (tuple(blocks.counts(rows, block)), dtype)
+        return found
+
+    def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
+        """The name, dtype and block of what is stored beside the codes."""
+        return self.scale.stored(self.format, self.block)
+
+    def per_byte(self) -> int:
+        """How many codes share a byte."""
+        if self.layout is not None:
+            return 1
+        return 8 // self.format.bits if self.format.bits in packing.PACKED else 1
+
+    def is_tiled(self) -> bool:
+        """Whether codes are held in an order of their own, with dimensions that are not the tensor's."""
+        return self.layout is not None and self.layout.tiled
+
+    def keeps_memory_format(self) -> bool:
+        """Whether codes, and the numbers that they stand for, lie channels last where the tensor does: where each
+        code has a byte at the place of its element."""
+        return self.layout is None and not self.flat and self.per_byte() == 1
+
+    def shares_scale(self) -> bool:
+        """Whether one scale serves the row-wise and the column-wise copy."""
+        whole = all(b == -1 for _, block in self.stored().values() for b in block)
+        return whole and not self.flat and self.hadamard is None
+
+    def rows(self, shape: Sequence[int]) -> list[int]:
+        """The shape over which blocks run."""
+        return [functools.reduce(operator.mul, shape, 1)] if self.flat else list(shape)
+
+    def of_batch(self, ndim: int) -> "Quantizer":
+        """The quantizer of a batch, in front, whose members have `ndim` dimensions and are quantized by this one.
+        Blocks over a flat tensor must fit into a member."""
+        if self.flat:
+            return self
+        rule = self.scale
+        if isinstance(rule, TwoLevel):
+            rule = replace(rule, outer=(1, *blocks.per_dimension(rule.outer, ndim)))
+        return replace(self, block=(1, *blocks.per_dimension(self.block, ndim)), scale=rule)
+
+    def transposed(self, ndim: int) -> "Quantizer":
+        """The quantizer of the transposed matrices, of a tensor of `ndim` dimensions, which makes of them the
+        transposed codes and scales."""
+
+        def swap(block: Block) -> Block:
+            *lead, rows, columns = blocks.per_dimension(block, max(ndim, 2))
+            return (*lead, columns, rows)
+
+        rule = self.scale
+        if isinstance(rule, TwoLevel):
+            rule = replace(rule, outer=swap(rule.outer))
+        return replace(self, block=swap(self.block), scale=rule, hadamard=None)
+
+    # ---- the meaning
+
+    def quantize(
+        self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The buffers of `x`, floating point of any dtype and shape, as `buffers` describes them.
+
+        Args:
+            scale, zero_point: what takes the place of the rule, in the shapes of their buffers.
+            noise: random integers in 0..255, of x's shape, if rounding is stochastic."""
+        shape, codes, tensors = self._encode(x, scale, zero_point, noise)
+        codes = self._held(codes, shape, x.shape, tensors)
+        codes = memory_format.like(codes, x) if self.keeps_memory_format() else codes
+        if scale is not None:  # which stays the caller's, and may be expanded
+            tensors = tuple(t.clone(memory_format=torch.contiguous_format) for t in tensors)
+        return {"codes": codes} | {
+            name: blocks.gather(t, len(shape)) for name, t in zip(self.stored(), tensors, strict=True)
+        }
+
+    def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
+        """The numbers of a tensor of `shape`, in float32."""
+        rows, cut, tensors = self._cut(buffers, shape)
+        if isinstance(self.layout, Decoded):
+            numbers = self.layout.numbers(cut, self.format, self.scale, tensors)
+            return blocks.merge(numbers * self.scale.step(tensors, self.format), rows).reshape(shape)
+        x = blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
+        return memory_format.like(x, buffers["codes"]) if self.keeps_memory_format() else x
+
+    def packed(self, buffers: Mapping[str, Tensor], shape: Sequence[int], layout: Layout | None) -> dict[str, Tensor]:
+        """The buffers of a tensor of `shape`, its codes in `layout` instead of its own; None for the plain form."""
+        if isinstance(self.layout, Decoded):
+            raise ValueError(f"numbers in layout={self.layout} do not become codes again")
+        if layout is not None:
+            layout.check_shape(shape)
+        rows, cut, tensors = self._cut(buffers, shape)
+        to = replace(self, layout=layout)
+        return dict(buffers) | {"codes": to._held(cut, rows, shape, tensors)}
+
+    def fake_quantize(
+        self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
+    ) -> Tensor:
+        """dequantize(quantize(x)), in float32."""
+        shape, codes, tensors = self._encode(x, scale, zero_point, noise)
+        out = blocks.merge(self._decode(codes, tensors), shape).reshape(x.shape)
+        return memory_format.like(out, x) if self.keeps_memory_format() else out
+
+    def find(self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None) -> tuple[list[int], Found]:
+        """The shape over which blocks run, what is stored, and x in units of the format, both cut into blocks."""
+        shape = self.rows(x.shape)
+        cut, dims = blocks.split(x.to(torch.float32).reshape(shape), self.block, fill=self.scale.padding())
+        parts = self._blocks(cut, dims, len(shape), x.dtype)
+        if scale is None:
+            return shape, self.scale.find(parts, self.format)
+        if zero_point is not None:
+            codes = zero_point.round() if zero_point.is_floating_point() else zero_point
+            zero_point = blocks.spread(codes.clamp(self.format.min, self.format.max).to(self.format.dtype), self.block)
+        return shape, self.scale.given(parts, blocks.spread(scale, self.block), zero_point, self.format)
+
+    def derivatives(
+        self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
+    ) -> Derivatives:
+        """The straight-through derivatives of fake_quantize."""
+        shape, (tensors, y) = self.find(x, scale, zero_point)
+        if noise is not None:
+            noise, _ = blocks.split(noise.reshape(shape), self.block)
+        zero = self._zero(tensors)
+        numbers = self.format.decode(self.format.encode(y, noise, *zero), *zero)
+        inside = self.format.inside(y, *zero)
+        step = torch.where(y.isnan(), 0.0, numbers - torch.where(inside, y, 0.0))
+        below = torch.where(inside, 0.0, -self.scale.step(tensors, self.format))
+        return Derivatives(*(blocks.merge(d, shape).reshape(x.shape) for d in (inside, step, below)))
+
+    def scale_slope(self, x: Tensor, scale: Tensor) -> Tensor | float:
+        """The derivative of each block's s by the given `scale`."""
+
+        def largest(cut: Tensor, dims: list[int]) -> Tensor:
+            return self._blocks(cut, dims, len(self.rows(x.shape)), x.dtype).amax()
+
+        amax = self.per_block(x.to(torch.float32), largest)
+        return self.scale.slope(amax, scale.to(torch.float32), self.format)
+
+    def spread(self, scale: Tensor, shape: Sequence[int]) -> Tensor:
+        """A tensor of `shape` with the scale of each element's block; the inverse of a sum over blocks."""
+        rows = self.rows(shape)
+        ones, _ = blocks.split(torch.ones(rows, device=scale.device), self.block)
+        return blocks.merge(ones * blocks.spread(scale, self.block), rows).reshape(shape)
+
+    def per_block(self, x: Tensor, reduce: Callable[..., Tensor] = torch.Tensor.sum) -> Tensor:
+        """reduce(x, dims) over each block of x: by default the sum."""
+        shape = self.rows(x.shape)
+        cut, dims = blocks.split(x.reshape(shape), self.block)
+        found = reduce(cut, dims)
+        return blocks.gather(found.reshape([1 if i in dims else n for i, n in enumerate(cut.shape)]), len(shape))
+
+    def combined(self, found: Tensor, op: str, block: Block) -> Tensor:
+        """As Blocks.combined, for a tensor with one element for each block."""
+        return found
+
+    def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
+        return Blocks(x, dims, blocks.places(self.block, ndim), dtype)
+
+    def _encode(
+        self, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
+    ) -> tuple[list[int], Tensor, tuple[Tensor, ...]]:
+        shape, (tensors, y) = self.find(x, scale, zero_point)
+        if noise is not None:
+            noise, _ = blocks.split(noise.reshape(shape), self.block)
+        return shape, self.format.encode(y, noise, *self._zero(tensors)), tensors
+
+    def _held(self, cut: Tensor, rows: list[int], shape: Sequence[int], tensors: Sequence[Tensor]) -> Tensor:
+        """What is held of codes that are cut into blocks, of a tensor of `shape`."""
+        if isinstance(self.layout, Decoded):
+            return blocks.merge(self.layout.pack(cut, self.format, self.scale, tensors), rows).reshape(shape)
+        codes = blocks.merge(cut, rows)
+        if isinstance(self.layout, Tiled):
+            return self.layout.arrange(codes.reshape(shape), self.format)
+        return self.format.pack(codes.reshape(rows or [1])) if self.per_byte() > 1 else codes.reshape(shape)
+
+    def _cut(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> tuple[list[int], Tensor, list[Tensor]]:
+        """The shape over which blocks run, and codes and what is stored beside them, cut into blocks."""
+        rows = self.rows(shape)
+        codes = buffers["codes"]
+        if isinstance(self.layout, Tiled):
+            codes = self.layout.restore(codes, shape, self.format)
+        elif self.per_byte() > 1:
+            codes = self.format.unpack(codes, rows[-1] if rows else 1)
+        cut, _ = blocks.split(codes.reshape(rows), self.block)
+        return rows, cut, [blocks.spread(buffers[name], self.block) for name in self.stored()]
+
+    def _decode(self, codes: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        return self.format.decode(codes, *self._zero(tensors)) * self.scale.step(tensors, self.format)
+
+    def _zero(self, tensors: Sequence[Tensor]) -> tuple[Tensor | int, ...]:
+        """The code of 0, for the formats that ask for it."""
+        if self.scale.has_zero_point():
+            return (tensors[1],)
+        return (self.format.zero,) if isinstance(self.format, Integer) else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> Quantizer:
+    return spelling.read(text, Quantizer)

@@ -1,0 +1,159 @@
+"""Scheme: a frozen value that says how the operands of a matrix product, convolution or embedding are quantized, and
+how their gradient is computed; and the schemes that people use, by name. `SCHEMES` lists them.
+
+A quantizer's last dimension is the one that the product sums over, whichever way the operator takes its operands: one
+of blocks (1, -1) has a scale for each row of the left factor, and one for each output channel of the right. In a
+convolution the rows are the examples of the input and the output channels of the weight.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+from hop.numerics import presets, spelling
+from hop.numerics.formats import E4M3, E5M2, INT8, Float, Integer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Delayed, TwoLevel
+from hop.numerics.spelling import Value
+
+STE, ORIGINAL, QUANTIZED = "ste", "original", "quantized"
+BACKWARDS = (STE, ORIGINAL, QUANTIZED)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scheme(Value):
+    """Which quantizer each operand gets, and how the backward runs.
+
+    Args:
+        lhs: of the left factor, or of the input of a convolution; None to leave it in floats.
+        rhs: of the right factor, or of the weight; None to leave it in floats.
+        output: of the result; None for a float one.
+        grad: of the gradient of the result, for backward="quantized".
+        backward: "ste", the gradient of fake quantization: products of the gradient with the numbers that the codes
+            stand for; "original", products with the operands before they were quantized; "quantized", products of
+            codes, with the gradient quantized too.
+
+    Raises:
+        ValueError, TypeError: the fields do not go together.
+    """
+
+    lhs: Quantizer | None
+    rhs: Quantizer | None
+    output: Quantizer | None = None
+    grad: Quantizer | None = None
+    backward: str = STE
+
+    def __post_init__(self) -> None:
+        for name in ("lhs", "rhs", "output", "grad"):
+            q = getattr(self, name)
+            if q is not None and not isinstance(q, Quantizer):
+                raise TypeError(f"Scheme: {name} must be a Quantizer or None, got {type(q).__name__}")
+            if q is not None and (q.flat or q.layout is not None):
+                raise ValueError(f"Scheme: {name}={q} has flat=True or a layout, which operands of a product have not")
+        if self.lhs is None and self.rhs is None:
+            raise ValueError("Scheme: lhs and rhs are both None, so nothing would be quantized; give one of them")
+        if self.output is not None and self.output.stochastic:
+            raise ValueError(f"Scheme: output={self.output} rounds at random; take one that rounds to the nearest")
+        if self.backward not in BACKWARDS:
+            raise ValueError(f"Scheme: backward must be one of {BACKWARDS}, got {self.backward!r}")
+        if (self.grad is not None) != (self.backward == QUANTIZED):
+            raise ValueError(
+                f"Scheme: grad is what backward='quantized' quantizes gradients with, and goes with it alone; got "
+                f"grad={self.grad} and backward={self.backward!r}"
+            )
+        if self.backward == QUANTIZED:
+            self._check_quantized()
+        self._check_kinds()
+        str(self)  # raises TypeError for a field that no text can stand for
+
+    def _check_kinds(self) -> None:
+        """Raise unless numbers of these formats are multiplied by each other."""
+        given = {name: q for name in ("lhs", "rhs", "grad") if (q := getattr(self, name)) is not None}
+        if len(given) > 1 and not any(
+            all(isinstance(q.format, kind) for q in given.values()) for kind in (Integer, Float)
+        ):
+            raise ValueError(
+                "Scheme: integers are multiplied by integers, floats by floats, and codebooks by plain floats; got "
+                f"{' and '.join(f'{name}={q}' for name, q in given.items())}; take formats of one kind, or None for "
+                "one of them"
+            )
+
+    def _check_quantized(self) -> None:
+        for name in ("lhs", "rhs"):
+            q = getattr(self, name)
+            if q is None:
+                raise ValueError(f"Scheme: backward='quantized' multiplies codes, and {name} is None; give a quantizer")
+            if q.scale.has_zero_point() and not q.shares_scale():
+                raise ValueError(
+                    f"Scheme: backward='quantized' sums over the rows of {name}, whose zero points differ ({q}); take "
+                    "a symmetric quantizer, or one scale for the tensor"
+                )
+        assert self.lhs is not None and self.rhs is not None and self.grad is not None
+        if self.rhs.hadamard is not None or self.lhs.hadamard != self.grad.hadamard:
+            raise ValueError(
+                "Scheme: with backward='quantized' the gradient of rhs is a product of the columns of lhs and grad, "
+                "whose transforms cancel: hadamard of lhs and grad must be the same, and rhs has none; got "
+                f"lhs={self.lhs.hadamard}, grad={self.grad.hadamard}, rhs={self.rhs.hadamard}"
+            )
+
+    @staticmethod
+    def parse(text: str) -> "Scheme":
+        """The scheme that `str` spelled so. Raises ValueError, with the position, for anything else."""
+        return _parse(text)
+
+    def is_stochastic(self) -> bool:
+        """Whether a call draws random bits, in its forward or in its backward."""
+        return any(q is not None and q.stochastic for q in (self.lhs, self.rhs, self.grad))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> Scheme:
+    return spelling.read(text, Scheme)
+
+
+def rows_share_scales(q: Quantizer) -> bool:
+    """Whether one scale serves each row, so that it can leave a sum over the row, or stay in one over rows."""
+    return not isinstance(q.scale, TwoLevel) and all(
+        block[-1] == -1 and set(block) <= {-1, 1} for _, block in q.stored().values()
+    )
+
+
+def turns_exactly(q: Quantizer) -> bool:
+    """Whether the codes and scales of a transposed matrix are the transposed ones: where blocks are square."""
+    return not q.stochastic and q.transposed(2) == q
+
+
+def for_convolution(q: Quantizer, ndim: int) -> Quantizer:
+    """The quantizer of an operand of a convolution: its rows are all that has one first index."""
+    if len(q.block) == 2 and q.block[-1] == -1:
+        return replace(q, block=(*q.block, *(-1,) * (ndim - 2)))
+    return q
+
+
+# ---- integers
+
+INT8_DYNAMIC = Scheme(presets.INT8_ROW, presets.INT8_ROW)  # a scale for each row and channel, found in each call
+INT8_STATIC = Scheme(presets.INT8_TENSOR_STATIC_AFFINE, presets.INT8_ROW)  # calibrated or learned activations
+INT8_DA_INT4_W = Scheme(presets.INT8_ROW_AFFINE, presets.INT4_32)  # "8da4w"
+INT4_W = Scheme(None, presets.INT4_32)  # "4w": weights only
+INT8_TRAINING = Scheme(
+    presets.INT8_ROW, presets.INT8_ROW, grad=Quantizer(INT8, (1, -1), stochastic=True), backward=QUANTIZED
+)
+TERNARY_WEIGHT = Scheme(presets.INT8_ROW, presets.TERNARY_TENSOR)
+
+# ---- 8-bit floats: e4m3 forward, e5m2 for gradients
+
+FP8_HYBRID = Scheme(presets.FP8_TENSOR, presets.FP8_TENSOR, grad=presets.FP8_E5M2_TENSOR, backward=QUANTIZED)
+FP8_DELAYED = Scheme(
+    Quantizer(E4M3, scale=Delayed()),
+    Quantizer(E4M3, scale=Delayed()),
+    grad=Quantizer(E5M2, scale=Delayed()),
+    backward=QUANTIZED,
+)
+FP8_BLOCKWISE = Scheme(presets.FP8_1X128, presets.FP8_128X128, grad=presets.FP8_1X128, backward=QUANTIZED)
+
+# ---- block-scaled formats
+
+MXFP8 = Scheme(presets.MXFP8, presets.MXFP8, grad=presets.MXFP8, backward=QUANTIZED)
+NVFP4 = Scheme(presets.NVFP4_HADAMARD, presets.NVFP4_16X16, grad=presets.NVFP4_GRADIENT, backward=QUANTIZED)
+
+SCHEMES = {name: value for name, value in list(globals().items()) if isinstance(value, Scheme)}

@@ -1,0 +1,1 @@
+"""Quantized tensors on several processes: DTensor, FSDP2 and collectives."""

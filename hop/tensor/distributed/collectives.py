@@ -1,0 +1,231 @@
+"""Functional collectives of quantized tensors: what travels are the codes and the scales, 8-bit floats as bytes.
+
+Gathers, scatters and broadcasts give the same numbers in every process. Side by side, parts of which each has one scale
+for a whole dimension keep theirs: a block of the result is a part. Sums travel as codes too; each process adds the
+numbers in float32, in the order of the ranks, so that all have the same sum, which is a plain tensor.
+
+A gather that would cut a block raises, before anything is sent, on all processes.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.buffers.operators import dequantize_buffers
+from hop.compat import memory, process_groups
+from hop.compat.eager import OpOverload
+from hop.compat.pytree import tree_leaves
+from hop.numerics import copies
+from hop.tensor import views
+from hop.tensor.quantized import QuantizedTensor
+from hop.tensor.table import Cut, implements, is_moving
+
+ops = process_groups.functional
+
+REDUCTIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "sum": lambda parts: functools.reduce(operator.add, parts),
+    "avg": lambda parts: functools.reduce(operator.add, parts) / len(parts),
+    "max": lambda parts: functools.reduce(torch.maximum, parts),
+    "min": lambda parts: functools.reduce(torch.minimum, parts),
+}
+
+
+def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a rule that raises where it would cut a block: a plain tensor would be another program in this process than
+    in those that have codes."""
+
+    def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(rule)
+        def refusing(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+            for x in tree_leaves((args, kwargs)):
+                if isinstance(x, QuantizedTensor):
+                    x.check()
+                elif isinstance(x, Tensor):
+                    memory.check((x,))
+            try:
+                return rule(op, *args, **kwargs)
+            except Cut as cut:
+                raise RuntimeError(
+                    f"{op} of a QuantizedTensor: {cut}. Use parts that are multiples of the block, in the plain "
+                    "row-wise form (hop.unpack, usages='rowwise'), or hop.dequantize them first"
+                ) from cut
+
+        return implements(*operators)(refusing)
+
+    return enter
+
+
+# ---- the rules
+
+
+@collective(ops.all_gather_into_tensor.default)
+def all_gather(op: OpOverload, t: QuantizedTensor, size: int, group: Any) -> Any:
+    """codes and scales of all processes; a scale of a whole first dimension serves its part of it"""
+    t = rows(t, size)
+    shape = (t.shape[0] * size, *t.shape[1:])
+    quantizer = views.joined(t, [t.shape[0]] * size, 0, shape)
+    return moved(t, lambda b: op(b, size, group), quantizer=quantizer, shape=shape)
+
+
+@collective(ops.all_gather_into_tensor_coalesced.default)
+def all_gather_coalesced(op: OpOverload, tensors: Sequence[Any], size: int, group: Any) -> Any:
+    """as all_gather_into_tensor, each"""
+    return [ops.all_gather_into_tensor(t, size, group) for t in tensors]
+
+
+@collective(ops.broadcast.default)
+def broadcast(op: OpOverload, t: QuantizedTensor, source: int, group: Any) -> Any:
+    """codes and scales of one process"""
+    return moved(t, lambda b: op(b, source, group))
+
+
+@collective(ops.all_to_all_single.default)
+def all_to_all(op: OpOverload, t: QuantizedTensor, received: Sequence[int], sent: Sequence[int], group: Any) -> Any:
+    """codes and scales; where one serves a whole first dimension, each part gets it"""
+    t = rows(t, len(sent))
+    shape, quantizer = received_shape(t, received)
+    parts = cut(t, sent)
+    incoming = [grid_rows(t, n) for n in received]
+
+    def exchange(name: str) -> Tensor:
+        grids = [bits(part.buffers()[name][: grid_rows(t, n)[name]]) for part, n in zip(parts, sent, strict=True)]
+        return op(torch.cat(grids), [n[name] for n in incoming], [g.shape[0] for g in grids], group)
+
+    return t.rebuilt(
+        {name: exchange(name).view(b.dtype) for name, b in t.buffers().items()}, quantizer=quantizer, shape=shape
+    )
+
+
+@collective(ops.all_reduce.default)
+def all_reduce(op: OpOverload, t: QuantizedTensor, reduction: str, group: Any) -> Tensor:
+    """the sum, mean, largest or least, of numbers that travel as codes: plain, equal in all processes"""
+    reduce = reduction_of(op, reduction)
+    return reduce(_gathered(t, process_groups.group_size(group), group)).to(t.dtype)
+
+
+@collective(ops.reduce_scatter_tensor.default)
+def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int, group: Any) -> Tensor:
+    """as all_reduce, of this process's rows"""
+    reduce, n = reduction_of(op, reduction), part_size(op, t, size)
+    try:
+        parts = cut(t, [n] * size)
+    except Cut:  # whole tensors travel, and each process takes its rows
+        rank = process_groups.group_rank(group)
+        return reduce([x.narrow(0, rank * n, n) for x in _gathered(t, size, group)]).to(t.dtype)
+    found = {}
+    for name in t.buffers():
+        grids = [bits(part.buffers()[name]) for part in parts]
+        split = [grids[0].shape[0]] * size
+        found[name] = ops.wait_tensor(ops.all_to_all_single(torch.cat(grids), split, split, group))
+    shape = (n, *t.shape[1:])
+    return reduce(numbers_of(t, found, size, shape)).to(t.dtype)
+
+
+@collective(ops.all_reduce_coalesced.default)
+def all_reduce_coalesced(op: OpOverload, tensors: Sequence[Any], reduction: str, group: Any) -> Any:
+    """as all_reduce, each"""
+    return [ops.all_reduce(t, reduction, group) for t in tensors]
+
+
+@collective(ops.reduce_scatter_tensor_coalesced.default)
+def reduce_scatter_coalesced(op: OpOverload, tensors: Sequence[Any], reduction: str, size: int, group: Any) -> Any:
+    """as reduce_scatter_tensor, each"""
+    return [ops.reduce_scatter_tensor(t, reduction, size, group) for t in tensors]
+
+
+@implements(ops.wait_tensor.default)
+def wait(op: OpOverload, t: QuantizedTensor) -> Any:
+    """the same tensor, once its buffers have arrived"""
+    return t.rebuilt({name: op(bits(b)).view(b.dtype) for name, b in t.buffers().items()})
+
+
+def _register_wrapping() -> None:
+    @implements(ops._wrap_tensor_autograd.default)
+    def wrapped(op: OpOverload, t: QuantizedTensor) -> Any:
+        """waited for: a tensor that waits when it is used hides what it is"""
+        return ops.wait_tensor(t)
+
+
+process_groups.when_functional(_register_wrapping)
+
+
+# ---- what they are made of
+
+
+def bits(b: Tensor) -> Tensor:
+    """A buffer as it travels."""
+    b = b.contiguous()
+    return b.view(torch.uint8) if b.is_floating_point() and b.itemsize == 1 else b
+
+
+def moved(t: QuantizedTensor, move: Callable[[Tensor], Tensor], **changes: Any) -> QuantizedTensor:
+    """t with its buffers moved."""
+    return t.rebuilt({name: move(bits(b)).view(b.dtype) for name, b in t.buffers().items()}, **changes)
+
+
+def rows(t: QuantizedTensor, size: int) -> Any:
+    """t with a first dimension, along which parts of `size` processes can lie."""
+    t = t if t.dim() else views.unsqueeze(t, 0)
+    if size == 1:
+        return t
+    if is_moving() and not t.quantizer.flat:  # DTensor gathers along dimensions other than the first by way of it
+        t = views.refined(t, 0)
+    return views.separable(t, 0)
+
+
+def cut(t: Any, sizes: Sequence[int]) -> list[Any]:
+    """Parts of t along its first dimension."""
+    if sum(sizes) != t.shape[0] or any(n < 0 for n in sizes):
+        raise Cut(f"parts of {list(sizes)} do not make its first dimension of {t.shape[0]}")
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [views.narrow(t, 0, end - n, end) for n, end in zip(sizes, ends, strict=True)]
+
+
+def grid_rows(t: Any, n: int) -> dict[str, int]:
+    """The first size of each buffer of a part of n rows: none if it is empty, which has no use for a scale."""
+    described = copies.describe(t.quantizer, (n, *t.shape[1:]), t.usages)
+    return {b.name: b.shape[0] if n else 0 for b in described}
+
+
+def received_shape(t: Any, sizes: Sequence[int]) -> tuple[tuple[int, ...], Any]:
+    """The shape and quantizer of parts like t, of `sizes` rows, side by side."""
+    shape = (sum(sizes), *t.shape[1:])
+    return shape, views.joined(t, [n for n in sizes if n] or [0], 0, shape)
+
+
+def reduction_of(op: OpOverload, name: str) -> Callable[[list[Tensor]], Tensor]:
+    found = REDUCTIONS.get(name)
+    if found is None:
+        raise NotImplementedError(
+            f"{op} of a QuantizedTensor: the reduction must be one of {[*REDUCTIONS]}, got {name}"
+        )
+    return found
+
+
+def part_size(op: OpOverload, t: Tensor, size: int) -> int:
+    if t.dim() == 0 or t.shape[0] % size:
+        raise ValueError(f"{op}: the first dimension must be a multiple of the {size} processes, got {tuple(t.shape)}")
+    return t.shape[0] // size
+
+
+def numbers_of(t: Any, gathered: dict[str, Tensor], size: int, shape: Sequence[int]) -> list[Tensor]:
+    """The numbers, in float32, of the tensors of `shape` whose buffers lie one behind the other."""
+    described = copies.describe(t.quantizer, shape, t.usages)
+    stacks = [gathered[b.name].view(b.dtype).view(size, *b.shape) for b in described]
+    spelled, usages = str(t.quantizer), list(t.usages)
+    return [
+        dequantize_buffers(spelled, [s[i] for s in stacks], usages, list(shape), torch.float32) for i in range(size)
+    ]
+
+
+def _gathered(t: Any, size: int, group: Any) -> list[Tensor]:
+    """The numbers of all processes, in float32."""
+    found = {}
+    for name, b in t.buffers().items():
+        sent = bits(b).reshape(-1)
+        found[name] = ops.wait_tensor(ops.all_gather_into_tensor(sent, size, group))
+    return numbers_of(t, found, size, t.shape)

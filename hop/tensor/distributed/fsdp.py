@@ -1,0 +1,182 @@
+"""What travels where FSDP2 (torch.distributed.fsdp.fully_shard) gathers a quantized parameter: its codes and scales.
+
+A tensor of R rows is cut into parts of c = ceil(R / processes) rows; the last ones may have fewer, or none. A buffer is
+a grid of units (hop.tensor.views), u rows of the tensor to each of its rows. A process sends the units that begin in
+its part, and of one that serves all rows its own copy, of which the first process's is taken; all as bytes, padded to
+one size for all processes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.compat import dtensor, eager, process_groups
+from hop.numerics import blocks, copies
+from hop.numerics.quantizer import Quantizer
+from hop.tensor.quantized import QuantizedTensor
+
+
+class Parts(NamedTuple):
+    """How `rows` rows are cut into parts, one for each process."""
+
+    rows: int
+    processes: int
+
+    @property
+    def size(self) -> int:
+        """The rows of a part, but the last ones."""
+        return -(-self.rows // self.processes)
+
+    def start(self, rank: int) -> int:
+        """The first row of a part."""
+        return min(rank * self.size, self.rows)
+
+    def length(self, rank: int) -> int:
+        """The rows of a part."""
+        return self.start(rank + 1) - self.start(rank)
+
+    def units(self, rank: int, unit: int) -> tuple[int, int]:
+        """The units of `unit` rows that begin in a part, as first and last + 1."""
+        return -(-self.start(rank) // unit), -(-self.start(rank + 1) // unit)
+
+
+class Sent(NamedTuple):
+    """What the receiver must know besides the bytes."""
+
+    quantizer: Quantizer
+    shape: tuple[int, ...]  # of the whole tensor
+    parts: Parts
+    alone: tuple[Tensor, ...] = ()  # in a group of one process, what it would send
+
+    def with_inputs(self, inputs: Sequence[Tensor]) -> "Sent":
+        """The same with what is sent, where FSDP2 gathers nothing: it then hands on the first input alone
+        (torch 2.13)."""
+        return self._replace(alone=tuple(t.clone() for t in inputs)) if self.parts.processes == 1 else self
+
+
+def row_units(quantizer: Quantizer, ndim: int) -> dict[str, int]:
+    """How many rows of the tensor one row of each buffer serves, -1 for all."""
+    found = {name: blocks.per_dimension(block, ndim)[0] for name, (_, block) in quantizer.stored().items()}
+    return {"codes": 1} | found
+
+
+def send(sent: Sent, grids: dict[str, Tensor]) -> list[Tensor]:
+    """uint8 tensors of the same sizes in all processes, of the rows of each buffer that this one sends."""
+    found = []
+    for name, unit in row_units(sent.quantizer, len(sent.shape)).items():
+        grid = grids[name].contiguous().view(torch.uint8)
+        missing = _sent_rows(sent.parts, unit) - grid.shape[0]
+        found.append(grid if not missing else torch.cat([grid, grid.new_zeros(missing, *grid.shape[1:])]))
+    return found
+
+
+def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> QuantizedTensor:
+    """The whole tensor, of what `send` gave in all processes, (processes · rows, ...) for each buffer. Its buffers are
+    views where every part ends with a unit."""
+    described = sent.quantizer.buffers(sent.shape)
+    units = row_units(sent.quantizer, len(sent.shape))
+    grids = {}
+    for (name, (shape, held)), data in zip(described.items(), sent.alone or gathered, strict=True):
+        grids[name] = _joined(data, sent.parts, units[name], shape[0]).view(held)
+    return QuantizedTensor.fitting(grids, sent.quantizer, sent.shape, dtype)
+
+
+def into(out: Any, new: QuantizedTensor) -> None:
+    """Make `out`, which FSDP2 keeps, hold what `new` holds: copy what is no view of the same memory."""
+    mine: Any = dtensor.own_part(out)
+    for own, other in zip(mine.buffers().values(), new.buffers().values(), strict=True):
+        if own.data_ptr() != other.data_ptr():
+            with eager.preserve_version(own):  # what autograd saved is filled again with the same numbers
+                own.copy_(other)
+
+
+def own_memory(t: QuantizedTensor, gathered: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The buffers of t that lie in none of `gathered`: FSDP2 frees them with those."""
+    known = {x.untyped_storage().data_ptr() for x in gathered}
+    return tuple(b for b in t.buffers().values() if b.untyped_storage().data_ptr() not in known)
+
+
+def _sent_rows(parts: Parts, unit: int) -> int:
+    return 1 if unit == -1 else -(-parts.size // unit)
+
+
+def _joined(data: Tensor, parts: Parts, unit: int, rows: int) -> Tensor:
+    """The `rows` rows of a buffer, without padding."""
+    if unit == -1 or parts.size % unit == 0 or parts.size == parts.rows:
+        return data[:rows]
+    each = data.unflatten(0, (parts.processes, _sent_rows(parts, unit)))
+    counts = [last - first for first, last in (parts.units(rank, unit) for rank in range(parts.processes))]
+    return torch.cat([piece[:n] for piece, n in zip(each, counts, strict=True)])
+
+
+# ---- a parameter that is a QuantizedTensor
+
+
+def check(t: QuantizedTensor) -> None:
+    """Raise ValueError unless FSDP2 can cut t into rows, flatten it, and gather it: all as codes."""
+    q = t.quantizer
+    if t.usages != (copies.ROWWISE,) or q.flat or q.is_tiled():
+        raise ValueError(
+            f"fully_shard: a QuantizedTensor must have a row-wise copy alone, blocks that do not run over the "
+            f"flattened tensor, and no tiled layout; got usages={t.usages} and {q}. Shard it as hop.quantize makes it"
+        )
+    if any(unit not in (1, -1) for unit in row_units(q, t.dim()).values()):
+        raise ValueError(
+            f"fully_shard: blocks of several rows of a QuantizedTensor, {q}, cannot be cut nor flattened without their "
+            "numbers; take blocks along rows, or shard the float weight, prepared by hop.nn.gather_as_codes"
+        )
+
+
+def pre_all_gather(t: QuantizedTensor, mesh: Any) -> tuple[tuple[Tensor, ...], Sent]:
+    """fsdp_pre_all_gather of a part of a QuantizedTensor."""
+    t.check()
+    lengths = t.__dict__.get("_lengths")
+    if lengths is None:  # of the parts of all processes: the same as long as the tensor is
+        lengths = t._lengths = process_groups.gather_numbers(t.shape[0], mesh)  # type: ignore[attr-defined]
+    parts = Parts(sum(lengths), len(lengths))
+    if lengths != [parts.length(rank) for rank in range(parts.processes)]:
+        raise ValueError(
+            f"fully_shard: a QuantizedTensor must be sharded along its first dimension, got parts of {lengths} rows; "
+            "leave shard_placement_fn out"
+        )
+    sent = Sent(t.quantizer, (parts.rows, *t.shape[1:]), parts)
+    inputs = send(sent, t.buffers())
+    return tuple(inputs), sent.with_inputs(inputs)
+
+
+def post_all_gather(
+    gathered: Sequence[Tensor], sent: Sent, dtype: torch.dtype, out: Any = None
+) -> tuple[QuantizedTensor, tuple[Tensor, ...]] | None:
+    """fsdp_post_all_gather of a QuantizedTensor."""
+    new = receive(sent, gathered, dtype)
+    if out is not None:
+        return into(out, new)
+    return new, own_memory(new, gathered)
+
+
+def bytes_sent(quantizer: Quantizer, shape: Sequence[int], processes: int = 1) -> int:
+    """The bytes that all processes together send where a tensor of `shape` is gathered, padding included."""
+    parts, units = Parts(shape[0], processes), row_units(quantizer, len(shape))
+    total = 0
+    for name, (size, dtype) in quantizer.buffers(shape).items():
+        total += _sent_rows(parts, units[name]) * math.prod(size[1:]) * dtype.itemsize
+    return total * processes
+
+
+def _gathering(t: QuantizedTensor) -> Callable[[Any], Any]:
+    """fsdp_pre_all_gather: from a mesh to what is sent of this part of a parameter. fully_shard looks for it, and so
+    raises for what it cannot shard."""
+    check(t)
+    return lambda mesh: pre_all_gather(t, mesh)
+
+
+def _gathered(t: QuantizedTensor, gathered: Any, sent: Any, dtype: torch.dtype, *, out: Any = None) -> Any:
+    """fsdp_post_all_gather: the whole parameter, appearing in `dtype`; or `out` filled again."""
+    return post_all_gather(gathered, sent, dtype, out)
+
+
+QuantizedTensor.fsdp_pre_all_gather = property(_gathering)  # type: ignore[attr-defined]
+QuantizedTensor.fsdp_post_all_gather = _gathered  # type: ignore[attr-defined]

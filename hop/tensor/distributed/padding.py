@@ -1,0 +1,74 @@
+"""Zeros behind a quantized tensor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat.eager import OpOverload
+from hop.numerics import blocks
+from hop.tensor import views
+from hop.tensor.quantized import QuantizedTensor
+from hop.tensor.rules import quantized_like
+from hop.tensor.table import Cut, implements, is_moving
+
+
+@implements(torch.ops.aten.constant_pad_nd.default)
+def constant_pad(op: OpOverload, t: QuantizedTensor, pad: Sequence[int], value: Any = 0) -> Any:
+    """zeros at the end of dimensions, with the scale of a block that they complete; otherwise dequantized"""
+    behind = [0] * t.dim()
+    for i, n in enumerate(pad):
+        if i % 2 == 1:
+            behind[-1 - i // 2] = n
+        elif n != 0:
+            raise Cut("padding in front moves the blocks")
+    if value != 0 or any(n < 0 for n in behind):
+        raise Cut(f"padding of {list(pad)} with {value}, where only zeros are added")
+    return padded(t, [n + more for n, more in zip(t.shape, behind, strict=True)])
+
+
+def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
+    """t in the first corner of a tensor of `shape`, zeros in the rest. Not a view."""
+    t.check()
+    q, grown = t.quantizer, [d for d, n in enumerate(shape) if n != t.shape[d]]
+    if not grown:
+        return t.clone()
+    if q.flat and any(n != 1 for n in shape[: grown[-1]]):
+        raise Cut("its blocks run over the flattened tensor")
+    if not q.flat:
+        views.units(q, t.usages, t.dim())  # raises Cut where codes lie otherwise
+    old, new = q.rows(t.shape), q.rows(shape)
+    if 0.0 not in q.format.numbers and not is_moving() and _completes(q, old, new):
+        raise Cut(f"{q.format.name} has no zero, and the padding completes a block")
+    buffers = quantized_like(t, torch.zeros(shape, dtype=t.dtype, device=t.device)).buffers()
+    for name in q.stored():
+        buffers[name] = _cornered(buffers[name], getattr(t, name))
+    codes = _unpacked(q, buffers["codes"], new)
+    if q.scale.has_zero_point() and q.layout is None:
+        codes = q.spread(buffers["zero_point"], shape).to(codes.dtype)
+    codes = _cornered(codes, _unpacked(q, t.codes, old))
+    buffers["codes"] = q.format.pack(codes) if q.per_byte() > 1 else codes.reshape(list(shape))
+    return t.rebuilt(buffers, shape=shape)
+
+
+def _completes(q: Any, old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether blocks of a tensor of rows `old` are longer in one of rows `new`."""
+    return any(
+        n != m and (b == -1 or n % b != 0)
+        for _, block in q.stored().values()
+        for n, m, b in zip(old, new, blocks.per_dimension(block, len(new)), strict=True)
+    )
+
+
+def _unpacked(q: Any, codes: Tensor, rows: Sequence[int]) -> Tensor:
+    codes = q.format.unpack(codes, rows[-1]) if q.per_byte() > 1 else codes
+    return codes.reshape(list(rows))
+
+
+def _cornered(whole: Tensor, corner: Tensor) -> Tensor:
+    """`whole` with `corner` in its first corner, as bytes: not all operators know 8-bit floats."""
+    bits = torch.uint8 if whole.itemsize == 1 else whole.dtype
+    whole = whole.contiguous().clone()
+    whole.view(bits)[tuple(slice(0, n) for n in corner.shape)] = corner.contiguous().view(bits)
+    return whole
