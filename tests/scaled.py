@@ -12,8 +12,8 @@ from torch import Tensor
 
 import hop
 from hop import presets
+from hop.dispatch.operand import Operand, encode
 from hop.impls.scaled import scaled_buffers
-from hop.impls.scaled.operands import Operand, encode
 from hop.numerics import copies
 from hop.numerics.formats import INT8, Integer
 from hop.numerics.quantizer import Quantizer

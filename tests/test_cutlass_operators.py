@@ -25,10 +25,10 @@ import hop
 from cutlass_kernels import cache, checks, hopper, operators, plain, tiles
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
+from hop.dispatch.operand import Operand
 from hop.impls.out_dtype import kernels as out_dtype_kernels
 from hop.impls.scaled import kernels
 from hop.impls.scaled.calls import Call
-from hop.impls.scaled.operands import Operand
 from hop.kernels.gpu import product as gpu
 from tests.kernel_folder import KernelFolder
 

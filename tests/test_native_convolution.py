@@ -12,10 +12,10 @@ from torch import Tensor
 
 import hop
 from hop import presets
+from hop.dispatch.operand import Operand
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.native_convolution import NATIVE_CONVOLUTION
-from hop.impls.scaled.operands import Operand
 from hop.kernels.cpu import native
 from hop.numerics.formats import INT4, INT8, TERNARY, UINT8
 from hop.numerics.layouts import Tiled

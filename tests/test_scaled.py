@@ -23,8 +23,8 @@ from torch import Tensor
 
 import hop
 from hop import presets
+from hop.dispatch.operand import encode
 from hop.impls.scaled import scaled_buffers
-from hop.impls.scaled.operands import encode
 from hop.impls.scaled.plans import operand
 from hop.kernels.cpu import native
 from hop.numerics.formats import E2M1, E4M3, E5M2, INT4, INT8, TERNARY, UINT4, UINT8

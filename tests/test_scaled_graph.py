@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
 from hop import presets
+from hop.dispatch.operand import encode
 from hop.impls.scaled import kernels, scaled_buffers, scaled_operator
-from hop.impls.scaled.operands import encode
 from hop.impls.scaled.plans import operand
 from hop.kernels.cpu import native
 from hop.numerics.formats import INT8

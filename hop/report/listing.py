@@ -11,6 +11,8 @@ from torch.fx import Node
 
 from hop.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
 from hop.compat.eager import OpOverload
+from hop.dispatch.operand import Operand as Encoded
+from hop.dispatch.operand import decode
 from hop.export.analysis.figures import operator_name
 from hop.export.rewrite.program import value
 from hop.impls.out_dtype import out_dtype_operator as out_dtype_operator
@@ -19,8 +21,6 @@ from hop.impls.quantize import fake_quantize_operator, quantize_operator
 from hop.impls.quantized import quantized_operator
 from hop.impls.quantized.calls import Scales
 from hop.impls.scaled import scaled_buffers, scaled_operator
-from hop.impls.scaled.operands import Operand as Encoded
-from hop.impls.scaled.operands import decode
 from hop.impls.scaled.roles import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, aten
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme

@@ -21,6 +21,7 @@ from hop.compat.eager import OpOverload
 from hop.compat.export import quantized_decomposed
 from hop.compat.pytree import tree_map_only
 from hop.compat.subclasses import FakeTensor
+from hop.dispatch.operand import Operand, decode
 from hop.export.rewrite import encodings
 from hop.export.rewrite.encodings import RANGES, Encoding
 from hop.export.rewrite.folding import Constants, known_tensors
@@ -28,7 +29,7 @@ from hop.export.rewrite.program import check_program, graph_of, propagate, rebui
 from hop.export.rewrite.report import Report, Rewritten, Row
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.calls import Call, is_integer, usage
-from hop.impls.scaled.operands import Operand, decode, grid
+from hop.impls.scaled.operands import grid
 from hop.impls.scaled.roles import ADD, BIAS, CONVOLUTION, LHS, MATRIX, MEAN, MULTIPLY, RHS, ROLES, VALUE, aten
 from hop.numerics import copies
 from hop.numerics.formats import INT4, INT8, Integer

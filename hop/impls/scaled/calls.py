@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
+from hop.dispatch.operand import Operand
 from hop.impls.quantize.arguments import fitting_scales
-from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import INDEX, MATRIX, RHS, ROLES, Roles, aten
 from hop.numerics import copies
 from hop.numerics.formats import Integer

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from hop.compat.export import is_lowering
+from hop.dispatch.operand import Operand
 from hop.impls.scaled.calls import Call, fitted, is_integer, tensors, usage
-from hop.impls.scaled.operands import Operand, block_of, grid, spread
+from hop.impls.scaled.operands import block_of, grid, spread
 from hop.impls.scaled.products import Sum, aligned, sums
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, MATRIX, MULTIPLY, NEAREST, RHS, VALUE, aten
 from hop.numerics import blocks, memory_format

@@ -16,11 +16,11 @@ from torch import Tensor
 from hop.compat import functorch
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_map_only
+from hop.dispatch.operand import Operand
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import dequantize
-from hop.impls.scaled.operands import Operand
 from hop.numerics import copies
 
 aten = torch.ops.aten

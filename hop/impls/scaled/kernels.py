@@ -17,6 +17,7 @@ from torch import Tensor
 from hop.buffers.operators import dequantize_buffers
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
+from hop.dispatch.operand import Operand
 from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
@@ -25,7 +26,7 @@ from hop.impls.scaled.gpu import GPU
 from hop.impls.scaled.native import NATIVE
 from hop.impls.scaled.native_convolution import NATIVE_CONVOLUTION
 from hop.impls.scaled.native_parts import PARTS
-from hop.impls.scaled.operands import Grid, Operand, block_of, grid, spread
+from hop.impls.scaled.operands import Grid, block_of, grid, spread
 from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, zeros
 from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS
 from hop.kernels.aten import integer

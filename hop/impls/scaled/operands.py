@@ -1,66 +1,17 @@
-"""Operands of scaled, and how a call with them stands in a graph.
+"""The integers of an operand, cut into blocks: codes less their zero points, and one scale for each block."""
 
-An operand is a plain tensor or a quantized one. A quantized one is, in a graph, four arguments in its place,
-
-    quantizer, buffers, usages, shape
-
-of which the first is the spelling of its quantizer, and the others what hop_dequantize_buffers takes. A list of
-tensors, as torch.cat has, becomes its length and then its members.
-"""
-
-import functools
-import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_buffers
 from hop.compat import tracing
-from hop.compat.eager import OpOverload
-from hop.impls.out_dtype.arguments import describe
+from hop.dispatch.operand import Operand
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
 from hop.numerics.formats import Format, Integer
 from hop.numerics.layouts import Tiled
-from hop.numerics.quantizer import Quantizer
-
-
-class Operand(NamedTuple):
-    """A quantized argument, as the tensors that hold it."""
-
-    quantizer: Quantizer
-    tensors: tuple[Tensor, ...]
-    usages: tuple[str, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        names = [b.name for b in copies.describe(self.quantizer, self.shape, self.usages)]
-        return dict(zip(names, self.tensors, strict=True))
-
-    @property
-    def device(self) -> torch.device:
-        return self.tensors[0].device
-
-    def dim(self) -> int:
-        return len(self.shape)
-
-    def values(self, usage: str = "") -> Tensor:
-        """The numbers that it stands for, float32, from the copy named."""
-        own = self.of(usage) if usage else self
-        return dequantize_buffers(
-            str(own.quantizer), list(own.tensors), list(own.usages), list(own.shape), torch.float32
-        )
-
-    def of(self, usage: str) -> "Operand":
-        """The operand with one of its copies alone."""
-        if self.usages == (usage,):
-            return self
-        own, names = self.buffers, [b.name for b in copies.describe(self.quantizer, self.shape, (usage,))]
-        return self._replace(tensors=tuple(own[name] for name in names), usages=(usage,))
 
 
 class Grid(NamedTuple):
@@ -149,45 +100,3 @@ def spread(scale: Tensor, block: Block, shape: Sequence[int]) -> Tensor:
         if not tracing.known_equal(count * b, n):
             scale = scale.narrow(dim, 0, n)
     return scale
-
-
-# ---- in a graph
-
-
-def encode(args: Sequence[Any]) -> list[Any]:
-    """The arguments of an operator, some of them Operands, as they stand in a graph."""
-    flat: list[Any] = []
-    for arg in args:
-        if isinstance(arg, Operand):
-            flat += [str(arg.quantizer), list(arg.tensors), list(arg.usages), list(arg.shape)]
-        elif isinstance(arg, list | tuple) and any(isinstance(x, Tensor | Operand) for x in arg):
-            flat += [len(arg), *encode(arg)]
-        else:
-            flat.append(arg)
-    return flat
-
-
-def decode(op: OpOverload, flat: Sequence[Any]) -> tuple[Any, ...]:
-    """The inverse of `encode`."""
-    rest = iter(flat)
-    args = []
-    for (is_list, is_operand), first in zip(_kinds(op), rest, strict=False):
-        if is_list:
-            args.append([_operand(x, rest) for x in itertools.islice(rest, first)])
-        else:
-            args.append(_operand(first, rest) if is_operand else first)
-    return tuple(args)
-
-
-@functools.cache
-def _kinds(op: OpOverload) -> list[tuple[bool, bool]]:
-    """Whether each argument of an operator is a list of tensors, and whether it is a tensor."""
-    types = [str(argument.type) for argument in describe(op).positional]
-    return [(t == "List[Tensor]", "Tensor" in t) for t in types]
-
-
-def _operand(first: Any, rest: Iterator[Any]) -> Any:
-    """The operand that stands as `first` and what follows it."""
-    if not isinstance(first, str):
-        return first
-    return Operand(Quantizer.parse(first), tuple(next(rest)), tuple(next(rest)), tuple(next(rest)))

@@ -12,13 +12,13 @@ from hop.compat.eager import OpOverload, is_autocasting, is_plain_eager
 from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
 from hop.dispatch.hop import Composite, Hop
 from hop.dispatch.kernel import Kernel
+from hop.dispatch.operand import Operand, decode, encode
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantize.arguments import check_values
 from hop.impls.scaled import batching, calls, gradient, kernels, meaning, plans, sharding
 from hop.impls.scaled.arguments import check, check_op, check_output
 from hop.impls.scaled.calls import Call, fitted
-from hop.impls.scaled.operands import Operand, decode, encode
 from hop.impls.scaled.plans import operand
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer

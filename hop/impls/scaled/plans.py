@@ -17,12 +17,12 @@ from hop.compat import eager, memory
 from hop.compat.memory import holds
 from hop.compat.patches import unsigned_products
 from hop.dispatch.hop import PLAIN
+from hop.dispatch.operand import Operand
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.scaled import exact, gpu, kernels
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.native import product
 from hop.impls.scaled.native_convolution import convolution
-from hop.impls.scaled.operands import Operand
 from hop.impls.scaled.roles import BIAS, LHS, OTHER, RHS, ROLES, aten
 from hop.kernels.aten.float8 import decode
 from hop.kernels.cpu import native

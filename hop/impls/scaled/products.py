@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.compat.eager import OpOverload
+from hop.dispatch.operand import Operand
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.scaled.calls import (
     Call,
@@ -17,7 +18,7 @@ from hop.impls.scaled.calls import (
     usage,
     values,
 )
-from hop.impls.scaled.operands import Grid, Operand, grid, spread
+from hop.impls.scaled.operands import Grid, grid, spread
 from hop.impls.scaled.roles import (
     BIAS,
     CONVOLUTION,

@@ -17,9 +17,9 @@ from torch import Tensor
 from hop.buffers.operators import quantize_buffers
 from hop.buffers.sharding import keeps_blocks
 from hop.compat import dtensor
+from hop.dispatch.operand import Operand, encode
 from hop.impls.scaled import calls, meaning, summing
 from hop.impls.scaled.calls import Call, by_sum, tensors
-from hop.impls.scaled.operands import Operand, encode
 from hop.impls.scaled.roles import ADD, BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, MULTIPLY, RHS, aten
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer

@@ -1,0 +1,103 @@
+"""Operand: a quantized argument as the tensors that hold it, below the operators that know QuantizedTensor; and how a
+call with such arguments stands in a graph.
+
+An argument of an operator is a plain tensor or a quantized one. A quantized one is, in a graph, four arguments in its
+place,
+
+    quantizer, buffers, usages, shape
+
+of which the first is the spelling of its quantizer, and the others what hop_dequantize_buffers takes. A list of
+tensors, as torch.cat has, becomes its length and then its members.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.compat.eager import OpOverload
+from hop.dispatch.compiled import operators
+from hop.numerics import copies
+from hop.numerics.quantizer import Quantizer
+
+
+class Operand(NamedTuple):
+    """A quantized argument. Its buffers are attributes by their names, as they are of a QuantizedTensor."""
+
+    quantizer: Quantizer
+    tensors: tuple[Tensor, ...]
+    usages: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        names = [b.name for b in copies.describe(self.quantizer, self.shape, self.usages)]
+        return dict(zip(names, self.tensors, strict=True))
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_") or name not in (buffers := self.buffers):
+            raise AttributeError(f"an Operand by {self.quantizer} has no buffer {name!r}")
+        return buffers[name]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def values(self, usage: str = "") -> Tensor:
+        """The numbers that it stands for, float32, from the copy named."""
+        own = self.of(usage) if usage else self
+        dequantize = operators["hop_dequantize_buffers"]
+        return dequantize(str(own.quantizer), list(own.tensors), list(own.usages), list(own.shape), torch.float32)
+
+    def of(self, usage: str) -> "Operand":
+        """The operand with one of its copies alone."""
+        if self.usages == (usage,):
+            return self
+        own, names = self.buffers, [b.name for b in copies.describe(self.quantizer, self.shape, (usage,))]
+        return self._replace(tensors=tuple(own[name] for name in names), usages=(usage,))
+
+
+def encode(args: Sequence[Any]) -> list[Any]:
+    """The arguments of an operator, some of them Operands, as they stand in a graph."""
+    flat: list[Any] = []
+    for arg in args:
+        if isinstance(arg, Operand):
+            flat += [str(arg.quantizer), list(arg.tensors), list(arg.usages), list(arg.shape)]
+        elif isinstance(arg, list | tuple) and any(isinstance(x, Tensor | Operand) for x in arg):
+            flat += [len(arg), *encode(arg)]
+        else:
+            flat.append(arg)
+    return flat
+
+
+def decode(op: OpOverload, flat: Sequence[Any]) -> tuple[Any, ...]:
+    """The inverse of `encode`."""
+    rest = iter(flat)
+    args = []
+    for (is_list, is_operand), first in zip(_kinds(op), rest, strict=False):
+        if is_list:
+            args.append([_operand(x, rest) for x in itertools.islice(rest, first)])
+        else:
+            args.append(_operand(first, rest) if is_operand else first)
+    return tuple(args)
+
+
+@functools.cache
+def _kinds(op: OpOverload) -> list[tuple[bool, bool]]:
+    """Whether each positional argument of an operator is a list of tensors, and whether it is a tensor."""
+    types = [str(argument.type) for argument in op._schema.arguments if not argument.kwarg_only]
+    return [(t == "List[Tensor]", "Tensor" in t) for t in types]
+
+
+def _operand(first: Any, rest: Iterator[Any]) -> Any:
+    """The operand that stands as `first` and what follows it."""
+    if not isinstance(first, str):
+        return first
+    return Operand(Quantizer.parse(first), tuple(next(rest)), tuple(next(rest)), tuple(next(rest)))
