@@ -35,7 +35,7 @@ def differentiable(tensors: list[Tensor]) -> list[Tensor]:
 
 def nodes(graph: torch.fx.Graph) -> int:
     """How many nodes of ours a graph holds: as the operator, or as the public function that Dynamo records."""
-    ours = {*_hop._hops, hop.out_dtype}
+    ours = {*_hop.hops, hop.out_dtype}
     return sum(node.target in ours for node in graph.nodes if node.op == "call_function")
 
 

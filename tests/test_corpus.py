@@ -268,4 +268,4 @@ class TestComplete(unittest.TestCase):
 
     def test_operators(self):
         found = {name for _, _, path in files("programs/*.pt2") for name in contents.operators(torch.export.load(path))}
-        assert found == {str(op) for op in _hop._hops if op.__class__.__module__.startswith("hop.")} - contents.UNSAVED
+        assert found == {str(op) for op in _hop.hops if op.__class__.__module__.startswith("hop.")} - contents.UNSAVED

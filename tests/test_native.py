@@ -24,13 +24,13 @@ from hop import presets
 from hop.compat import eager
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call
-from hop.impls.scaled.plans import operand
 from hop.kernels.aten import integer
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics.formats import INT8, UINT8
 from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
 from hop.numerics.scale_rules import Given
+from hop.tensor.quantized import operand
 from tests import levels, scaled_oracles
 from tests.scaled_oracles import array, assert_bits
 

@@ -25,13 +25,13 @@ import hop
 from hop import presets
 from hop.dispatch.operand import encode
 from hop.impls.scaled import scaled_buffers
-from hop.impls.scaled.plans import operand
 from hop.kernels.cpu import native
 from hop.numerics.formats import E2M1, E4M3, E5M2, INT4, INT8, TERNARY, UINT4, UINT8
 from hop.numerics.layouts import Decoded, Tiled
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint, FloatMultiplier, Requantization
 from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
+from hop.tensor.quantized import operand
 from tests import numerics, scaled_oracles
 from tests.scaled_oracles import Elements, Geometry, Pair, Plain, array, assert_bits, assert_buffers, cast, f32, f64
 

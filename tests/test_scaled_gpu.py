@@ -11,12 +11,13 @@ from torch import Tensor
 import hop
 from cutlass_kernels import checks, plain
 from hop import presets
-from hop.impls.scaled import gpu, meaning, plans
+from hop.impls.scaled import gpu, meaning
 from hop.impls.scaled.calls import Call
 from hop.numerics.formats import INT8, UINT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier
 from hop.numerics.scale_rules import Given
+from hop.tensor.quantized import operand
 
 aten = torch.ops.aten
 STATIC = Quantizer(INT8, scale=Given(affine=True))
@@ -48,7 +49,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def call(op: object, output: object, *args: object, scale: Tensor | None = None, zero: Tensor | None = None) -> Call:
-    return Call(op, output, scale, zero, tuple(plans.operand(x) for x in args), {})
+    return Call(op, output, scale, zero, tuple(operand(x) for x in args), {})
 
 
 def factors(lhs: Quantizer, rhs: Quantizer, shape: tuple[int, ...] = (5, 256), n: int = 48) -> tuple[Tensor, Tensor]:
@@ -133,6 +134,13 @@ class TestMeaning(unittest.TestCase):
         torch.testing.assert_close(by_product(asked), meaning.reference(asked), rtol=1e-5, atol=1e-4)
 
 
+def planned(op: Any, output: Any, args: Any) -> Any:
+    """The plan that the GPU kernels prepare, None if they have none of their own."""
+    general = object()
+    plan = gpu.GPU.prepare(call(op, output, *args), general)
+    return None if plan is general else plan
+
+
 class TestPlans(unittest.TestCase):
     """Calls like one before, of which nothing is asked again."""
 
@@ -147,7 +155,7 @@ class TestPlans(unittest.TestCase):
 
         with mock.patch("hop.kernels.gpu.product.prepared", prepared):
             for args in ((x, w), (x, w, bias)):
-                plan = plans._gpu(aten.linear.default, torch.float32, args)
+                plan = planned(aten.linear.default, torch.float32, args)
                 assert (plan is None) == (name == "blocks of rows")
                 if plan is not None:
                     asked = call(aten.linear.default, torch.float32, *args)
@@ -163,7 +171,7 @@ class TestPlans(unittest.TestCase):
             (aten.linear.default, torch.float32, factors(presets.MXFP8, presets.MXFP8)),
             (aten.linear.default, torch.float32, factors(presets.INT8_ROW, presets.UINT8_TENSOR)),
         ):
-            assert plans._gpu(op, output, args) is None
+            assert planned(op, output, args) is None
 
 
 class TestDeclines(unittest.TestCase):

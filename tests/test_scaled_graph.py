@@ -17,12 +17,12 @@ import hop
 from hop import presets
 from hop.dispatch.operand import encode
 from hop.impls.scaled import kernels, scaled_buffers, scaled_operator
-from hop.impls.scaled.plans import operand
 from hop.kernels.cpu import native
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint
 from hop.numerics.scale_rules import Given
+from hop.tensor.quantized import operand
 from tests.scaled import SCALED
 
 aten = torch.ops.aten

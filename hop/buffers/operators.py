@@ -20,7 +20,8 @@ from torch import Tensor
 from hop.buffers import sharding
 from hop.buffers.noise import noise as random_bits
 from hop.compat import dtensor, eager, tracing
-from hop.dispatch.hop import Composite, Hop
+from hop.dispatch.composite import Composite
+from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel
 from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
@@ -118,7 +119,7 @@ class DequantizeBuffers(Hop):
         /,
     ) -> Tensor:
         parsed = Quantizer.parse(quantizer)
-        names = [b.name for b in copies.describe(parsed, shape, tuple(usages))]
+        names = copies.names(parsed, tuple(usages))
         return copies.dequantize(parsed, dict(zip(names, buffers, strict=True)), shape).to(dtype)
 
     def fake(
@@ -170,7 +171,7 @@ def _dequantize_tiles(call: tuple[Any, ...]) -> Tensor:
     """In the plain form, for which there are kernels."""
     quantizer, buffers, usages, shape, dtype = call
     parsed = Quantizer.parse(quantizer)
-    names = [b.name for b in copies.describe(parsed, shape, tuple(usages))]
+    names = copies.names(parsed, tuple(usages))
     plain = parsed.packed(dict(zip(names, buffers, strict=True)), shape, None)
     return dequantize_buffers(str(replace(parsed, layout=None)), list(plain.values()), usages, shape, dtype)
 

@@ -35,13 +35,12 @@ class Operand(NamedTuple):
     @property
     def buffers(self) -> dict[str, Tensor]:
         """The tensors by name."""
-        names = [b.name for b in copies.describe(self.quantizer, self.shape, self.usages)]
-        return dict(zip(names, self.tensors, strict=True))
+        return dict(zip(copies.names(self.quantizer, self.usages), self.tensors, strict=True))
 
     def __getattr__(self, name: str) -> Tensor:
-        if name.startswith("_") or name not in (buffers := self.buffers):
+        if name.startswith("_") or name not in (names := copies.names(self.quantizer, self.usages)):
             raise AttributeError(f"an Operand by {self.quantizer} has no buffer {name!r}")
-        return buffers[name]
+        return self.tensors[names.index(name)]
 
     @property
     def device(self) -> torch.device:
@@ -60,8 +59,9 @@ class Operand(NamedTuple):
         """The operand with one of its copies alone."""
         if self.usages == (usage,):
             return self
-        own, names = self.buffers, [b.name for b in copies.describe(self.quantizer, self.shape, (usage,))]
-        return self._replace(tensors=tuple(own[name] for name in names), usages=(usage,))
+        own = self.buffers
+        tensors = tuple(own[name] for name in copies.names(self.quantizer, (usage,)))
+        return self._replace(tensors=tensors, usages=(usage,))
 
 
 def encode(args: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
-from hop.dispatch.hop import Composite
+from hop.dispatch.composite import Composite
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import blocks, copies, spelling

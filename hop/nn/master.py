@@ -298,7 +298,7 @@ class _Part:
         if not self._is_cut():
             return quantize(self.quantizer, frame, scale=scale, zero_point=zero_point).buffers()
         made = quantize_shared(self.quantizer, frame, (scale, zero_point, None), (copies.ROWWISE,), self._combined)
-        names = [b.name for b in copies.describe(self.quantizer, frame.shape, (copies.ROWWISE,))]
+        names = copies.names(self.quantizer, (copies.ROWWISE,))
         return dict(zip(names, made, strict=True))
 
     def _is_cut(self) -> bool:

@@ -10,6 +10,7 @@ A copy is what the quantizer makes of it. Where one scale serves the whole tenso
 Hadamard transform applies to the column-wise copy, along M.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -60,13 +61,20 @@ class Buffer(NamedTuple):
     dtype: torch.dtype
 
 
+@functools.lru_cache(maxsize=4096)
+def names(quantizer: Quantizer, usages: Usages) -> tuple[str, ...]:
+    """The names of the buffers, in their order."""
+    every = [name_of(quantizer, usage, own) for usage in usages for own in ("codes", *quantizer.stored())]
+    return tuple(dict.fromkeys(every))
+
+
 def describe(quantizer: Quantizer, shape: Sequence[int], usages: Usages) -> list[Buffer]:
     """The buffers, in their order."""
     found: dict[str, Buffer] = {}
     for usage in usages:
         wise = shape if usage == ROWWISE else columns(shape)
         for own, (size, dtype) in quantizer.buffers(wise).items():
-            name = _name(quantizer, usage, own)
+            name = name_of(quantizer, usage, own)
             found.setdefault(name, Buffer(name, size, dtype))
     return list(found.values())
 
@@ -114,14 +122,14 @@ def quantize(
                 None if noise is None else _transposed(noise)
             ]
         for name, buffer in quantizer.quantize(rows, *own).items():
-            found.setdefault(_name(quantizer, usage, name), buffer)
+            found.setdefault(name_of(quantizer, usage, name), buffer)
     return found
 
 
 def dequantize(quantizer: Quantizer, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
     """The numbers of a tensor of `shape`, in float32, from its row-wise copy if there is one."""
     usage = of(list(buffers))[0]
-    own = {name: buffers[_name(quantizer, usage, name)] for name in ("codes", *quantizer.stored())}
+    own = {name: buffers[name_of(quantizer, usage, name)] for name in ("codes", *quantizer.stored())}
     if usage == ROWWISE:
         return quantizer.dequantize(own, shape)
     values = quantizer.dequantize(own, columns(shape))
@@ -130,7 +138,8 @@ def dequantize(quantizer: Quantizer, buffers: Mapping[str, Tensor], shape: Seque
     return values.t().reshape(shape)
 
 
-def _name(quantizer: Quantizer, usage: str, name: str) -> str:
+def name_of(quantizer: Quantizer, usage: str, name: str) -> str:
+    """The name that a buffer of one copy has in the tensor."""
     shared = quantizer.shares_scale() and name != "codes"
     return name if usage == ROWWISE or shared else _PREFIX + name
 

@@ -124,6 +124,10 @@ class Rule(Value):
         """s, in float32."""
         return tensors[0]
 
+    def scale_is_stored(self) -> bool:
+        """Whether s is what is stored as scale."""
+        return type(self).step is Rule.step
+
     def folds(self) -> bool:
         """Whether step is in part, or all, a number of few bits for each block, `fold`; `rest` is what is left."""
         return False

@@ -69,8 +69,12 @@ class Value:
             return self is other
         return self._text == other._text  # type: ignore[attr-defined]
 
-    def __hash__(self) -> int:
+    @functools.cached_property
+    def _hash(self) -> int:
         return hash(self._text) if declares_fields(type(self)) else id(self)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __reduce__(self) -> Any:
         return (read, (self._text,)) if declares_fields(type(self)) else super().__reduce__()

@@ -11,6 +11,8 @@ from hop.buffers.operators import buffers_operator, dequantize_buffers, dequanti
 from hop.compat import eager, memory, subclasses
 from hop.compat.patches import KEYED
 from hop.compat.values import cache_key
+from hop.dispatch import plan
+from hop.dispatch.operand import Operand
 from hop.kernels.cpu import forms
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
@@ -43,7 +45,7 @@ class QuantizedTensor(Tensor):
     quantizer: Quantizer
     _names: tuple[str, ...] = ()
     _form: forms.Form | None = None  # found when it is first asked for
-    _kind: "Kind | None" = None  # the same
+    _kind: plan.Kind | None = None  # the same
 
     # The buffers, of which a tensor has those that its quantizer and its usages need.
     codes: Tensor
@@ -120,6 +122,22 @@ class QuantizedTensor(Tensor):
         described = copies.describe(self.quantizer, self.shape, self.usages)
         copies.check_one(next(b for b in described if b.name == name), value, self.device)
         _refuse_tangents((value,))
+
+    @property
+    def operand(self) -> Operand:
+        """What holds it, of which `check` has been asked."""
+        self.check()
+        own = vars(self)
+        return Operand(self.quantizer, tuple(own[name] for name in self._names), self.usages, tuple(self.shape))
+
+    def fits(self) -> bool:
+        """Whether it still has the form and the memory that its quantizer describes."""
+        own, form = vars(self), self._form or form_of(self)
+        buffers = [own[name] for name in self._names]
+        if self.device.type == "cpu":
+            return form.fits(buffers)
+        pairs = zip(buffers, form.described, strict=True)
+        return all(t.shape == shape and t.dtype is dtype and memory.holds(t) for t, (_, shape, dtype) in pairs)
 
     def check(self) -> None:
         """Raise ValueError where a buffer has lost its form since it was assigned, by `resize_`, `set_` or the like,
@@ -304,14 +322,11 @@ def _refuse_tangents(buffers: Iterable[Tensor]) -> None:
         )
 
 
-Kind = tuple[Quantizer, tuple[str, ...], tuple[int, ...], torch.device]
-"""What tensors have in common that kernels take alike: the quantizer, the names of buffers, shape and device."""
-
-
-def kind_of(t: Any) -> Kind:
-    """That of t."""
-    kind = vars(t)["_kind"] = (t.quantizer, t._names, tuple(t.shape), t.device)
-    return kind
+def kind_of(t: Any) -> plan.Kind:
+    """What t has in common with others that kernels take alike: quantizer, buffers, shape and device."""
+    values = (t.quantizer, t._names, tuple(t.shape), t.device)
+    vars(t)["_kind"] = found = plan.kind(values, t._names[0], t.dim() > 2)
+    return found
 
 
 def form_of(t: Any) -> forms.Form:
@@ -351,3 +366,13 @@ for _operator in (buffers_operator, dequantize_operator):
     _operator.plain |= {QuantizedTensor}
 torch.serialization.add_safe_globals([QuantizedTensor, _loaded])
 KEYED.append(QuantizedTensor)
+
+
+def operand(x: Any) -> Any:
+    """A QuantizedTensor as an Operand, in a list too; anything else as it is."""
+    if isinstance(x, list | tuple):
+        return [operand(v) for v in cast(list[Any], x)]
+    return x.operand if isinstance(x, QuantizedTensor) else x
+
+
+plan.register_wrapper(QuantizedTensor, kind_of)

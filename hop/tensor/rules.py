@@ -328,7 +328,7 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
     if q.stochastic:
         noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, device=x.device)
     buffers = quantize_buffers(str(q), x, scale, zero_point, noise, list(t.usages))
-    names = [b.name for b in copies.describe(q, x.shape, t.usages)]
+    names = copies.names(q, t.usages)
     return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), q, x.shape, x.dtype)
 
 

@@ -383,7 +383,7 @@ def without_paths(program: torch.export.ExportedProgram) -> torch.export.Exporte
 
 def operators(program: torch.export.ExportedProgram) -> set[str]:
     """The operators of ours that a program holds."""
-    return {str(node.target) for node in program.graph.nodes} & {str(op) for op in _hop._hops}
+    return {str(node.target) for node in program.graph.nodes} & {str(op) for op in _hop.hops}
 
 
 # ---- inputs

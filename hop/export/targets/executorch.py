@@ -10,7 +10,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hop.compat.pytree import tree_leaves
-from hop.dispatch.hop import Hop, decompositions
+from hop.dispatch.decompositions import decompositions
+from hop.dispatch.hop import Hop
 from hop.export.rewrite.folding import folded
 from hop.export.rewrite.lowering import lower
 from hop.export.rewrite.program import check_program, value

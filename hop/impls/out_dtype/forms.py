@@ -35,6 +35,12 @@ class Product(NamedTuple):
     alpha: Any = 1  # factor of the product
     beta: Any = 1  # factor of what is added
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the operator itself, of two matrices as they are given."""
+        views = (self.finish, *self.restore)
+        return all(view is _same for view in views) and self.row is None and self.lhs.dim() == 2
+
     def complete(self, product: Tensor) -> Tensor:
         """The operator's result, given lhs @ rhs."""
         return self.finish(product if self.row is None else product + self.row.to(product.dtype))

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from hop.compat import dynamo
-from hop.compat.eager import OpOverload, int_mm, int_mm_is_exact, is_plain_eager
-from hop.compat.memory import holds as _holds
-from hop.dispatch.hop import PLAIN, Hop
+from hop.compat.eager import OpOverload
+from hop.dispatch import plan
+from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel
+from hop.dispatch.plan import Plan
 from hop.impls.out_dtype import batching, gradient, kernels, meaning, sharding
-from hop.kernels.aten.integer import MANY, MANY_ROWS
 
 
 class OutDtype(Hop):
@@ -59,8 +59,8 @@ class OutDtype(Hop):
 
 out_dtype_operator = OutDtype("hop_out_dtype")
 
-# Names of this module are found faster than attributes of torch.
-_MM, _INT8, _INT32, _int_mm = torch.ops.aten.mm.default, torch.int8, torch.int32, int_mm
+_NAME = "out_dtype"
+_key, _find = plan.key, plan.find  # names of this module are found faster than attributes of others
 
 
 def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
@@ -93,30 +93,23 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
         >>> out_dtype(torch.ops.aten.mm.default, torch.int32, a, b).dtype
         torch.int32
     """
-    if op is _MM and output_dtype is _INT32 and len(args) == 2 and not kwargs and is_plain_eager():
-        product = _int8_mm(*args)
-        if product is not None:
-            return product
+    if not kwargs and (known := _key((_NAME, op, output_dtype), args)) is not None:
+        return (_find(known) or _planned(known, op, output_dtype, args))(*args)
     return out_dtype_operator(op, output_dtype, *args, **kwargs)
 
 
-def _int8_mm(a: Any, b: Any) -> Tensor | None:
-    """The product that users call in loops, ahead of all that is general: 1.5 µs instead of 20. None unless `a` is a
-    plain int8 matrix, the product is none for the native kernels, and both have strides that torch._int_mm reads right
-    (hop.kernels.aten.integer.row_major).
+def _planned(known: Any, op: OpOverload, output_dtype: torch.dtype, given: tuple[Any, ...]) -> Plan:
+    """The plan of calls like this one: their kernel, on the CPU, where it depends on nothing else."""
 
-    Integers carry no gradient, so plain eager mode is all that has to hold besides."""
-    if type(a) in PLAIN and type(b) in PLAIN and a.dtype is _INT8 and a.is_cpu and b.is_cpu:
-        try:
-            (m, k), (_, n), (outer, inner) = a.shape, b.shape, b.stride()
-            column_major = outer == 1 and inner == k
-            row_major = inner == 1 and outer > 1 and b.is_contiguous()
-            few = m < MANY_ROWS or m * k * n < MANY
-            if few and k > 1 and (column_major or row_major) and a.stride() == (k, 1) and int_mm_is_exact():
-                return _int_mm(a, b) if _holds(a) and _holds(b) else None
-        except (RuntimeError, ValueError):  # no two int8 matrices that fit: the general path words the error
-            return None
-    return None
+    def general(*given: Any) -> Tensor:
+        return out_dtype_operator(op, output_dtype, *given)
+
+    args, kwargs = meaning.check(op, output_dtype, given, {})
+    asked = kernels.candidates(op, output_dtype, args, kwargs)
+    kernel, call = next(((k, call) for k, call in asked if k.supports(call)), (None, None))
+    found = general if kernel is None else kernel.prepare(call, general)
+    plan.remember(known, found)
+    return found
 
 
 def _node(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:

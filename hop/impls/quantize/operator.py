@@ -10,9 +10,12 @@ from hop.buffers import sharding
 from hop.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
 from hop.compat import dynamo, eager
 from hop.compat.pytree import tree_map_only
-from hop.dispatch.hop import PLAIN, Composite, Hop
+from hop.dispatch import plan
+from hop.dispatch.composite import Composite
+from hop.dispatch.hop import PLAIN, Hop
 from hop.dispatch.kernel import Kernel
-from hop.impls.quantize import batching, plans
+from hop.dispatch.plan import Plan
+from hop.impls.quantize import batching
 from hop.impls.quantize.arguments import checked
 from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
@@ -145,7 +148,7 @@ class Quantize(Composite):
     ) -> Tensor:
         buffers = quantize_buffers(q, x, scale, zero_point, noise, usages)
         parsed = Quantizer.parse(q)
-        names = [b.name for b in copies.describe(parsed, x.shape, tuple(usages))]
+        names = copies.names(parsed, tuple(usages))
         return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), parsed, x.shape, x.dtype)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
@@ -241,7 +244,8 @@ def _masks(q: Quantizer, scale: _Optional, gradient: str) -> bool:
 
 # ---- the public functions
 
-_ROWWISE = (copies.ROWWISE,)
+_ROWWISE, _DEQUANTIZE = (copies.ROWWISE,), "dequantize"
+_key, _find = plan.key, plan.find  # names of this module are found faster than attributes of others
 
 
 def quantize(
@@ -279,9 +283,9 @@ def quantize(
     """
     plain = scale is None and zero_point is None and noise is None and generator is None
     if plain and usages == _ROWWISE and gradient == "clipped" and type(q) is Quantizer:
-        made = plans.quantize(q, x)
-        if made is not None:
-            return made
+        known = _key((q,), (x,))
+        if known is not None:
+            return (_find(known) or _planned_quantize(known, q, x))(x)
     return _traced_quantize(
         q, x, scale=scale, zero_point=zero_point, noise=noise, generator=generator, usages=usages, gradient=gradient
     )
@@ -340,8 +344,61 @@ def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
     Raises:
         TypeError: x is no QuantizedTensor, or dtype none of those.
     """
-    y = plans.dequantize(x, dtype)
-    return dequantize_operator(x, dtype) if y is None else y
+    known = _key((_DEQUANTIZE, dtype or getattr(x, "dtype", None)), (x,))
+    if known is not None:
+        return (_find(known) or _planned_dequantize(known, x, dtype))(x)
+    return dequantize_operator(x, dtype)
+
+
+# ---- plans
+
+
+def _planned_quantize(known: Any, q: Quantizer, x: Tensor) -> Plan:
+    """The plan of calls like this one: one call of the native operator, where it takes them."""
+
+    def general(x: Tensor) -> Tensor:
+        return quantize_operator(str(q), x, None, None, None, list(_ROWWISE), "clipped")
+
+    found, words = general, native.words_of(q, x) if isinstance(x, Tensor) else None
+    if words is not None:
+        operator, names, per_byte = torch.ops.hop_native.quantize.default, copies.names(q, _ROWWISE), q.per_byte()
+        below, fresh, shape, dtype = eager.below_autograd, QuantizedTensor.fresh, x.shape, x.dtype
+
+        def found(x: Tensor) -> Tensor:
+            try:
+                with below():
+                    made = operator(x, None, None, None, words)
+            except RuntimeError:  # of memory: the general way says which
+                return general(x)
+            if per_byte == 1:
+                return fresh(names, made, q, shape, dtype)
+            return QuantizedTensor.fitting(dict(zip(names, made, strict=True)), q, shape, dtype)
+
+    plan.remember(known, found)
+    return found
+
+
+def _planned_dequantize(known: Any, x: Any, dtype: torch.dtype | None) -> Plan:
+    def general(x: Tensor) -> Tensor:
+        return dequantize_operator(x, dtype)
+
+    found = general
+    words = native.words_back(x.operand, dtype or x.dtype) if type(x) is QuantizedTensor else None
+    if words is not None:
+        operator, below, shape = torch.ops.hop_native.dequantize.default, eager.below_autograd, x.shape
+        _, scale, second = (*x._names, None)[:3]
+
+        def found(x: Any) -> Tensor:
+            own = vars(x)
+            try:
+                with below():
+                    y = operator(own["codes"], own[scale], None if second is None else own[second], shape, words)
+            except RuntimeError:
+                return general(x)
+            return y if y.is_cpu else general(x)
+
+    plan.remember(known, found)
+    return found
 
 
 def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:

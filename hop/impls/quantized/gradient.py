@@ -25,7 +25,7 @@ from torch import Tensor
 from hop.compat import eager
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_unflatten
-from hop.dispatch.hop import Composite
+from hop.dispatch.composite import Composite
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import as_convolution, as_product, convolution_arguments

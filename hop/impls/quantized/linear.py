@@ -172,7 +172,7 @@ def _buffers(call: Call, role: str, usages: tuple[str, ...], rows: QuantizedTens
     if COLUMNWISE in usages:
         stream = TURNED_LHS_STREAM if role == LHS else TURNED_RHS_STREAM
         turned, _ = gradient.turned_rows(call, role, x.reshape(-1, x.shape[-1]), stream)
-        names = [b.name for b in copies.describe(q, x.shape, (COLUMNWISE,))]
+        names = copies.names(q, (COLUMNWISE,))
         found = found | dict(zip(names, turned.buffers().values(), strict=True))
     return [found[b.name] for b in copies.describe(q, x.shape, usages)]
 

@@ -37,7 +37,7 @@ def quantize(
 
 def quantize_product(q: Quantizer, x: Tensor, factor: Tensor, seed: Tensor | None, stream: int) -> QuantizedTensor:
     """The same of x times a factor, in float32; below autograd."""
-    names = [b.name for b in copies.describe(q, x.shape, (copies.ROWWISE,))]
+    names = copies.names(q, (copies.ROWWISE,))
     random = (seed, stream) if q.stochastic else (None, None)
     buffers = quantize_buffers(str(q), x, None, None, random[0], [copies.ROWWISE], factor, random[1])
     return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), q, x.shape, torch.float32)
@@ -80,8 +80,8 @@ def quantized_rows(call: Call, role: str) -> QuantizedTensor:
 def rows_of_columns(x: QuantizedTensor) -> QuantizedTensor:
     """The column-wise copy of x, as rows: the transposed matrix."""
     q, shape = replace(x.quantizer, hadamard=None), copies.columns(x.shape)
-    columns = [b.name for b in copies.describe(x.quantizer, x.shape, (copies.COLUMNWISE,))]
-    rows = [b.name for b in copies.describe(q, shape, (copies.ROWWISE,))]
+    columns = copies.names(x.quantizer, (copies.COLUMNWISE,))
+    rows = copies.names(q, (copies.ROWWISE,))
     own = x.buffers()
     return x.rebuilt({r: own[c] for r, c in zip(rows, columns, strict=True)}, quantizer=q, shape=shape)
 
@@ -125,7 +125,7 @@ def transposed(t: QuantizedTensor) -> QuantizedTensor:
     buffers, shape = t.buffers(), (*t.shape[:-2], t.shape[-1], t.shape[-2])
     if t.dim() == 2:  # the rows of the one are the columns of the other
         q = replace(t.quantizer, hadamard=None)
-        names = [b.name for b in copies.describe(q, shape, (copies.COLUMNWISE,))]
+        names = copies.names(q, (copies.COLUMNWISE,))
         return t.rebuilt(dict(zip(names, buffers.values(), strict=True)), quantizer=q, shape=shape)
     return swapped_codes(t)
 

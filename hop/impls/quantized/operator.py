@@ -11,7 +11,7 @@ from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_leaves, tree_map_only
-from hop.dispatch.hop import Composite
+from hop.dispatch.composite import Composite
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantized import calls, gradient, operands

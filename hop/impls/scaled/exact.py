@@ -1,5 +1,7 @@
 """Requantization from the exact sum."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -106,3 +108,15 @@ def given_buffers(call: Call, shape: list[int]) -> list[Tensor]:
         zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
         stored.append(zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype))
     return [t.clone(memory_format=torch.contiguous_format) for t in stored]
+
+
+def are_buffers(call: Call, shape: Sequence[int]) -> bool:
+    """Whether scale and zero point of the output have the shapes and dtypes of their buffers, for a result of `shape`,
+    and every number of that dtype is a code."""
+    q = call.output
+    assert isinstance(q, Quantizer) and isinstance(q.format, Integer)
+    stored = [t for t in (call.output_scale, call.output_zero_point) if t is not None]
+    pairs = zip(stored, given_buffers(call, list(shape)), strict=True)
+    same = all(t.shape == own.shape and t.dtype == own.dtype for t, own in pairs)
+    info = torch.iinfo(q.format.dtype)
+    return same and (q.format.low, q.format.high) == (info.min, info.max)

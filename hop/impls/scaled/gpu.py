@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, inductor, tracing
+from hop.compat.memory import holds
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
+from hop.dispatch.plan import Plan
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, misfit, usage
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Grid, grid
 from hop.impls.scaled.products import group_scale, zeros
-from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
+from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS, aten
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
 from hop.numerics.formats import Float, Integer
@@ -228,4 +230,47 @@ def _run(call: Call) -> Any:
     return [y, *found.stored] if found.stored else meaning.finish(call, y)
 
 
-GPU = Kernel("GPU product", _declines, _run)
+def _planned(call: Call, general: Plan) -> Plan | None:
+    """For linear and mm of factors that are multiplied as they lie: 8-bit codes with scales in float32."""
+    lhs, rhs = call.find(LHS), call.find(RHS)
+    if call.op not in (aten.linear.default, aten.mm.default) or call.output not in REALS or lhs.dim() != 2:
+        return None
+    if not all(_lies_plainly(x) for x in (lhs, rhs)) or not isinstance(found := asked(call), Asked):
+        return None
+    transposed, p, output = call.op is aten.linear.default, found.product, call.output
+    if (p.lhs_scale.numel(), p.rhs_scale.numel()) != (lhs.scale.numel(), rhs.scale.numel()):  # one for several rows
+        return None
+    multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling == "block"
+    of_lhs, of_rhs = (x.quantizer.scale.has_zero_point() for x in (lhs, rhs))
+
+    def run(lhs: Any, rhs: Any, bias: Tensor | None = None) -> Tensor:
+        a, b, of_columns = lhs.codes, rhs.codes, rhs.scale
+        if transposed:
+            b = b.t()
+            of_columns = of_columns.t() if blocks else of_columns
+        negates = lhs.scale.is_neg() or of_columns.is_neg() or (bias is not None and bias.is_neg())
+        fits = lhs.fits() and rhs.fits() and (bias is None or holds(bias))
+        if (a.stride(), b.stride()) != layouts or negates or not fits:
+            return general(lhs, rhs) if bias is None else general(lhs, rhs, bias)
+        fused = {"lhs_scale": lhs.scale, "rhs_scale": of_columns}
+        if of_lhs:
+            fused["lhs_zero"] = lhs.zero_point
+        if of_rhs:
+            fused["rhs_zero"] = rhs.zero_point
+        if bias is not None:
+            fused["bias"] = bias
+        return multiply(a, b, output, **fused)
+
+    return run
+
+
+def _lies_plainly(x: Operand) -> bool:
+    """Whether a factor's buffers are what the kernels read."""
+    q = x.quantizer
+    is_plain = isinstance(q.format, Integer | Float) and q.per_byte() == 1 and q.layout is None and not q.flat
+    own_zero = q.format.zero != 0 and not q.scale.has_zero_point()
+    is_alone = x.usages == (copies.ROWWISE,) and q.hadamard is None
+    return is_plain and not own_zero and is_alone and q.scale.scale_is_stored()
+
+
+GPU = Kernel("GPU product", _declines, _run, _planned)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ from torch import Tensor
 from hop.compat import tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
+from hop.dispatch.plan import Plan
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
-from hop.impls.scaled.exact import given_buffers
+from hop.impls.scaled.exact import are_buffers, given_buffers
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
@@ -111,24 +112,77 @@ def _product(
     return native_product.declines(made, left, shape, bias) or made
 
 
-def _run(call: Call) -> Any:
-    lhs, rhs = call.find(LHS), call.find(RHS)
-    made = product(call)
+# ---- by the words of a call, on its buffers
+
+
+def _multiplied(call: Call) -> Callable[..., Tensor]:
+    """The product of factors like those of a call that the kernels take: a function of lhs, rhs, bias, and of scale and
+    zero point of the result."""
+    made, n, multiply = product(call), _columns(call), native_operators.product
     assert not isinstance(made, str)
-    n = rhs.shape[-2 if call.roles.rhs_sums == -1 else -1]
-    left = [lhs, None, None, None] if isinstance(lhs, Tensor) else buffers(lhs, made.lhs, usage(call, LHS))
-    right = buffers(rhs, made.rhs, usage(call, RHS))
-    bias, stored = call.find(BIAS), []
-    if made.gives_codes:
-        stored = given_buffers(call, [*lhs.shape[:-1], n])
-    given = (*stored, None, None)[:2]
-    y = native_operators.product(*left, *right, bias, *given, n, made.description)
-    return [y, *stored] if made.gives_codes else meaning.finish(call, y)
+    words = made.description
+    if made.lhs[1:] == made.rhs[1:] == ("scale", None, None) and _is_rowwise(call):  # the same, in fewer steps
+        return lambda lhs, rhs, *more: multiply(
+            lhs.codes, lhs.scale, None, None, rhs.codes, rhs.scale, None, None, *more, n, words
+        )
+    of_lhs, of_rhs = reader(call, LHS, made.lhs), reader(call, RHS, made.rhs)
+    return lambda lhs, rhs, *more: multiply(*of_lhs(lhs), *of_rhs(rhs), *more, n, words)
 
 
-def buffers(x: Operand, names: Sequence[str | None], usage: str) -> list[Tensor | None]:
-    own = dict(zip(("codes", *x.quantizer.stored()), x.of(usage).tensors, strict=True))
-    return [None if name is None else own[name] for name in names]
+def _is_rowwise(call: Call) -> bool:
+    return all(isinstance(x, Operand) and x.usages == (copies.ROWWISE,) for x in (call.find(LHS), call.find(RHS)))
 
 
-NATIVE = Kernel("native product", _declines, _run, native=True)
+def reader(call: Call, role: str, names: Sequence[str | None]) -> Callable[[Any], Sequence[Tensor | None]]:
+    """What gives the four buffers that a product reads of a factor like that of a call, an Operand or a
+    QuantizedTensor."""
+    x = call.find(role)
+    if not isinstance(x, Operand):
+        return lambda x: (x, None, None, None)
+    wanted = usage(call, role)
+    held = [None if name is None else copies.name_of(x.quantizer, wanted, name) for name in names]
+    return lambda x: [None if name is None else getattr(x, name) for name in held]
+
+
+def _run(call: Call) -> Any:
+    lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
+    stored = given_buffers(call, [*lhs.shape[:-1], _columns(call)]) if _gives_codes(call) else []
+    y = _multiplied(call)(lhs, rhs, bias, *(*stored, None, None)[:2])
+    return [y, *stored] if stored else meaning.finish(call, y)
+
+
+def _planned(call: Call, general: Plan) -> Plan | None:
+    """For results in floats, and codes whose scales are given as they are stored."""
+    codes, shape = _gives_codes(call), (*call.find(LHS).shape[:-1], _columns(call))
+    if isinstance(call.output, Quantizer) and not (codes and are_buffers(call, shape)):
+        return None
+    multiply, places = _multiplied(call), call.roles.roles
+    i, j = places.index(LHS), places.index(RHS)
+    k = None if call.find(BIAS) is None else places.index(BIAS)
+
+    def run(*given: Any) -> Any:
+        stored = given[-2:] if codes else _NONE
+        try:
+            y = multiply(given[i], given[j], None if k is None else given[k], *stored)
+        except RuntimeError:  # which `general` gives the reason of, if an operand is not what it was described as
+            return general(*given)
+        if y.shape != shape or not y.is_cpu:
+            return general(*given)
+        return [y, *(t.clone() for t in stored if t is not None)] if codes else y
+
+    return run
+
+
+_NONE = (None, None)
+
+
+def _columns(call: Call) -> int:
+    return call.find(RHS).shape[-2 if call.roles.rhs_sums == -1 else -1]
+
+
+def _gives_codes(call: Call) -> bool:
+    made = product(call)
+    return not isinstance(made, str) and made.gives_codes
+
+
+NATIVE = Kernel("native product", _declines, _run, _planned, native=True)

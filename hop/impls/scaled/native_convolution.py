@@ -11,10 +11,11 @@ from torch import Tensor
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
+from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import calls, meaning
 from hop.impls.scaled.calls import Call, by_sum, is_integer
-from hop.impls.scaled.exact import given_buffers
+from hop.impls.scaled.exact import are_buffers, given_buffers
 from hop.impls.scaled.operands import grid
 from hop.impls.scaled.products import is_transposed
 from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, RHS, aten
@@ -241,4 +242,31 @@ def _held(x: Operand) -> tuple[Any, ...]:
     return own.codes, own.step, own.zero if isinstance(own.zero, Tensor) else None
 
 
-NATIVE_CONVOLUTION = Kernel("native convolution", _declines, _run, native=True)
+def _planned(call: Call, general: Plan) -> Plan | None:
+    """For batches of plain codes, a byte each."""
+    x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
+    simple = all(x.quantizer.scale.scale_is_stored() and x.quantizer.per_byte() == 1 for x in (x, weight))
+    made, gives_codes = convolution(call), isinstance(call.output, Quantizer)
+    if isinstance(made, str) or x.dim() != weight.dim() or not simple:
+        return None
+    if gives_codes and not (made.gives_codes and x.dim() > 3 and are_buffers(call, made.shape)):
+        return None
+    affine, biased = x.quantizer.scale.has_zero_point(), bias is not None
+    n, shape, description, convolve = weight.shape[0], made.shape, made.description, native_operators.convolution
+
+    def run(*given: Any) -> Any:
+        x, weight = given[0], given[1]
+        zero_point, stored = x.zero_point if affine else None, given[-2:] if gives_codes else (None, None)
+        bias = given[2] if biased else None
+        try:
+            y = convolve(x.codes, x.scale, zero_point, weight.codes, weight.scale, bias, *stored, n, description)
+        except RuntimeError:  # as in a product
+            return general(*given)
+        if y.shape != shape or not y.is_cpu:
+            return general(*given)
+        return [y, *(t.clone() for t in stored if t is not None)] if gives_codes else y
+
+    return run
+
+
+NATIVE_CONVOLUTION = Kernel("native convolution", _declines, _run, _planned, native=True)

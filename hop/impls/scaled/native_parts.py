@@ -13,7 +13,7 @@ from hop.compat import tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
 from hop.impls.scaled import meaning, native
-from hop.impls.scaled.calls import Call, usage
+from hop.impls.scaled.calls import Call
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
 from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu import product as native_product
@@ -61,7 +61,7 @@ def _run(call: Call) -> Any:
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     made = native.product(_of_parts(call, _shaped(lhs, _PARTS[lhs.dtype])))
     assert not isinstance(made, str)
-    right = native.buffers(rhs, made.rhs, usage(call, RHS))
+    right = native.reader(call, RHS, made.rhs)(rhs)
     n, words = rhs.shape[-2 if call.roles.rhs_sums == -1 else -1], made.description
     words = words.replace("lhs bfloat16", f"lhs {native_product.name(lhs)}", 1)
     none = (None, None, None)

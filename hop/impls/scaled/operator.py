@@ -7,23 +7,27 @@ import torch
 from torch import Tensor
 
 from hop.buffers.operators import buffers_operator
-from hop.compat import dynamo, eager
-from hop.compat.eager import OpOverload, is_autocasting, is_plain_eager
+from hop.compat import dynamo, eager, memory
+from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
-from hop.dispatch.hop import Composite, Hop
+from hop.dispatch import plan
+from hop.dispatch.composite import Composite
+from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand, decode, encode
+from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantize.arguments import check_values
-from hop.impls.scaled import batching, calls, gradient, kernels, meaning, plans, sharding
+from hop.impls.scaled import batching, calls, gradient, kernels, meaning, sharding
 from hop.impls.scaled.arguments import check, check_op, check_output
 from hop.impls.scaled.calls import Call, fitted
-from hop.impls.scaled.plans import operand
+from hop.impls.scaled.roles import LHS, OTHER, RHS, ROLES
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Given, Rule
 from hop.tensor import QuantizedTensor
+from hop.tensor.quantized import operand
 
 _Optional = Tensor | None
 
@@ -181,14 +185,22 @@ def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[A
 
 def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
     """The dtype of the first operand that may be quantized."""
-    first = args[plans.first_operand(op, args)]
+    first = args[_first_operand(op, args)]
     return cast(Any, first[0] if isinstance(first, list | tuple) else first).dtype
+
+
+def _first_operand(op: OpOverload, args: tuple[Any, ...]) -> int:
+    """Which argument is the first that may be quantized."""
+    roles = ROLES[op]
+    return next(
+        i for i, x in enumerate(args) if isinstance(x, Tensor | list | tuple) and roles.role(i) in (LHS, RHS, OTHER)
+    )
 
 
 def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Tensor:
     """The result, of which `made` are the buffers."""
     shape, dtype = _shape(q, op, args, kwargs, made), _appearance(op, args)
-    named = zip([b.name for b in copies.describe(q, shape, (copies.ROWWISE,))], made, strict=True)
+    named = zip(copies.names(q, (copies.ROWWISE,)), made, strict=True)
     return QuantizedTensor.fitting(dict(named), q, shape, dtype)
 
 
@@ -214,7 +226,7 @@ def activated(y: Tensor, rule: Rule) -> Tensor:
 # ---- the public function
 
 # Names of this module are found faster than attributes of others.
-_key, _find, _dtype, _Quantizer = plans.key, plans.find, torch.dtype, Quantizer
+_key, _find, _dtype, _Quantizer = plan.key, plan.find, torch.dtype, Quantizer
 
 
 def scaled(
@@ -254,16 +266,14 @@ def scaled(
         >>> hop.scaled(torch.ops.aten.linear.default, torch.bfloat16, x, w).dtype
         torch.bfloat16
     """
-    if not kwargs and is_plain_eager() and not is_autocasting():
-        given: Any = (*args, output_scale, output_zero_point) if type(output) is _Quantizer else args
-        known = None
-        if given is not args or (type(output) is _dtype and output_scale is None and output_zero_point is None):
-            known = _key(op, output, given)
-        if known is not None:
+    codes = type(output) is _Quantizer
+    if not kwargs and (codes or (type(output) is _dtype and output_scale is None and output_zero_point is None)):
+        given: Any = (*args, output_scale, output_zero_point) if codes else args
+        if (known := _key((op, output), given)) is not None:
             if output_scale is not None:
                 check_values("scaled", "output_", output, output_scale, output_zero_point)  # type: ignore[arg-type]
-            plan = _find(known)
-            return _planned(known, op, output, given) if plan is None else plan(*given)
+            found = _find(known)
+            return found(*given) if found is not None else _planned(known, op, output, given)
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 
@@ -271,15 +281,36 @@ def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given:
     """The result of a call of which no plan is known, and the plan."""
     check_op(op)
     check_output(output)
-    asked = plans.call(op, output, given)
+    asked = _of_given(op, output, given)
     call = check(asked)
-    kernel = next((k for k in kernels.TABLE if k.declines(call) is None), kernels.REFERENCE)
+    kernel = next((k for k in kernels.TABLE if k.supports(call)), kernels.REFERENCE)
     result: Any = kernel.run(call)
+    found = kernel.prepare(call, lambda *given: kernel.run(_of_given(op, output, given)))
     if isinstance(output, Quantizer):
         result = _quantized(output, op, given[:-2], {}, result)
+        found = _of_codes(found, _first_operand(op, given), result)
     if call.output_scale is asked.output_scale and call.output_zero_point is asked.output_zero_point:
-        plans.remember(known, op, output, given, kernel, result)
+        plan.remember(known, found)
     return result
+
+
+def _of_given(op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...]) -> Call:
+    """The call of what a plan is given: the arguments, and scale and zero point where the output is a quantizer."""
+    memory.check(given)
+    *args, scale, zero_point = given if isinstance(output, Quantizer) else (*given, None, None)
+    bound, kwargs = describe(op).bind(tuple(args), {})
+    return Call(op, output, scale, zero_point, tuple(map(operand, bound)), kwargs)
+
+
+def _of_codes(found: Plan, first: int, like: QuantizedTensor) -> Plan:
+    """The plan of quantized tensors like one, but for their data and dtypes, of whose buffers `found` is the plan."""
+    names, quantizer, shape = like._names, like.quantizer, like.shape
+
+    def run(*given: Any) -> QuantizedTensor:
+        buffers = dict(zip(names, found(*given), strict=True))
+        return QuantizedTensor.fitting(buffers, quantizer, shape, given[first].dtype)
+
+    return run
 
 
 def _traced(

@@ -157,7 +157,7 @@ def _local(
 def _local_operand(x: Operand, wanted: Sequence[int | None], mesh: Any) -> Operand:
     codes, *stored = x.tensors
     parts = [_part(codes, wanted, mesh)]
-    ndim, names = x.dim(), [b.name for b in copies.describe(x.quantizer, x.shape, x.usages)][1:]
+    ndim, names = x.dim(), copies.names(x.quantizer, x.usages)[1:]
     for name, t in zip(names, stored, strict=True):
         block = x.quantizer.stored().get(name, (None, (-1,)))[1]
         along = blocks.per_dimension(block, ndim)

@@ -240,7 +240,7 @@ def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
 
 def _dequantize(call: tuple[Any, ...]) -> Tensor:
     quantizer, buffers, usages, shape, dtype = call
-    names = [b.name for b in copies.describe(Quantizer.parse(quantizer), shape, tuple(usages))]
+    names = copies.names(Quantizer.parse(quantizer), tuple(usages))
     return copies.dequantize(fast(quantizer), dict(zip(names, buffers, strict=True)), shape).to(dtype)
 
 

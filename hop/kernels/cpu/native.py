@@ -15,22 +15,20 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager, inductor
+from hop.dispatch import plan
 from hop.kernels.cpu import operators as native_operators
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _VERSION = 9  # of the C interface
 LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 _OFF = "off"
-
-on_change: list[Callable[[], None]] = []
-"""Called after what kernels may be taken has changed."""
 
 
 class Library:
@@ -51,8 +49,7 @@ class Library:
         if self.functions is not None and not self.off:
             self.functions.hop_use_level(LEVELS.index(path))
         self.path = path
-        for changed in on_change:
-            changed()
+        plan.forget()
 
     def declines(self) -> str | None:
         """Why native kernels are not to be used, or None."""

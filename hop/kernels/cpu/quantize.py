@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.dispatch.kernel import Kernel
+from hop.dispatch.operand import Operand
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu.quantizers import declines_shape, plan
@@ -238,7 +239,7 @@ def _dequantize(call: tuple[Any, ...]) -> Tensor:
     if copies.ROWWISE in usages:
         count = 3 if len(plan(quantizer).quantizer.stored()) > 1 else 2  # type: ignore[union-attr]
         return dequantize_native(quantizer, buffers[:count], tuple(shape), dtype)
-    names = [b.name for b in copies.describe(Quantizer.parse(quantizer), shape, tuple(usages))]
+    names = copies.names(Quantizer.parse(quantizer), tuple(usages))
     return copies.dequantize(_native(quantizer), dict(zip(names, buffers, strict=True)), shape).to(dtype)
 
 
@@ -255,3 +256,26 @@ def _fake_quantize(call: tuple[Any, ...]) -> Tensor:
 QUANTIZE = Kernel("native", _declines_quantize, _quantize, native=True)
 DEQUANTIZE = Kernel("native", _declines_dequantize, _dequantize, native=True)
 FAKE_QUANTIZE = Kernel("native", _declines_fake, _fake_quantize, native=True)
+
+
+# ---- for plans
+
+
+def words_of(q: Quantizer, x: Tensor) -> str | None:
+    """What the native operator is told to quantize x row-wise, by the scale that the rule finds; None where it does not
+    take that."""
+    asks = q.stochastic or q.hadamard is not None or x.dtype not in _DTYPES or q.scale.missing() is not None
+    if asks or (x.dim() > 3 and memory_format.is_channels_last(x)):
+        return None
+    takes = QUANTIZE.supports((str(q), x, None, None, None, [copies.ROWWISE]))
+    return plan(str(q)).words if takes else None  # type: ignore[union-attr]
+
+
+def words_back(x: Operand, dtype: torch.dtype) -> str | None:
+    """What it is told to give the numbers of x in `dtype`, likewise."""
+    if x.usages != (copies.ROWWISE,) or dtype not in _DTYPES or x.quantizer.hadamard is not None:
+        return None
+    if len(x.shape) > 3 and memory_format.is_channels_last(x.codes):
+        return None
+    takes = DEQUANTIZE.supports((str(x.quantizer), list(x.tensors), x.usages, x.shape, dtype))
+    return plan(str(x.quantizer)).back(dtype) if takes else None  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dtensor, subclasses
-from hop.dispatch.hop import Composite
+from hop.dispatch.composite import Composite
 from hop.numerics import copies
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor

@@ -7,7 +7,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hop.compat.export import as_decomposition
-from hop.dispatch.hop import decompositions
+from hop.dispatch.decompositions import decompositions
 from hop.export.rewrite.program import check_program
 from hop.export.targets.onnx.constants import INT4
 from hop.export.targets.onnx.factors import in_bytes

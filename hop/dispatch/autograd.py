@@ -1,0 +1,65 @@
+"""The gradient of a call of ours, as an autograd.Function: the call without its tensors, and its backward."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import eager, functorch
+from hop.compat.pytree import tree_flatten, tree_unflatten
+
+
+class Call:
+    """One call without its tensors: a context that outlives the call keeps none of them alive."""
+
+    def __init__(self, hop: Any, leaves: list[Any], spec: Any) -> None:
+        self.hop, self.spec = hop, spec
+        self.positions = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        self.rest = [None if isinstance(x, Tensor) else x for x in leaves]
+
+    @classmethod
+    def take(cls, hop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple["Call", list[Tensor]]:
+        leaves, spec = tree_flatten((args, kwargs))
+        call = cls(hop, leaves, spec)
+        return call, [leaves[i] for i in call.positions]
+
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = list(self.rest)
+        for i, x in zip(self.positions, tensors, strict=True):
+            leaves[i] = x
+        return tree_unflatten(leaves, self.spec)
+
+    def run(self, *tensors: Tensor) -> Tensor:
+        args, kwargs = self.arguments(tensors)
+        return self.hop(*args, **kwargs)
+
+
+class Rule:
+    """The gradient of a call, for torch.autograd.Function: inputs are the Call, then its tensors."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        call, *tensors = inputs
+        ctx.call = call
+        ctx.save_for_backward(*tensors)
+        if not (output.is_floating_point() or output.is_complex()):
+            ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), call = grad_outputs, ctx.call
+        needed = [False] * len(call.rest)
+        for i, need in zip(call.positions, ctx.needs_input_grad[1:], strict=True):
+            needed[i] = need
+        # torch.func.vjp gives functions that run when their level has ended
+        args, kwargs = call.arguments([functorch.unwrap_if_dead(x) for x in ctx.saved_tensors])
+        grads = call.hop.gradient(grad, needed, *args, **kwargs)
+        return None, *(grads[i] for i in call.positions)
+
+
+class AutogradRule(Rule, torch.autograd.Function):
+    @staticmethod
+    def forward(call: Call, *tensors: Tensor) -> Tensor:
+        with eager.below_autograd():
+            return call.run(*tensors)
