@@ -15,7 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hop
 from hop.compat import eager
+from hop.compat.memory import PLAIN
+from hop.dispatch import plan
 from hop.impls.out_dtype import out_dtype_operator
+from hop.kernels.cpu import native
 from tests.routes import nodes
 
 aten = torch.ops.aten
@@ -235,3 +238,73 @@ class TestNotTaken(unittest.TestCase):
         a, b = change(*operands())
         want = torch.from_numpy(a.numpy().astype("int64") @ b.numpy().astype("int64")).int()
         assert torch.equal(hop.out_dtype(MM, torch.int32, a, b), want)
+
+
+def vmapped(call: Callable[[], Any]) -> Any:
+    return torch.vmap(lambda _: call() or torch.zeros(()))(torch.zeros(1))
+
+
+class TestOnePlace(unittest.TestCase):
+    """hop.dispatch.plan says which calls skip the dispatcher: the same for those that have plans and for others."""
+
+    def setUp(self):
+        self.x, self.codes = torch.randn(4, 64), torch.randint(-8, 8, (4, 64), dtype=torch.int8)
+        self.q = hop.quantize(hop.presets.INT8_ROW, self.x)
+
+    def asked(self, *given: Any) -> tuple[bool, bool]:
+        classes = PLAIN | {hop.QuantizedTensor}
+        return plan.key(("op",), given) is not None, plan.is_plain(classes, given, {})
+
+    def test_plain(self):
+        for given in ((self.x,), (self.codes, None, 3, "same"), (self.q, self.x), (torch.nn.Parameter(self.x, False),)):
+            assert self.asked(*given) == (True, True)
+
+    def test_watched(self):
+        leaf, dual_x = self.x.clone().requires_grad_(), self.x.clone()
+        with torch.no_grad():
+            assert self.asked(leaf) == (True, True)
+        parameter = torch.nn.Parameter(self.q)
+        of_fakes = hop.quantize(hop.presets.INT8_ROW, FakeTensorMode().from_tensor(self.x))
+        for given in ((leaf,), (self.q, leaf), (parameter,), (of_fakes,)):
+            assert self.asked(*given) == (False, False), given
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(dual_x, torch.ones_like(dual_x))
+            assert self.asked(dual) == (False, False) and self.asked(self.x) == (True, True)
+
+    def test_transformed(self):
+        for context in (SeesAten, SeesFunctions, FakeTensorMode, lambda: torch.device("meta")):
+            with context():
+                assert self.asked(self.codes) == (False, False)
+        seen = []
+        vmapped(lambda: seen.append(self.asked(self.codes)))
+        assert seen == [(False, False)]
+        with torch.autocast("cpu", torch.bfloat16):  # which operators switch off, and ask again
+            assert plan.key(("op",), (self.x,)) is None
+
+    def test_what_makes_another_plan(self):
+        """Each of these changes the key, and equal calls have equal ones."""
+        q, x = self.q, self.x
+        image, narrow = torch.randn(2, 3, 4, 4), hop.quantize(hop.presets.INT4_32, x)
+        given = (
+            *((x,), (x.bfloat16(),), (x[:3],), (x, None), (x, 1), (x, "a"), (x, [1, 2]), (x, (1, 3)), (q,), (narrow,)),
+            *((image,), (image.to(memory_format=torch.channels_last),), (hop.quantize(hop.presets.INT8_ROW, x[:2]),)),
+            *((hop.quantize(hop.presets.INT8_ROW, image),), (hop.pack(hop.quantize(hop.presets.INT8_ROW, x)),)),
+        )
+        keys = [plan.key(("op",), g) for g in given]
+        assert None not in keys and len(set(keys)) == len(keys)
+        assert plan.key(("op",), (q.clone(), x.clone())) == plan.key(("op",), (q, x))
+        assert plan.key(("op", 1), (x,)) != plan.key(("op", 2), (x,))
+        assert plan.key((), ([x],)) is None and plan.key((), (object(),)) is None
+
+    def test_a_changed_quantizer_or_buffer_makes_another_plan(self):
+        before = plan.key((), (self.q,))
+        self.q.codes = self.q.codes.clone()
+        assert plan.key((), (self.q,)) == before
+        self.q.quantizer = hop.Quantizer(hop.formats.INT8, (1, -1), hop.scale_rules.AbsMean())
+        assert plan.key((), (self.q,)) not in (before, None)
+
+    def test_levels_forget(self):
+        hop.scaled(torch.ops.aten.mm.default, torch.float32, self.q, hop.quantize(hop.presets.INT8_ROW, self.x).t())
+        assert plan._plans
+        with native.use("off"):
+            assert not plan._plans

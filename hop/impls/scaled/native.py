@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat import tracing
+from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.plan import Plan
@@ -17,7 +17,6 @@ from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import are_buffers, given_buffers
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
 from hop.kernels.cpu import native
-from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu import product as native_product
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
@@ -117,8 +116,8 @@ def _product(
 
 def _multiplied(call: Call) -> Callable[..., Tensor]:
     """The product of factors like those of a call that the kernels take: a function of lhs, rhs, bias, and of scale and
-    zero point of the result."""
-    made, n, multiply = product(call), _columns(call), native_operators.product
+    zero point of the result, to be called below autograd."""
+    made, n, multiply = product(call), _columns(call), torch.ops.hop_native.product.default
     assert not isinstance(made, str)
     words = made.description
     if made.lhs[1:] == made.rhs[1:] == ("scale", None, None) and _is_rowwise(call):  # the same, in fewer steps
@@ -147,7 +146,8 @@ def reader(call: Call, role: str, names: Sequence[str | None]) -> Callable[[Any]
 def _run(call: Call) -> Any:
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     stored = given_buffers(call, [*lhs.shape[:-1], _columns(call)]) if _gives_codes(call) else []
-    y = _multiplied(call)(lhs, rhs, bias, *(*stored, None, None)[:2])
+    with eager.below_autograd():
+        y = _multiplied(call)(lhs, rhs, bias, *(*stored, None, None)[:2])
     return [y, *stored] if stored else meaning.finish(call, y)
 
 
@@ -156,14 +156,15 @@ def _planned(call: Call, general: Plan) -> Plan | None:
     codes, shape = _gives_codes(call), (*call.find(LHS).shape[:-1], _columns(call))
     if isinstance(call.output, Quantizer) and not (codes and are_buffers(call, shape)):
         return None
-    multiply, places = _multiplied(call), call.roles.roles
+    multiply, places, below = _multiplied(call), call.roles.roles, eager.below_autograd
     i, j = places.index(LHS), places.index(RHS)
     k = None if call.find(BIAS) is None else places.index(BIAS)
 
     def run(*given: Any) -> Any:
         stored = given[-2:] if codes else _NONE
         try:
-            y = multiply(given[i], given[j], None if k is None else given[k], *stored)
+            with below():
+                y = multiply(given[i], given[j], None if k is None else given[k], *stored)
         except RuntimeError:  # which `general` gives the reason of, if an operand is not what it was described as
             return general(*given)
         if y.shape != shape or not y.is_cpu:
