@@ -111,14 +111,17 @@ def is_plain(classes: frozenset[type], args: Iterable[Any], kwargs: Mapping[str,
         return False
     grad, dual = _is_grad_enabled(), _is_dual_level_open()
     for x in tensors(args, kwargs):
+        cls = type(x)
         if (
-            type(x) not in classes
+            cls not in classes
             or x.layout is not torch.strided
             or (grad and x.requires_grad)
             or (dual and _has_tangent(x))
             or x.is_conj()
             or x.is_neg()
         ):
+            return False
+        if cls in _wrappers and type(getattr(x, _wrappers[cls](x).part)) not in PLAIN:
             return False
     return True
 
