@@ -29,8 +29,9 @@ from torch import Tensor
 
 from hop.compat.export import is_lowering
 from hop.numerics import spelling
-from hop.numerics.formats import Integer, lookup
+from hop.numerics.formats import Integer
 from hop.numerics.spelling import Value
+from hop.numerics.tables import lookup
 
 _MANTISSA_BITS = 31
 _INT32 = (-(2**31), 2**31 - 1)
