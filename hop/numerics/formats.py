@@ -49,7 +49,7 @@ class Format(Value):
     max: float = field(init=False)
     min: float = field(init=False)
 
-    # Its kind, which a subclass shares.
+    # Its kind, which a subclass shares. The codes of integers, less that of 0, are their numbers.
     is_integer: ClassVar[bool] = False
     is_float: ClassVar[bool] = False
     is_codebook: ClassVar[bool] = False

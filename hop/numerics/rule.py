@@ -23,6 +23,7 @@ from hop.numerics.requantization import Requantization
 from hop.numerics.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
+_TOLD = ("step", "fold_format")
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,13 @@ class Rule(Value):
     def rest_factor(self, format: Format) -> float:
         """What that tensor is multiplied by to give `rest`."""
         return 1.0
+
+    @property
+    def step_is_told(self) -> bool:
+        """Whether `fold_format`, `rest_name` and `rest_factor` say what `step` computes. Not so where a subclass has a
+        `step` of its own, and no `fold_format` beside it."""
+        first = {name: next(i for i, c in enumerate(type(self).__mro__) if name in vars(c)) for name in _TOLD}
+        return first["step"] >= first["fold_format"]
 
     def clips(self) -> bool:
         """Whether the scale that the rule finds leaves elements beyond the largest number."""
