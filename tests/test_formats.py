@@ -14,7 +14,7 @@ from parameterized import parameterized
 
 import hop
 from hop import formats
-from hop.numerics import packing
+from hop.numerics import packing, tables
 from hop.numerics.formats import E2M1, E4M3, E5M2, E8M0, FORMATS, INT4, INT8, TERNARY, UINT4, UINT8, Codebook, Float
 
 OF_ML_DTYPES = {
@@ -75,7 +75,7 @@ class TestFloats(unittest.TestCase):
         """The two ways to a code that the library has."""
         x = inputs(fmt)
         x = x[~x.isnan()]
-        by_search = formats._search(x.abs(), fmt._thresholds).to(torch.uint8)
+        by_search = tables.search(x.abs(), fmt._thresholds).to(torch.uint8)
         np.testing.assert_array_equal(by_search.numpy(), bits_of(fmt.encode(x)) & 0x7F)
 
 

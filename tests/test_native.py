@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -27,9 +28,10 @@ from hop.impls.scaled.calls import Call
 from hop.kernels.aten import integer
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
-from hop.numerics.formats import INT8, UINT8
+from hop.numerics.formats import E4M3, INT8, UINT8
+from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Found, Given, Microscaling, Rule
 from hop.tensor.quantized import operand
 from tests import levels, scaled_oracles
 from tests.scaled_oracles import array, assert_bits
@@ -366,6 +368,42 @@ class TestTransposed(unittest.TestCase):
         turned = plain.rebuilt(plain.buffers() | {"codes": w.codes.mT})
         want = hop.scaled(aten.bmm.default, torch.float32, x, plain)
         assert torch.equal(hop.scaled(aten.bmm.default, torch.float32, x, turned), want)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Halves(Rule):
+    """Stores half of the step."""
+
+    def find(self, parts, format):
+        half = parts.amax() / (2 * format.max)
+        return Found((half,), parts.x / (2 * half))
+
+    def step(self, tensors, format):
+        return tensors[0] * 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Powers(Microscaling):
+    """Twice the power that MX takes, and stores."""
+
+    def step(self, tensors, format):
+        return super().step(tensors, format) * 2
+
+
+@BUILT
+class TestRules(unittest.TestCase):
+    """A rule of a user, whose step the kernels would not read from what it stores."""
+
+    @parameterized.expand([("int8", INT8, (1, -1), _Halves()), ("e4m3", E4M3, (1, 32), _Powers())])
+    def test_a_step_of_its_own(self, _name, fmt, block, rule):
+        torch.manual_seed(9)
+        q = Quantizer(fmt, block, rule)
+        x, w = torch.randn(8, 64), hop.quantize(q, torch.randn(48, 64))
+        assert "a step of its own" in native_product.describe(q, False)
+        for lhs in (x, hop.quantize(q, x)):
+            numbers = lhs if lhs is x else lhs.dequantize()
+            for rhs in (w, hop.pack(w)):
+                torch.testing.assert_close(linear(lhs, rhs), torch.nn.functional.linear(numbers, w.dequantize()))
 
 
 @BUILT

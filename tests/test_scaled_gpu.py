@@ -13,10 +13,10 @@ from cutlass_kernels import checks, plain
 from hop import presets
 from hop.impls.scaled import gpu, meaning
 from hop.impls.scaled.calls import Call
-from hop.numerics.formats import INT8, UINT8
+from hop.numerics.formats import E2M1, E4M3, E5M2, INT8, UINT8, Float, PowerOfTwo
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Given, Microscaling, TwoLevel
 from hop.tensor.quantized import operand
 
 aten = torch.ops.aten
@@ -202,6 +202,18 @@ class TestDeclines(unittest.TestCase):
         assert "blocks of 1 x 128" in self.reason(
             aten.linear.default, torch.float32, *factors(presets.FP8_1X128, presets.FP8_1X128)
         )
+
+    @parameterized.expand(
+        [
+            ("exponents", E4M3, Microscaling(exponent=PowerOfTwo("e7", 7, torch.uint8, bias=63))),
+            ("scales", E2M1, TwoLevel(inner=E5M2)),
+            ("elements", Float("e3m0", 4, torch.uint8, exponent_bits=3, bias=3, largest=7), Microscaling()),
+        ]
+    )
+    def test_other_formats_of_the_same_bits(self, _name, fmt, rule):
+        """A kernel would read them as those that it knows."""
+        q = Quantizer(fmt, (1, 32), rule)
+        assert "scales in e8m0" in self.reason(aten.linear.default, torch.float32, *factors(q, q))
 
     def test_the_cpu_is_told_so(self):
         asked = call(aten.linear.default, torch.float32, *factors(presets.INT8_ROW, presets.INT8_ROW))

@@ -1,7 +1,7 @@
 """The part of a quantized tensor that a process holds, and where its buffers lie in those of the whole tensor.
 
 The whole tensor's buffers are what hop.numerics.copies.describe says of its shape. One of their elements serves a unit
-of the tensor's (hop.tensor.views), so a part has a range of each buffer if its boundaries cut no unit:
+of the tensor's (hop.tensor.units), so a part has a range of each buffer if its boundaries cut no unit:
 
     offset of the range = offset of the part / unit        one unit of the whole dimension: the range is all of it
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hop.compat import dtensor
 from hop.numerics import copies
-from hop.tensor import QuantizedTensor, views
+from hop.tensor import QuantizedTensor, units
 from hop.tensor.table import Cut
 
 
@@ -81,11 +81,9 @@ def part_of(x: Any) -> Part | None:
 def _ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:
     """For each buffer and dimension where the range begins, and whether other parts share it."""
     t = part.tensor
-    units = views.units(t.quantizer, t.usages, t.dim())
+    own = units.of_buffers(t.quantizer, t.usages, t.dim())
     along = list(zip(part.offsets, t.shape, part.shape, strict=True))
-    return {
-        name: [_range(name, f"dimension {d}", u[d], *along[d]) for d in range(t.dim())] for name, u in units.items()
-    }
+    return {name: [_range(name, f"dimension {d}", u[d], *along[d]) for d in range(t.dim())] for name, u in own.items()}
 
 
 def _flat_ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:

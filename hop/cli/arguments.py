@@ -21,7 +21,6 @@ import hop
 from hop.compat.eager import OpOverload
 from hop.numerics import presets
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given
 from hop.tensor import QuantizedTensor
 
 _SHORT = {
@@ -138,10 +137,12 @@ def _random(shape: list[int], dtype: torch.dtype, device: torch.device) -> Tenso
 
 def given(q: Quantizer, device: torch.device) -> dict[str, Any]:
     """A scale and a zero point for a quantizer that has no rule for them; nothing for others."""
-    if not isinstance(q.scale, Given):
+    if not q.scale.is_static:
         return {}
     found = {"scale": torch.ones((), device=device)}
-    return found | ({"zero_point": torch.zeros((), device=device, dtype=q.format.dtype)} if q.scale.affine else {})
+    if q.scale.has_zero_point():
+        found["zero_point"] = torch.zeros((), device=device, dtype=q.format.dtype)
+    return found
 
 
 def _kind(name: str) -> torch.dtype | Quantizer | None:

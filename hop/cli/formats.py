@@ -1,5 +1,6 @@
 """hop formats: the number formats, and the numbers of one."""
 
+import itertools
 from typing import Annotated, Any
 
 import torch
@@ -91,7 +92,7 @@ def _preset(name: str, q: Quantizer) -> dict[str, Any]:
 def codes(fmt: Format) -> list[tuple[int, float]]:
     """Each code, as the unsigned number of its bits, and its number: NaN and infinities too, where a code is one.
     Without those that stand for nothing."""
-    bits = torch.arange(len(fmt.numbers) if isinstance(fmt, Codebook) else 2**fmt.bits)
+    bits = torch.arange(len(fmt.numbers) if fmt.is_codebook else 2**fmt.bits)
     if fmt.dtype.is_floating_point:
         held = bits.to(torch.uint8).view(fmt.dtype)
     else:
@@ -99,7 +100,7 @@ def codes(fmt: Format) -> list[tuple[int, float]]:
         held = held.to(fmt.dtype)
     numbers = fmt.decode(held).tolist()
     known = set(fmt.numbers)
-    return [(c, n) for c, n in zip(bits.tolist(), numbers, strict=True) if n in known or not isinstance(fmt, Integer)]
+    return [(c, n) for c, n in zip(bits.tolist(), numbers, strict=True) if n in known or not fmt.is_integer]
 
 
 def _listing(found: list[dict[str, Any]]) -> str:
@@ -125,7 +126,5 @@ def _heading(fmt: Format) -> str:
 def _bits(fmt: Format, code: int) -> str:
     """The bits; of a float its sign, its exponent and its mantissa apart."""
     text = f"{code:0{fmt.bits}b}"
-    if not isinstance(fmt, Float):
-        return text
-    parts = (text[0], text[1 : 1 + fmt.exponent_bits], text[1 + fmt.exponent_bits :])
-    return " ".join(part for part in parts if part)
+    ends = itertools.accumulate(fmt.parts, initial=0)
+    return " ".join(text[a:b] for a, b in itertools.pairwise(ends) if a < b)

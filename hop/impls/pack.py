@@ -15,7 +15,6 @@ from hop.dispatch.composite import Composite
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import blocks, copies, spelling
-from hop.numerics.formats import Codebook, Float
 from hop.numerics.layouts import Decoded, Layout, Tiled, sums_first
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
@@ -23,13 +22,13 @@ from hop.tensor import QuantizedTensor
 
 def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
     """The layout that products want of a weight of `ndim` dimensions on a device; None for the plain one."""
-    if quantizer.layout is not None or quantizer.flat or isinstance(quantizer.format, Codebook):
+    if quantizer.layout is not None or quantizer.flat or quantizer.format.is_codebook:
         return quantizer.layout
     block = blocks.per_dimension(quantizer.block, ndim)
     is_weight = ndim == 2 or (ndim > 2 and set(block[1:]) == {-1})  # of a linear layer or of a convolution
     if is_weight and device == "cpu" and native.library().missing is None and quantizer.format.bits in (4, 8):
         return Tiled(columns=ndim == 2 and sums_first(block))
-    return Decoded() if isinstance(quantizer.format, Float) else None
+    return Decoded() if quantizer.format.is_float else None
 
 
 class Pack(Composite):
@@ -50,11 +49,12 @@ class Pack(Composite):
             return x.rebuilt({name: b.clone() for name, b in x.buffers().items()})
         if x.usages != (copies.ROWWISE,):
             raise ValueError(f"pack: weight must have its row-wise copy alone, got usages {x.usages}; quantize it so")
-        if isinstance(wanted, Tiled) and q.layout is None and _is_native(x, wanted):
+        tiles = None if wanted is None else wanted.tiles
+        if tiles is not None and q.layout is None and _is_native(x, tiles):
             codes = x.codes if x.dim() == 2 else x.codes.movedim(1, -1)
-            held = native_product.tiles(codes if x.dim() == 2 else codes.flatten(1), q.format, wanted)
+            held = native_product.tiles(codes if x.dim() == 2 else codes.flatten(1), q.format, tiles)
             rest = {name: b.clone() for name, b in x.buffers().items() if name != "codes"}
-            return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=wanted))
+            return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=tiles))
         own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
         return x.rebuilt(q.packed(own, x.shape, wanted), quantizer=replace(q, layout=wanted))
 

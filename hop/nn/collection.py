@@ -2,7 +2,8 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, cast
 
@@ -58,24 +59,11 @@ def calibrate(
         layer.prepare()
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
     collected = [_Range() if method is calibration.amax else _Sample() for _ in watched]
-    training = {module: module.training for module in model.modules()}
-    handles = [_observe(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]
     count = 0
-    try:
-        for layer, _, _ in watched:
-            layer.calibrating = True
-        model.eval()
-        with torch.no_grad():
-            for batch in _shown(islice(batches, steps), batches, steps, progress):
-                _run(model, batch, count)
-                count += 1
-    finally:
-        for handle in handles:
-            handle.remove()
-        for layer, _, _ in watched:
-            layer.calibrating = False
-        for module, flag in training.items():
-            module.training = flag
+    with _observed(model, [(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]):
+        for batch in _shown(islice(batches, steps), batches, steps, progress):
+            _run(model, batch, count)
+            count += 1
     if not count:
         raise ValueError("calibrate: batches is empty; give one input of the model or more")
     for (layer, role, _), seen in zip(watched, collected, strict=True):
@@ -89,6 +77,26 @@ def calibrate(
         values = seen.values()
         if values is not None:
             state.set(**method(Quantizer.parse(state.spelling), values))
+
+
+@contextmanager
+def _observed(model: nn.Module, watched: Sequence[tuple[Layer, str, Any]]) -> Iterator[None]:
+    """The model in eval mode and without gradients, while its layers compute in floats and are seen."""
+    training = {module: module.training for module in model.modules()}
+    handles = [_observe(layer, role, seen) for layer, role, seen in watched]
+    try:
+        for layer, _, _ in watched:
+            layer.calibrating = True
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for layer, _, _ in watched:
+            layer.calibrating = False
+        for module, flag in training.items():
+            module.training = flag
 
 
 def _static(layer: Layer) -> Iterator[tuple[str, StaticScale]]:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from hop.impls.quantize import dequantize
 from hop.nn.layer import Layer, modules_of, spelled
 from hop.nn.layers import LAYERS
-from hop.numerics.scale_rules import Given
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 
@@ -78,6 +77,23 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
     pairs = _checked(rules)
     if not isinstance(rules, Scheme):
         _check_matches(model, pairs)
+    model, rows, matched = _walked(model, pairs, learn_scales)
+    _unfuse(model)
+    unused = tuple(repr(selector) for i, (selector, _) in enumerate(pairs) if rows and i not in matched)
+    report = Report(model, tuple(rows), unused)
+    if not any(row.scheme is not None for row in rows) and any(scheme is not None for _, scheme in pairs):
+        warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=2)
+    elif learn_scales and not any(_has_static_scale(row.scheme) for row in rows):
+        warnings.warn(
+            "convert: learn_scales=True makes static scales Parameters, and no scheme has one: take one with "
+            "hop.scale_rules.Given, such as hop.schemes.INT8_STATIC",
+            stacklevel=2,
+        )
+    return report
+
+
+def _walked(model: nn.Module, pairs: Sequence[Rule], learn_scales: bool) -> tuple[nn.Module, list[Row], set[int]]:
+    """The model with quantized layers, a row for each layer, and the places of the pairs that matched one."""
     done: dict[int, tuple[nn.Module, Row]] = {}
     rows: list[Row] = []
     matched: set[int] = set()
@@ -101,18 +117,7 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
             rows.append(row)
         if new is not module:
             model = _put(model, name, new)
-    _unfuse(model)
-    unused = tuple(repr(selector) for i, (selector, _) in enumerate(pairs) if rows and i not in matched)
-    report = Report(model, tuple(rows), unused)
-    if not any(row.scheme is not None for row in rows) and any(scheme is not None for _, scheme in pairs):
-        warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=2)
-    elif learn_scales and not any(_has_static_scale(row.scheme) for row in rows):
-        warnings.warn(
-            "convert: learn_scales=True makes static scales Parameters, and no scheme has one: take one with "
-            "hop.scale_rules.Given, such as hop.schemes.INT8_STATIC",
-            stacklevel=2,
-        )
-    return report
+    return model, rows, matched
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -207,7 +212,7 @@ def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Modu
 
 def _has_static_scale(scheme: Scheme | None) -> bool:
     quantizers = () if scheme is None else (scheme.lhs, scheme.rhs, scheme.output)
-    return any(q is not None and isinstance(q.scale, Given) for q in quantizers)
+    return any(q is not None and q.scale.is_static for q in quantizers)
 
 
 def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:

@@ -21,7 +21,6 @@ from hop.nn.delayed import AmaxHistory
 from hop.nn.static import StaticScale
 from hop.numerics import calibration
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Delayed
 from hop.numerics.schemes import SCHEMES, Scheme
 from hop.tensor import QuantizedTensor
 
@@ -217,10 +216,10 @@ class Layer(nn.Module):
 
     def _made(self, role: str, q: Quantizer) -> nn.Module:
         device = self.weight.device
-        if role == WEIGHT and not isinstance(q.scale, Delayed):
+        if role == WEIGHT and not q.scale.is_delayed:
             shape = self.weight_quantizer(q).buffers(self.weight.shape)["scale"][0]
             return StaticScale(q, shape, self.learn_scales, device)
-        if isinstance(q.scale, Delayed):
+        if q.scale.is_delayed:
             if role == OUTPUT:
                 raise ValueError(
                     f"hop.nn: output={q} needs the amax of results before they are quantized, which nothing returns; "

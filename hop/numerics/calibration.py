@@ -19,7 +19,7 @@ from torch import Tensor
 from hop.compat import memory
 from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import LARGEST, AbsMean, Amax, Blocks, Given, MinMax, Rule, TwoLevel
+from hop.numerics.scale_rules import LARGEST, Amax, Blocks
 
 
 def amax(q: Quantizer, *batches: Tensor) -> dict[str, Tensor]:
@@ -111,18 +111,14 @@ def _known(x: Tensor) -> Tensor:
 
 def _served(q: Quantizer) -> Quantizer:
     """A quantizer with the blocks that the scale which a caller gives to q serves."""
-    return replace(q, block=q.scale.outer, scale=Amax()) if isinstance(q.scale, TwoLevel) else q
+    return q if q.scale.outer_block is None else replace(q, block=q.scale.outer_block, scale=Amax())
 
 
 def _from_range(q: Quantizer, low: Tensor, high: Tensor) -> dict[str, Tensor]:
     """What q's rule finds for a tensor whose blocks have this range."""
-    rule: Rule = q.scale
-    if isinstance(rule, TwoLevel):
+    if q.scale.outer_block is not None:
         return {"scale": torch.maximum(high, -low)}
-    if isinstance(rule, Given):
-        rule = MinMax() if rule.affine else Amax()
-    elif isinstance(rule, AbsMean):
-        rule = Amax()
+    rule = q.scale.of_ends()
     ends = torch.stack([low, high], -1)
     found = rule.find(Blocks(ends, [ends.dim() - 1], list(range(ends.dim() - 1)), torch.float32), q.format).tensors
     return {name: t.squeeze(-1) for name, t in zip(rule.stored(q.format, q.block), found, strict=True)}

@@ -13,18 +13,17 @@ Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Sp
 
 import itertools
 import math
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hop.compat.export import is_lowering
 from hop.numerics import packing, spelling
 from hop.numerics.spelling import Value
+from hop.numerics.tables import float32, halfway, lookup, search
+from hop.numerics.tables import tensor as tensor
 
 NOISE_BITS = 8  # of the random integers of stochastic rounding
 
@@ -49,6 +48,12 @@ class Format(Value):
     numbers: tuple[float, ...] = field(init=False)
     max: float = field(init=False)
     min: float = field(init=False)
+
+    # Its kind, which a subclass shares. The codes of integers, less that of 0, are their numbers.
+    is_integer: ClassVar[bool] = False
+    is_float: ClassVar[bool] = False
+    is_codebook: ClassVar[bool] = False
+    is_for_scales: ClassVar[bool] = False
 
     def _check(self, *integers: str) -> None:
         """Raise ValueError for a name, bits or a dtype that a format cannot have, or where `integers` are none."""
@@ -92,6 +97,11 @@ class Format(Value):
         """The number that stands for 0 where no zero point says otherwise."""
         return 0
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The bits of each part of a code: of a float sign, exponent and mantissa."""
+        return (self.bits,)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Integer(Format):
@@ -99,6 +109,8 @@ class Integer(Format):
 
     low: int = 0
     high: int = 0
+
+    is_integer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._check("low", "high")
@@ -150,6 +162,8 @@ class Float(Format):
     _gaps: tuple[float, ...] = field(init=False)  # from each number to the next; at the last nothing, as it saturates
     _decoded: tuple[float, ...] = field(init=False)
 
+    is_float: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         self._check("exponent_bits", "mantissa_bits", "bias", "largest")
         if self.dtype == torch.int8:
@@ -170,7 +184,7 @@ class Float(Format):
         self._derive(
             [*(-v for v in reversed(magnitudes[1:])), *magnitudes],
             _magnitudes=magnitudes,
-            _thresholds=_halfway(magnitudes, lambda lower: lower % 2 == 1),
+            _thresholds=halfway(magnitudes, lambda lower: lower % 2 == 1),
             _gaps=[*(b - a for a, b in itertools.pairwise(magnitudes)), 0.0],
             _decoded=[*above, *(-v for v in above)],
         )
@@ -180,9 +194,9 @@ class Float(Format):
             return x.clamp(self.min, self.max).to(self.dtype)
         magnitude = x.abs()
         if noise is not None:
-            gap = lookup(self._gaps, _search(magnitude, self._magnitudes))
+            gap = lookup(self._gaps, search(magnitude, self._magnitudes))
             magnitude = magnitude + noise.to(torch.float32) / 2**NOISE_BITS * gap
-        code = _search(magnitude, self._thresholds if noise is None else self._magnitudes)
+        code = search(magnitude, self._thresholds if noise is None else self._magnitudes)
         code = torch.where(x.isnan(), self.largest, code)
         negative = (x < 0) | (x.reciprocal() < 0)  # -0.0 is not below 0
         if self.dtype.is_floating_point:
@@ -194,6 +208,10 @@ class Float(Format):
         if self.dtype.is_floating_point:
             return codes.to(torch.float32)
         return lookup(self._decoded, codes.to(torch.int64))
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return (1, self.exponent_bits, self.mantissa_bits)
 
     def _magnitude(self, code: int) -> float:
         e, m = divmod(code, 2**self.mantissa_bits)
@@ -208,6 +226,8 @@ class Codebook(Format):
     _thresholds: tuple[float, ...] = field(init=False)
     _zero_code: int = field(init=False)
 
+    is_codebook: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         self._check()
         if not isinstance(self.book, tuple | list) or any(isinstance(v, bool | str) for v in self.book):
@@ -221,12 +241,12 @@ class Codebook(Format):
             )
         object.__setattr__(self, "book", book)
         object.__setattr__(self, "_zero_code", min(range(len(book)), key=lambda i: abs(book[i])))
-        self._derive(book, _thresholds=_halfway(book, lambda lower: True))
+        self._derive(book, _thresholds=halfway(book, lambda lower: True))
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is not None:
             raise ValueError(f"{self.name}: a codebook has no stochastic rounding")
-        code = _search(x, self._thresholds)
+        code = search(x, self._thresholds)
         return torch.where(x.isnan(), self._zero_code, code).to(self.dtype)
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -241,6 +261,8 @@ class PowerOfTwo(Format):
     Codes are found by doubling and halving, which is exact, and needs no table of all powers."""
 
     bias: int = 0
+
+    is_for_scales: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._check("bias")
@@ -281,74 +303,6 @@ class PowerOfTwo(Format):
 
 
 _DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-# ---- tables
-
-
-def _halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> list[float]:
-    """For each number the least float32 that is rounded to it or to a larger one."""
-    found = [-math.inf]
-    for lower, (a, b) in enumerate(itertools.pairwise(numbers)):
-        middle: float | Fraction = (a + b) / 2
-        if 2 * middle - a != b or 2 * middle - b != a:  # float64 cannot hold it
-            middle = (Fraction(a) + Fraction(b)) / 2
-        least, up = float32(float(middle)), tie_goes_up(lower)
-        while least > middle or (least == middle and up):
-            least = _before(least)
-        while least < middle or (least == middle and not up):
-            least = _after(least)
-        found.append(least)
-    return found
-
-
-def float32(x: float) -> float:
-    """x rounded to float32."""
-    return struct.unpack("f", struct.pack("f", x))[0]
-
-
-def _after(x: float) -> float:
-    """The next float32 above x."""
-    if x == 0:
-        return math.ldexp(1.0, -149)
-    (bits,) = struct.unpack("i", struct.pack("f", x))
-    return struct.unpack("f", struct.pack("i", bits + 1 if x > 0 else bits - 1))[0]
-
-
-def _before(x: float) -> float:
-    """The next float32 below x."""
-    return -_after(-x)
-
-
-def tensor(numbers: Any, device: torch.device) -> Tensor:
-    """The numbers as a float32 tensor, made inside a graph too."""
-    if not is_lowering():
-        return torch.as_tensor(numbers, dtype=torch.float32, device=device)
-    if not isinstance(numbers[0], float):
-        return torch.stack([tensor(row, device) for row in numbers])
-    return torch.cat([torch.full((1,), v, dtype=torch.float32, device=device) for v in numbers])
-
-
-def lookup(table: Sequence[float], index: Tensor) -> Tensor:
-    """table[index], float32."""
-    return _take(tensor(table, index.device), index)
-
-
-def _search(x: Tensor, table: Sequence[float]) -> Tensor:
-    """For each element the position of the last entry of the ascending `table` that it reaches, else 0; int64."""
-    size = 1 << (len(table) - 1).bit_length()
-    entries = tensor([*table, *[math.nan] * (size - len(table))], x.device)
-    found = torch.zeros_like(x, dtype=torch.int64)
-    step = size // 2
-    while step:
-        found = torch.where(x >= _take(entries, found + step), found + step, found)
-        step //= 2
-    return found
-
-
-def _take(table: Tensor, index: Tensor) -> Tensor:
-    """table[index]; indexing with a 0-d tensor would read it."""
-    return table.index_select(0, index.reshape(-1)).reshape(index.shape)
 
 
 # ---- the formats

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hop.compat import dtensor, tracing
 from hop.numerics import blocks
-from hop.numerics.formats import tensor
 from hop.numerics.spelling import Value
+from hop.numerics.tables import tensor
 
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 

@@ -5,7 +5,7 @@ A layout is a frozen value, a field of the quantizer; hop.pack brings a tensor t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hop.numerics import spelling
 from hop.numerics.blocks import Block
-from hop.numerics.formats import Float, Format
+from hop.numerics.formats import Format
 from hop.numerics.packing import PACKED
 from hop.numerics.scale_rules import Rule
 from hop.numerics.spelling import Value
@@ -26,6 +26,18 @@ class Layout(Value):
     tiled: ClassVar[bool] = False
     """Whether what is held has other dimensions than the tensor, so that no view of it is a view of the tensor."""
 
+    is_decoded: ClassVar[bool] = False
+    """Whether what is held are numbers, which do not become codes again."""
+
+    @property
+    def tiles(self) -> "Tiled | None":
+        """The tiles that the native kernels read, if it is of such."""
+        return None
+
+    def transposed(self) -> "Layout | None":
+        """The layout in which what is held of a matrix is what is held of the transposed one; None if there is none."""
+        return None
+
     def check(self, format: Format, rule: Rule) -> None:
         """Raise ValueError if tensors of `format` cannot be laid out so."""
 
@@ -34,6 +46,22 @@ class Layout(Value):
 
     def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
         """The shape and dtype of what is held of the codes of a tensor of `shape`."""
+        raise NotImplementedError
+
+    def pack(self, codes: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
+        """What stands for each of `codes`; `tensors` are those beside them, in shapes that broadcast."""
+        return codes
+
+    def arrange(self, packed: Tensor, format: Format) -> Tensor:
+        """What is held of what stands for each element of the tensor."""
+        return packed
+
+    def restore(self, held: Tensor, shape: Sequence[int], format: Format) -> Tensor:
+        """The inverse of `arrange`, for a tensor of `shape`."""
+        return held
+
+    def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
+        """The numbers of the codes, float32, for a layout that is decoded: the inverse of `pack`."""
         raise NotImplementedError
 
     def suits(self, device: torch.device) -> bool:
@@ -51,29 +79,29 @@ class Decoded(Layout):
 
     dtype: torch.dtype = torch.bfloat16
 
+    is_decoded: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, torch.dtype):
             raise TypeError(f"Decoded: dtype must be torch.bfloat16, got {self.dtype!r}")
 
     def check(self, format: Format, rule: Rule) -> None:
-        if not isinstance(format, Float) or self.dtype != torch.bfloat16:
+        if not format.is_float or self.dtype != torch.bfloat16:
             raise ValueError(f"layout={self} is for formats of floats, in bfloat16; got {format.name}")
 
     def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
         return tuple(shape), self.dtype
 
     def pack(self, codes: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
-        """What is held of `codes`; `tensors` are those beside them, in shapes that broadcast."""
         numbers = format.decode(codes)
         return (numbers * rule.fold(tensors) if rule.folds() else numbers).to(self.dtype)
 
-    def numbers(self, held: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
-        """The numbers of the codes, float32."""
-        held = held.to(torch.float32)
+    def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
+        packed = packed.to(torch.float32)
         if not rule.folds():
-            return held
+            return packed
         fold = rule.fold(tensors)
-        return torch.where(fold == 0, held, held / fold)
+        return torch.where(fold == 0, packed, packed / fold)
 
 
 ROWS, SLICE, QUAD = 32, 64, 4  # of a panel; of what is summed: successive elements side by side, and of a byte's lane
@@ -101,6 +129,13 @@ class Tiled(Layout):
     def __post_init__(self) -> None:
         spelling.flag(self.columns, "Tiled: columns")
 
+    @property
+    def tiles(self) -> "Tiled":
+        return self
+
+    def transposed(self) -> "Tiled":
+        return replace(self, columns=not self.columns)
+
     def check(self, format: Format, rule: Rule) -> None:
         if format.bits not in (4, 8):
             raise ValueError(f"layout={self} is for codes of 4 or 8 bits; {format.name} has {format.bits}")
@@ -126,10 +161,9 @@ class Tiled(Layout):
     def suits(self, device: torch.device) -> bool:
         return device.type in ("cpu", "meta")
 
-    def arrange(self, codes: Tensor, format: Format) -> Tensor:
-        """What is held of codes, one for each element of the tensor."""
-        rows, size = self.matrix(codes.shape)
-        matrix = codes.t() if self.columns else codes.movedim(1, -1).reshape(rows, size)
+    def arrange(self, packed: Tensor, format: Format) -> Tensor:
+        rows, size = self.matrix(packed.shape)
+        matrix = packed.t() if self.columns else packed.movedim(1, -1).reshape(rows, size)
         matrix = torch.nn.functional.pad(matrix, (0, -size % SLICE, 0, -rows % ROWS))
         tiles = matrix.reshape(-(-rows // ROWS), 2, 16, -(-size // SLICE), 16, QUAD).permute(0, 3, 1, 4, 2, 5)
         tiles = tiles.reshape(-(-rows // ROWS), -(-size // SLICE), 2, 16, SLICE)
@@ -139,7 +173,6 @@ class Tiled(Layout):
         return (low + high * 16).to(torch.uint8)
 
     def restore(self, held: Tensor, shape: Sequence[int], format: Format) -> Tensor:
-        """The inverse of `arrange`, for a tensor of `shape`."""
         tiles = held
         if format.bits in PACKED:
             tiles = torch.stack([tiles & 15, torch.div(tiles, 16, rounding_mode="floor")], 4).flatten(3, 4)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from hop.numerics import blocks, memory_format, packing, spelling
 from hop.numerics.blocks import Block
-from hop.numerics.formats import Codebook, Format, Integer, PowerOfTwo
+from hop.numerics.formats import Format
 from hop.numerics.hadamard import Hadamard
-from hop.numerics.layouts import Decoded, Layout, Tiled
-from hop.numerics.scale_rules import Amax, Blocks, Found, Rule, TwoLevel
+from hop.numerics.layouts import Layout, Tiled
+from hop.numerics.scale_rules import Amax, Blocks, Found, Rule
 from hop.numerics.spelling import Value
 
 
@@ -68,7 +68,7 @@ class Quantizer(Value):
         object.__setattr__(self, "block", blocks.checked(self.block))
         if not isinstance(self.format, Format):
             raise TypeError(f"format must be one of hop.formats, such as hop.formats.INT8; got {self.format!r}")
-        if isinstance(self.format, PowerOfTwo):
+        if self.format.is_for_scales:
             raise ValueError(f"format must be a format of elements, and {self.format!r} is one of scales")
         if not isinstance(self.scale, Rule):
             raise TypeError(f"scale must be a rule, such as hop.scale_rules.Amax(); got {self.scale!r}")
@@ -76,7 +76,7 @@ class Quantizer(Value):
             raise TypeError(f"hadamard must be hop.hadamard.Hadamard(), or None; got {self.hadamard!r}")
         spelling.flag(self.stochastic, "stochastic")
         spelling.flag(self.flat, "flat")
-        if self.stochastic and isinstance(self.format, Codebook):
+        if self.stochastic and self.format.is_codebook:
             raise ValueError(f"stochastic=True: {self.format.name} is a codebook, which rounds to the nearest only")
         if self.flat and len(self.block) != 1:
             raise ValueError(f"flat=True needs a block of one size, such as (256,); got {self.block}")
@@ -128,6 +128,20 @@ class Quantizer(Value):
         """Whether codes are held in an order of their own, with dimensions that are not the tensor's."""
         return self.layout is not None and self.layout.tiled
 
+    @property
+    def tiles(self) -> Tiled | None:
+        """The tiles in which codes are held, if they are."""
+        return None if self.layout is None else self.layout.tiles
+
+    def is_decoded(self) -> bool:
+        """Whether numbers are held in the place of codes."""
+        return self.layout is not None and self.layout.is_decoded
+
+    @property
+    def given_block(self) -> Block:
+        """The elements that a scale which the caller gives serves."""
+        return self.block if self.scale.outer_block is None else self.scale.outer_block
+
     def keeps_memory_format(self) -> bool:
         """Whether codes, and the numbers that they stand for, lie channels last where the tensor does: where each
         code has a byte at the place of its element."""
@@ -147,10 +161,7 @@ class Quantizer(Value):
         Blocks over a flat tensor must fit into a member."""
         if self.flat:
             return self
-        rule = self.scale
-        if isinstance(rule, TwoLevel):
-            rule = replace(rule, outer=(1, *blocks.per_dimension(rule.outer, ndim)))
-        return replace(self, block=(1, *blocks.per_dimension(self.block, ndim)), scale=rule)
+        return self.of_blocks(lambda block: (1, *blocks.per_dimension(block, ndim)))
 
     def transposed(self, ndim: int) -> "Quantizer":
         """The quantizer of the transposed matrices, of a tensor of `ndim` dimensions, which makes of them the
@@ -160,10 +171,11 @@ class Quantizer(Value):
             *lead, rows, columns = blocks.per_dimension(block, max(ndim, 2))
             return (*lead, columns, rows)
 
-        rule = self.scale
-        if isinstance(rule, TwoLevel):
-            rule = replace(rule, outer=swap(rule.outer))
-        return replace(self, block=swap(self.block), scale=rule, hadamard=None)
+        return replace(self, block=swap(self.block), scale=self.scale.of_blocks(swap), hadamard=None)
+
+    def of_blocks(self, change: Callable[[Block], Block]) -> "Quantizer":
+        """The quantizer with `change` of its block, and of those that its rule has."""
+        return replace(self, block=change(self.block), scale=self.scale.of_blocks(change))
 
     # ---- the meaning
 
@@ -187,7 +199,7 @@ class Quantizer(Value):
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
         """The numbers of a tensor of `shape`, in float32."""
         rows, cut, tensors = self._cut(buffers, shape)
-        if isinstance(self.layout, Decoded):
+        if self.layout is not None and self.layout.is_decoded:
             numbers = self.layout.numbers(cut, self.format, self.scale, tensors)
             return blocks.merge(numbers * self.scale.step(tensors, self.format), rows).reshape(shape)
         x = blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
@@ -195,7 +207,7 @@ class Quantizer(Value):
 
     def packed(self, buffers: Mapping[str, Tensor], shape: Sequence[int], layout: Layout | None) -> dict[str, Tensor]:
         """The buffers of a tensor of `shape`, its codes in `layout` instead of its own; None for the plain form."""
-        if isinstance(self.layout, Decoded):
+        if self.is_decoded():
             raise ValueError(f"numbers in layout={self.layout} do not become codes again")
         if layout is not None:
             layout.check_shape(shape)
@@ -276,18 +288,17 @@ class Quantizer(Value):
 
     def _held(self, cut: Tensor, rows: list[int], shape: Sequence[int], tensors: Sequence[Tensor]) -> Tensor:
         """What is held of codes that are cut into blocks, of a tensor of `shape`."""
-        if isinstance(self.layout, Decoded):
-            return blocks.merge(self.layout.pack(cut, self.format, self.scale, tensors), rows).reshape(shape)
+        if self.layout is not None:
+            packed = self.layout.pack(cut, self.format, self.scale, tensors)
+            return self.layout.arrange(blocks.merge(packed, rows).reshape(shape), self.format)
         codes = blocks.merge(cut, rows)
-        if isinstance(self.layout, Tiled):
-            return self.layout.arrange(codes.reshape(shape), self.format)
         return self.format.pack(codes.reshape(rows or [1])) if self.per_byte() > 1 else codes.reshape(shape)
 
     def _cut(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> tuple[list[int], Tensor, list[Tensor]]:
         """The shape over which blocks run, and codes and what is stored beside them, cut into blocks."""
         rows = self.rows(shape)
         codes = buffers["codes"]
-        if isinstance(self.layout, Tiled):
+        if self.layout is not None:
             codes = self.layout.restore(codes, shape, self.format)
         elif self.per_byte() > 1:
             codes = self.format.unpack(codes, rows[-1] if rows else 1)
@@ -301,7 +312,7 @@ class Quantizer(Value):
         """The code of 0, for the formats that ask for it."""
         if self.scale.has_zero_point():
             return (tensors[1],)
-        return (self.format.zero,) if isinstance(self.format, Integer) else ()
+        return (self.format.zero,) if self.format.is_integer else ()
 
 
 @functools.lru_cache(maxsize=1024)

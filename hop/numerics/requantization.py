@@ -29,8 +29,9 @@ from torch import Tensor
 
 from hop.compat.export import is_lowering
 from hop.numerics import spelling
-from hop.numerics.formats import Integer, lookup
+from hop.numerics.formats import Integer
 from hop.numerics.spelling import Value
+from hop.numerics.tables import lookup
 
 _MANTISSA_BITS = 31
 _INT32 = (-(2**31), 2**31 - 1)
@@ -58,6 +59,10 @@ class Requantization(Value):
         """The codes of the sum `total`, int32; scales and zero point in shapes that broadcast with it."""
         steps = self.steps(total, lhs, rhs, scale)
         return self.clamp(steps + zero_point, scale, zero_point, format).to(format.dtype)
+
+    def bounded(self, y: Tensor) -> Tensor:
+        """y within the range of the activation that is fused into it."""
+        return y if self.low is None and self.high is None else y.clamp(self.low, self.high)
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
         """round(total · lhs · rhs / scale), in an integer-valued tensor that holds any result and a zero point."""

@@ -10,9 +10,9 @@ import functools
 from dataclasses import dataclass, replace
 
 from hop.numerics import presets, spelling
-from hop.numerics.formats import E4M3, E5M2, INT8, Float, Integer
+from hop.numerics.formats import E4M3, E5M2, INT8
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Delayed, TwoLevel
+from hop.numerics.scale_rules import Delayed
 from hop.numerics.spelling import Value
 
 STE, ORIGINAL, QUANTIZED = "ste", "original", "quantized"
@@ -68,9 +68,8 @@ class Scheme(Value):
     def _check_kinds(self) -> None:
         """Raise unless numbers of these formats are multiplied by each other."""
         given = {name: q for name in ("lhs", "rhs", "grad") if (q := getattr(self, name)) is not None}
-        if len(given) > 1 and not any(
-            all(isinstance(q.format, kind) for q in given.values()) for kind in (Integer, Float)
-        ):
+        formats = [q.format for q in given.values()]
+        if len(given) > 1 and not (all(f.is_integer for f in formats) or all(f.is_float for f in formats)):
             raise ValueError(
                 "Scheme: integers are multiplied by integers, floats by floats, and codebooks by plain floats; got "
                 f"{' and '.join(f'{name}={q}' for name, q in given.items())}; take formats of one kind, or None for "
@@ -112,7 +111,7 @@ def _parse(text: str) -> Scheme:
 
 def rows_share_scales(q: Quantizer) -> bool:
     """Whether one scale serves each row, so that it can leave a sum over the row, or stay in one over rows."""
-    return not isinstance(q.scale, TwoLevel) and all(
+    return q.scale.outer_block is None and all(
         block[-1] == -1 and set(block) <= {-1, 1} for _, block in q.stored().values()
     )
 

@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from hop.impls.quantize import dequantize, quantize
 from hop.numerics.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Amax
 from hop.tensor import QuantizedTensor
 
 SIGNED = ("exp_avg", "momentum_buffer")
@@ -67,7 +66,7 @@ def least_part(text: str) -> float:
     A mean of squares above 0 is stored as this part of its block at least (`raised`). Smaller ones would become 0, by
     whose root a step is divided: then it is as large as the mean of gradients over eps."""
     q = quantizer(text)
-    if not q.flat or not isinstance(q.scale, Amax):
+    if not q.flat or q.scale.amax_floor is None:
         return 0.0
     zero = q.format.zero
     return min(n - zero for n in q.format.numbers if n > zero) / (q.format.max - zero)
@@ -78,13 +77,12 @@ def raised(text: str, x: Tensor) -> Tensor:
     part, q = least_part(text), quantizer(text)
     if not part:
         return x
-    assert isinstance(q.scale, Amax)
     (block,) = q.block
     count = x.numel()
     magnitudes = x.abs().reshape(-1)
     magnitudes = torch.where(magnitudes.isnan(), 0.0, magnitudes)
     magnitudes = torch.nn.functional.pad(magnitudes, (0, -count % block)).reshape(-1, block)
-    lowest = magnitudes.amax(1).clamp(q.scale.floor, torch.finfo(torch.float32).max) * part
+    lowest = magnitudes.amax(1).clamp(q.scale.amax_floor, torch.finfo(torch.float32).max) * part
     lowest = lowest.repeat_interleave(block)[:count].reshape(x.shape)
     return torch.where((x > 0) & (x < lowest), lowest, x)
 

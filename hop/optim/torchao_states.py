@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hop.numerics.formats import Codebook
 from hop.numerics.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
 from hop.numerics.quantizer import Quantizer
 from hop.optim.optimizer import Optimizer
@@ -77,7 +76,7 @@ def _converted(where: str, x: Any) -> Any:
 
 def _quantized(where: str, x: Any, quantizer: Quantizer) -> Tensor:
     quantizer, codes = dataclasses.replace(quantizer, block=(x.block_size,)), x.codes
-    if isinstance(quantizer.format, Codebook):
+    if quantizer.format.is_codebook:
         numbers = torch.tensor(quantizer.format.numbers, dtype=torch.float32)
         if not torch.equal(x.qmap.cpu(), numbers):
             raise ValueError(

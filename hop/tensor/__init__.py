@@ -3,6 +3,7 @@
 quantized.py   what it is: buffers, a quantizer, and the float dtype that it appears in
 table.py       the table of ATen operators, and what happens to those that are not in it
 rules.py       the rules in the table
+units.py       how many elements an element of a buffer serves
 views.py       how a change of shape carries over to the buffers
 proto.py       the same without data
 storage.py     files

@@ -19,14 +19,11 @@ from torch import Tensor
 
 from hop.compat import subclasses
 from hop.numerics import blocks, copies
-from hop.numerics.blocks import Block
-from hop.numerics.layouts import Tiled
+from hop.numerics.layouts import Layout
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import TwoLevel
-from hop.tensor import table
+from hop.tensor import table, units
 from hop.tensor.table import Cut
-
-Units = Block
+from hop.tensor.units import Units
 
 
 def _remembering(plan: Any, t: Any, shape: Sequence[int]) -> Callable[..., Any]:
@@ -34,69 +31,13 @@ def _remembering(plan: Any, t: Any, shape: Sequence[int]) -> Callable[..., Any]:
     return plan if all(type(n) is int for n in (*t.shape, *shape)) else plan.__wrapped__
 
 
-def units(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[str, Units]:
-    """The units of each buffer of a tensor of `ndim` dimensions. Raises Cut if it has other than row-wise buffers."""
-    if usages != (copies.ROWWISE,):
-        raise Cut("its column-wise copy would go stale")
-    if quantizer.is_tiled():
-        raise Cut(f"its codes are held in tiles, layout={quantizer.layout}; hop.unpack(x) gives the plain form")
-    found: dict[str, Units] = {"codes": (1,) * (ndim - 1) + (quantizer.per_byte(),) if ndim else ()}
-    for name, (_, block) in quantizer.stored().items():
-        found[name] = blocks.per_dimension(block, ndim)
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: tuple[int, ...]) -> Quantizer:
-    """The quantizer of a tensor of `shape` with these units of its buffers: `quantizer`, if it describes them."""
-    per_byte = quantizer.per_byte()
-    new = dict(named)
-    codes = new["codes"]
-    if any(u != 1 and n != 1 for u, n in zip(codes[:-1], shape[:-1], strict=True)) or (
-        codes and codes[-1] != per_byte and shape[-1] != 1
-    ):
-        raise Cut(f"{per_byte} codes share a byte along its last dimension")
-    return with_units(quantizer, new, shape)
-
-
-def with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]) -> Quantizer:
-    """The quantizer of a tensor of `shape` whose scales have these units."""
-    if all(_same(block, new[name], shape) for name, (_, block) in quantizer.stored().items()):
-        return quantizer
-    rule = quantizer.scale
-    try:
-        if isinstance(rule, TwoLevel):
-            rule = replace(rule, outer=_block(new["global_amax"]))
-        return replace(quantizer, block=_block(new["scale"]), scale=rule)
-    except ValueError as error:
-        raise Cut(f"no quantizer has its blocks: {error}") from error
-
-
-def _block(units: Units) -> Block:
-    """The block with these units, as short as it can be told. A symbolic size is fixed: a quantizer knows no others."""
-    block = tuple(int(u) for u in units) or (-1,)
-    while len(block) > 2 and block[0] == (-1 if block[1] == -1 else 1):  # what hop.numerics.blocks takes to be in front
-        block = block[1:]
-    return block
-
-
-def _same(block: Block, wanted: Units, shape: Sequence[int]) -> bool:
-    own = blocks.per_dimension(block, len(shape))
-    return all(a == b or (n != 0 and _whole(a, n) and _whole(b, n)) for a, b, n in zip(own, wanted, shape, strict=True))
-
-
-def _whole(unit: int, n: int) -> bool:
-    """Whether one unit covers a dimension of size n."""
-    return unit == -1 or unit >= n
-
-
 def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[Tensor, Units]]) -> Any:
     """The tensor of `shape` whose grids are what `change` makes of t's."""
     if t.quantizer.flat:
         raise Cut("its blocks run over the flattened tensor")
-    own = units(t.quantizer, t.usages, t.dim())
+    own = units.of_buffers(t.quantizer, t.usages, t.dim())
     changed = {name: change(grid, own[name]) for name, grid in t.buffers().items()}
-    fit = _remembering(fitting, t, shape)
+    fit = _remembering(units.fitting, t, shape)
     quantizer = fit(t.quantizer, tuple((name, u) for name, (_, u) in changed.items()), tuple(shape))
     return t.rebuilt({name: grid for name, (grid, _) in changed.items()}, quantizer=quantizer, shape=shape)
 
@@ -120,18 +61,18 @@ def permute(t: Any, dims: Sequence[int]) -> Any:
     dims = [dimension(d, t.dim()) for d in dims]
     if len(set(dims)) != t.dim():
         raise Cut(f"{dims} is no permutation")
-    if isinstance(t.quantizer.layout, Tiled) and dims == [1, 0]:
-        return _tiles_transposed(t)
+    turned = None if t.quantizer.layout is None or dims != [1, 0] else t.quantizer.layout.transposed()
+    if turned is not None:
+        return _turned(t, turned)
     return each(t, [t.shape[d] for d in dims], lambda g, u: (g.permute(dims), tuple(u[d] for d in dims)))
 
 
-def _tiles_transposed(t: Any) -> Any:
-    """The same tiles, of a matrix that is summed along its other dimension."""
+def _turned(t: Any, layout: Layout) -> Any:
+    """The same codes in a layout of the transposed matrix."""
     q, shape = t.quantizer, t.shape[::-1]
     grids = {name: grid if name == "codes" else grid.t() for name, grid in t.buffers().items()}
     turned = {name: blocks.per_dimension(block, 2)[::-1] for name, (_, block) in q.stored().items()}
-    layout = replace(q.layout, columns=not q.layout.columns)
-    return t.rebuilt(grids, quantizer=replace(with_units(q, turned, shape), layout=layout), shape=shape)
+    return t.rebuilt(grids, quantizer=replace(units.with_units(q, turned, shape), layout=layout), shape=shape)
 
 
 def transpose(t: Any, a: int, b: int) -> Any:
@@ -190,7 +131,8 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
 
     def change(grid: Tensor, own: Units) -> tuple[Tensor, Units]:
         u = own[dim]
-        shared = table.is_moving() and _whole(u, size) and grid is not t.codes  # by all processes that get a part
+        # A scale of the whole dimension is shared by all processes that get a part.
+        shared = table.is_moving() and units.is_whole(u, size) and grid is not t.codes
         if u == -1 or shared:
             return grid, own
         ends = start == 0 and step == 1 and table.is_moving()  # a copy follows, whose last block may be cut off
@@ -253,12 +195,12 @@ def _reshaped(
     quantizer: Quantizer, usages: copies.Usages, old: tuple[int, ...], new: tuple[int, ...]
 ) -> tuple[Quantizer, dict[str, tuple[int, ...]]]:
     """The quantizer after a reshape, and the shape of each buffer."""
-    own = units(quantizer, usages, len(old))
+    own = units.of_buffers(quantizer, usages, len(old))
     if 0 in new:
         return quantizer, {name: size for name, (size, _) in quantizer.buffers(new).items()}
-    parts = _groups(old, new)
-    found = {name: _regroup_all(u, old, new, parts) for name, u in own.items()}
-    quantizer = fitting.__wrapped__(quantizer, tuple(found.items()), new)
+    parts = units.groups(old, new)
+    found = {name: units.regrouped(u, old, new, parts) for name, u in own.items()}
+    quantizer = units.fitting.__wrapped__(quantizer, tuple(found.items()), new)
     sizes = {
         name: tuple(1 if u == -1 else -(-n // u) for n, u in zip(new, us, strict=True)) for name, us in found.items()
     }
@@ -301,37 +243,39 @@ def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quan
         sizes, dim, rows = [n * rest for n in sizes], 0, [math.prod(shape)]
         own = {"codes": (q.per_byte(),)} | {name: block for name, (_, block) in q.stored().items()}
     else:
-        own = units(q, t.usages, t.dim())
+        own = units.of_buffers(q, t.usages, t.dim())
     if len(sizes) == 1:
         return q
     new = {name: (*u[:dim], _joint(name, u[dim], sizes, dim), *u[dim + 1 :]) for name, u in own.items()}
     if q.flat:
-        return with_units(q, new, rows)
-    return _remembering(fitting, t, shape)(q, tuple(new.items()), tuple(shape))
+        return units.with_units(q, new, rows)
+    return _remembering(units.fitting, t, shape)(q, tuple(new.items()), tuple(shape))
 
 
 def separable(t: Any, dim: int) -> Any:
     """t as a part along `dim` of a larger tensor: a second scale, which must serve whole dimensions or single blocks
     (hop.scale_rules.TwoLevel), then serves single blocks along it."""
     q = t.quantizer
-    if q.flat or not isinstance(q.scale, TwoLevel):
+    if q.flat or q.scale.outer_block is None:
         return t
-    own = units(q, t.usages, t.dim())
-    inner, outer = own["scale"], own["global_amax"]
+    own = units.of_buffers(q, t.usages, t.dim())
+    name = q.scale.given_name
+    inner, outer = own["scale"], own[name]
     if inner[dim] == -1 or outer[dim] != -1:
         return t
-    sizes = list(t.global_amax.shape)
+    given = t.buffers()[name]
+    sizes = list(given.shape)
     sizes[dim] = -(-t.shape[dim] // inner[dim])
-    new = {**own, "global_amax": (*outer[:dim], inner[dim], *outer[dim + 1 :])}
-    buffers = t.buffers() | {"global_amax": t.global_amax.expand(sizes).contiguous()}
-    rule = replace(q.scale, outer=_block(new["global_amax"]))
-    return t.rebuilt(buffers, quantizer=replace(q, block=_block(inner), scale=rule))
+    finer = units.block_of((*outer[:dim], inner[dim], *outer[dim + 1 :]))
+    buffers = t.buffers() | {name: given.expand(sizes).contiguous()}
+    rule = q.scale.of_blocks(lambda _: finer)
+    return t.rebuilt(buffers, quantizer=replace(q, block=units.block_of(inner), scale=rule))
 
 
 def refined(t: Any, dim: int) -> Any:
     """t with blocks that divide its size along `dim`, where they are cut off at its end: with more scales, the same."""
-    own, n = units(t.quantizer, t.usages, t.dim()), t.shape[dim]
-    ragged = {name: u for name, u in own.items() if name != "codes" and not _whole(u[dim], n) and n % u[dim]}
+    own, n = units.of_buffers(t.quantizer, t.usages, t.dim()), t.shape[dim]
+    ragged = {name: u for name, u in own.items() if name != "codes" and not units.is_whole(u[dim], n) and n % u[dim]}
     if not ragged:
         return t
     buffers = t.buffers()
@@ -339,7 +283,7 @@ def refined(t: Any, dim: int) -> Any:
         unit = math.gcd(n, u[dim])
         own[name] = (*u[:dim], unit, *u[dim + 1 :])
         buffers[name] = buffers[name].repeat_interleave(u[dim] // unit, dim).narrow(dim, 0, n // unit).contiguous()
-    return t.rebuilt(buffers, quantizer=with_units(t.quantizer, own, t.shape))
+    return t.rebuilt(buffers, quantizer=units.with_units(t.quantizer, own, t.shape))
 
 
 def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
@@ -347,7 +291,7 @@ def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
     first, *_, last = sizes
     if unit != -1 and all(n % unit == 0 for n in sizes[:-1]):
         return unit
-    if name != "codes" and _whole(unit, first) and all(n == first for n in sizes[:-1]) and last <= first:
+    if name != "codes" and units.is_whole(unit, first) and all(n == first for n in sizes[:-1]) and last <= first:
         return first
     shared = "a byte" if name == "codes" else "a scale"
     raise Cut(
@@ -431,69 +375,6 @@ def _box(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
 def _grid(grid: Tensor, t: Any) -> Tensor:
     """The packed codes of a single number have a dimension that the number has not."""
     return grid.reshape(()) if t.dim() == 0 else grid
-
-
-def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The shortest runs of dimensions of equal product, side by side; no size is 0."""
-    found: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        a, b = [], []
-        left = right = 1
-        if i < len(old):
-            a.append(i)
-            left, i = old[i], i + 1
-        if j < len(new):
-            b.append(j)
-            right, j = new[j], j + 1
-        while left != right:
-            if (left < right or j == len(new)) and i < len(old):
-                a.append(i)
-                left, i = left * old[i], i + 1
-            else:
-                b.append(j)
-                right, j = right * new[j], j + 1
-        found.append((a, b))
-    return found
-
-
-def _regroup_all(own: Units, old: Sequence[int], new: Sequence[int], parts: list[tuple[list[int], list[int]]]) -> Units:
-    found: list[Any] = []
-    for old_dims, new_dims in parts:
-        found += _regroup([(old[d], own[d]) for d in old_dims], [new[d] for d in new_dims])
-    return tuple(found)
-
-
-def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
-    """The units of dimensions of sizes `new`, which hold the elements of dimensions of (size, unit) `old` in order."""
-    real = [(n, u) for n, u in old if n != 1]
-    if [n for n, _ in old] == new:
-        return [u for _, u in old]
-    if all(u == 1 for _, u in real):
-        return [1] * len(new)
-    if all(u == -1 for _, u in real):
-        return [-1] * len(new)
-    cut = Cut(f"units of {[u for _, u in old]} over {[n for n, _ in old]} are none over {new}")
-    # Units of a whole number of elements in a row, or, if they are ragged, with a shorter one at the very end.
-    run, behind, ragged = 1, 1, False
-    for n, u in reversed(real):
-        if ragged or (u != 1 and run != behind):
-            raise cut
-        if u != 1:
-            size = n if _whole(u, n) else u
-            run, ragged = behind * size, n % size != 0
-        behind = behind * n
-    found: list[Any] = []
-    for i, n in reversed(list(enumerate(new))):
-        if run % n == 0:
-            found.append(n if run != 1 else 1)
-            run = run // n
-        elif n % run == 0 or all(m == 1 for m in new[:i]):
-            found.append(run)
-            run = 1
-        else:
-            raise cut
-    return found[::-1]
 
 
 def dimension(dim: int, ndim: int) -> int:

@@ -11,7 +11,6 @@ from torch.fx import Node
 from hop.compat.eager import OpOverload
 from hop.export.analysis.correspondence import held, kind
 from hop.impls.quantize import dequantize
-from hop.numerics.formats import Integer
 from hop.tensor import QuantizedTensor
 
 
@@ -157,7 +156,7 @@ def _numbers(x: Tensor) -> Tensor:
 def _codes(x: Any) -> Tensor | None:
     """One code for each element, if they are integers."""
     q = x.quantizer
-    if not isinstance(q.format, Integer) or q.layout is not None or "codes" not in x.buffers():
+    if not q.format.is_integer or q.layout is not None or "codes" not in x.buffers():
         return None
     return q.format.unpack(x.codes, x.shape[-1]).reshape(x.shape) if q.per_byte() > 1 else x.codes
 

@@ -6,9 +6,7 @@ in operators of torch's `quantized_decomposed`, the form in which backends such 
 A node of hop.scaled is written if that form says what it computes; others, and what only they read, stay.
 """
 
-import contextlib
 import operator
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,22 +17,20 @@ from torch.fx import Node
 from hop.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.compat.eager import OpOverload
 from hop.compat.export import quantized_decomposed
-from hop.compat.pytree import tree_map_only
-from hop.compat.subclasses import FakeTensor
 from hop.dispatch.operand import Operand, decode
 from hop.export.rewrite import encodings
+from hop.export.rewrite.editing import Editing
 from hop.export.rewrite.encodings import RANGES, Encoding
-from hop.export.rewrite.folding import Constants, known_tensors
-from hop.export.rewrite.program import check_program, graph_of, propagate, rebuilt, value, without_unused
+from hop.export.rewrite.program import check_program, propagate, rebuilt, value, without_unused
 from hop.export.rewrite.report import Report, Rewritten, Row
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.calls import Call, is_integer, usage
 from hop.impls.scaled.operands import grid
 from hop.impls.scaled.roles import ADD, BIAS, CONVOLUTION, LHS, MATRIX, MEAN, MULTIPLY, RHS, ROLES, VALUE, aten
 from hop.numerics import copies
-from hop.numerics.formats import INT4, INT8, Integer
+from hop.numerics.formats import INT4, INT8, Format
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given, MinMax
+from hop.numerics.scale_rules import MinMax
 
 _TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 _EXACT = 2**24  # integers up to here are float32 numbers
@@ -83,18 +79,13 @@ class _Weight(NamedTuple):
     step: Tensor  # its scales, float32: of the tensor, or of each channel
 
 
-class _Writer:
+class _Writer(Editing):
     def __init__(self, program: ExportedProgram, target: str | None) -> None:
+        super().__init__(program, "qdq")
         self.target = target
-        self.program, self.graph = program, graph_of(program)
-        self.known = known_tensors(program, self.graph)
-        self.constants = Constants(program)
         self.rows: list[Row] = []
         self.read: set[Node] = set()  # nodes that quantize for what was written
         self.tokens: dict[Node, list[Node]] = {}  # the scales and zero points of rows, of nodes that quantize
-        self.casts: dict[Node, Node] = {}
-        vals = (node.meta.get("val") for node in self.graph.nodes)
-        self.mode: Any = next((v.fake_mode for v in vals if isinstance(v, FakeTensor)), None)
 
     def run(self) -> None:
         for target, write in (
@@ -177,7 +168,8 @@ class _Writer:
 
     def bounded(self, node: Node, x: Node, output: Quantizer) -> Node:
         """What the fused activation of the output makes of x."""
-        rule = cast(Given, output.scale).requantize
+        rule = output.scale.requantization
+        assert rule is not None
         low, high = rule.low, rule.high
         if low is None and high is None:
             return x
@@ -217,27 +209,25 @@ class _Writer:
 
     def codes_of(self, q: Quantizer, scale: Any, zero: Any) -> Encoding:
         """How the codes of a tensor with one scale stand for numbers; of no tensor yet."""
-        if not (_is_plain(q) and _is_whole(q) and isinstance(q.scale, Given) and not q.stochastic):
+        if not (_is_plain(q) and _is_whole(q) and q.scale.is_static and not q.stochastic):
             raise _Left(f"codes of {q}: written are integers of 8 bits with one scale that the caller gives")
-        format = q.format
-        assert isinstance(format, Integer)
-        point = self.number(zero, format) if zero is not None else format.zero
-        self.refuse_if(format.dtype != torch.int8, "codes of uint8")
-        made = self.number(scale)
-        return Encoding(None, made, point, (-1,), format.dtype, format.low, format.high, None)  # type: ignore[arg-type]
+        return self.of_tensor(None, q.format, scale, zero)
 
     def encoding(self, operand: Operand) -> Encoding:
         """How an operand with one scale stands for numbers."""
         q = operand.quantizer
         if not (_is_plain(q) and _is_whole(q) and operand.usages == (copies.ROWWISE,)):
             raise _Left(f"an activation of {q}: written are integers of 8 bits with one scale, and rows by MinMax")
-        node, scale, *zero = operand.tensors
+        node, scale, zero = (*operand.tensors, None)[:3]
         self.mark(node)
-        format = q.format
-        assert isinstance(format, Integer)
-        point = self.number(zero[0], format) if zero else format.zero
+        return self.of_tensor(node, q.format, scale, zero)
+
+    def of_tensor(self, codes: Any, format: Format, scale: Any, zero: Any) -> Encoding:
+        """The encoding of integers with one scale."""
+        point = self.number(zero, format) if zero is not None else format.zero
         self.refuse_if(format.dtype != torch.int8, "codes of uint8")
-        return Encoding(node, self.number(scale), point, (-1,), format.dtype, format.low, format.high, None)  # type: ignore[arg-type]
+        low, high = int(format.min), int(format.max)
+        return Encoding(codes, self.number(scale), point, (-1,), format.dtype, low, high, None)
 
     def rows_of(self, operand: Operand) -> Encoding:
         """How an operand with a scale for each row, which its quantizer finds, stands for numbers."""
@@ -267,7 +257,7 @@ class _Writer:
         if is_untaken and self.target is not None:
             raise _Left(f"XNNPACK takes no such layer: {what}")
 
-    def number(self, node: Any, format: Integer | None = None) -> Any:
+    def number(self, node: Any, format: Format | None = None) -> Any:
         """The scale, or the zero point of a format, that a node is: a number if it is known, else the node."""
         known = self.known.get(self.source(node))
         if known is None:
@@ -276,21 +266,11 @@ class _Writer:
             self.refuse_if(True, "a scale that the program does not hold")
             return node
         if format is not None:
-            return int(known.reshape(()).round().clamp(format.low, format.high).item())
+            return int(known.reshape(()).round().clamp(format.min, format.max).item())
         number = float(known.to(torch.float32).reshape(()).item())
         if not torch.finfo(torch.float32).tiny <= number <= torch.finfo(torch.float32).max:
             raise _Left(f"a scale of {number}: backends take positive, normal ones")
         return number
-
-    def source(self, node: Node) -> Node:
-        """What a caller gave for a scale or a zero point that a node of ours hands on."""
-        while node not in self.known and node.target is operator.getitem:
-            of, i = node.args
-            given = {quantize_buffers: (2, 3), scaled_buffers: (2, 3)}.get(of.target)  # type: ignore[union-attr]
-            if not given or i not in (1, 2) or not isinstance(of.args[given[i - 1]], Node):  # type: ignore[union-attr, operator]
-                return node
-            node = of.args[given[i - 1]]  # type: ignore[union-attr, operator, assignment]
-        return node
 
     # ---- operands
 
@@ -300,6 +280,10 @@ class _Writer:
     def dequantize(self, node: Node, e: Encoding) -> Node:
         """A node for each reader: backends take over a layer with all that it reads."""
         return self.write(node, "dequantize", self.beside(node, e))
+
+    def write(self, before: Node, verb: str, e: Encoding) -> Node:
+        target, args = encodings.written(verb, e)
+        return self.call(before, target, *args)
 
     def beside(self, node: Node, e: Encoding) -> Encoding:
         """With both the scale and the zero point of a tensor as numbers, or both as nodes."""
@@ -370,57 +354,6 @@ class _Writer:
         unit = weight.step.to(torch.float64) * encoding.scale
         return self.held(f"{node.name}_bias", (known.to(torch.float64) * unit).to(torch.float32))
 
-    # ---- the graph
-
-    def float32(self, before: Node, x: Node) -> Node:
-        """x in float32, as it is quantized in: one node, however often it is asked for."""
-        if value(x).dtype == torch.float32:
-            return x
-        if before not in self.casts:
-            self.casts[before] = self.call(before, aten._to_copy.default, x, dtype=torch.float32)
-        return self.casts[before]
-
-    def held(self, name: str, x: Tensor) -> Node:
-        """A constant of the program."""
-        name, i = f"qdq_{name}", 0
-        while (unique := f"{name}_{i}" if i else name) in {*self.constants.tensors, *self.program.state_dict}:
-            i += 1
-        x = x.detach().clone()
-        val = x if self.mode is None else self.mode.from_tensor(x, static_shapes=True)
-        node = self.constants.hold(self.graph, unique, x, val)
-        self.known[node] = x
-        return node
-
-    def write(self, before: Node, verb: str, e: Encoding) -> Node:
-        target, args = encodings.written(verb, e)
-        return self.call(before, target, *args)
-
-    def call(self, before: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-        with self.graph.inserting_before(before):
-            node = self.graph.call_function(target, args, kwargs)
-        node.meta |= {k: v for k, v in before.meta.items() if k in ("nn_module_stack", "stack_trace")}
-        given, named = tree_map_only(Node, value, (args, kwargs))
-        with torch.no_grad(), self.mode or contextlib.nullcontext():
-            node.meta["val"] = target(*given, **named)
-        return node
-
-    def replace(self, node: Node, made: Sequence[Any]) -> None:
-        """Let those who read the buffers of a node read what was made: codes, and the scale and the zero point that the
-        node was given."""
-        for user in list(node.users):
-            i: Any = user.args[1]
-            found, buffer = made[i], value(user)
-            if i:
-                if value(found).shape != buffer.shape:  # those of rows are of the shape they are given in, symbols too
-                    sizes = [n if isinstance(n, int) else -1 for n in buffer.shape]
-                    found = self.call(node, aten.reshape.default, found, sizes)
-                found = self.call(node, aten._to_copy.default, found, dtype=buffer.dtype)
-                if (source := self.known.get(self.source(made[i]))) is not None and source.numel() == 1:
-                    self.known[found] = source
-            user.replace_all_uses_with(found)
-            self.graph.erase_node(user)
-        self.graph.erase_node(node)
-
 
 def _of_rows(x: Node, scale: Any, zero: Any) -> Encoding:
     """The encoding of rows whose scales are found while running."""
@@ -445,7 +378,7 @@ def _quantizing(node: Node) -> tuple[Quantizer, Node, Any, Any]:
 
 def _is_plain(q: Quantizer) -> bool:
     """Whether a code has a byte of its own, in the place of its element."""
-    return isinstance(q.format, Integer) and q.format.bits == 8 and q.keeps_memory_format() and q.hadamard is None
+    return q.format.is_integer and q.format.bits == 8 and q.keeps_memory_format() and q.hadamard is None
 
 
 def _is_whole(q: Quantizer) -> bool:

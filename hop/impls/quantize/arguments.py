@@ -12,7 +12,7 @@ from hop.compat.memory import PLAIN
 from hop.numerics import copies
 from hop.numerics.formats import NOISE_BITS
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import LARGEST, TwoLevel
+from hop.numerics.scale_rules import LARGEST
 
 GRADIENTS = ("clipped", "plain")
 
@@ -65,8 +65,7 @@ def fitting_scales(
     described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.stored().items()}
     if shape is not None:
         described = q.buffers(shape)
-    outer = "global_amax" if isinstance(q.scale, TwoLevel) else "scale"
-    scale = _fitting(name, f"{prefix}scale", scale, device, *described[outer])
+    scale = _fitting(name, f"{prefix}scale", scale, device, *described[q.scale.given_name])
     if q.scale.has_zero_point() != (zero_point is not None):
         needs = f"needs {prefix}zero_point beside {prefix}scale"
         rule = needs if q.scale.has_zero_point() else "has no zero point; use scale=MinMax()"

@@ -11,9 +11,7 @@ from hop.dispatch.operand import Operand
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.roles import INDEX, MATRIX, RHS, ROLES, Roles, aten
 from hop.numerics import copies
-from hop.numerics.formats import Integer
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given
 
 Output = torch.dtype | Quantizer
 
@@ -58,7 +56,7 @@ def values(x: Any, dtype: torch.dtype, usage: str = "") -> Any:
 
 def is_integer(x: Any) -> bool:
     """Whether x is an operand whose codes can be multiplied as integers."""
-    return isinstance(x, Operand) and isinstance(x.quantizer.format, Integer) and not x.quantizer.flat
+    return isinstance(x, Operand) and x.quantizer.format.is_integer and not x.quantizer.flat
 
 
 def usage(call: Call, role: str) -> str:
@@ -77,7 +75,8 @@ def compute_dtype(call: Call) -> torch.dtype:
 
 def by_sum(output: Output) -> bool:
     """Whether the output is found from the integer sum, and not from the float that it stands for."""
-    return isinstance(output, Quantizer) and isinstance(output.scale, Given) and output.scale.requantize.exact
+    convention = output.scale.requantization if isinstance(output, Quantizer) else None
+    return convention is not None and convention.exact
 
 
 def fitted(call: Call, shape: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:

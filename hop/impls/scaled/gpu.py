@@ -18,14 +18,14 @@ from hop.impls.scaled.products import group_scale, zeros
 from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS, aten
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
-from hop.numerics.formats import Float, Integer
+from hop.numerics.formats import E2M1, E4M3, E8M0
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FloatMultiplier
-from hop.numerics.scale_rules import Given, Microscaling, TwoLevel
 
 BLOCK = 128  # of the scales of blocks that kernels take, along K on the left, along K and N on the right
 REALS = (torch.bfloat16, torch.float16, torch.float32)
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_GROUPS = {E8M0: torch.float8_e8m0fnu, E4M3: torch.float8_e4m3fn}  # formats of the scales of MX and NVFP4
 
 
 class Asked(NamedTuple):
@@ -64,7 +64,7 @@ def asked(call: Call) -> "Asked | str":
     if isinstance(found, str):
         return found
     if bias is not None:
-        allowed = (*REALS, torch.int32) if isinstance(lhs.quantizer.format, Integer) else REALS
+        allowed = (*REALS, torch.int32) if lhs.quantizer.format.is_integer else REALS
         if bias.dim() != 1 or bias.dtype not in allowed:
             return f"for a bias with one value for each column, in {allowed}; got {bias.dtype} of {tuple(bias.shape)}"
         if found.get("requantize") == "multiplier" and bias.is_floating_point():
@@ -86,9 +86,9 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
         if used == copies.COLUMNWISE and (q.hadamard is not None or x.dim() != 2):
             return "the copy of a factor is transformed, or of more than two dimensions"
     formats = (lhs.quantizer.format, rhs.quantizer.format)
-    if all(isinstance(f, Integer) for f in formats):
+    if all(f.is_integer for f in formats):
         return _integers(call, lhs, rhs)
-    if all(isinstance(f, Float) for f in formats):
+    if all(f.is_float for f in formats):
         return _floats(call, lhs, rhs)
     return f"for two factors of integers or of floats, not {formats[0].name} and {formats[1].name}"
 
@@ -111,7 +111,7 @@ def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
 
 def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     along, rules = call.roles.rhs_sums, (lhs.quantizer.scale, rhs.quantizer.scale)
-    fine = tuple(isinstance(r, Microscaling | TwoLevel) for r in rules)
+    fine = tuple(r.fold_format is not None for r in rules)
     if any(fine):
         return _fine(call, lhs, rhs) if type(rules[0]) is type(rules[1]) else "two rules of scales"
     if any(x.quantizer.format.dtype not in _FLOAT8 for x in (lhs, rhs)):
@@ -139,10 +139,13 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
         if blocks.per_dimension(q.block, 2)[0] != 1 or q.hadamard is not None:
             return f"for blocks of one row that are not transformed, not {q}"
         codes = codes if q.per_byte() == 1 else codes.view(torch.float4_e2m1fn_x2)
-        scale = scale.view(torch.float8_e8m0fnu) if isinstance(q.scale, Microscaling) else scale
-        if isinstance(q.scale, TwoLevel):
+        held = _GROUPS.get(q.scale.fold_format)  # type: ignore[arg-type]
+        if held is None or (q.per_byte() > 1 and q.format != E2M1):
+            return f"for scales in e8m0 and e4m3, and of 4 bits e2m1, not {q}"
+        scale = scale.view(held)
+        if not q.scale.rest_is_one():
             rest = q.scale.rest(own.tensors[1:], q.format)
-            if rest is None or q.scale.outer != (-1, -1):
+            if rest is None or q.scale.outer_block != (-1, -1):
                 return "a second scale for each row"
             outer = rest.reshape(1) if outer is None else outer * rest.reshape(1)
         codes, scale = (t.flatten(0, -2) if name == "lhs" else t.mT for t in (codes, scale))
@@ -181,7 +184,7 @@ def _finish(call: Call, shape: list[Any]) -> "dict[str, Any] | str":
     """What a kernel is told of its result; `stored` are the buffers beside codes."""
     output = call.output
     if isinstance(output, torch.dtype):
-        floats = not isinstance(call.find(LHS).quantizer.format, Integer)
+        floats = not call.find(LHS).quantizer.format.is_integer
         return {"out_dtype": output if output in REALS or (floats and output in _FLOAT8) else torch.float32}
     if (reason := _is_not_fused(call)) is None:
         stored = given_buffers(call, shape)
@@ -195,20 +198,19 @@ def _is_not_fused(call: Call) -> str | None:
     """Why a kernel cannot give the codes of a quantized result itself."""
     q = call.output
     assert isinstance(q, Quantizer)
-    if not isinstance(q.scale, Given) or not isinstance(q.format, Integer):
+    if q.scale.requantization is None or not q.format.is_integer:
         return "the scale of the result is found from it"
     info = torch.iinfo(q.format.dtype)
-    if (q.format.low, q.format.high) != (info.min, info.max) or q.layout is not None or q.format.zero:
+    if (q.format.min, q.format.max) != (info.min, info.max) or q.layout is not None or q.format.zero:
         return f"for results of all codes of int8 or uint8, not {q.format.name}"
-    if not isinstance(q.scale.requantize, Division | FloatMultiplier):
-        return f"requantizes by division or a float multiplier, not {q.scale.requantize}"
-    integers = isinstance(call.find(LHS).quantizer.format, Integer)
-    return None if integers else "requantizes sums of integers"
+    if not isinstance(q.scale.requantization, Division | FloatMultiplier):
+        return f"requantizes by division or a float multiplier, not {q.scale.requantization}"
+    return None if call.find(LHS).quantizer.format.is_integer else "requantizes sums of integers"
 
 
 def _requantized(q: Quantizer, stored: list[Tensor]) -> dict[str, Any]:
-    assert isinstance(q.scale, Given)
-    rule = q.scale.requantize
+    rule = q.scale.requantization
+    assert rule is not None
     found = {
         "out_dtype": q.format.dtype,
         "out_scale": stored[0].reshape(-1),
@@ -267,10 +269,10 @@ def _planned(call: Call, general: Plan) -> Plan | None:
 def _lies_plainly(x: Operand) -> bool:
     """Whether a factor's buffers are what the kernels read."""
     q = x.quantizer
-    is_plain = isinstance(q.format, Integer | Float) and q.per_byte() == 1 and q.layout is None and not q.flat
+    is_plain = (q.format.is_integer or q.format.is_float) and q.per_byte() == 1 and q.layout is None and not q.flat
     own_zero = q.format.zero != 0 and not q.scale.has_zero_point()
     is_alone = x.usages == (copies.ROWWISE,) and q.hadamard is None
-    return is_plain and not own_zero and is_alone and q.scale.scale_is_stored()
+    return is_plain and not own_zero and is_alone and q.scale.scale_is_stored
 
 
 GPU = Kernel("GPU product", _declines, _run, _planned)

@@ -32,9 +32,7 @@ from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS
 from hop.kernels.aten import integer
 from hop.kernels.aten.quantize import fast, fast_format
 from hop.numerics import blocks, copies
-from hop.numerics.formats import Float, Integer
 from hop.numerics.layouts import Decoded
-from hop.numerics.scale_rules import TwoLevel
 
 REFERENCE = Kernel("reference", lambda call: None, meaning.reference)
 
@@ -120,8 +118,7 @@ def _declines_groups(call: Call) -> str | None:
 
 def _largest(x: Operand) -> int:
     """The largest magnitude of a code less its zero point."""
-    format = x.quantizer.format
-    assert isinstance(format, Integer)
+    format: Any = x.quantizer.format
     if x.quantizer.scale.has_zero_point():
         return format.high - format.low
     return max(format.high - format.zero, format.zero - format.low)
@@ -231,7 +228,7 @@ class _Factor(NamedTuple):
         if isinstance(x, Tensor):
             return None if x.dtype == torch.bfloat16 else f"bfloat16 has too few bits for {x.dtype}"
         q = x.quantizer
-        if q.flat or not isinstance(q.format, Float | Integer):
+        if q.flat or not (q.format.is_float or q.format.is_integer):
             return f"for integers and floats, not {q.format.name}"
         if self.usage != copies.ROWWISE or x.usages != (copies.ROWWISE,):
             return "for row-wise copies"
@@ -241,9 +238,8 @@ class _Factor(NamedTuple):
 
     def _blocks_along(self) -> list[tuple[int, int]]:
         q = self.operand.quantizer
-        names = {"global_amax"} if isinstance(q.scale, TwoLevel) else set() if q.scale.folds() else {"scale"}
         ndim = self.operand.dim()
-        stored = [block for name, (_, block) in q.stored().items() if name in names]
+        stored = [block for name, (_, block) in q.stored().items() if name == q.scale.rest_name]
         return [(self.operand.shape[self.along], blocks.per_dimension(b, ndim)[self.along]) for b in stored]
 
     def numbers(self) -> Tensor:
@@ -251,9 +247,9 @@ class _Factor(NamedTuple):
         if isinstance(x, Tensor):
             return x
         q = x.quantizer
-        if isinstance(q.format, Integer):
+        if q.format.is_integer:
             return grid(x, copies.ROWWISE, fast_format(q.format)).centered().to(torch.bfloat16)
-        if isinstance(q.layout, Decoded):
+        if q.layout is not None and q.layout.is_decoded:
             return x.buffers["codes"]
         return fast(str(q)).packed(x.buffers, x.shape, Decoded())["codes"]
 
@@ -266,7 +262,7 @@ class _Factor(NamedTuple):
         rest = q.scale.rest([own[name] for name in q.stored()], q.format)
         if rest is None:
             return None
-        block = q.scale.outer if isinstance(q.scale, TwoLevel) else q.block
+        block = q.scale.outer_block or q.block
         block = blocks.per_dimension(block, x.dim())
         dim = x.dim() + self.along
         return spread(rest, tuple(-1 if d == dim else b for d, b in enumerate(block)), x.shape)
@@ -333,8 +329,7 @@ def _run_rows(call: Call) -> Any:
         taken.append(
             t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
         )
-    rule = replace(q.scale, outer=_of_rows(q.scale.outer)) if isinstance(q.scale, TwoLevel) else q.scale
-    own = replace(q, block=_of_rows(q.block), scale=rule)
+    own = replace(q, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
     shape = [*rows.shape, weight.shape[1]]
     values = dequantize_buffers(str(own), taken, [copies.ROWWISE], shape, torch.float32)
     return meaning.finish(call, values.reshape([*indices.shape, weight.shape[1]]))

@@ -26,7 +26,6 @@ from hop.impls.scaled.operands import grid, spread
 from hop.impls.scaled.products import real_product
 from hop.impls.scaled.roles import ADD, CONVOLUTION, EMBEDDING, MATRIX, MEAN, MULTIPLY, VALUE, aten
 from hop.numerics import copies
-from hop.numerics.scale_rules import Given
 
 
 def reference(call: Call) -> Any:
@@ -52,10 +51,8 @@ def finish(call: Call, y: Tensor) -> Any:
 
 def activated(call: Call, y: Tensor) -> Tensor:
     """`y` within the range of the output's fused activation."""
-    rule = call.output.scale  # type: ignore[union-attr]
-    if not isinstance(rule, Given) or (rule.requantize.low, rule.requantize.high) == (None, None):
-        return y
-    return y.clamp(rule.requantize.low, rule.requantize.high)
+    convention = call.output.scale.requantization  # type: ignore[union-attr]
+    return y if convention is None else convention.bounded(y)
 
 
 def _embedding(call: Call) -> Tensor:

@@ -26,8 +26,7 @@ from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu import product as native_product
 from hop.kernels.cpu.convolution import Geometry
 from hop.numerics import blocks, copies, memory_format
-from hop.numerics.formats import INT8, Integer
-from hop.numerics.layouts import Tiled
+from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 
 
@@ -89,7 +88,7 @@ def _numbers(value: Any) -> Any:
 @functools.lru_cache(maxsize=4096)
 def _convolution(op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tuple[Any, ...]) -> Convolution | str:
     (of_x, x_shape, x_strides), (of_weight, shape, strides) = lhs, rhs
-    tiled = isinstance(of_weight.layout, Tiled)
+    tiled = of_weight.is_tiled()
     if (reason := _declines_weight(of_weight, tiled)) is not None:
         return reason
     x, weight = _meta(of_x, x_shape, x_strides), _meta(of_weight, shape, strides)
@@ -129,8 +128,7 @@ def _name(q: Quantizer) -> str:
     return f"{'int' if format.dtype.is_signed else 'uint'}{4 if q.layout is not None and format.bits == 4 else 8}"
 
 
-def _declines_weight(q: Quantizer, tiled: bool) -> str | None:
-    assert isinstance(q.format, Integer)
+def _declines_weight(q: Any, tiled: bool) -> str | None:
     if q.layout is not None and not tiled:
         return f"for codes, and layout={q.layout} holds numbers"
     if q.scale.has_zero_point() or q.format.zero != 0:
@@ -245,7 +243,7 @@ def _held(x: Operand) -> tuple[Any, ...]:
 def _planned(call: Call, general: Plan) -> Plan | None:
     """For batches of plain codes, a byte each."""
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
-    simple = all(x.quantizer.scale.scale_is_stored() and x.quantizer.per_byte() == 1 for x in (x, weight))
+    simple = all(x.quantizer.scale.scale_is_stored and x.quantizer.per_byte() == 1 for x in (x, weight))
     made, gives_codes = convolution(call), isinstance(call.output, Quantizer)
     if isinstance(made, str) or x.dim() != weight.dim() or not simple:
         return None

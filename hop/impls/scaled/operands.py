@@ -1,7 +1,7 @@
 """The integers of an operand, cut into blocks: codes less their zero points, and one scale for each block."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from hop.compat import tracing
 from hop.dispatch.operand import Operand
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
-from hop.numerics.formats import Format, Integer
-from hop.numerics.layouts import Tiled
+from hop.numerics.formats import Format
 
 
 class Grid(NamedTuple):
@@ -42,12 +41,11 @@ class Grid(NamedTuple):
 
 def grid(operand: Operand, usage: str, format: Format | None = None) -> Grid:
     """An operand of an integer format, read from one of its copies; `format` unpacks as the quantizer's own does."""
-    quantizer, own = operand.quantizer, operand.of(usage)
-    format = format or quantizer.format
-    assert isinstance(format, Integer)
+    quantizer: Any = operand.quantizer
+    own, format = operand.of(usage), format or quantizer.format
     codes, *stored = own.tensors
     shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
-    if isinstance(quantizer.layout, Tiled):
+    if quantizer.is_tiled():
         codes = quantizer.layout.restore(codes, shape, format)
     elif quantizer.per_byte() > 1:
         codes = format.unpack(codes, shape[-1] if shape else 1).reshape(shape)

@@ -25,7 +25,7 @@ from hop.impls.scaled.calls import Call, fitted
 from hop.impls.scaled.roles import LHS, OTHER, RHS, ROLES
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given, Rule
+from hop.numerics.scale_rules import Rule
 from hop.tensor import QuantizedTensor
 from hop.tensor.quantized import operand
 
@@ -219,8 +219,8 @@ def through_activation(grad: Tensor, y: Tensor, rule: Rule) -> tuple[Tensor, Ten
 
 def activated(y: Tensor, rule: Rule) -> Tensor:
     """A result after the activation that is fused into its quantizer."""
-    low, high = (rule.requantize.low, rule.requantize.high) if isinstance(rule, Given) else (None, None)
-    return y if low is None and high is None else y.clamp(low, high)
+    convention = rule.requantization
+    return y if convention is None else convention.bounded(y)
 
 
 # ---- the public function

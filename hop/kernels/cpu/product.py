@@ -19,11 +19,10 @@ from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
 from hop.numerics import blocks
 from hop.numerics.blocks import Block
-from hop.numerics.formats import E2M1, E4M3, E5M2, E8M0, Format, Integer
+from hop.numerics.formats import E2M1, E4M3, E5M2, E8M0, Format
 from hop.numerics.layouts import Tiled
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
-from hop.numerics.scale_rules import Given, TwoLevel
+from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal, Requantization
 
 _FLOATS = {E2M1: "e2m1", E4M3: "e4m3", E5M2: "e5m2", E8M0: "e8m0"}
 _BYTES = (torch.int8, torch.uint8)
@@ -46,9 +45,11 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
     format = _format(q.format)
     if format is None or q.flat:
         return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
+    if not q.scale.step_is_told:
+        return f"for scales that are stored as the step has them, and {type(q.scale).__name__} has a step of its own"
     words = [format]
-    if isinstance(q.layout, Tiled):
-        if q.layout.columns != columns:
+    if q.tiles is not None:
+        if q.tiles.columns != columns:
             return f"{q.layout} is laid out for a sum along the other dimension"
         words.append("tiled")
     elif q.layout is not None:
@@ -59,18 +60,15 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
     if q.scale.has_zero_point():
         zero = "zero_point"
         words.append("zero=stored")
-    elif isinstance(q.format, Integer) and q.format.zero:
+    elif q.format.zero:
         words.append(f"zero={q.format.zero}")
-    scale, fold, block = "scale", None, q.block
-    if isinstance(q.scale, TwoLevel):
-        scale, fold, block = "global_amax", "scale", q.scale.outer
-        words.append(f"factor={_bits(1 / (q.scale.inner.max * q.format.max))}")
-    elif q.scale.folds():
-        scale, fold = None, "scale"
+    scale, fold = q.scale.rest_name, "scale" if q.scale.folds() else None
+    if q.scale.outer_block is not None:
+        words.append(f"factor={_bits(q.scale.rest_factor(q.format))}")
     if scale is not None:
-        words.append(f"scale={_blocks(block)}")
+        words.append(f"scale={_blocks(q.given_block)}")
     if fold is not None:
-        of_scale = q.scale.inner if isinstance(q.scale, TwoLevel) else getattr(q.scale, "exponent", None)
+        of_scale = q.scale.fold_format
         fold_format = "float32" if of_scale is None else _FLOATS.get(of_scale)
         if fold_format is None:
             return f"for scales of E4M3 and E8M0, not {of_scale}"
@@ -81,7 +79,7 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
 
 
 def _format(format: Format) -> str | None:
-    if isinstance(format, Integer):
+    if format.is_integer:
         if format.bits not in (4, 8) or (format.bits == 8 and format.dtype not in _BYTES):
             return None
         return f"{'int' if format.dtype.is_signed else 'uint'}{format.bits}"
@@ -117,21 +115,23 @@ class Call(NamedTuple):
 def declines_output(q: Quantizer) -> str | None:
     """Why the kernels do not give codes of a quantizer, or None."""
     rule, format = q.scale, q.format
-    if not (isinstance(rule, Given) and isinstance(format, Integer) and format.bits == 8):
+    if rule.requantization is None or not format.is_integer or format.bits != 8:
         return f"gives integers of 8 bits with a given scale, not {q}"
     if q.layout is not None or q.flat or q.stochastic or q.hadamard is not None:
         return f"gives plain codes, rounded to the nearest, not {q}"
-    return None if type(rule.requantize) in _CONVENTIONS else f"knows no requantization {rule.requantize}"
+    return None if _convention(rule.requantization) is not None else f"knows no requantization {rule.requantization}"
 
 
 def describe_output(q: Quantizer) -> str:
     """The words of codes as a result (native/torch/output.h)."""
     rule, format = q.scale, q.format
-    assert isinstance(rule, Given) and isinstance(format, Integer)
-    convention = _CONVENTIONS[type(rule.requantize)]
-    words = [f"requantize={convention(rule.requantize)} low={format.low} high={format.high} scale={_blocks(q.block)}"]
+    requantization = rule.requantization
+    assert requantization is not None
+    number = _convention(requantization)
+    assert number is not None
+    words = [f"requantize={number} low={format.min:.0f} high={format.max:.0f} scale={_blocks(q.block)}"]
     words.append("zero=stored" if rule.has_zero_point() else f"zero={format.zero}")
-    for name, bound in (("lower", rule.requantize.low), ("upper", rule.requantize.high)):
+    for name, bound in (("lower", requantization.low), ("upper", requantization.high)):
         if bound is not None:
             words.append(f"{name}={_bits(bound)}")
     return " ".join(words)
@@ -150,6 +150,12 @@ _CONVENTIONS: dict[type, Callable[[Any], int]] = {
     FixedPoint: lambda r: _ROUNDINGS[r.rounding],
     Reciprocal: lambda r: 6,
 }
+
+
+def _convention(r: Requantization) -> int | None:
+    """Its number in native/; None for one that is not known there."""
+    found = _CONVENTIONS.get(type(r))
+    return None if found is None else found(r)
 
 
 def declines(call: Call, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> str | None:

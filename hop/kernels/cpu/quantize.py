@@ -20,7 +20,6 @@ from hop.kernels.cpu.quantizers import declines_shape, plan
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.formats import Format
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import AbsMean, TwoLevel
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -54,9 +53,7 @@ def _keeps(quantizer: str) -> bool:
 def _channels_last(quantizer: str, shape: Sequence[Any]) -> str | None:
     """The quantizer that makes of (N, *S, C) what `quantizer` makes of (N, C, *S); None if there is none here."""
     q = Quantizer.parse(quantizer)
-    if not q.keeps_memory_format() or isinstance(
-        q.scale, AbsMean | TwoLevel
-    ):  # whose sums have an order, or two blocks
+    if not q.keeps_memory_format() or q.scale.is_sum or q.scale.outer_block is not None:  # a sum has an order
         return None
     known = tracing.hints(shape)
     if known is None:
@@ -175,7 +172,7 @@ def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | No
         return reason
     lead = list(zip(blocks.per_dimension(q.block, len(shape)), shape, strict=True))[:-1]
     of_rows = all(1 in pair for pair in lead)
-    if not of_rows or isinstance(q.scale, TwoLevel) or q.scale.missing() is not None or q.flat:
+    if not of_rows or q.scale.outer_block is not None or q.scale.missing() is not None or q.flat:
         return f"for blocks within rows, and a rule that finds one scale for each, of x times a factor; not {quantizer}"
     own = tracing.hints(factor.shape)
     if factor.dtype != torch.float32 or own is None or own[-1:] != shape[-1:] or any(n != 1 for n in own[:-1]):
@@ -195,7 +192,7 @@ def _declines_given(
         return "scale and zero_point are not both given"
     if scale is None:
         return "needs a scale" if q.scale.missing() is not None else None
-    shape, dtype = list(q.buffers(sizes).values())[-1 if isinstance(q.scale, TwoLevel) else 1]
+    shape, dtype = q.buffers(sizes)[q.scale.given_name]
     if tracing.hints(scale.shape) != shape or scale.dtype not in (torch.float32, dtype):
         return f"for a scale in float32 or {dtype} of {shape}, not {scale.dtype} of {tuple(scale.shape)}"
     if zero_point is not None and tracing.hints(zero_point.shape) != shape:

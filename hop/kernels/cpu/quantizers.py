@@ -3,9 +3,9 @@
 import ctypes
 import functools
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,22 +22,10 @@ from hop.numerics.scale_rules import (
     Given,
     Microscaling,
     MinMax,
-    Rule,
     TwoLevel,
     exponent_of,
 )
 
-_RULES = {
-    Given: "given",
-    Amax: "amax",
-    MinMax: "minmax",
-    AbsMean: "absmean",
-    CurrentScaling: "current",
-    BlockScaling: "current",
-    Microscaling: "microscaling",
-    TwoLevel: "two_level",
-}
-_FORMATS = {Integer: "integer", Float: "float", Codebook: "codebook"}
 _DTYPES = {torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
@@ -47,6 +35,8 @@ class Plan:
 
     quantizer: Quantizer
     words: str
+    by_amax: bool
+    """Whether a scale, in float32, is found from the largest magnitude of its block alone."""
 
     def back(self, dtype: torch.dtype) -> str:
         """The description of dequantizing to a dtype."""
@@ -60,10 +50,12 @@ def plan(quantizer: str) -> Plan | str:
     reason = _unsupported(q)
     if reason is not None:
         return reason
-    words = [f"1 {_FORMATS[type(q.format)]} codes={_DTYPES[q.format.dtype]} block={_list(q.block)}"]
-    words += ["flat"] * q.flat
-    words += [f"{name}={value}" for name, value in (_of_format(q.format) | _of_rule(q.scale, q.format)).items()]
-    return Plan(q, " ".join(words))
+    known, rule = _FORMATS[type(q.format)], _RULES[type(q.scale)]
+    words = [f"1 {known.name} codes={_DTYPES[q.format.dtype]} block={_list(q.block)}", *["flat"] * q.flat]
+    named: dict[str, Any] = {"bits": q.format.bits} | known.words(q.format)
+    named |= {"rule": rule.name, "affine": int(q.scale.has_zero_point()), "range": bits(q.format.max)}
+    words += [f"{name}={value}" for name, value in (named | rule.words(q.scale, q.format)).items()]
+    return Plan(q, " ".join(words), rule.by_amax)
 
 
 def _list(values: Iterable[int]) -> str:
@@ -75,75 +67,70 @@ def bits(x: float) -> int:
     return struct.unpack("I", struct.pack("f", x))[0]
 
 
-def _of_format(format: Format) -> dict[str, Any]:
-    found: dict[str, Any] = {"bits": format.bits}
-    if isinstance(format, Integer):
-        return found | {"low": format.low, "high": format.high, "zero": format.zero}
-    if isinstance(format, Float):
-        found |= {"mantissa_bits": format.mantissa_bits, "bias": format.bias, "largest": format.largest}
-        return found | {"keeps_nan": int(format.dtype.is_floating_point)}
-    assert isinstance(format, Codebook)
-    lists = {"thresholds": format._thresholds, "numbers": format.book}
-    return found | {"zero_code": format._zero_code} | {name: _list(map(bits, v)) for name, v in lists.items()}
-
-
-def _of_rule(rule: Rule, format: Format) -> dict[str, Any]:
-    found: dict[str, Any] = {"rule": _RULES[type(rule)], "affine": int(rule.has_zero_point())}
-    found["range"] = bits(format.max)
-    if isinstance(rule, Amax):
-        found |= {"floor": bits(rule.floor), "range": bits(format.max - format.zero)}
-    elif isinstance(rule, MinMax):
-        found["range"] = bits(format.max - format.min)
-    elif isinstance(rule, CurrentScaling):
-        found |= {"floor": bits(rule.eps), "power_of_two": int(rule.power_of_two)}
-        found["most_of_dtype"] = int(isinstance(rule, BlockScaling))
-    elif isinstance(rule, Microscaling):
-        found |= {"scale": "uint8", "inverse": bits(1 / format.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
-        found["largest_power"] = exponent_of(format)
-    elif isinstance(rule, TwoLevel):
-        top = rule.inner.max * format.max
-        found |= {"scale": "e4m3", "inverse": bits(1 / format.max), "top": bits(top), "inverse_top": bits(1 / top)}
-        found["outer"] = _list(rule.outer)
-    return found
-
-
 def _unsupported(q: Quantizer) -> str | None:
     format, rule = q.format, q.scale
     if type(q) is not Quantizer:
         return f"for Quantizer itself, not {type(q).__name__}, which may mean another thing"
     if q.layout is not None:
         return f"for plain codes, not layout={q.layout}"
-    if type(format) not in _FORMATS or type(rule) not in _RULES:
+    known, found = _FORMATS.get(type(format)), _RULES.get(type(rule))
+    if known is None or found is None:
         return f"not for {format.name} by {type(rule).__name__}"
-    if isinstance(format, Integer) and (format.dtype == torch.int8) != (format.low < 0):
-        return f"for signed integers in int8 and others in uint8; {format.name} is otherwise"
-    if isinstance(format, Float) and (format.mantissa_bits == 0 or not _is_plain_float(format)):
-        return f"for e4m3, e5m2, and floats in uint8 with a mantissa; {format.name} is another"
-    if isinstance(format, Codebook) and format.dtype != torch.uint8:
-        return f"for codes in uint8, not {format.dtype}"
-    if not isinstance(format, Float) and isinstance(rule, CurrentScaling | Microscaling | TwoLevel):
+    if (reason := known.declines(format)) is not None:
+        return reason
+    if found.of_floats and not format.is_float:
         return f"{type(rule).__name__} is for floats, and {format.name} has none"
-    if isinstance(rule, Amax) and format.max == format.zero:
-        return f"{format.name} has no number above its zero"
-    return _unsupported_scale(rule)
+    return found.declines(rule, format)
 
 
-def _unsupported_scale(rule: Rule) -> str | None:
-    if isinstance(rule, Given) and isinstance(rule.requantize, Reciprocal):
-        return "divides by the scale, and does not multiply by its reciprocal"
-    if isinstance(rule, Microscaling) and not _equal(rule.exponent, E8M0):
-        return f"for exponents in e8m0, not {rule.exponent.name}"
-    if isinstance(rule, TwoLevel):
-        if not _equal(rule.inner, E4M3):
-            return f"for scales in e4m3, not {rule.inner.name}"
-        if any(b != -1 for b in rule.outer) and rule.outer != (1, -1):
-            return f"for an amax of the tensor or of each row, not of {rule.outer}"
+# ---- formats
+
+
+class _Format(NamedTuple):
+    """What the kernels know of formats of a class."""
+
+    name: str
+    words: Callable[[Any], dict[str, Any]]
+    declines: Callable[[Any], str | None]
+
+
+def _of_integer(f: Integer) -> dict[str, Any]:
+    return {"low": f.low, "high": f.high, "zero": f.zero}
+
+
+def _declines_integer(f: Integer) -> str | None:
+    if (f.dtype == torch.int8) != (f.low < 0):
+        return f"for signed integers in int8 and others in uint8; {f.name} is otherwise"
     return None
 
 
-def _is_plain_float(format: Float) -> bool:
-    known = (E4M3, E5M2) if format.dtype.is_floating_point else (format,)
-    return (format.dtype.is_floating_point or format.dtype == torch.uint8) and any(_equal(format, f) for f in known)
+def _of_float(f: Float) -> dict[str, Any]:
+    found = {"mantissa_bits": f.mantissa_bits, "bias": f.bias, "largest": f.largest}
+    return found | {"keeps_nan": int(f.dtype.is_floating_point)}
+
+
+def _declines_float(f: Float) -> str | None:
+    known = (E4M3, E5M2) if f.dtype.is_floating_point else (f,)
+    is_plain = (f.dtype.is_floating_point or f.dtype == torch.uint8) and any(_equal(f, k) for k in known)
+    if f.mantissa_bits == 0 or not is_plain:
+        return f"for e4m3, e5m2, and floats in uint8 with a mantissa; {f.name} is another"
+    return None
+
+
+def _of_codebook(f: Codebook) -> dict[str, Any]:
+    lists = {"thresholds": f._thresholds, "numbers": f.book}
+    return {"zero_code": f._zero_code} | {name: _list(map(bits, v)) for name, v in lists.items()}
+
+
+def _declines_codebook(f: Codebook) -> str | None:
+    return None if f.dtype == torch.uint8 else f"for codes in uint8, not {f.dtype}"
+
+
+_FORMATS: dict[type, _Format] = {
+    Integer: _Format("integer", _of_integer, _declines_integer),
+    Float: _Format("float", _of_float, _declines_float),
+    Codebook: _Format("codebook", _of_codebook, _declines_codebook),
+}
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -151,6 +138,80 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and all(
         getattr(a, f.name) == getattr(b, f.name) for f in fields(a) if f.init and f.name != "name"
     )
+
+
+# ---- rules
+
+
+class _Rule(NamedTuple):
+    """What the kernels know of rules of a class."""
+
+    name: str
+    words: Callable[[Any, Format], dict[str, Any]] = lambda rule, format: {}
+    declines: Callable[[Any, Format], str | None] = lambda rule, format: None
+    by_amax: bool = False
+    of_floats: bool = False
+
+
+def _declines_given(rule: Given, format: Format) -> str | None:
+    if isinstance(rule.requantize, Reciprocal):
+        return "divides by the scale, and does not multiply by its reciprocal"
+    return None
+
+
+def _of_amax(rule: Amax, format: Format) -> dict[str, Any]:
+    return {"floor": bits(rule.floor), "range": bits(format.max - format.zero)}
+
+
+def _declines_amax(rule: Amax, format: Format) -> str | None:
+    return f"{format.name} has no number above its zero" if format.max == format.zero else None
+
+
+def _of_min_max(rule: MinMax, format: Format) -> dict[str, Any]:
+    return {"range": bits(format.max - format.min)}
+
+
+def _of_current(rule: CurrentScaling, format: Format) -> dict[str, Any]:
+    return {"floor": bits(rule.eps), "power_of_two": int(rule.power_of_two), "most_of_dtype": 0}
+
+
+def _of_blocks(rule: BlockScaling, format: Format) -> dict[str, Any]:
+    return _of_current(rule, format) | {"most_of_dtype": 1}
+
+
+def _of_microscaling(rule: Microscaling, format: Format) -> dict[str, Any]:
+    found = {"scale": "uint8", "inverse": bits(1 / format.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
+    return found | {"largest_power": exponent_of(format)}
+
+
+def _declines_microscaling(rule: Microscaling, format: Format) -> str | None:
+    return None if _equal(rule.exponent, E8M0) else f"for exponents in e8m0, not {rule.exponent.name}"
+
+
+def _of_two_level(rule: TwoLevel, format: Format) -> dict[str, Any]:
+    top = rule.inner.max * format.max
+    found = {"scale": "e4m3", "inverse": bits(1 / format.max), "top": bits(top), "inverse_top": bits(1 / top)}
+    return found | {"outer": _list(rule.outer)}
+
+
+def _declines_two_level(rule: TwoLevel, format: Format) -> str | None:
+    if not _equal(rule.inner, E4M3):
+        return f"for scales in e4m3, not {rule.inner.name}"
+    if any(b != -1 for b in rule.outer) and rule.outer != (1, -1):
+        return f"for an amax of the tensor or of each row, not of {rule.outer}"
+    return None
+
+
+_RULES: dict[type, _Rule] = {
+    Given: _Rule("given", declines=_declines_given),
+    Amax: _Rule("amax", _of_amax, _declines_amax, by_amax=True),
+    MinMax: _Rule("minmax", _of_min_max),
+    AbsMean: _Rule("absmean"),
+    CurrentScaling: _Rule("current", _of_current, by_amax=True, of_floats=True),
+    BlockScaling: _Rule("current", _of_blocks, by_amax=True, of_floats=True),
+    Microscaling: _Rule("microscaling", _of_microscaling, _declines_microscaling, of_floats=True),
+    TwoLevel: _Rule("two_level", _of_two_level, _declines_two_level, of_floats=True),
+}
 
 
 # ---- a shape

@@ -8,7 +8,6 @@ import torch
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu.quantizers import Plan, bits, plan
-from hop.numerics.scale_rules import Amax, CurrentScaling
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST_BLOCK, _MOST_BLOCK = 16, 2048
@@ -21,8 +20,7 @@ def _block(quantizer: str) -> int | str:
     if isinstance(made, str):
         return made
     q = made.quantizer
-    one_scale = isinstance(q.scale, Amax | CurrentScaling) and not q.scale.has_zero_point()
-    if not q.flat or not one_scale or q.stochastic:
+    if not q.flat or not made.by_amax or q.stochastic:
         return f"for flat blocks with one scale each, rounded to the nearest; not {quantizer}"
     (block,) = q.block
     if not _LEAST_BLOCK <= block <= _MOST_BLOCK or _MOST_BLOCK % block:

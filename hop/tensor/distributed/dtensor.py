@@ -14,7 +14,7 @@ from torch import Tensor
 from hop.compat import dtensor, subclasses
 from hop.dispatch.composite import Composite
 from hop.numerics import copies
-from hop.tensor import views
+from hop.tensor import units
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.table import Cut
 
@@ -55,7 +55,7 @@ def _parts(t: Any, part: Sequence[int], dims: Sequence[int], shape: Sequence[int
         if set(dims) != {0} or block == -1 or size % block or size % q.per_byte():
             raise Cut(f"its blocks run over the flattened tensor, and parts of {tuple(part)} cut them")
         return buffers, q
-    own = views.units(q, t.usages, t.dim())
+    own = units.of_buffers(q, t.usages, t.dim())
     for d in set(dims):
         if part[d] % own["codes"][d]:
             raise Cut(f"{own['codes'][d]} codes along dimension {d} share a byte, and parts of {part[d]} cut it")
@@ -64,7 +64,7 @@ def _parts(t: Any, part: Sequence[int], dims: Sequence[int], shape: Sequence[int
             unit = inner if name == "global_amax" else _unit(own[name][d], part[d])
             buffers[name] = _finer(buffers[name], own[name][d], unit, d, t.shape[d])
             own[name] = (*own[name][:d], unit, *own[name][d + 1 :])
-    return buffers, views.with_units(q, own, shape)
+    return buffers, units.with_units(q, own, shape)
 
 
 def _unit(unit: int, part: int) -> int:

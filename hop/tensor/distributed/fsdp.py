@@ -1,7 +1,7 @@
 """What travels where FSDP2 (torch.distributed.fsdp.fully_shard) gathers a quantized parameter: its codes and scales.
 
 A tensor of R rows is cut into parts of c = ceil(R / processes) rows; the last ones may have fewer, or none. A buffer is
-a grid of units (hop.tensor.views), u rows of the tensor to each of its rows. A process sends the units that begin in
+a grid of units (hop.tensor.units), u rows of the tensor to each of its rows. A process sends the units that begin in
 its part, and of one that serves all rows its own copy, of which the first process's is taken; all as bytes, padded to
 one size for all processes.
 """

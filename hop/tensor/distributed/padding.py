@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.numerics import blocks
-from hop.tensor import views
+from hop.tensor import units
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.rules import quantized_like
 from hop.tensor.table import Cut, implements, is_moving
@@ -37,7 +37,7 @@ def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
     if q.flat and any(n != 1 for n in shape[: grown[-1]]):
         raise Cut("its blocks run over the flattened tensor")
     if not q.flat:
-        views.units(q, t.usages, t.dim())  # raises Cut where codes lie otherwise
+        units.of_buffers(q, t.usages, t.dim())  # raises Cut where codes lie otherwise
     old, new = q.rows(t.shape), q.rows(shape)
     if 0.0 not in q.format.numbers and not is_moving() and _completes(q, old, new):
         raise Cut(f"{q.format.name} has no zero, and the padding completes a block")

@@ -1,0 +1,91 @@
+"""Editing: an exported program while its nodes are replaced one by one."""
+
+import contextlib
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hop.buffers.operators import quantize_buffers
+from hop.compat.pytree import tree_map_only
+from hop.compat.subclasses import FakeTensor
+from hop.export.rewrite.folding import Constants, known_tensors
+from hop.export.rewrite.program import graph_of, value
+from hop.impls.scaled import scaled_buffers
+from hop.impls.scaled.roles import aten
+
+
+class Editing:
+    """A program, its graph, and the tensors that it holds, by the nodes that stand for them.
+
+    Args:
+        prefix: of the names of constants that are added.
+    """
+
+    def __init__(self, program: ExportedProgram, prefix: str) -> None:
+        self.prefix = prefix
+        self.program, self.graph = program, graph_of(program)
+        self.known = known_tensors(program, self.graph)
+        self.constants = Constants(program)
+        self.casts: dict[Node, Node] = {}
+        vals = (node.meta.get("val") for node in self.graph.nodes)
+        self.mode: Any = next((v.fake_mode for v in vals if isinstance(v, FakeTensor)), None)
+
+    def float32(self, before: Node, x: Node) -> Node:
+        """x in float32, as it is quantized in: one node, however often it is asked for."""
+        if value(x).dtype == torch.float32:
+            return x
+        if before not in self.casts:
+            self.casts[before] = self.call(before, aten._to_copy.default, x, dtype=torch.float32)
+        return self.casts[before]
+
+    def held(self, name: str, x: Tensor) -> Node:
+        """A constant of the program."""
+        name, i = f"{self.prefix}_{name}", 0
+        while (unique := f"{name}_{i}" if i else name) in {*self.constants.tensors, *self.program.state_dict}:
+            i += 1
+        x = x.detach().clone()
+        val = x if self.mode is None else self.mode.from_tensor(x, static_shapes=True)
+        node = self.constants.hold(self.graph, unique, x, val)
+        self.known[node] = x
+        return node
+
+    def call(self, before: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta |= {k: v for k, v in before.meta.items() if k in ("nn_module_stack", "stack_trace")}
+        given, named = tree_map_only(Node, value, (args, kwargs))
+        with torch.no_grad(), self.mode or contextlib.nullcontext():
+            node.meta["val"] = target(*given, **named)
+        return node
+
+    def replace(self, node: Node, made: Sequence[Any]) -> None:
+        """Let those who read the buffers of a node read what was made: codes, and the scale and the zero point that the
+        node was given."""
+        for user in list(node.users):
+            i: Any = user.args[1]
+            found, buffer = made[i], value(user)
+            if i:
+                if value(found).shape != buffer.shape:  # those of rows are of the shape they are given in, symbols too
+                    sizes = [n if isinstance(n, int) else -1 for n in buffer.shape]
+                    found = self.call(node, aten.reshape.default, found, sizes)
+                found = self.call(node, aten._to_copy.default, found, dtype=buffer.dtype)
+                if (source := self.known.get(self.source(made[i]))) is not None and source.numel() == 1:
+                    self.known[found] = source
+            user.replace_all_uses_with(found)
+            self.graph.erase_node(user)
+        self.graph.erase_node(node)
+
+    def source(self, node: Node) -> Node:
+        """What a caller gave for a scale or a zero point that a node of ours hands on."""
+        while node not in self.known and node.target is operator.getitem:
+            of, i = node.args
+            given = {quantize_buffers: (2, 3), scaled_buffers: (2, 3)}.get(of.target)  # type: ignore[union-attr]
+            if not given or i not in (1, 2) or not isinstance(of.args[given[i - 1]], Node):  # type: ignore[union-attr, operator]
+                return node
+            node = of.args[given[i - 1]]  # type: ignore[union-attr, operator, assignment]
+        return node

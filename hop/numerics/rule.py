@@ -1,0 +1,207 @@
+"""Rule: what scale rules share, and the blocks that they look at.
+
+A rule is a frozen value; adding one is adding a subclass. x is float32, cut into blocks; reductions run over a block,
+keep its dimensions, and ignore NaN. max is the largest number of the format above its zero. A rule gives what is stored
+and y, the elements that the format encodes; `step` is the s of
+
+    x ≈ (decode(codes) - zero_point) · s
+
+What code outside asks a rule is a property or a method here, so that a new rule answers for itself.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.numerics.blocks import Block
+from hop.numerics.formats import E8M0, Format
+from hop.numerics.requantization import Requantization
+from hop.numerics.spelling import Value
+
+LARGEST = torch.finfo(torch.float32).max
+_TOLD = ("step", "fold_format")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A tensor cut into blocks, as hop.numerics.blocks.split does."""
+
+    x: Tensor  # float32, filled up with the rule's padding
+    dims: list[int]  # that run over a block
+    places: list[int]  # of the blocks along each dimension of the tensor
+    dtype: torch.dtype  # of the tensor before it became float32
+
+    def magnitude(self) -> Tensor:
+        """|x|, 0 for NaN."""
+        magnitude = self.x.abs()
+        return torch.where(magnitude == magnitude, magnitude, 0.0)  # isnan is not vectorized by Inductor
+
+    def amax(self) -> Tensor:
+        """The largest magnitude of each block."""
+        return self.combined(self.own_amax(), "max")
+
+    def own_amax(self) -> Tensor:
+        """The same, of what is at hand."""
+        return self.magnitude().amax(self.dims, keepdim=True)
+
+    def has_nan(self) -> Tensor:
+        """Whether each block has a NaN, for a rule whose padding is none."""
+        flags = (self.x != self.x).to(torch.float32).amax(self.dims, keepdim=True)
+        return self.combined(flags, "max") > 0
+
+    def combined(self, found: Tensor, op: str, block: Block | None = None) -> Tensor:
+        """What was found of each block, its "max", "min" or "sum" with what other processes found where they have
+        elements of the same block (hop.buffers.sharding). `block` says which blocks, if not those that x is cut
+        into."""
+        return found
+
+    def floor_power_of_two(self, x: Tensor) -> Tensor:
+        """The largest power of two, from 2^-128, that is at most x > 0."""
+        up = E8M0.decode(E8M0.encode(x))
+        return torch.where(up > x, up / 2, up)
+
+    def once(self, scale: Tensor) -> Tensor:
+        """`scale`, to be computed once for each block, and not again for each element."""
+        return scale
+
+
+class Found(NamedTuple):
+    """What is stored, in the order of `Rule.stored`, and what is encoded."""
+
+    tensors: tuple[Tensor, ...]
+    y: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rule(Value):
+    """What rules share: one float32 scale for each block, by which elements are divided where the caller gives it."""
+
+    takes_ends: ClassVar[bool] = False
+    """Whether 0 and infinity mean something where the caller gives the scale, as an amax does that can be either."""
+
+    given_name: ClassVar[str] = "scale"
+    """The stored tensor that is the scale which a caller gives."""
+
+    is_static: ClassVar[bool] = False
+    """Whether the caller always gives the scale itself, which was found before."""
+
+    is_delayed: ClassVar[bool] = False
+    """Whether the caller gives the amax of earlier steps (Delayed)."""
+
+    is_sum: ClassVar[bool] = False
+    """Whether a scale is found from a sum over its block, which has an order."""
+
+    @property
+    def outer_block(self) -> Block | None:
+        """The elements that share what a caller gives as scale, if they are more than a block; else None."""
+        return None
+
+    def of_blocks(self, change: Callable[[Block], Block]) -> "Rule":
+        """The rule with `change` of each block that it has itself."""
+        return self
+
+    @property
+    def requantization(self) -> Requantization | None:
+        """How hop.scaled goes from an exact sum to codes, where the scale is given; else None."""
+        return None
+
+    @property
+    def amax_floor(self) -> float | None:
+        """What amax is at least, where the scale is amax / max; None for other rules."""
+        return None
+
+    @property
+    def scale_is_stored(self) -> bool:
+        """Whether `step` is the first stored tensor itself."""
+        return type(self).step is Rule.step
+
+    def of_ends(self) -> "Rule":
+        """The rule that finds a scale from the least and the largest number of a block, where all numbers count."""
+        return self
+
+    def padding(self) -> float:
+        """What fills up blocks that are cut off; it counts for nothing."""
+        return math.nan
+
+    def has_zero_point(self) -> bool:
+        """Whether a zero point is stored."""
+        return False
+
+    def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
+        """The name of each stored tensor, its dtype, and the block of elements that one of its elements serves."""
+        scale: dict[str, tuple[torch.dtype, Block]] = {"scale": (torch.float32, block)}
+        return scale | ({"zero_point": (format.dtype, block)} if self.has_zero_point() else {})
+
+    def check(self, format: Format, block: Block) -> None:
+        """Raise ValueError if the rule makes no sense here."""
+
+    def find(self, parts: Blocks, format: Format) -> Found:
+        """The rule."""
+        raise NotImplementedError
+
+    def missing(self, prefix: str = "") -> str | None:
+        """What to say where the caller gives no scale, None if the rule finds one."""
+        return None
+
+    def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
+        """What is stored and encoded where the caller gives the scale."""
+        tensors = (scale,) if zero_point is None else (scale, zero_point)
+        return Found(tensors, parts.x / parts.once(self.step(tensors, format)))
+
+    def given_of(self, scale: Tensor, format: Format) -> Tensor:
+        """What the caller gives for `scale` to be stored."""
+        return scale
+
+    def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
+        """s, in float32."""
+        return tensors[0]
+
+    def folds(self) -> bool:
+        """Whether step is in part, or all, a number of few bits for each block, `fold`; `rest` is what is left."""
+        return False
+
+    def fold(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The part of the step whose product with any number of a float format is exact in bfloat16, but for numbers
+        below its least normal one."""
+        raise NotImplementedError
+
+    def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
+        """The step without `fold`, None for 1."""
+        return None if self.rest_is_one() else self.step(tensors, format)
+
+    def rest_is_one(self) -> bool:
+        """Whether `fold` is all of the step."""
+        return False
+
+    @property
+    def fold_format(self) -> Format | None:
+        """The format of the codes that `fold` is stored as; None where it is stored as it is."""
+        return None
+
+    @property
+    def rest_name(self) -> str | None:
+        """The stored tensor that the step has besides `fold`; None if it has none."""
+        return None if self.folds() else "scale"
+
+    def rest_factor(self, format: Format) -> float:
+        """What that tensor is multiplied by to give `rest`."""
+        return 1.0
+
+    @property
+    def step_is_told(self) -> bool:
+        """Whether `fold_format`, `rest_name` and `rest_factor` say what `step` computes. Not so where a subclass has a
+        `step` of its own, and no `fold_format` beside it."""
+        first = {name: next(i for i, c in enumerate(type(self).__mro__) if name in vars(c)) for name in _TOLD}
+        return first["step"] >= first["fold_format"]
+
+    def clips(self) -> bool:
+        """Whether the scale that the rule finds leaves elements beyond the largest number."""
+        return False
+
+    def slope(self, amax: Tensor, given: Tensor, format: Format) -> Tensor | float:
+        """The derivative of s by the scale that the caller gave, from it and the amax of each block."""
+        return 1.0

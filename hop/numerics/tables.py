@@ -1,0 +1,78 @@
+"""Tables of numbers: the places where rounding goes from one to the next, and looking numbers up."""
+
+import itertools
+import math
+import struct
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat.export import is_lowering
+
+
+def halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> list[float]:
+    """For each number the least float32 that is rounded to it or to a larger one."""
+    found = [-math.inf]
+    for lower, (a, b) in enumerate(itertools.pairwise(numbers)):
+        middle: float | Fraction = (a + b) / 2
+        if 2 * middle - a != b or 2 * middle - b != a:  # float64 cannot hold it
+            middle = (Fraction(a) + Fraction(b)) / 2
+        least, up = float32(float(middle)), tie_goes_up(lower)
+        while least > middle or (least == middle and up):
+            least = _before(least)
+        while least < middle or (least == middle and not up):
+            least = _after(least)
+        found.append(least)
+    return found
+
+
+def float32(x: float) -> float:
+    """x rounded to float32."""
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+def _after(x: float) -> float:
+    """The next float32 above x."""
+    if x == 0:
+        return math.ldexp(1.0, -149)
+    (bits,) = struct.unpack("i", struct.pack("f", x))
+    return struct.unpack("f", struct.pack("i", bits + 1 if x > 0 else bits - 1))[0]
+
+
+def _before(x: float) -> float:
+    """The next float32 below x."""
+    return -_after(-x)
+
+
+def tensor(numbers: Any, device: torch.device) -> Tensor:
+    """The numbers as a float32 tensor, made inside a graph too."""
+    if not is_lowering():
+        return torch.as_tensor(numbers, dtype=torch.float32, device=device)
+    if not isinstance(numbers[0], float):
+        return torch.stack([tensor(row, device) for row in numbers])
+    return torch.cat([torch.full((1,), v, dtype=torch.float32, device=device) for v in numbers])
+
+
+def lookup(table: Sequence[float], index: Tensor) -> Tensor:
+    """table[index], float32."""
+    return _take(tensor(table, index.device), index)
+
+
+def search(x: Tensor, table: Sequence[float]) -> Tensor:
+    """For each element the position of the last entry of the ascending `table` that it reaches, else 0; int64."""
+    size = 1 << (len(table) - 1).bit_length()
+    entries = tensor([*table, *[math.nan] * (size - len(table))], x.device)
+    found = torch.zeros_like(x, dtype=torch.int64)
+    step = size // 2
+    while step:
+        found = torch.where(x >= _take(entries, found + step), found + step, found)
+        step //= 2
+    return found
+
+
+def _take(table: Tensor, index: Tensor) -> Tensor:
+    """table[index]; indexing with a 0-d tensor would read it."""
+    return table.index_select(0, index.reshape(-1)).reshape(index.shape)

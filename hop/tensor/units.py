@@ -1,0 +1,137 @@
+"""Units: how many elements of a quantized tensor one element of a buffer serves along each dimension, and the quantizer
+that describes buffers of given units.
+
+1, -1 (a whole dimension) or more: one code an element, or, if packed, several along the last dimension; one scale a
+block.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hop.numerics import blocks, copies
+from hop.numerics.blocks import Block
+from hop.numerics.quantizer import Quantizer
+from hop.tensor.table import Cut
+
+Units = Block
+
+
+def of_buffers(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[str, Units]:
+    """The units of each buffer of a tensor of `ndim` dimensions. Raises Cut if it has other than row-wise buffers."""
+    if usages != (copies.ROWWISE,):
+        raise Cut("its column-wise copy would go stale")
+    if quantizer.is_tiled():
+        raise Cut(f"its codes are held in tiles, layout={quantizer.layout}; hop.unpack(x) gives the plain form")
+    found: dict[str, Units] = {"codes": (1,) * (ndim - 1) + (quantizer.per_byte(),) if ndim else ()}
+    for name, (_, block) in quantizer.stored().items():
+        found[name] = blocks.per_dimension(block, ndim)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: tuple[int, ...]) -> Quantizer:
+    """The quantizer of a tensor of `shape` with these units of its buffers: `quantizer`, if it describes them."""
+    per_byte = quantizer.per_byte()
+    new = dict(named)
+    codes = new["codes"]
+    if any(u != 1 and n != 1 for u, n in zip(codes[:-1], shape[:-1], strict=True)) or (
+        codes and codes[-1] != per_byte and shape[-1] != 1
+    ):
+        raise Cut(f"{per_byte} codes share a byte along its last dimension")
+    return with_units(quantizer, new, shape)
+
+
+def with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]) -> Quantizer:
+    """The quantizer of a tensor of `shape` whose scales have these units."""
+    if all(_same(block, new[name], shape) for name, (_, block) in quantizer.stored().items()):
+        return quantizer
+    rule = quantizer.scale
+    try:
+        rule = rule.of_blocks(lambda _: block_of(new[rule.given_name]))
+        return replace(quantizer, block=block_of(new["scale"]), scale=rule)
+    except ValueError as error:
+        raise Cut(f"no quantizer has its blocks: {error}") from error
+
+
+def block_of(units: Units) -> Block:
+    """The block with these units, as short as it can be told. A symbolic size is fixed: a quantizer knows no others."""
+    block = tuple(int(u) for u in units) or (-1,)
+    while len(block) > 2 and block[0] == (-1 if block[1] == -1 else 1):  # what hop.numerics.blocks takes to be in front
+        block = block[1:]
+    return block
+
+
+def _same(block: Block, wanted: Units, shape: Sequence[int]) -> bool:
+    own = blocks.per_dimension(block, len(shape))
+    pairs = zip(own, wanted, shape, strict=True)
+    return all(a == b or (n != 0 and is_whole(a, n) and is_whole(b, n)) for a, b, n in pairs)
+
+
+def is_whole(unit: int, n: int) -> bool:
+    """Whether one unit covers a dimension of size n."""
+    return unit == -1 or unit >= n
+
+
+def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The shortest runs of dimensions of equal product, side by side; no size is 0."""
+    found: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        a, b = [], []
+        left = right = 1
+        if i < len(old):
+            a.append(i)
+            left, i = old[i], i + 1
+        if j < len(new):
+            b.append(j)
+            right, j = new[j], j + 1
+        while left != right:
+            if (left < right or j == len(new)) and i < len(old):
+                a.append(i)
+                left, i = left * old[i], i + 1
+            else:
+                b.append(j)
+                right, j = right * new[j], j + 1
+        found.append((a, b))
+    return found
+
+
+def regrouped(own: Units, old: Sequence[int], new: Sequence[int], parts: list[tuple[list[int], list[int]]]) -> Units:
+    found: list[Any] = []
+    for old_dims, new_dims in parts:
+        found += _regroup([(old[d], own[d]) for d in old_dims], [new[d] for d in new_dims])
+    return tuple(found)
+
+
+def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
+    """The units of dimensions of sizes `new`, which hold the elements of dimensions of (size, unit) `old` in order."""
+    real = [(n, u) for n, u in old if n != 1]
+    if [n for n, _ in old] == new:
+        return [u for _, u in old]
+    if all(u == 1 for _, u in real):
+        return [1] * len(new)
+    if all(u == -1 for _, u in real):
+        return [-1] * len(new)
+    cut = Cut(f"units of {[u for _, u in old]} over {[n for n, _ in old]} are none over {new}")
+    # Units of a whole number of elements in a row, or, if they are ragged, with a shorter one at the very end.
+    run, behind, ragged = 1, 1, False
+    for n, u in reversed(real):
+        if ragged or (u != 1 and run != behind):
+            raise cut
+        if u != 1:
+            size = n if is_whole(u, n) else u
+            run, ragged = behind * size, n % size != 0
+        behind = behind * n
+    found: list[Any] = []
+    for i, n in reversed(list(enumerate(new))):
+        if run % n == 0:
+            found.append(n if run != 1 else 1)
+            run = run // n
+        elif n % run == 0 or all(m == 1 for m in new[:i]):
+            found.append(run)
+            run = 1
+        else:
+            raise cut
+    return found[::-1]
