@@ -7,12 +7,12 @@ from torch import Tensor
 
 from hop.compat import eager, inductor, tracing
 from hop.dispatch.kernel import Kernel
+from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, misfit, usage
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Grid, Operand, grid
 from hop.impls.scaled.products import group_scale, zeros
-from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
 from hop.numerics.formats import Float, Integer

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.dispatch.kernel import Kernel
+from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Operand
-from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu import product as native_product

@@ -17,13 +17,13 @@ from hop.compat import eager, memory
 from hop.compat.memory import holds
 from hop.compat.patches import unsigned_products
 from hop.dispatch.hop import PLAIN
+from hop.dispatch.operators import BIAS, LHS, OTHER, RHS, TABLE, aten
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.scaled import exact, gpu, kernels
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.native import product
 from hop.impls.scaled.native_convolution import convolution
 from hop.impls.scaled.operands import Operand
-from hop.impls.scaled.roles import BIAS, LHS, OTHER, RHS, ROLES, aten
 from hop.kernels.aten.float8 import decode
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
@@ -123,7 +123,7 @@ def _quantized(plan: Plan, op: Any, given: tuple[Any, ...], like: QuantizedTenso
 
 def first_operand(op: Any, args: tuple[Any, ...]) -> int:
     """Which argument is the first that may be quantized."""
-    roles = ROLES[op]
+    roles = TABLE[op]
     return next(
         i for i, x in enumerate(args) if isinstance(x, Tensor | list | tuple) and roles.role(i) in (LHS, RHS, OTHER)
     )
@@ -334,7 +334,7 @@ def _integers(op: Any, output: torch.dtype, args: tuple[Any, ...]) -> Plan | Non
         return None
     if rhs.quantizer.scale.has_zero_point() or rhs.quantizer.format.zero or (bias is not None and bias.dim() != 1):
         return None
-    along = ROLES[op].rhs_sums
+    along = TABLE[op].rhs_sums
     if any(per_dimension(x.quantizer.block, 2)[d] != -1 for x, d in ((lhs, -1), (rhs, along))):
         return None
     if not eager.int_mm_is_exact() or 1 in lhs.shape or 1 in rhs.shape or 0 in lhs.shape or 0 in rhs.shape:

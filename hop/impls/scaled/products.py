@@ -9,6 +9,13 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.compat.eager import OpOverload
+from hop.dispatch.operators import (
+    BIAS,
+    CONVOLUTION,
+    LHS,
+    RHS,
+    aten,
+)
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.scaled.calls import (
     Call,
@@ -18,13 +25,6 @@ from hop.impls.scaled.calls import (
     values,
 )
 from hop.impls.scaled.operands import Grid, Operand, grid, spread
-from hop.impls.scaled.roles import (
-    BIAS,
-    CONVOLUTION,
-    LHS,
-    RHS,
-    aten,
-)
 from hop.kernels.aten.convolution import lay_out
 
 
