@@ -25,8 +25,8 @@ from docs import (
 )
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
 from hop.compat import patches, versions
+from hop.dispatch.operators import ADD, CONCATENATE, CONVOLUTION, EMBEDDING, MATRIX, MEAN, MULTIPLY, SCALED
 from hop.export.rewrite import encodings
-from hop.impls.scaled.roles import CONVOLUTION, EMBEDDING, MATRIX, ROLES, VALUE
 from hop.numerics.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
 from hop.numerics.presets import PRESETS
 from hop.numerics.quantizer import Quantizer
@@ -96,7 +96,7 @@ def formats() -> str:
 def scaled_operators() -> str:
     """The operators that scaled runs, by what they are."""
     found: dict[tuple[str, str], list[str]] = {}
-    for op, roles in ROLES.items():
+    for op, roles in SCALED.items():
         found.setdefault((roles.family.name, ", ".join(roles.roles)), []).append(f"`{op}`")
     rows = [[family, roles, " ".join(sorted(ops))] for (family, roles), ops in found.items()]
     return pages.table([["", "roles of the tensors", "operators"], *rows])
@@ -104,13 +104,13 @@ def scaled_operators() -> str:
 
 def integer_operators() -> str:
     """What to_integer makes of operators, by what they are."""
-    floats = (MATRIX, CONVOLUTION, EMBEDDING)
+    floats, left = (MATRIX, CONVOLUTION, EMBEDDING), (MULTIPLY, ADD, MEAN, CONCATENATE)
     found: dict[str, list[str]] = {}
-    for op, roles in ROLES.items():
+    for op, roles in SCALED.items():
         found.setdefault(roles.family.name, []).append(f"`{str(op).removeprefix('aten.')}`")
     rows = []
-    for family in dict.fromkeys(roles.family for roles in ROLES.values()):
-        plain = "scaled, floats" if family in floats else "codes, by the same scale" if family is VALUE else "left"
+    for family in dict.fromkeys(roles.family for roles in SCALED.values()):
+        plain = "scaled, floats" if family in floats else "left" if family in left else "codes, by the same scale"
         rows.append([family.name, " ".join(sorted(found[family.name])), "scaled, codes", plain])
     return pages.table([["", "operators", "where all that reads the result quantizes it", "elsewhere"], *rows])
 

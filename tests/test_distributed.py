@@ -257,6 +257,11 @@ def scaled_without_gathering(mesh: Any, rank: int) -> None:
         ).square().sum().backward()
         for mine, one in zip((dx, dw), plain, strict=True):
             torch.testing.assert_close(mine.grad.full_tensor(), one.grad)
+    for op in (aten.relu.default, aten.clone.default, aten.contiguous.default, aten.alias.default):
+        got = hop.scaled(op, torch.float32, hop.quantize(q, distribute_tensor(x, mesh, [Shard(0)])))
+        assert got.placements == (Shard(0),) and torch.equal(
+            got.full_tensor(), hop.scaled(op, torch.float32, hop.quantize(q, x))
+        ), op
 
 
 def _split(t: Tensor, mesh: Any, rank: int) -> Any:

@@ -412,6 +412,8 @@ ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "and": lambda a, b: (a.int() & 15) * b,
     "padded": lambda a, b: torch.nn.functional.pad(a.int() + 300, (1, 1)) * 1,
     "float": lambda a, b: (a.float() * 0.37).round().clamp(-20, 31).to(torch.int32) * b,
+    "hardtanh": lambda a, b: torch.nn.functional.hardtanh(a.float() * 0.37, -20, 31).round().to(torch.int32) * b,
+    "numbers": lambda a, b: aten.sub.Scalar(aten.div.Scalar(aten.add.Scalar(a.float(), 3), 0.5), 1).to(torch.int32) * b,
     "int8": lambda a, b: a + b,
     "uint8": lambda a, b: a.to(torch.uint8).int() * b,
 }

@@ -13,6 +13,7 @@ from hop.buffers.operators import buffers_operator, dequantize_buffers, dequanti
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand as Encoded
 from hop.dispatch.operand import decode
+from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, aten, of, within
 from hop.export.analysis.figures import operator_name
 from hop.export.rewrite.program import value
 from hop.impls.out_dtype import out_dtype_operator as out_dtype_operator
@@ -21,7 +22,6 @@ from hop.impls.quantize import fake_quantize_operator, quantize_operator
 from hop.impls.quantized import quantized_operator
 from hop.impls.quantized.calls import Scales
 from hop.impls.scaled import scaled_buffers, scaled_operator
-from hop.impls.scaled.roles import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, aten
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.report.measuring import Meter, Pair
@@ -30,8 +30,8 @@ from hop.report.rows import INPUT, MOVE, OTHER, PRODUCT, QUANTIZE, Error, Operan
 from hop.report.values import Spread, Type, numbers, of_quantizer
 
 _ATTENTION = aten.scaled_dot_product_attention.default  # whose first two arguments are factors
-_PRODUCTS = {op for op, roles in ROLES.items() if roles.family in (MATRIX, CONVOLUTION, EMBEDDING)} | {_ATTENTION}
-_MOVES = {aten.clone.default, aten.dropout.default, aten.cat.default, aten.stack.default, aten._to_copy.default}
+_PRODUCTS = within(MATRIX, CONVOLUTION, EMBEDDING) | {_ATTENTION}
+_MOVES = {aten.dropout.default, aten._to_copy.default}  # beside those of the table
 _FORMATS = {
     *(quantize_operator, fake_quantize_operator, dequantize_operator, pack_operator),
     *(quantize_buffers, dequantize_buffers, buffers_operator),
@@ -110,7 +110,7 @@ class _Listing:
         if op is _ATTENTION:
             factors = [args[0], args[1]]
         else:
-            factors = [ROLES[op].find(role, tuple(args)) for role in (LHS, RHS)]
+            factors = [of(op).find(role, tuple(args)) for role in (LHS, RHS)]
         types = [self._type(x) for x in factors]
         if node.target is quantized_operator:
             scheme = Scheme.parse(str(node.args[1]))
@@ -146,7 +146,7 @@ def _sort(node: Node, operands: tuple[Operand, ...], result: Type) -> str:
     op = inner_operator(node)
     if op in _PRODUCTS:
         return PRODUCT
-    is_move = not isinstance(op, OpOverload) or op.is_view or op in _MOVES
+    is_move = not isinstance(op, OpOverload) or op.is_view or of(op).family.moves or op in _MOVES
     changes = bool(operands) and all(o.type is not None and o.type.format != result.format for o in operands)
     if node.target in _FORMATS or (is_move and changes and node.target is not operator.getitem):
         return QUANTIZE

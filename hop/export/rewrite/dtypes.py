@@ -6,22 +6,11 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hop.export.rewrite.program import check_program, graph_of, rebuilt, value
+from hop.dispatch.operators import CONVOLUTION, MATRIX, of
+from hop.export.rewrite.program import check_program, graph_of, origin_of, rebuilt, value
 
 DEQUANTIZE = {"torchao.dequantize_affine.default": ("output_dtype", 2)}
 """Operators that say which dtype they give, with the name of that argument and the place of the scale."""
-PRODUCTS = frozenset(
-    {
-        *("aten.linear.default", "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.matmul.default"),
-        *("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default", "aten.convolution.default"),
-    }
-)
-MOVES = frozenset(
-    {
-        *("aten.t.default", "aten.permute.default", "aten.transpose.int", "aten.view.default", "aten.reshape.default"),
-        *("aten.expand.default", "aten.unsqueeze.default", "aten.squeeze.dims"),
-    }
-)
 
 
 def follow_dtype(program: ExportedProgram) -> ExportedProgram:
@@ -49,10 +38,10 @@ def follow_dtype(program: ExportedProgram) -> ExportedProgram:
         **program.graph_signature.inputs_to_lifted_tensor_constants,
     }
     for node in list(graph.nodes):
-        if str(node.target) not in PRODUCTS:
+        if of(node.target).family not in (MATRIX, CONVOLUTION):
             continue
         operands = [x for x in node.args[:3] if isinstance(x, Node)]
-        found = [(x, _origin(x)) for x in operands]
+        found = [(x, origin_of(x)) for x in operands]
         weights = {origin for _, origin in found if _is_weight(origin, names)}
         wanted = {value(x).dtype for x, origin in found[:2] if origin not in weights}
         wanted &= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -65,13 +54,6 @@ def follow_dtype(program: ExportedProgram) -> ExportedProgram:
                 scale = origin.args[DEQUANTIZE[str(origin.target)][1]]
                 _cast(scale, dtype, names, state, constants)
     return rebuilt(program, graph, state_dict=state, constants=constants)
-
-
-def _origin(node: Node) -> Node:
-    """What a node is a view of."""
-    while str(node.target) in MOVES:
-        (node, *_) = node.all_input_nodes
-    return node
 
 
 def _is_weight(node: Node, names: dict[str, str]) -> bool:

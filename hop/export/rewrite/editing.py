@@ -13,10 +13,10 @@ from torch.fx import Node
 from hop.buffers.operators import quantize_buffers
 from hop.compat.pytree import tree_map_only
 from hop.compat.subclasses import FakeTensor
+from hop.dispatch.operators import aten
 from hop.export.rewrite.folding import Constants, known_tensors
 from hop.export.rewrite.program import graph_of, value
 from hop.impls.scaled import scaled_buffers
-from hop.impls.scaled.roles import aten
 
 
 class Editing:

@@ -7,14 +7,10 @@ import torch
 from torch.fx import Node
 
 from hop.compat.tracing import known_equal
+from hop.dispatch.operators import BOUND, VIEW, aten, of
 from hop.export.rewrite import encodings
 from hop.export.rewrite.encodings import FORMATS, Encoding
 from hop.export.rewrite.program import value
-from hop.impls.scaled.roles import NEAREST, ROLES, VALUE, aten
-
-CHANGED = (aten.relu.default, aten.clamp.default, aten.hardtanh.default, aten.relu6.default)
-SELECTED = (aten.cat.default, aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, *NEAREST)
-VIEWS = tuple(op for op, r in ROLES.items() if r.family is VALUE and op not in (*CHANGED, *SELECTED))
 
 
 class End(NamedTuple):
@@ -35,32 +31,28 @@ def ends_of(node: Node) -> list[End] | None:
         if not at.users:
             return False
         for user in at.users:
-            e = encodings.quantizing(user)
+            e, family = encodings.quantizing(user), of(user.target).family
             if e is not None and e.tensor is at and at not in (e.scale, e.zero_point):
                 if e.codes not in FORMATS or (views and any(b != -1 for b in e.block)):
                     return False
                 found.append(End(user, e, low, high, views))
-            elif user.target in CHANGED and (bounds := bounds_of(user)):
+            elif family is BOUND and (bounds := bounds_of(user)):
                 if not follow(user, *_composed(low, high, *bounds), views):
                     return False
-            elif not (user.target in VIEWS and user.args[0] is at and follow(user, low, high, (*views, user))):
+            elif not (family is VIEW and user.args[0] is at and follow(user, low, high, (*views, user))):
                 return False
         return True
 
-    bounds = bounds_of(node) if node.target in CHANGED else (None, None)
+    bounds = bounds_of(node) if of(node.target).family is BOUND else (None, None)
     return found if follow(node, None, None, ()) and bounds else None
 
 
 def bounds_of(node: Node) -> tuple[float | None, float | None] | None:
     """The range of a relu or a clamp, None if it is no number."""
-    if node.target is aten.relu.default:
-        return 0.0, None
-    if node.target is aten.relu6.default:
-        return 0.0, 6.0
-    defaults = [-1.0, 1.0] if node.target is aten.hardtanh.default else [None, None]
-    given = [*node.args[1:], *defaults[len(node.args) - 1 :]]
-    names = ("min_val", "max_val") if node.target is aten.hardtanh.default else ("min", "max")
-    low, high = (node.kwargs.get(name, x) for name, x in zip(names, given, strict=True))
+    (_, *arguments), given = node.target._schema.arguments, node.args[1:]  # type: ignore[union-attr]
+    if not arguments:
+        return of(node.target).bounds
+    low, high = (*given, *(node.kwargs.get(a.name, a.default_value) for a in arguments[len(given) :]))
     if any(x is not None and not isinstance(x, int | float) for x in (low, high)):
         return None
     if low is not None and high is not None and low > high:  # type: ignore[operator]

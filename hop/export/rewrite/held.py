@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from hop.compat.eager import OpOverload
+from hop.dispatch.operators import VIEW, aten, of
 from hop.export.rewrite.encodings import FORMATS
-from hop.export.rewrite.ends import VIEWS
 from hop.export.rewrite.program import value
 from hop.impls.quantize import dequantize, quantize
 from hop.impls.scaled import scaled
-from hop.impls.scaled.roles import aten
 from hop.numerics import blocks
 from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
@@ -101,7 +100,7 @@ def run_view(
     seen: list[Quantizer], op: OpOverload, held: Held, rest: list[Any], kwargs: dict[str, Any]
 ) -> list[Tensor]:
     tensor = held.tensor()
-    if op in VIEWS:
+    if of(op).family is VIEW:
         op = aten.reshape.default if op is aten.view.default else op
         made = op(tensor, *rest, **kwargs)
     else:

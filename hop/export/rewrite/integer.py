@@ -23,9 +23,24 @@ from hop.compat.pytree import tree_map_only
 from hop.compat.stock import stock_out_dtype
 from hop.compat.tracing import is_erased
 from hop.dispatch.hop import Hop
+from hop.dispatch.operators import (
+    BIAS,
+    BOUND,
+    CONVOLUTION,
+    EMBEDDING,
+    LHS,
+    MATRIX,
+    MAXIMUM,
+    NEAREST,
+    RHS,
+    SCALED,
+    VIEW,
+    aten,
+    of,
+)
 from hop.export.rewrite import encodings
 from hop.export.rewrite.encodings import FORMATS, Encoding
-from hop.export.rewrite.ends import SELECTED, VIEWS, End, ends_of, factors
+from hop.export.rewrite.ends import End, ends_of, factors
 from hop.export.rewrite.held import (
     Held,
     codes_by_hand,
@@ -51,12 +66,12 @@ from hop.export.rewrite.program import (
 )
 from hop.export.rewrite.report import Report, Rewritten, Row
 from hop.export.rewrite.sums import product_of
-from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, ROLES, VALUE, aten
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal, Requantization
 from hop.numerics.scale_rules import Given
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
+_VALUES = (VIEW, BOUND, MAXIMUM, NEAREST)  # each element of the result is one of the operand's, or a bound
 _KNOWN_CODES = f"known are {' and '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
@@ -134,7 +149,7 @@ class _Rewriter:
             self.choose(node, choice)
         elif node.target is aten._to_copy.default:
             self.convert(node)
-        elif node.target in ROLES or node.target in (aten._int_mm.default, stock_out_dtype):
+        elif node.target in SCALED or node.target in (aten._int_mm.default, stock_out_dtype):
             self.operate(node)
         elif isinstance(value(node), Tensor) and any(x in self.held for x in tensors_of(node)):
             self.leave(node, _unknown(node))
@@ -173,7 +188,7 @@ class _Rewriter:
         if self.sums_of_casts(node):
             return
         operands = [x for x in tensors_of(node) if x in self.held]
-        family = ROLES[node.target].family if node.target in ROLES else None  # type: ignore[index]
+        family = of(node.target).family if node.target in SCALED else None
         if not operands:
             if family in _PRODUCTS:
                 self.leave(node, "no operand is dequantized")
@@ -185,7 +200,7 @@ class _Rewriter:
         reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
         if reason is None:
             return
-        if node.target in VIEWS or (node.target not in SELECTED[:1] and family is VALUE):
+        if family in _VALUES:
             self.view(node, reason)
         elif family in (*_PRODUCTS, EMBEDDING):
             self.dequantized(node)
@@ -218,7 +233,7 @@ class _Rewriter:
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
         args = self.arguments(node)
-        held = args[0] if node.target in VIEWS else None
+        held = args[0] if of(node.target).family is VIEW else None
         if isinstance(held, Held) and end[2:4] == (None, None) and self.is_alike(held, e):
             views = [(node.target, args[1:], dict(node.kwargs)), *views]
             return emit(end.node, codes_within, held.codes, bounds, views)
@@ -242,7 +257,7 @@ class _Rewriter:
     def view(self, node: Node, reason: str) -> None:
         """A view, a maximum or a clamp of codes holds codes."""
         held = self.held.get(node.args[0]) if isinstance(node.args[0], Node) else None  # type: ignore[arg-type]
-        if held is None or not (node.target in VIEWS or held.is_whole()):
+        if held is None or not (of(node.target).family is VIEW or held.is_whole()):
             self.leave(node, reason)
             return
         seen: list[Quantizer] = []
@@ -257,7 +272,7 @@ class _Rewriter:
 
     def arguments(self, node: Node) -> list[Any]:
         """The arguments of a node, with what is held for the nodes that hold codes. A bias stays a float."""
-        role = ROLES[node.target].role  # type: ignore[index]
+        role = of(node.target).role
         return [x if role(i) == BIAS else tree_map_only(Node, self._held, x) for i, x in enumerate(node.args)]
 
     def _held(self, node: Node) -> Any:
@@ -351,7 +366,7 @@ class _Rewriter:
         self.rows.append(Row(node.name, str(node.target), reason.split("\n")[0], False))
 
     def row(self, node: Node, output: str) -> Row:
-        roles = ROLES[node.target]  # type: ignore[index]
+        roles = of(node.target)
         tensors = [x for x in tensors_of(node) if value(x).dtype.is_floating_point]
         if roles.family in _PRODUCTS:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
@@ -380,7 +395,7 @@ def _unknown(node: Node) -> str:
 
 def _gives_sum(node: Node, held: dict[Node, Held]) -> bool:
     """Whether an operator is a product of codes on both sides, of which a convention can take the sum."""
-    roles = ROLES[node.target]  # type: ignore[index]
+    roles = of(node.target)
     return roles.family in _PRODUCTS and all(roles.find(role, node.args) in held for role in (LHS, RHS))
 
 

@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from hop.compat.export import traced
 from hop.compat.pytree import tree_leaves, tree_map, tree_map_only
 from hop.compat.subclasses import FakeTensor
+from hop.dispatch.operators import VIEW, of
 
 
 def check_program(program: Any, name: str) -> None:
@@ -80,6 +81,13 @@ def propagate(graph: Graph) -> None:
 
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def origin_of(node: Node) -> Node:
+    """What a node is a view of."""
+    while of(node.target).family is VIEW:
+        (node, *_) = node.all_input_nodes
+    return node
 
 
 def without_unused(program: ExportedProgram) -> ExportedProgram:

@@ -18,6 +18,7 @@ from hop.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.compat.eager import OpOverload
 from hop.compat.export import quantized_decomposed
 from hop.dispatch.operand import Operand, decode
+from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, aten
 from hop.export.rewrite import encodings
 from hop.export.rewrite.editing import Editing
 from hop.export.rewrite.encodings import RANGES, Encoding
@@ -26,13 +27,11 @@ from hop.export.rewrite.report import Report, Rewritten, Row
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.calls import Call, is_integer, usage
 from hop.impls.scaled.operands import grid
-from hop.impls.scaled.roles import ADD, BIAS, CONVOLUTION, LHS, MATRIX, MEAN, MULTIPLY, RHS, ROLES, VALUE, aten
 from hop.numerics import copies
 from hop.numerics.formats import INT4, INT8, Format
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import MinMax
 
-_TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 _EXACT = 2**24  # integers up to here are float32 numbers
 
 
@@ -124,10 +123,10 @@ class _Writer(Editing):
 
     def operated(self, node: Node, call: Call) -> Node:
         """The float operator of a call, on what its operands stand for."""
-        family = ROLES[call.op].family
+        family = call.roles.family
         if family in (MATRIX, CONVOLUTION):
             return self.product(node, call)
-        if family not in (ADD, MULTIPLY, MEAN, VALUE):
+        if family is EMBEDDING:
             raise _Left(f"{family.name} has no such form")
         args: list[Any] = [
             [self.activation(node, v) for v in cast(list[Any], x)]
@@ -363,7 +362,7 @@ def _of_rows(x: Node, scale: Any, zero: Any) -> Encoding:
 
 def _groups_transposed(call: Call) -> int | None:
     """The groups of a transposed convolution, None of other operators."""
-    if call.op in _TRANSPOSED:
+    if call.roles.transposed:
         return int(call.args[6]) if len(call.args) > 6 else 1
     return int(call.args[8]) if call.op is aten.convolution.default and call.args[6] else None
 

@@ -10,12 +10,12 @@ from torch.fx import Node
 
 from hop.compat.export import faked
 from hop.compat.pytree import tree_map_only
+from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, RHS, TABLE, aten
 from hop.export.rewrite.program import constant, graph_of, rebuilt, value, without_unused
 from hop.export.rewrite.report import Report, Rewritten, Row
 from hop.impls.pack import pack
 from hop.impls.quantize import quantize, quantize_operator
 from hop.impls.scaled import scaled_operator
-from hop.impls.scaled.roles import CONVOLUTION, EMBEDDING, LHS, RHS, ROLES, aten
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme, for_convolution
@@ -51,7 +51,7 @@ def to_scheme(program: ExportedProgram, scheme: Scheme) -> Rewritten:
     for node in list(graph.nodes):
         if node.target not in OPERATORS:
             continue
-        held = node.args[ROLES[node.target].roles.index(RHS)]
+        held = node.args[TABLE[node.target].roles.index(RHS)]
         weight = constant(program, held) if isinstance(held, Node) else None
         try:
             detail = _rewrite(node, weight, scheme, weights)
@@ -113,7 +113,7 @@ class _Weights:
 def _rewrite(node: Node, weight: Tensor | None, scheme: Scheme, weights: _Weights) -> str:
     """Put the operator in low precision into the place of a node; says in which."""
     op: Any = node.target
-    roles, val = ROLES[op], value(node)
+    roles, val = TABLE[op], value(node)
     if weight is None:
         raise ValueError("its weight is no parameter, buffer or constant, or the program writes to it")
     lhs, rhs = scheme.lhs, scheme.rhs

@@ -10,15 +10,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from hop.compat import stock
 from hop.compat.pytree import tree_map_only
+from hop.dispatch.operators import CONVOLUTION, DIVIDE, MULTIPLY, aten, of, within
 from hop.export.rewrite.program import check_program, graph_of, rebuilt, value
 from hop.impls.out_dtype import out_dtype_operator
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.promotion import common_dtype, is_integer
 
-aten = torch.ops.aten
-_ELEMENTWISE = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
-_DIVISIONS = frozenset({aten.div.Tensor, aten.div.Scalar})
-_CONVOLUTIONS = frozenset({aten.conv2d.default, aten.convolution.default})
+_ELEMENTWISE = within(MULTIPLY, DIVIDE)
 # dtypes of which PyTorch's promotion and ours say the same, in any mixture; asked in every call under patch_torch
 _SAME = frozenset(
     {
@@ -66,7 +64,7 @@ def to_torch(program: ExportedProgram, *, strict: bool = True) -> ExportedProgra
 def difference(op: Any, output_dtype: torch.dtype, args: tuple[Any, ...]) -> str | None:
     """Why PyTorch's out_dtype and ours differ in what they mean by a call, one of PyTorch's eight operators; None if
     they do not."""
-    divides = op in _DIVISIONS and torch.get_default_dtype() is not torch.float32
+    divides = of(op).family is DIVIDE and torch.get_default_dtype() is not torch.float32
     dtypes = {output_dtype, *(x.dtype for x in args if isinstance(x, torch.Tensor))}
     if dtypes <= _SAME and not divides:
         return None
@@ -111,7 +109,7 @@ def _without_kernel(op: Any, output_dtype: torch.dtype, args: Any) -> str | None
     missing = f"PyTorch computes it in {common}, for which ATen has no such"
     if common in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
         return f"{missing} product on CPU"
-    if op in _CONVOLUTIONS and is_integer(common) and common is not torch.int64:
+    if of(op).family is CONVOLUTION and is_integer(common) and common is not torch.int64:
         dilation = args[5] if len(args) > 5 else [1]
         transposed = op is aten.convolution.default and args[6]
         if transposed or any(n != 1 for n in dilation):

@@ -20,8 +20,8 @@ from torch.fx import Node
 
 from hop.compat.eager import OpOverload
 from hop.compat.stock import stock_out_dtype
+from hop.dispatch.operators import aten
 from hop.export.rewrite.program import tensors_of, value
-from hop.impls.scaled.roles import aten
 
 _PLAIN = (aten.mm.default, aten.linear.default)
 

@@ -12,9 +12,10 @@ from torch.fx import Node
 from hop.compat.pytree import tree_leaves
 from hop.dispatch.decompositions import decompositions
 from hop.dispatch.hop import Hop
+from hop.dispatch.operators import CONVOLUTION, MATRIX, aten, of, within
 from hop.export.rewrite.folding import folded
 from hop.export.rewrite.lowering import lower
-from hop.export.rewrite.program import check_program, value
+from hop.export.rewrite.program import check_program, origin_of, value
 from hop.export.rewrite.qdq import to_qdq
 
 if TYPE_CHECKING:
@@ -31,9 +32,8 @@ DTYPES = frozenset(
 GROUPED = frozenset({"torchao.dequantize_affine.default", "quantized_decomposed.dequantize_per_channel_group.default"})
 """What dequantizes a weight with a scale for each group along its last dimension."""
 
-CONVOLUTIONS = frozenset({"aten.convolution.default", "aten.conv3d.default", "aten.conv_transpose3d.input"})
-
-PRODUCTS = frozenset({"aten.linear.default", "aten.mm.default", "aten.addmm.default", "aten.bmm.default"})
+PRODUCTS = within(MATRIX) - {aten.matmul.default, aten.baddbmm.default}
+"""The products that XNNPACK takes over."""
 
 
 def to_executorch(
@@ -111,7 +111,7 @@ def _check_dtypes(program: ExportedProgram) -> None:
 
 def _check_convolutions(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
-        if str(node.target) in CONVOLUTIONS and value(node.args[1]).dim() > 4:
+        if of(node.target).family is CONVOLUTION and value(node.args[1]).dim() > 4:
             raise NotImplementedError(
                 f"to_executorch: {_described(program, node)} is a convolution of three dimensions, for which "
                 "neither ExecuTorch's portable kernels nor XNNPACK have a form; they have it for one and two"
@@ -130,9 +130,9 @@ def _check_xnnpack(program: ExportedProgram) -> None:
     """Refuse products of a float and a weight in groups: ExecuTorch 1.5's XNNPACK takes them and leaves out the scales
     (tests/test_export_executorch.py shows it)."""
     for node in program.graph.nodes:
-        if str(node.target) not in PRODUCTS:
+        if node.target not in PRODUCTS:
             continue
-        operands = [_origin(x) for x in node.args[:3] if isinstance(x, Node)]
+        operands = [origin_of(x) for x in node.args[:3] if isinstance(x, Node)]
         grouped = [x for x in operands if _is_grouped(x)]
         if grouped and not any(_is_activation(x) for x in operands):
             raise NotImplementedError(
@@ -141,14 +141,6 @@ def _check_xnnpack(program: ExportedProgram) -> None:
                 "input to int8 too (8da4w), give the weight a scale for each output channel, or "
                 "leave XnnpackPartitioner out"
             )
-
-
-def _origin(node: Node) -> Node:
-    """What a node is a view of."""
-    moves = ("aten.t.default", "aten.permute.default", "aten.transpose.int", "aten.view.default", "aten.expand.default")
-    while str(node.target) in moves:
-        (node, *_) = node.all_input_nodes
-    return node
 
 
 def _is_grouped(node: Node) -> bool:
@@ -162,7 +154,7 @@ def _is_grouped(node: Node) -> bool:
 def _is_activation(node: Node) -> bool:
     """Whether it dequantizes what was quantized while running."""
     codes = node.args[0] if "dequantize" in str(node.target) else None
-    return isinstance(codes, Node) and "quantize" in str(_origin(codes).target)
+    return isinstance(codes, Node) and "quantize" in str(origin_of(codes).target)
 
 
 def _check_kernels(made: "ExecutorchProgramManager", known: Any) -> None:

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
+from hop.dispatch.operators import CONVOLUTION, aten, of, within
 from hop.kernels.aten.convolution import Convolution
-
-aten = torch.ops.aten
-
 
 _View = Callable[[Tensor], Tensor]
 
@@ -184,7 +182,7 @@ def as_convolution(op: OpOverload, args: tuple[Any, ...]) -> BiasedConvolution |
     form = _CONVOLUTIONS.get(op)
     if form is None or args[0].dim() not in (args[1].dim(), args[1].dim() - 1):
         return None
-    if args[1].dim() != _DIMENSIONS.get(op, args[1].dim()):
+    if (spatial := of(op).spatial) and args[1].dim() != spatial + 2:
         return None
     return form(*args)
 
@@ -228,17 +226,8 @@ _CONVOLUTIONS: dict[OpOverload, Callable[..., BiasedConvolution]] = {
     aten.conv_transpose2d.input: _conv_transpose,
     aten.conv_transpose3d.input: _conv_transpose,
 }
-_DIMENSIONS = {  # of the weight
-    op: n
-    for n, ops in {
-        3: (aten.conv1d.default, aten.conv_transpose1d.default),
-        4: (aten.conv2d.default, aten.conv_transpose2d.input),
-        5: (aten.conv3d.default, aten.conv_transpose3d.input),
-    }.items()
-    for op in ops
-}
 # With all their overloads: one takes padding as a string.
-CONVOLUTIONS = frozenset(op.overloadpacket for op in _CONVOLUTIONS)
+CONVOLUTIONS = frozenset(op.overloadpacket for op in within(CONVOLUTION))
 
 
 def convolution_arguments(conv: Convolution, bias: Tensor | None = None) -> tuple[Any, ...]:

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
+from hop.dispatch.operators import DIVIDE, MEAN, TABLE, aten, within
 from hop.impls.out_dtype.arguments import Inner
 from hop.impls.out_dtype.forms import CONVOLUTIONS
-
-aten = torch.ops.aten
 
 FLOAT8 = frozenset(
     {
@@ -61,30 +60,13 @@ _NUMBERS = {
 DTYPES = frozenset([*_COMPUTE, *_UNSIGNED, *_STANDARD])
 
 # Sums of products: arithmetic modulo 2^bits may run in any wider integer.
-_LINEAR = CONVOLUTIONS | {
-    aten.mm,
-    aten.bmm,
-    aten.addmm,
-    aten.baddbmm,
-    aten.matmul,
-    aten.linear,
-    aten.mv,
-    aten.dot,
-    aten.einsum,
-    aten.tensordot,
-    aten.add,
-    aten.sub,
-    aten.rsub,
-    aten.neg,
-    aten.mul,
-    aten.sum,
-    aten.cumsum,
-}
+_LINEAR = {op.overloadpacket for op, row in TABLE.items() if row.family.is_linear}
+_LINEAR |= {aten.einsum, aten.tensordot, aten.rsub, aten.neg}
 # ATen has these in float only, or would answer in the default dtype.
-_FLOAT32_FOR_INTEGERS = frozenset({aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar})
-_FLOAT32_PACKETS = frozenset({aten.mean, aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten._adaptive_avg_pool2d})
+_FLOAT32_FOR_INTEGERS = within(DIVIDE) | {aten.true_divide.Tensor, aten.true_divide.Scalar}
 # On CPU these have int64 kernels and no narrower ones.
 _INT64_PACKETS = frozenset({aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d})
+_FLOAT32_PACKETS = {op.overloadpacket for op in within(MEAN)} - _INT64_PACKETS | {aten._adaptive_avg_pool2d}
 
 
 def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hop.compat import functorch
 from hop.compat.eager import OpOverload
+from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, TABLE, Operator, aten
 from hop.impls.quantize.arguments import fitting_scales
-from hop.impls.scaled.roles import BIAS, CONVOLUTION, EMBEDDING, LHS, RHS, ROLES, Roles, aten
 from hop.numerics import copies, schemes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import QUANTIZED, Scheme
@@ -22,7 +22,6 @@ OPERATORS = (
 """The operators that quantized runs."""
 
 OUTPUT = "output"
-_TURNED = (aten.mm.default, aten.bmm.default, aten.addmm.default)  # whose rhs is summed over its rows
 
 
 class Scales(NamedTuple):
@@ -50,8 +49,8 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     @property
-    def roles(self) -> Roles:
-        return ROLES[self.op]
+    def roles(self) -> Operator:
+        return TABLE[self.op]
 
     def find(self, role: str) -> Any:
         """The argument with `role`, None if there is none."""
@@ -91,7 +90,7 @@ class Call(NamedTuple):
 
     def is_turned(self, role: str) -> bool:
         """Whether the operator sums over the rows of the argument with `role`, so that the transposed one has them."""
-        return role == RHS and self.op in _TURNED
+        return role == RHS and self.roles.family is MATRIX and self.roles.rhs_sums == -2
 
 
 def is_quantized(x: Any) -> bool:
@@ -216,7 +215,7 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
     """The factors among the arguments. Raises if one is missing or no tensor."""
     names = [a.name for a in op._schema.arguments]
     found = []
-    for place, role in enumerate(ROLES[op].roles[: len(args)]):
+    for place, role in enumerate(TABLE[op].roles[: len(args)]):
         if role in (LHS, RHS):
             if not isinstance(args[place], Tensor):
                 got = type(args[place]).__name__

@@ -26,6 +26,7 @@ from hop.compat import eager
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_unflatten
 from hop.dispatch.composite import Composite
+from hop.dispatch.operators import BIAS, CONVOLUTION, LHS, MATRIX, RHS, aten
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import as_convolution, as_product, convolution_arguments
@@ -35,7 +36,6 @@ from hop.impls.quantized.calls import Call, is_quantized, taken
 from hop.impls.quantized.operands import COLUMNS_STREAM, ROWS_STREAM, TURNED_LHS_STREAM, TURNED_RHS_STREAM
 from hop.impls.scaled import scaled
 from hop.impls.scaled.gradient import with_derivatives
-from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, MATRIX, RHS, aten
 from hop.numerics import copies, schemes
 from hop.numerics.schemes import ORIGINAL, QUANTIZED
 from hop.tensor import QuantizedTensor

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from hop.compat import dynamo, eager
 from hop.dispatch.hop import Hop
+from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.impls.quantized import calls, gradient, operands, quantized_operator
 from hop.impls.quantized.calls import Call, Scales
 from hop.impls.quantized.contract import Contract, Needs, Options
 from hop.impls.quantized.operands import TURNED_LHS_STREAM, TURNED_RHS_STREAM
 from hop.impls.scaled import scaled
-from hop.impls.scaled.roles import BIAS, LHS, RHS, aten
 from hop.numerics import copies
 from hop.numerics.copies import COLUMNWISE, ROWWISE
 from hop.numerics.schemes import Scheme

@@ -9,9 +9,9 @@ from torch import Tensor
 from hop.buffers.noise import noise
 from hop.buffers.operators import quantize_buffers
 from hop.compat import eager, functorch
+from hop.dispatch.operators import LHS
 from hop.impls.quantize import dequantize, fake_quantize_operator, quantize_operator
 from hop.impls.quantized.calls import Call, is_quantized
-from hop.impls.scaled.roles import LHS
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Given

@@ -12,6 +12,7 @@ from hop.compat import dynamo, eager
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_leaves, tree_map_only
 from hop.dispatch.composite import Composite
+from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantized import calls, gradient, operands
@@ -19,7 +20,6 @@ from hop.impls.quantized.calls import Call, Scales, check_op, taken
 from hop.impls.scaled import activated, scaled, through_activation
 from hop.impls.scaled import explain as explain_scaled
 from hop.impls.scaled.gradient import with_derivatives
-from hop.impls.scaled.roles import BIAS, LHS, RHS
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
 

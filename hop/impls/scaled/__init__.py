@@ -1,6 +1,5 @@
 """scaled: an ATen operator on operands that carry scales, as one operator.
 
-roles.py       which operators, and the role of each argument
 operands.py    quantized arguments, and how they stand in a graph
 calls.py       a call, taken apart     arguments.py   what may be asked
 meaning.py     what it means, of products (products.py), and of what is requantized from the sum (exact.py)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, tracing
+from hop.dispatch.operators import BIAS, CONVOLUTION, INDEX, LHS, MATRIX, RHS, SCALED
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.calls import Call, by_sum, tensors, usage
 from hop.impls.scaled.exact import exact_declines
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import is_transposed
-from hop.impls.scaled.roles import BIAS, CONVOLUTION, INDEX, LHS, MATRIX, RHS, ROLES
 from hop.numerics import copies
 from hop.numerics.formats import Codebook, Float, Integer
 from hop.numerics.quantizer import Quantizer
@@ -53,13 +53,13 @@ def check_output(output: Any) -> None:
 
 def check_op(op: Any) -> None:
     """Raise unless it is an operator that scaled knows."""
-    if isinstance(op, eager.OpOverload) and op in ROLES:
+    if isinstance(op, eager.OpOverload) and op in SCALED:
         return
     name = str(getattr(op, "__name__", op)).removeprefix("torch.ops.").removeprefix("aten.").partition(".")[0]
-    named = sorted(str(known) for known in ROLES if known._schema.name == f"aten::{name}")
+    named = sorted(str(known) for known in SCALED if known._schema.name == f"aten::{name}")
     if named:
         raise ValueError(f"scaled: op must be an operator overload of torch.ops, got {op}; take {' or '.join(named)}")
-    known = ", ".join(sorted({o._schema.name.removeprefix("aten::") for o in ROLES}))
+    known = ", ".join(sorted({o._schema.name.removeprefix("aten::") for o in SCALED}))
     raise ValueError(f"scaled: op must be one of these operators of torch.ops.aten, got {op}: {known}")
 
 

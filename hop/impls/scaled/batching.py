@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hop.compat import functorch
 from hop.compat.pytree import tree_flatten, tree_unflatten
+from hop.dispatch.operators import LHS, TABLE, aten
 from hop.impls.scaled.gradient import is_quantized
-from hop.impls.scaled.roles import LHS, ROLES, aten
 from hop.numerics import blocks, copies
 from hop.tensor import QuantizedTensor
 
@@ -22,7 +22,7 @@ def batch(
     leaves, spec = tree_flatten((args, kwargs))
     batched = [i for i, dim in enumerate(dims) if dim is not None]
     op, output, *_, lhs = args[:5]
-    at = 4 + ROLES[op].roles.index(LHS) if LHS in ROLES[op].roles else None
+    at = 4 + TABLE[op].roles.index(LHS) if LHS in TABLE[op].roles else None
     if isinstance(output, torch.dtype) and batched == [at] and op in _LEADING and lhs.dim() > 2:
         moved = lhs.movedim(dims[at], 0)  # type: ignore[index]
         if is_quantized(moved) == is_quantized(lhs):

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand
+from hop.dispatch.operators import INDEX, MATRIX, RHS, TABLE, Operator, aten
 from hop.impls.quantize.arguments import fitting_scales
-from hop.impls.scaled.roles import INDEX, MATRIX, RHS, ROLES, Roles, aten
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 
@@ -27,8 +27,8 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     @property
-    def roles(self) -> Roles:
-        return ROLES[self.op]
+    def roles(self) -> Operator:
+        return TABLE[self.op]
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +98,7 @@ def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
         dtype = x.dtype if isinstance(x, Tensor) and role == INDEX else torch.float32
         return torch.empty(tuple(x.shape), dtype=dtype, device="meta")
 
-    return list(op(*(described(x, ROLES[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)
+    return list(op(*(described(x, TABLE[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)
 
 
 def misfit(call: Call, lhs: Any, rhs: Any) -> str | None:

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from hop.compat.export import is_lowering
 from hop.dispatch.operand import Operand
+from hop.dispatch.operators import BIAS, BOUND, CONVOLUTION, LHS, MATRIX, MAXIMUM, MULTIPLY, NEAREST, RHS, VIEW, aten
 from hop.impls.scaled.calls import Call, fitted, is_integer, tensors, usage
 from hop.impls.scaled.operands import block_of, grid, spread
 from hop.impls.scaled.products import Sum, aligned, sums
-from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, MATRIX, MULTIPLY, NEAREST, RHS, VALUE, aten
 from hop.numerics import blocks, memory_format
 
 
@@ -34,15 +34,14 @@ def exact_declines(call: Call) -> str | None:
         return None
     if family is MULTIPLY:
         return None if call.op is aten.mul.Tensor and len(operands) == 2 else "one factor is plain"
-    if family is VALUE and call.op not in _BOUNDED:
+    if family in _CHOSEN or (family is BOUND and call.roles.bounds == (0.0, None)):
         (x,) = operands if len(operands) == 1 else (None,)
         whole = x is not None and all(b == -1 for b in blocks.per_dimension(x.quantizer.block, x.dim()))
         return None if whole else "it takes one operand with one scale"
     return f"{call.op} is none"
 
 
-_BOUNDED = frozenset({aten.clamp.default, aten.hardtanh.default, aten.relu6.default, aten.cat.default})
-_POOLS = frozenset({aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default})
+_CHOSEN = (VIEW, MAXIMUM, NEAREST)  # each element of the result is one of the operand's
 
 
 def exact(call: Call) -> Sum:
@@ -52,11 +51,11 @@ def exact(call: Call) -> Sum:
         a, b = (grid(x, x.usages[0]) for x in call.args[:2])
         total = a.centered().to(torch.int32) * b.centered().to(torch.int32)
         return Sum(total, *(spread(g.step, g.block, g.codes.shape) for g in (a, b)))
-    if family is VALUE:
+    if family in (*_CHOSEN, BOUND):
         own = grid(call.args[0], call.args[0].usages[0])
         # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension, and repeats none.
-        pools = call.op in _POOLS and not (is_lowering() and call.device.type == "cpu")
-        chosen = own.centered().to(torch.float32 if pools or call.op in NEAREST else torch.int32)
+        pools = family is MAXIMUM and not (is_lowering() and call.device.type == "cpu")
+        chosen = own.centered().to(torch.float32 if pools or family is NEAREST else torch.int32)
         total = call.op(chosen, *call.args[1:], **call.kwargs).to(torch.int32)
         step = own.step.reshape(())
         return Sum(total, step, torch.ones_like(step))

@@ -9,13 +9,13 @@ from hop.compat import eager, inductor, tracing
 from hop.compat.memory import holds
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
+from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS, aten
 from hop.dispatch.plan import Plan
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, misfit, usage
 from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Grid, grid
 from hop.impls.scaled.products import group_scale, zeros
-from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS, aten
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
 from hop.numerics.formats import E2M1, E4M3, E8M0

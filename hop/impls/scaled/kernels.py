@@ -18,6 +18,7 @@ from hop.buffers.operators import dequantize_buffers
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
+from hop.dispatch.operators import BIAS, EMBEDDING, LHS, MATRIX, RHS
 from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
@@ -28,7 +29,6 @@ from hop.impls.scaled.native_convolution import NATIVE_CONVOLUTION
 from hop.impls.scaled.native_parts import PARTS
 from hop.impls.scaled.operands import Grid, block_of, grid, spread
 from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, zeros
-from hop.impls.scaled.roles import BIAS, EMBEDDING, LHS, MATRIX, RHS
 from hop.kernels.aten import integer
 from hop.kernels.aten.quantize import fast, fast_format
 from hop.numerics import blocks, copies

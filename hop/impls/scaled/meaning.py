@@ -20,11 +20,24 @@ from torch import Tensor
 
 from hop.buffers.operators import quantize_buffers
 from hop.compat import tracing
+from hop.dispatch.operators import (
+    ADD,
+    BOUND,
+    CONCATENATE,
+    CONVOLUTION,
+    EMBEDDING,
+    MATRIX,
+    MAXIMUM,
+    MEAN,
+    MULTIPLY,
+    NEAREST,
+    VIEW,
+    aten,
+)
 from hop.impls.scaled.calls import Call, by_sum, compute_dtype, fitted, is_integer, values
 from hop.impls.scaled.exact import exact, requantized
 from hop.impls.scaled.operands import grid, spread
 from hop.impls.scaled.products import real_product
-from hop.impls.scaled.roles import ADD, CONVOLUTION, EMBEDDING, MATRIX, MEAN, MULTIPLY, VALUE, aten
 from hop.numerics import copies
 
 
@@ -96,13 +109,10 @@ def _mean(call: Call) -> Tensor:
 
 def _reduced(call: Call, ndim: int) -> list[int]:
     """The dimensions that a mean is taken over."""
-    name = call.op._schema.name
     if call.op is aten.mean.dim and call.args[1]:
         dims = call.args[1]
         return [d % ndim for d in ([dims] if isinstance(dims, int) else dims)]
-    if call.op.overloadpacket is aten.mean:
-        return list(range(ndim))
-    return list(range(ndim - int(name[-2]), ndim))  # ..._pool2d
+    return list(range(ndim - (call.roles.spatial or ndim), ndim))
 
 
 _REAL: dict[Any, Callable[[Call], Tensor]] = {
@@ -112,5 +122,5 @@ _REAL: dict[Any, Callable[[Call], Tensor]] = {
     MULTIPLY: _multiply,
     ADD: _add,
     MEAN: _mean,
-    VALUE: _value,
+    **dict.fromkeys((CONCATENATE, BOUND, MAXIMUM, NEAREST, VIEW), _value),
 }

@@ -11,11 +11,11 @@ from torch import Tensor
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
+from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS
 from hop.dispatch.plan import Plan
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
 from hop.impls.scaled.exact import are_buffers, given_buffers
-from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import copies

@@ -11,6 +11,7 @@ from torch import Tensor
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
+from hop.dispatch.operators import BIAS, CONVOLUTION, LHS, RHS, aten
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import calls, meaning
@@ -18,7 +19,6 @@ from hop.impls.scaled.calls import Call, by_sum, is_integer
 from hop.impls.scaled.exact import are_buffers, given_buffers
 from hop.impls.scaled.operands import grid
 from hop.impls.scaled.products import is_transposed
-from hop.impls.scaled.roles import BIAS, CONVOLUTION, LHS, RHS, aten
 from hop.kernels.aten.convolution import channels_last
 from hop.kernels.aten.quantize import fast_format
 from hop.kernels.cpu import native

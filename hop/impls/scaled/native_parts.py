@@ -12,9 +12,9 @@ from torch import Tensor
 from hop.compat import tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
+from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS
 from hop.impls.scaled import meaning, native
 from hop.impls.scaled.calls import Call
-from hop.impls.scaled.roles import BIAS, LHS, MATRIX, RHS
 from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu import product as native_product
 from hop.kernels.cpu.native import library

@@ -15,6 +15,7 @@ from hop.dispatch.composite import Composite
 from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand, decode, encode
+from hop.dispatch.operators import LHS, OTHER, RHS, TABLE
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import fake_quantize_operator, straight_through
@@ -22,7 +23,6 @@ from hop.impls.quantize.arguments import check_values
 from hop.impls.scaled import batching, calls, gradient, kernels, meaning, sharding
 from hop.impls.scaled.arguments import check, check_op, check_output
 from hop.impls.scaled.calls import Call, fitted
-from hop.impls.scaled.roles import LHS, OTHER, RHS, ROLES
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Rule
@@ -191,7 +191,7 @@ def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
 
 def _first_operand(op: OpOverload, args: tuple[Any, ...]) -> int:
     """Which argument is the first that may be quantized."""
-    roles = ROLES[op]
+    roles = TABLE[op]
     return next(
         i for i, x in enumerate(args) if isinstance(x, Tensor | list | tuple) and roles.role(i) in (LHS, RHS, OTHER)
     )

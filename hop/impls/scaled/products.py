@@ -10,6 +10,7 @@ from torch import Tensor
 from hop.compat import tracing
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand
+from hop.dispatch.operators import BIAS, CONVOLUTION, LHS, RHS, aten
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.scaled.calls import (
     Call,
@@ -19,13 +20,6 @@ from hop.impls.scaled.calls import (
     values,
 )
 from hop.impls.scaled.operands import Grid, grid, spread
-from hop.impls.scaled.roles import (
-    BIAS,
-    CONVOLUTION,
-    LHS,
-    RHS,
-    aten,
-)
 from hop.kernels.aten.convolution import lay_out
 
 

@@ -18,9 +18,9 @@ from hop.buffers.operators import quantize_buffers
 from hop.buffers.sharding import keeps_blocks
 from hop.compat import dtensor
 from hop.dispatch.operand import Operand, encode
+from hop.dispatch.operators import ADD, BIAS, BOUND, CONVOLUTION, EMBEDDING, LHS, MATRIX, MULTIPLY, RHS
 from hop.impls.scaled import calls, meaning, summing
 from hop.impls.scaled.calls import Call, by_sum, tensors
-from hop.impls.scaled.roles import ADD, BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, MULTIPLY, RHS, aten
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
 
@@ -76,7 +76,7 @@ def _maps(call: Call, ndim: int) -> dict[int, _Map] | None:
     family, args = call.roles.family, call.args
     dims = {i: x.dim() for i, x in enumerate(args) if isinstance(x, Tensor | Operand)}
     roles = {call.roles.role(i): i for i in dims}
-    if family in (ADD, MULTIPLY) or call.op in _ELEMENTWISE:
+    if family in (ADD, MULTIPLY, BOUND) or call.roles.stays:
         return {i: {ndim - 1 - d: n - 1 - d for d in range(n)} for i, n in dims.items()}
     if family is EMBEDDING:
         return {roles[RHS]: {ndim - 1: 1}, roles["index"]: {d: d for d in range(ndim - 1)}}
@@ -95,11 +95,6 @@ def _maps(call: Call, ndim: int) -> dict[int, _Map] | None:
             maps[roles[BIAS]] = {ndim - 1 - d: n - 1 - d for d in range(n)}
         return maps
     return None
-
-
-_ELEMENTWISE = frozenset(
-    {aten.relu.default, aten.relu6.default, aten.clamp.default, aten.hardtanh.default, aten.clone.default}
-)
 
 
 def _choose(call: Call, maps: dict[int, _Map], axis: int, shape: Sequence[int], mesh: Any) -> int | None:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from hop.dispatch.operators import ADD, BOUND, DIVIDE, MULTIPLY, TABLE, aten, of, within
 from hop.export.analysis.intervals import elements, sums
 from hop.export.analysis.intervals.values import Integers, Known, Reals, bounds, dtype_range, integers, reals
-
-aten = torch.ops.aten
 
 
 def cast_rule(node: Node, x: Any, **kwargs: Any) -> Any:
@@ -28,24 +27,11 @@ def cast_rule(node: Node, x: Any, **kwargs: Any) -> Any:
     return integers(math.trunc(found.low), math.trunc(found.high))
 
 
-_MOVES = (
-    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default, aten.expand.default),
-    *(aten.slice.Tensor, aten.select.int, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
-    *(aten.unsqueeze.default, aten.clone.default, aten.alias.default, aten.cat.default, aten.index_select.default),
-    *(aten.flip.default, aten.repeat.default, aten.detach.default, aten.lift_fresh_copy.default, aten.t.default),
-    *(aten.transpose.int, aten.contiguous.default, aten.stack.default),
-)
+MOVES = frozenset(op for op, row in TABLE.items() if row.family.moves)
 _CHOOSE = (
     *(aten.gather.default, aten.index.Tensor, aten.embedding.default, aten.amax.default, aten.amin.default),
     *(aten.as_strided.default,),
 )
-PRODUCTS = frozenset(
-    {
-        *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.convolution.default),
-        *(aten.sum.dim_IntList, aten.sum.default, aten._int_mm.default),
-    }
-)
-MOVES = frozenset(_MOVES)
 UNFILLED = frozenset(
     {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default}
 )
@@ -71,7 +57,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.minimum.default: elements.minimum_rule,
     aten.relu.default: elements.relu_rule,
     aten.where.self: elements.where_rule,
-    **dict.fromkeys(_MOVES, elements.chosen_rule),
+    **dict.fromkeys(MOVES, elements.chosen_rule),
     **dict.fromkeys(_CHOOSE, elements.hull_of_rule),
     aten.max_pool2d_with_indices.default: elements.hull_and_index_rule,
     aten.max_pool3d_with_indices.default: elements.hull_and_index_rule,
@@ -88,6 +74,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: sums.convolution_rule,
     aten._to_copy.default: cast_rule,
 }
+PRODUCTS = frozenset(op for op, rule in RULES.items() if rule.__module__ == sums.__name__)
 
 
 # ---- floats
@@ -110,7 +97,7 @@ def float_rule(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rea
     operands = [reals(x) for x in args if not isinstance(x, type(None))]
     if target in _FACTORS and (kwargs or any(math.isinf(e) for r in operands for e in (r.low, r.high))):
         return Reals()  # zero times infinity
-    if target is aten.div.Tensor and operands[1].low <= 0 <= operands[1].high:
+    if of(target).family is DIVIDE and operands[1].low <= 0 <= operands[1].high:
         return Reals()
     places = [i for i, (n, x) in enumerate(zip(node.args, args, strict=False)) if isinstance(n, Node)]
     ends = []
@@ -137,9 +124,9 @@ def _tests_for_nan(node: Node) -> bool:
     return isinstance(condition, Node) and condition.target is aten.eq.Tensor and condition.args[:2] == (x, x)
 
 
-_FACTORS = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor})
-_MONOTONE = _FACTORS | {  # in each operand
-    *(aten.add.Tensor, aten.sub.Tensor, aten.neg.default, aten.round.default, aten.floor.default, aten.ceil.default),
-    *(aten.trunc.default, aten.clamp.default, aten.clamp.Tensor, aten.maximum.default, aten.minimum.default),
-    *(aten.relu.default, aten._to_copy.default, aten.log2.default),
+_FACTORS = within(MULTIPLY, DIVIDE)
+_MONOTONE = within(MULTIPLY, DIVIDE, ADD, BOUND) | {  # in each operand
+    *(aten.neg.default, aten.round.default, aten.floor.default, aten.ceil.default),
+    *(aten.trunc.default, aten.clamp.Tensor, aten.maximum.default, aten.minimum.default),
+    *(aten._to_copy.default, aten.log2.default),
 }

@@ -13,12 +13,12 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 
 from hop.compat import tracing
+from hop.dispatch.operators import VIEW, aten, of
 from hop.export.rewrite.program import emit, graph_of, rebuilt
 from hop.export.targets.onnx.constants import Constants
 from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, MATMUL, less, matmul
 from hop.export.targets.onnx.others import replace_others
 
-aten = torch.ops.aten
 _SAFE = 64  # 2 · 255 · 64 is an int16
 
 
@@ -93,12 +93,6 @@ def _source(node: Node) -> str:
 
 
 _PAD = aten.constant_pad_nd.default
-_VIEWS = frozenset(
-    {
-        *(aten.view.default, aten.slice.Tensor, aten.permute.default, aten.expand.default, aten.unsqueeze.default),
-        *(aten.squeeze.dims, aten.clone.default),
-    }
-)
 
 
 def _difference(whole: Node, rows: bool) -> _Factor | None:
@@ -106,7 +100,7 @@ def _difference(whole: Node, rows: bool) -> _Factor | None:
     for each row, stay subtracted."""
     views: list[tuple[Any, Sequence[Any]]] = []
     node: Any = whole
-    while node.target in _VIEWS or _pads_by_zero(node):
+    while of(node.target).family is VIEW or _pads_by_zero(node):
         views.insert(0, (node.target, node.args[1:]))
         node = node.args[0]
     is_padded = any(target is _PAD for target, _ in views)

@@ -1,0 +1,155 @@
+"""What the library knows of operators of ATen: one table, which every other place asks.
+
+An operator has a family, which says what it means, and its arguments have roles:
+
+lhs, rhs    the factors of a product; the summed dimension of each
+bias        added to the result, in real numbers, or in units of the product of scales if it holds int32
+other       an argument that may be quantized, of an operator that is no product
+index       says where, and stays as it is
+
+tests/test_operators_table.py says which places know which families, and why one leaves an operator out.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hop.compat.eager import OpOverload
+
+aten = torch.ops.aten
+
+LHS, RHS, BIAS, OTHER, INDEX = "lhs", "rhs", "bias", "other", "index"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Operators with one meaning."""
+
+    name: str
+    is_linear: bool = False  # sums of products: integers modulo 2^bits may be computed in any wider type
+    moves: bool = False  # elements of the result are the operands', chosen by their places alone
+
+
+MATRIX = Family("matrix product", is_linear=True)
+VECTOR = Family("vector product", is_linear=True)
+CONVOLUTION = Family("convolution", is_linear=True)
+EMBEDDING = Family("embedding")
+MULTIPLY = Family("multiplication", is_linear=True)
+ADD = Family("addition", is_linear=True)
+MEAN = Family("mean")  # and average pooling
+CONCATENATE = Family("concatenation", moves=True)
+BOUND = Family("clamp")
+MAXIMUM = Family("maximum pooling")
+NEAREST = Family("nearest neighbor")  # elements repeated along dimensions
+VIEW = Family("view", moves=True)
+MOVE = Family("copy or reordering", moves=True)
+SUM = Family("sum", is_linear=True)
+DIVIDE = Family("division")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What an operator is, and what its arguments are to it."""
+
+    family: Family
+    roles: tuple[str, ...] = ()  # of the positional arguments, as far as they are tensors; none where scaled has none
+    product: OpOverload | None = None  # the same without a bias
+    rhs_sums: int = -2  # the dimension of rhs that is summed over
+    spatial: int = 0  # the dimensions that a convolution or a pooling slides over, 0 if it takes any number
+    transposed: bool = False
+    bounds: tuple[float | None, float | None] = (None, None)  # of the result, where no argument says them
+    stays: bool = False  # each element of the result lies where the operand's does
+
+    def role(self, position: int) -> str | None:
+        return self.roles[position] if position < len(self.roles) else None
+
+    def find(self, role: str, args: tuple[Any, ...]) -> Any:
+        """The argument with `role`, None if there is none."""
+        position = self.roles.index(role) if role in self.roles else len(args)
+        return args[position] if position < len(args) else None
+
+
+_FACTORS, _BIASED = (LHS, RHS), (LHS, RHS, BIAS)
+_ONE, _TWO = (OTHER,), (OTHER, OTHER)
+_VIEW, _COPY, _MOVE = Operator(VIEW, _ONE), Operator(VIEW, _ONE, stays=True), Operator(MOVE)
+
+TABLE: dict[OpOverload, Operator] = {
+    aten.mm.default: Operator(MATRIX, _FACTORS, aten.mm.default),
+    aten.bmm.default: Operator(MATRIX, _FACTORS, aten.bmm.default),
+    aten.addmm.default: Operator(MATRIX, (BIAS, LHS, RHS), aten.mm.default),
+    aten.baddbmm.default: Operator(MATRIX, (BIAS, LHS, RHS), aten.bmm.default),
+    aten.matmul.default: Operator(MATRIX, _FACTORS, aten.matmul.default),
+    aten.linear.default: Operator(MATRIX, _BIASED, aten.linear.default, rhs_sums=-1),
+    **dict.fromkeys((aten.mv.default, aten.dot.default), Operator(VECTOR)),
+    **{
+        op: Operator(CONVOLUTION, _BIASED, op, spatial=spatial, transposed=transposed)
+        for op, spatial, transposed in (
+            (aten.convolution.default, 0, False),
+            *((aten.conv1d.default, 1, False), (aten.conv1d.padding, 1, False)),
+            *((aten.conv2d.default, 2, False), (aten.conv2d.padding, 2, False)),
+            *((aten.conv3d.default, 3, False), (aten.conv3d.padding, 3, False)),
+            *((aten.conv_transpose1d.default, 1, True), (aten.conv_transpose2d.input, 2, True)),
+            (aten.conv_transpose3d.input, 3, True),
+        )
+    },
+    aten.embedding.default: Operator(EMBEDDING, (RHS, INDEX)),
+    aten.mul.Tensor: Operator(MULTIPLY, _TWO),
+    aten.mul.Scalar: Operator(MULTIPLY, _ONE),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), Operator(DIVIDE)),
+    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), Operator(ADD, _TWO)),
+    **dict.fromkeys((aten.add.Scalar, aten.sub.Scalar), Operator(ADD, _ONE)),
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default), Operator(SUM)),
+    **dict.fromkeys((aten.mean.default, aten.mean.dim), Operator(MEAN, _ONE)),
+    **dict.fromkeys((aten.avg_pool1d.default, aten.adaptive_avg_pool1d.default), Operator(MEAN, _ONE, spatial=1)),
+    **dict.fromkeys((aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default), Operator(MEAN, _ONE, spatial=2)),
+    **dict.fromkeys((aten.avg_pool3d.default, aten.adaptive_avg_pool3d.default), Operator(MEAN, _ONE, spatial=3)),
+    aten.cat.default: Operator(CONCATENATE, _ONE),
+    aten.stack.default: Operator(CONCATENATE),
+    aten.relu.default: Operator(BOUND, _ONE, bounds=(0.0, None)),
+    aten.relu6.default: Operator(BOUND, _ONE, bounds=(0.0, 6.0)),
+    **dict.fromkeys((aten.clamp.default, aten.hardtanh.default), Operator(BOUND, _ONE)),
+    aten.max_pool1d.default: Operator(MAXIMUM, _ONE, spatial=1),
+    aten.max_pool2d.default: Operator(MAXIMUM, _ONE, spatial=2),
+    aten.max_pool3d.default: Operator(MAXIMUM, _ONE, spatial=3),
+    **dict.fromkeys(
+        (
+            *(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec),
+            *(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default),
+        ),
+        Operator(NEAREST, _ONE),
+    ),
+    **dict.fromkeys(
+        (
+            *(aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int),
+            *(aten.transpose.int, aten.t.default, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim),
+            *(aten.squeeze.dims, aten.expand.default, aten.slice.Tensor, aten.select.int, aten.narrow.default),
+            *(aten.permute.default, aten.movedim.int, aten.movedim.intlist),
+        ),
+        _VIEW,
+    ),
+    **dict.fromkeys((aten.clone.default, aten.contiguous.default, aten.alias.default), _COPY),
+    **dict.fromkeys(
+        (
+            *(aten._unsafe_view.default, aten.detach.default, aten.lift_fresh_copy.default, aten.flip.default),
+            *(aten.repeat.default, aten.index_select.default),
+        ),
+        _MOVE,
+    ),
+}
+
+UNKNOWN = Operator(Family("unknown"))
+"""What is known of an operator that the table does not have."""
+
+SCALED = {op: row for op, row in TABLE.items() if row.roles}
+"""The operators that scaled runs."""
+
+
+def of(op: object) -> Operator:
+    """What is known of an operator, or of any other target of a node."""
+    return TABLE.get(op, UNKNOWN)  # type: ignore[call-overload]
+
+
+def within(*families: Family) -> frozenset[OpOverload]:
+    """The operators of some families."""
+    return frozenset(op for op, row in TABLE.items() if row.family in families)
