@@ -12,8 +12,6 @@ A concrete operator supplies what it means, and nothing about dispatch:
 A call takes the first of these routes that applies:
 
     plain eager tensors, nothing watching      check, then the first kernel that supports the call, else the reference
-    torch.jit.trace                            the reference, since a script graph knows ATen only; for the sizes that
-                                               it sees, if the reference computes with sizes
     everything else                            PyTorch's dispatcher, by the rules registered in `Hop.__init__`
 """
 
@@ -24,7 +22,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from hop.compat import dtensor, eager, functorch, imports, inductor, memory, script, subclasses, tracing
+from hop.compat import dtensor, eager, functorch, imports, inductor, memory, subclasses, tracing
 from hop.compat.eager import DispatchKey, HigherOrderOperator
 from hop.compat.export import as_decomposition, core_decompositions
 from hop.compat.functorch import TransformType
@@ -42,7 +40,6 @@ class Hop(HigherOrderOperator):
     of an input. It mutates nothing."""
 
     plain: frozenset[type] = PLAIN  # the types of operands that need no rule of the dispatcher
-    reads_sizes = False  # whether the reference computes with sizes as numbers
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -110,13 +107,12 @@ class Hop(HigherOrderOperator):
         if eager.is_autocasting():  # our operators say themselves in which dtype they compute
             with eager.no_autocast():
                 return self(*args, **kwargs)
-        if self.reads_sizes and script.is_tracing_script():
-            return script.show_script(self._checked_reference, args, kwargs)
+        plain = eager.is_plain_eager()
+        if not plain:
+            eager.refuse_script()
         args, kwargs = self.check(*args, **kwargs)
-        if eager.is_plain_eager() and _all_plain(self.plain, args, kwargs):
+        if plain and _all_plain(self.plain, args, kwargs):
             return self._run(*args, **kwargs)
-        if script.is_tracing_script():
-            return self.reference(*args, **kwargs)
         args, kwargs = tree_map_only(Tensor, _resolve, (args, kwargs))
         return cast(Any, super().__call__(*args, **kwargs))
 
@@ -142,10 +138,6 @@ class Hop(HigherOrderOperator):
         return "\n".join([*lines, "reference: chosen"])
 
     # ---- below autograd
-
-    def _checked_reference(self, /, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self.check(*args, **kwargs)
-        return self.reference(*args, **kwargs)
 
     def _run(self, /, *args: Any, **kwargs: Any) -> Any:
         memory.check(_tensors(args, kwargs))
@@ -261,7 +253,6 @@ class Composite(Hop):
     It has the rules of autograd, torch.func and pre-dispatch tracing. Below them it is its reference, which calls
     operators on plain tensors: those stand in graphs, and have kernels."""
 
-    reads_sizes = True
     parts: "Composite | None" = None  # the operator that takes a result apart
     of_dtensors: ClassVar[dict[type, Callable[[Tensor], Tensor]]] = {}
     """By a class of tensors, what makes of a DTensor of such tensors one of DTensors."""
