@@ -45,12 +45,6 @@ def gather_numbers(n: int, mesh: Any) -> list[int]:
     return all_gather(own, mesh.size(), mesh.get_group().group_name).tolist()
 
 
-def process_group(boxed: Any) -> Any:
-    """The group that a c10d operator is given."""
-    group: Any = torch.distributed.ProcessGroup
-    return boxed if isinstance(boxed, group) else group.unbox(boxed)
-
-
 def group_size(group: Any) -> int:
     """The processes of a group that a functional collective is given, by name or itself."""
     return _resolved(group).size()
@@ -64,15 +58,10 @@ def group_rank(group: Any) -> int:
 def _resolved(group: Any) -> Any:
     from torch.distributed.distributed_c10d import _resolve_process_group
 
-    return _resolve_process_group(group) if isinstance(group, str) else process_group(group)  # type: ignore[arg-type]
-
-
-def reduction_name(boxed: Any) -> str:
-    """The name of the reduction that a c10d operator is given, as functional collectives have it."""
-    reduce: Any = torch.distributed.ReduceOp
-    found = boxed if isinstance(boxed, reduce) else boxed.op()
-    names = [n for n in dir(reduce) if n.isupper()]
-    return next((name.lower() for name in names if found == getattr(reduce, name)), str(found))
+    kind: Any = torch.distributed.ProcessGroup
+    if isinstance(group, str):
+        return _resolve_process_group(group)  # type: ignore[arg-type]
+    return group if isinstance(group, kind) else kind.unbox(group)
 
 
 def finished_work(works: Sequence[Any], finish: Callable[[], None], asynchronous: bool) -> Any:
