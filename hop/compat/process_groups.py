@@ -24,14 +24,6 @@ def all_gather(x: torch.Tensor, size: int, group: str) -> torch.Tensor:
     return ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), size, group))
 
 
-def sum_over_processes(x: torch.Tensor, size: int, group: str, *, scatter: bool) -> torch.Tensor:
-    """The sum over the processes of a group; with `scatter` this one's part of its rows."""
-    ops, x = functional, x.contiguous()
-    return ops.wait_tensor(
-        ops.reduce_scatter_tensor(x, "sum", size, group) if scatter else ops.all_reduce(x, "sum", group)
-    )
-
-
 def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.Tensor:
     """The "max", "min" or "sum" over the processes of a group, or along an axis of a mesh, element by element."""
     group = over.get_group(axis) if hasattr(over, "get_group") else over
