@@ -23,7 +23,7 @@ PROMISED_QUANTIZED = (
     "linear_mx linear_stochastic conv1d conv2d conv3d embedding"
 ).split()
 PROMISED_ROUTES = (
-    "eager full_path reference fake make_fx functionalize vmap jit_trace flops grad double_backward jvp func aot_eager "
+    "eager full_path reference fake make_fx functionalize vmap flops grad double_backward jvp func aot_eager "
     "aot_eager_dynamic aot_eager_training aot_eager_jvp inductor inductor_dynamic inductor_training export_strict "
     "export_nonstrict save_load run_decompositions aotinductor dtensor"
 ).split()

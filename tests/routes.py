@@ -154,13 +154,6 @@ def _batch_of(x: Tensor, dim: int | None) -> Tensor:
     return torch.stack(members, 0).movedim(0, dim)
 
 
-def scripted(cases: Cases, gradients: Cases) -> None:
-    """torch.jit.trace records the reference."""
-    for case in cases:
-        graph = torch.jit.trace(case.function, tuple(case.tensors), check_trace=False)
-        case.check(graph(*case.tensors))
-
-
 def flops(cases: Cases, gradients: Cases) -> None:
     """As many as the inner operator has."""
     for case in cases:
@@ -411,7 +404,6 @@ ROUTES = [
     Route("make_fx", traced),
     Route("functionalize", functionalized),
     Route("vmap", vmapped),
-    Route("jit_trace", scripted),
     Route("flops", flops),
     Route("grad", gradient),
     Route("double_backward", double_backward),

@@ -182,55 +182,6 @@ def every_quantized(mesh: Any, rank: int) -> None:
                     torch.testing.assert_close(mine.grad.full_tensor(), one.grad, rtol=1e-4, atol=close)
 
 
-def parallel_layers(mesh: Any, rank: int) -> None:
-    """A column-parallel and a row-parallel layer of a group, with and without sequence parallelism, eager and compiled,
-    against the layers in one process. Numbers of few bits, so that sums of parts are exact."""
-    scheme, group = hop.Scheme(None, hop.presets.INT8_TENSOR), mesh.get_group().group_name
-    generator = torch.Generator().manual_seed(0)  # the same in each process
-
-    def whole_numbers(*shape: int) -> Tensor:
-        return torch.randint(-3, 4, shape, generator=generator).float()
-
-    x, up, down, bias = whole_numbers(8, 16), whole_numbers(32, 16), whole_numbers(16, 32), whole_numbers(16)
-    up[:, 0] = down[:, 0] = down[:, 16] = 127.0  # the scale of each part is 1
-    x[:, 0] = 0.0
-
-    def layers(weights: Any, **options: Any) -> Any:
-        found = []
-        for weight, shift, mode in zip(weights, (None, bias), ("column", "row"), strict=True):
-            one = hop.nn.Linear(
-                *reversed(weight.shape),
-                bias=shift is not None,
-                scheme=scheme,
-                parallel=hop.nn.Parallel(mode, **options) if options else hop.nn.Parallel(),
-            )
-            with torch.no_grad():
-                one.weight.copy_(weight)
-                if shift is not None:
-                    one.bias.copy_(shift)
-            found.append(one)
-        return torch.nn.Sequential(*found)
-
-    one = layers((up, down))
-    given = x.clone().requires_grad_()
-    want = one(given)
-    grad = whole_numbers(8, 16)
-    want.backward(grad)
-    half, rows = slice(16 * rank, 16 * rank + 16), slice(4 * rank, 4 * rank + 4)
-    for sequence, compiles in itertools.product((False, True), repeat=2):
-        model = layers((up[half], down[:, half]), size=WORLD, sequence=sequence, group=group)
-        call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiles else model
-        mine = slice(None) if not sequence else rows
-        own = x[mine].clone().requires_grad_()
-        got = call(own)
-        assert torch.equal(got, want.detach()[mine])
-        got.backward(grad[mine])
-        assert given.grad is not None and torch.equal(own.grad, given.grad[mine])
-        assert torch.equal(model[0].weight.grad, one[0].weight.grad[half])
-        assert torch.equal(model[1].weight.grad, one[1].weight.grad[:, half])
-        assert torch.equal(model[1].bias.grad, one[1].bias.grad)
-
-
 def _placed(t: Tensor, dim: int | None, mesh: Any) -> Any:
     if dim is None or t.dim() == 0:
         return DTensor.from_local(t, mesh, [Replicate()], run_check=False)
@@ -288,7 +239,6 @@ CHECKS: dict[str, Callable[[Any, int], None]] = {
         wrapping_partials,
         sums_before_casts,
         gradients,
-        parallel_layers,
         compiled,
     )
 }
@@ -322,9 +272,6 @@ class TestTwoProcesses(unittest.TestCase):
 
     def test_every_quantized(self):
         run("every_quantized")
-
-    def test_parallel_layers(self):
-        run("parallel_layers")
 
     def test_scaled_without_gathering(self):
         run("scaled_without_gathering")

@@ -1,10 +1,12 @@
 """The way around the dispatcher gives what the way through it gives, and is not taken where somebody watches."""
 
 import unittest
+import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from parameterized import parameterized
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -181,11 +183,19 @@ class TestNotTaken(unittest.TestCase):
         torch.func.functionalize(f)(x)
 
     def test_jit_trace(self):
-        a, b = operands()
-        graph = torch.jit.trace(lambda a, b: hop.out_dtype(MM, torch.int32, a, b), (a, b), check_trace=False)
-        assert "aten::mm" in str(graph.graph)
-        c, d = operands(5, 8, 6)
-        assert torch.equal(graph(c, d), hop.out_dtype(MM, torch.int32, c, d))
+        """Refused: it would keep what the operators do for one input."""
+        layer, quantizer = hop.nn.Linear(4, 2, scheme=hop.schemes.INT8_DYNAMIC), hop.presets.INT8_ROW
+        x, t = torch.randn(3, 4), hop.quantize(quantizer, torch.randn(3, 4))
+        for function, args in (
+            (lambda a, b: hop.out_dtype(MM, torch.int32, a, b), operands()),
+            (lambda x: hop.dequantize(hop.quantize(quantizer, x)), (x,)),
+            (lambda x: hop.fake_quantize(quantizer, x), (x,)),
+            (layer, (x,)),
+            (lambda x: hop.dequantize(t) + x, (x,)),
+        ):
+            with warnings.catch_warnings(), pytest.raises(NotImplementedError, match=r"use torch\.export"):
+                warnings.simplefilter("ignore")  # deprecated from torch 2.13 on
+                torch.jit.trace(function, args, check_trace=False)
 
     def test_gradient(self):
         a, b = torch.randn(3, 4, requires_grad=True), torch.randint(-5, 5, (4, 2), dtype=torch.int8)

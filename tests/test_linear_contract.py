@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import hop
 from hop.impls.quantized.contract import Contract, Needs, Options
 from hop.impls.quantized.linear import linear, linear_backward, linear_forward
-from hop.nn import Parallel
 from hop.numerics.copies import COLUMNWISE, ROWWISE
 from hop.numerics.scale_rules import Given
 from hop.numerics.schemes import ORIGINAL, SCHEMES, Scheme
@@ -27,10 +26,6 @@ ALL_SCHEMES = [
     ("TENSORS", Scheme(hop.presets.INT8_TENSOR, hop.presets.INT8_TENSOR, grad=INT8, backward="quantized")),
     ("FLOATS_AND_INT8", Scheme(None, INT8)),
     ("INT8_AND_FLOATS", Scheme(INT8, None)),
-]
-MODES = [
-    Parallel(),
-    *(Parallel(mode, 2, sequence) for mode, sequence in itertools.product(("column", "row"), (False, True))),
 ]
 FLAGS = list(itertools.product((False, True), repeat=3))  # x, weight, bias
 M, K, N = 8, 64, 48
@@ -70,7 +65,7 @@ class Call:
         self.scales = scales_of(scheme)
         given = (self.scales.lhs is not None, self.scales.rhs is not None)
         self.contract = Contract(scheme, needs, options, given)
-        self.node = (str(scheme), torch.bfloat16, list(needs), options.listed())
+        self.node = (str(scheme), torch.bfloat16, list(needs), list(options))
         self.seed = torch.tensor(5) if scheme.is_stochastic() else None
         self.x, self.weight, self.bias = operands((False,) * 3, bias)
         self.held = held
@@ -113,11 +108,11 @@ class TestFakes(unittest.TestCase):
     @pytest.mark.sampled(2)
     @pytest.mark.full
     def test_product(self, _name, scheme):
-        choices = itertools.product(FLAGS, (False, True), MODES, (False, True), ("no", "miss", "hit"))
-        for flags, bias, parallel, save_original, keep in choices:
-            if (flags[2] and not bias) or (keep != "no" and parallel.mode != "none"):
+        choices = itertools.product(FLAGS, (False, True), (False, True), ("no", "miss", "hit"))
+        for flags, bias, save_original, keep in choices:
+            if flags[2] and not bias:
                 continue
-            options = Options(save_original, keep != "no", parallel)
+            options = Options(save_original, keep != "no")
             held: list[Tensor] = []
             if keep == "hit":
                 first = Call(scheme, Needs(), bias, options, [])
@@ -127,7 +122,7 @@ class TestFakes(unittest.TestCase):
             with FakeTensorMode() as mode:
                 call.to_fake(mode)
                 fake = call.run()
-            at = (flags, bias, parallel, save_original, keep)
+            at = (flags, bias, save_original, keep)
             assert [described(t) for t in fake] == [described(t) for t in real], at
             copies = call.contract.forward(TensorProto.of(call.x), TensorProto.of(call.weight), bool(held))
             assert of_protos(copies) == [(tuple(t.shape), t.dtype) for t in real[0][1:]], at
@@ -167,13 +162,6 @@ class TestContract(unittest.TestCase):
     def test_which_copy(self, _name, scheme, usage):
         of_x, of_weight = self._saved(scheme, (True, True, False))
         assert of_x == of_weight == (False, usage)
-
-    def test_gathered_input_stays_local(self):
-        scheme = SCHEMES["INT8_TRAINING"]
-        of_x, of_weight = self._saved(scheme, FLAGS[-1], parallel=Parallel("column", 2, True))
-        assert of_x == (True, None) and of_weight == (False, ROWWISE)
-        of_x, _ = self._saved(scheme, FLAGS[-1], parallel=Parallel("column", 2))
-        assert of_x == (False, ROWWISE)
 
 
 def saved_by(function: Any) -> list[Tensor]:
@@ -216,10 +204,6 @@ class TestSaved(unittest.TestCase):
         for scheme, options in ((SCHEMES["INT8_TRAINING"], {"save_original": True}), (ALL_SCHEMES[11][1], {})):
             args, found = self._of(scheme, FLAGS[-1], **options)
             assert [t.data_ptr() for t in found] == [t.data_ptr() for t in args[:2]]
-
-    def test_input_alone(self):
-        args, found = self._of(SCHEMES["INT8_TRAINING"], (False, True, False), parallel=Parallel("column", 2, True))
-        assert [t.data_ptr() for t in found] == [args[0].data_ptr()]
 
 
 def gradients(y: Tensor, tensors: Any) -> list[Any]:
@@ -424,57 +408,6 @@ class TestHolding(unittest.TestCase):
             assert layer.holds
 
 
-class TestParallel(unittest.TestCase):
-    """The model of a group: what one process of several that hold the same would give."""
-
-    @parameterized.expand([(f"{p.mode}_{p.sequence}", p) for p in MODES[1:]])
-    def test_formulas(self, _name, parallel):
-        scheme = SCHEMES["INT8_DYNAMIC"]
-        args = operands(dtype=torch.float64, lead=(M,))
-        y, _ = linear(scheme, *args, scales=hop.Scales(), options=Options(parallel=parallel))
-        x, w, b = (t.detach() for t in args)
-        x_hat, w_hat = (hop.fake_quantize(INT8, t) for t in (x, w))
-        column, sequence = parallel.mode == "column", parallel.sequence
-        if column:
-            rows = torch.cat([x_hat] * 2) if sequence else x_hat
-            want = rows @ w_hat.t() + b
-        else:
-            rows = x_hat
-            total = 2 * (x_hat @ w_hat.t())
-            want = (total[: M // 2] if sequence else total) + b
-        torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)  # scales are float32
-        grad = torch.randn_like(y)
-        y.backward(grad)
-        g = torch.cat([grad] * 2) if sequence and not column else grad
-        dx = g @ w_hat
-        if column:
-            dx = 2 * (dx[:M] if sequence else dx)
-        for got, wanted in zip(args, (dx, g.t() @ rows, g.sum(0)), strict=True):
-            torch.testing.assert_close(got.grad, wanted, rtol=1e-5, atol=1e-5)
-
-    def test_without_gradients(self):
-        layer = hop.nn.Linear(K, N, scheme=SCHEMES["INT8_DYNAMIC"], parallel=Parallel("column", 2, True))
-        x = torch.randn(M, K)
-        with torch.no_grad():
-            assert torch.equal(layer(x), layer(x.requires_grad_()).detach()) and layer(x).shape == (2 * M, N)
-
-    def test_errors(self):
-        for bad, match in (
-            (Parallel("rows", 2), "mode"),
-            (Parallel("row", 0), "size"),
-            (Parallel("row", True), "size"),
-            (Parallel("none", 2), "one process"),
-            (Parallel("none", 1, True), "one process"),
-        ):
-            with pytest.raises(ValueError, match=match):
-                hop.nn.Linear(K, N, scheme=SCHEMES["INT8_DYNAMIC"], parallel=bad)
-        layer = hop.nn.Linear(K, N, scheme=SCHEMES["INT8_DYNAMIC"], parallel=Parallel("row", 3, True))
-        with pytest.raises(ValueError, match="multiple of size=3"):
-            layer(torch.randn(M, K))
-        with pytest.raises(NotImplementedError, match="spread over processes"):
-            torch.func.grad(lambda x: layer(x).sum())(torch.randn(6, K))
-
-
 class TestErrors(unittest.TestCase):
     def test_shapes(self):
         layer = hop.nn.Linear(K, N, scheme=SCHEMES["INT8_DYNAMIC"])
@@ -484,10 +417,10 @@ class TestErrors(unittest.TestCase):
 
 
 def _compiled_cases(scheme: Scheme, first: int, count: int) -> list[Any]:
-    """Every so many of the product of flags, bias, parallel modes and what is saved."""
-    whole = list(itertools.product(FLAGS[1:], (False, True), MODES, (False, True)))
+    """Every so many of the product of flags, bias and what is saved."""
+    whole = list(itertools.product(FLAGS[1:], (False, True), (False, True)))
     whole = [case for case in whole if case[1] or not case[0][2]]
-    return whole[first :: len(whole) // count]
+    return whole[first % (len(whole) // count) :: len(whole) // count]
 
 
 class TestCompiled(unittest.TestCase):
@@ -498,12 +431,12 @@ class TestCompiled(unittest.TestCase):
         dtype = torch.bfloat16 if exact else torch.float32
 
         def inputs():
-            return [operands(flags, bias, dtype, lead=(M,)) for flags, bias, _, _ in cases]
+            return [operands(flags, bias, dtype, lead=(M,)) for flags, bias, _ in cases]
 
         def function(all_args, scales):
             found = []
-            for (x, weight, bias), (_, _, parallel, save_original) in zip(all_args, cases, strict=True):
-                options = Options(save_original, False, parallel)
+            for (x, weight, bias), (_, _, save_original) in zip(all_args, cases, strict=True):
+                options = Options(save_original)
                 found.append(linear(scheme, x * 2, weight, bias, scales=scales, options=options)[0])
             return found
 

@@ -33,8 +33,6 @@ _BLOCK = 16
 class Noise(Hop):
     """hop_noise."""
 
-    reads_sizes = True
-
     def check(self, seed: Tensor, stream: int, shape: Sequence[int], /) -> Any:
         if not isinstance(seed, Tensor):
             raise TypeError(f"noise: seed must be a tensor, got {type(seed).__name__}")

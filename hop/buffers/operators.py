@@ -32,8 +32,6 @@ from hop.numerics.quantizer import Quantizer
 class QuantizeBuffers(Hop):
     """hop_quantize_buffers."""
 
-    reads_sizes = True
-
     def returns_list(self, /, *args: Any) -> bool:
         return True
 
@@ -103,8 +101,6 @@ def _product(
 
 class DequantizeBuffers(Hop):
     """hop_dequantize_buffers."""
-
-    reads_sizes = True
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs

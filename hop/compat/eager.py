@@ -18,8 +18,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from hop.compat.script import is_tracing_script
-
 int_mm = torch._int_mm
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
@@ -38,10 +36,16 @@ def is_plain_eager() -> bool:
     )
 
 
+def refuse_script() -> None:
+    """Raise NotImplementedError under torch.jit.trace, which would record what our operators do for one input."""
+    if _get_tracing_state() is not None:
+        raise NotImplementedError("operators of hop cannot be recorded by torch.jit.trace; use torch.export")
+
+
 def is_ordinary(tensors: Iterable[torch.Tensor]) -> bool:
     """True if a torch.autograd.Function of ours can run on `tensors`, eagerly or in a program that torch.compile makes:
     no transform of torch.func, no forward-mode differentiation, no export, and no subclass but those of tracing."""
-    if peek_interpreter_stack() is not None or is_tracing_script() or torch.compiler.is_exporting():
+    if peek_interpreter_stack() is not None or torch.compiler.is_exporting():
         return False
     ordinary = (FakeTensor, FunctionalTensor)
     return not is_forward_ad_active() and all(

@@ -24,14 +24,6 @@ def all_gather(x: torch.Tensor, size: int, group: str) -> torch.Tensor:
     return ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), size, group))
 
 
-def sum_over_processes(x: torch.Tensor, size: int, group: str, *, scatter: bool) -> torch.Tensor:
-    """The sum over the processes of a group; with `scatter` this one's part of its rows."""
-    ops, x = functional, x.contiguous()
-    return ops.wait_tensor(
-        ops.reduce_scatter_tensor(x, "sum", size, group) if scatter else ops.all_reduce(x, "sum", group)
-    )
-
-
 def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.Tensor:
     """The "max", "min" or "sum" over the processes of a group, or along an axis of a mesh, element by element."""
     group = over.get_group(axis) if hasattr(over, "get_group") else over
@@ -43,12 +35,6 @@ def gather_numbers(n: int, mesh: Any) -> list[int]:
     """The numbers that the processes of a mesh of one dimension give, in the order of their ranks."""
     own = torch.tensor([n], device=mesh.device_type)
     return all_gather(own, mesh.size(), mesh.get_group().group_name).tolist()
-
-
-def process_group(boxed: Any) -> Any:
-    """The group that a c10d operator is given."""
-    group: Any = torch.distributed.ProcessGroup
-    return boxed if isinstance(boxed, group) else group.unbox(boxed)
 
 
 def group_size(group: Any) -> int:
@@ -64,15 +50,10 @@ def group_rank(group: Any) -> int:
 def _resolved(group: Any) -> Any:
     from torch.distributed.distributed_c10d import _resolve_process_group
 
-    return _resolve_process_group(group) if isinstance(group, str) else process_group(group)  # type: ignore[arg-type]
-
-
-def reduction_name(boxed: Any) -> str:
-    """The name of the reduction that a c10d operator is given, as functional collectives have it."""
-    reduce: Any = torch.distributed.ReduceOp
-    found = boxed if isinstance(boxed, reduce) else boxed.op()
-    names = [n for n in dir(reduce) if n.isupper()]
-    return next((name.lower() for name in names if found == getattr(reduce, name)), str(found))
+    kind: Any = torch.distributed.ProcessGroup
+    if isinstance(group, str):
+        return _resolve_process_group(group)  # type: ignore[arg-type]
+    return group if isinstance(group, kind) else kind.unbox(group)
 
 
 def finished_work(works: Sequence[Any], finish: Callable[[], None], asynchronous: bool) -> Any:

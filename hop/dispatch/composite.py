@@ -18,7 +18,6 @@ class Composite(Hop):
     It has the rules of autograd, torch.func and pre-dispatch tracing. Below them it is its reference, which calls
     operators on plain tensors: those stand in graphs, and have kernels."""
 
-    reads_sizes = True
     parts: "Composite | None" = None  # the operator that takes a result apart
     of_dtensors: ClassVar[dict[type, Callable[[Tensor], Tensor]]] = {}
     """By a class of tensors, what makes of a DTensor of such tensors one of DTensors."""

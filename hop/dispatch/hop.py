@@ -12,8 +12,6 @@ A concrete operator supplies what it means, and nothing about dispatch:
 A call takes the first of these routes that applies:
 
     plain eager tensors, nothing watching      check, then the first kernel that supports the call, else the reference
-    torch.jit.trace                            the reference, since a script graph knows ATen only; for the sizes that
-                                               it sees, if the reference computes with sizes
     everything else                            PyTorch's dispatcher, by the rules registered in `Hop.__init__`
 """
 
@@ -24,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.compat import eager, functorch, imports, inductor, memory, script, subclasses, tracing
+from hop.compat import eager, functorch, imports, inductor, memory, subclasses, tracing
 from hop.compat.eager import DispatchKey, HigherOrderOperator
 from hop.compat.functorch import TransformType
 from hop.compat.pytree import tree_leaves, tree_map_only
@@ -41,7 +39,6 @@ class Hop(HigherOrderOperator):
     of an input. It mutates nothing."""
 
     plain: frozenset[type] = PLAIN  # the types of operands that need no rule of the dispatcher
-    reads_sizes = False  # whether the reference computes with sizes as numbers
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -109,13 +106,11 @@ class Hop(HigherOrderOperator):
         if eager.is_autocasting():  # our operators say themselves in which dtype they compute
             with eager.no_autocast():
                 return self(*args, **kwargs)
-        if self.reads_sizes and script.is_tracing_script():
-            return script.show_script(self._checked_reference, args, kwargs)
+        if not eager.is_plain_eager():
+            eager.refuse_script()
         args, kwargs = self.check(*args, **kwargs)
         if plan.is_plain(self.plain, args, kwargs):
             return self._run(*args, **kwargs)
-        if script.is_tracing_script():
-            return self.reference(*args, **kwargs)
         args, kwargs = tree_map_only(Tensor, _resolve, (args, kwargs))
         return cast(Any, super().__call__(*args, **kwargs))
 
@@ -141,10 +136,6 @@ class Hop(HigherOrderOperator):
         return "\n".join([*lines, "reference: chosen"])
 
     # ---- below autograd
-
-    def _checked_reference(self, /, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self.check(*args, **kwargs)
-        return self.reference(*args, **kwargs)
 
     def _run(self, /, *args: Any, **kwargs: Any) -> Any:
         memory.check(plan.tensors(args, kwargs))

@@ -14,7 +14,6 @@ master.py       float weights that FSDP2 gathers as codes; gathering.py prepares
 
 from torch import nn as _nn
 
-from hop.impls.quantized.parallel import Parallel as Parallel
 from hop.nn.collection import calibrate as calibrate
 from hop.nn.contexts import same_scheme as same_scheme
 from hop.nn.contexts import scheme as scheme

@@ -92,8 +92,8 @@ def _quantizer(name: str, layer: Layer) -> Quantizer:
         why = f"{type(q).__name__} may read other statistics than processes combine; take a hop.Quantizer"
     elif isinstance(state, StaticScale) and state.learn:
         why = "a scale of the weight that learns needs the weight itself; take learn_scales=False"
-    elif isinstance(layer, Linear) and (layer.parallel.mode != "none" or layer.save_original):
-        why = "parallel= and save_original= need the weight itself; for tensor parallelism take parallelize_module"
+    elif isinstance(layer, Linear) and layer.save_original:
+        why = "save_original=True needs the weight itself; take save_original=False"
     elif isinstance(layer.weight, MasterWeight):
         why = "it is prepared already; call it once"
     elif layer.weight.dim() < 2:

@@ -12,14 +12,12 @@ from hop.compat.modules import ConvNd, padding_at_ends
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
 from hop.impls.quantized.linear import linear
-from hop.impls.quantized.parallel import Parallel
 from hop.nn.contexts import OUTPUT, WEIGHT, Plan
 from hop.nn.layer import Layer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme, for_convolution
 
 aten = torch.ops.aten
-_ONE_PROCESS = Parallel()
 
 
 class Linear(Layer, nn.Linear):
@@ -35,10 +33,9 @@ class Linear(Layer, nn.Linear):
         learn_scales: whether static scales, those of quantizers with the rule Given, are Parameters.
         save_original: whether the input and the weight are saved as they are, and quantized again in the backward:
             memory for the input where it is not alive anyway, and a gradient that can be differentiated.
-        parallel: how the layer is spread over processes; in_features and out_features are then those of this process.
 
     Raises:
-        ValueError: the operator cannot run in this scheme, or the fields of `parallel` do not go together.
+        ValueError: the operator cannot run in this scheme.
     """
 
     float_type = nn.Linear
@@ -50,16 +47,14 @@ class Linear(Layer, nn.Linear):
         scheme: Scheme,
         learn_scales: bool = False,
         save_original: bool = False,
-        parallel: Parallel = _ONE_PROCESS,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        parallel.check()
         self._begin(scheme, learn_scales)
-        self.save_original, self.parallel = save_original, parallel
+        self.save_original = save_original
 
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
-        self.save_original, self.parallel, self.holds = False, _ONE_PROCESS, False
+        self.save_original, self.holds = False, False
         self._held: tuple[Scheme | None, list[Tensor]] = (None, [])
         super()._begin(scheme, learn_scales)
 
@@ -71,15 +66,12 @@ class Linear(Layer, nn.Linear):
         self.holds, self._held = holds, (None, [])
 
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
-        # made here where it can be: of a module of FSDP2, Dynamo takes numbers for sizes
-        parallel = self.parallel if self.parallel.mode != "none" else Parallel()
-        options = Options(self.save_original, self.holds, parallel)
         of, held = self._held
         y, kept = linear(
             scheme,
             *args,
             scales=scales,
-            options=options,
+            options=Options(self.save_original, self.holds),
             main_grad=getattr(self.weight, "main_grad", None),
             held=held if of == scheme else (),
         )

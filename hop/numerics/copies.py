@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.compat import script
 from hop.numerics.quantizer import Quantizer
 
 ROWWISE, COLUMNWISE = "rowwise", "columnwise"
@@ -93,7 +92,7 @@ def check_one(described: Buffer, buffer: Any, device: torch.device | None) -> No
     name, shape, dtype = described
     if not isinstance(buffer, Tensor):
         raise TypeError(f"buffer {name} must be a tensor, got {type(buffer).__name__}")
-    own = script.sizes(buffer)
+    own = tuple(buffer.shape)
     if own != shape or buffer.dtype != dtype:
         raise ValueError(f"buffer {name} must be {dtype} of {shape}, got {buffer.dtype} of {own}")
     if buffer.layout != torch.strided:

@@ -30,8 +30,6 @@ _Optional = Tensor | None
 class FakeQuantize(Hop):
     """hop_fake_quantize."""
 
-    reads_sizes = True
-
     def check(
         self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
     ) -> Any:

@@ -13,14 +13,12 @@ the sums of the backward, and otherwise the column-wise copy alone. Instead it i
 
     the backward reads floats ("original", or an operand that the scheme leaves in floats)
     it reads which elements were clipped, or a scale learns
-    the caller wants it (save_original), or processes gather x, of which each keeps its own rows
+    the caller wants it (save_original)
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hop.impls.quantized.parallel import Parallel
 from hop.numerics import schemes
 from hop.numerics.copies import COLUMNWISE, ROWWISE
 from hop.numerics.quantizer import Quantizer
@@ -32,19 +30,10 @@ class Options(NamedTuple):
     """What a layer says beside its scheme.
 
     save_original: whether the operands are saved as they are; keep: whether the codes of the weight are returned, to be
-    given again; parallel: how the layer is spread over processes."""
+    given again."""
 
     save_original: bool = False
     keep: bool = False
-    parallel: Parallel = Parallel()
-
-    def listed(self) -> list[Any]:
-        """As they stand in a graph."""
-        return [self.save_original, self.keep, *self.parallel]
-
-    @classmethod
-    def read(cls, listed: Sequence[Any]) -> "Options":
-        return cls(listed[0], listed[1], Parallel(*listed[2:]))
 
 
 class Needs(NamedTuple):
@@ -84,10 +73,10 @@ class Contract(NamedTuple):
 
     def of_x(self) -> Saved:
         """What is saved of x."""
-        needs, alias = self.needs, self.options.save_original or self.options.parallel.gathers_input()
+        needs = self.needs
         learns = needs.x_scale or needs.x_zero_point
         by_itself = learns or (needs.x and self._masks(self.scheme.lhs, self.given[0]))
-        return self._saved(self.scheme.lhs, needs.of_weight(), by_itself, alias)
+        return self._saved(self.scheme.lhs, needs.of_weight(), by_itself, self.options.save_original)
 
     def of_weight(self) -> Saved:
         """What is saved of the weight."""

@@ -10,7 +10,6 @@ buffers of copies. Results and gradients are those of hop_quantized, bit for bit
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ _SCALES = len(Scales._fields)
 def _contract(scheme: str, needs: Sequence[bool], options: Sequence[Any], scales: Sequence[Any]) -> Contract:
     of = Scales(*scales)
     given = (of.lhs is not None, of.rhs is not None)
-    return Contract(Scheme.parse(scheme), Needs(*needs), Options.read(options), given)
+    return Contract(Scheme.parse(scheme), Needs(*needs), Options(*options), given)
 
 
 class LinearForward(Hop):
@@ -55,19 +54,12 @@ class LinearForward(Hop):
     ) -> list[Tensor]:
         *scales, x, weight, bias, held = rest
         contract = _contract(scheme, needs, options, scales)
-        parallel = contract.options.parallel
-        rows = parallel.input(x)
-        call = Call(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (rows, weight), {})
+        call = Call(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (x, weight), {})
         kept = contract.kept_of_weight(TensorProto.of(weight))
         of_x = operands.rows(call, LHS)
         of_weight = kept.create_tensor(held) if kept is not None and held else operands.rows(call, RHS)
-        if parallel.mode == "row":  # a part of the sum, to whose whole one bias is added
-            y = parallel.output(scaled(_LINEAR, dtype, of_x, of_weight))
-            y = y if bias is None else y + bias.to(dtype)
-        else:
-            y = scaled(_LINEAR, dtype, of_x, of_weight, bias)
-        found = [y]
-        copy = contract.copy_of_x(TensorProto.of(rows))
+        found = [scaled(_LINEAR, dtype, of_x, of_weight, bias)]
+        copy = contract.copy_of_x(TensorProto.of(x))
         if copy is not None:
             found += _buffers(call, LHS, copy.usages, of_x)
         if not held:
@@ -80,10 +72,7 @@ class LinearForward(Hop):
     ) -> list[Tensor]:
         *scales, x, weight, _, held = rest
         contract = _contract(scheme, needs, options, scales)
-        lead = [*x.shape[:-1]]
-        if lead:
-            lead[0] = contract.options.parallel.output_rows(lead[0])
-        y = TensorProto((*lead, weight.shape[0]), dtype, x.device)
+        y = TensorProto((*x.shape[:-1], weight.shape[0]), dtype, x.device)
         return _made([y, *contract.forward(TensorProto.of(x), TensorProto.of(weight), bool(held))])
 
 
@@ -110,12 +99,9 @@ class LinearBackward(Hop):
     ) -> list[Tensor]:
         *scales, grad, x, weight, of_x, of_weight = rest
         contract = _contract(scheme, needs, options, scales)
-        need, parallel = contract.needs, contract.options.parallel
-        protos = _described(shapes, dtypes, grad.device)
-        grad = parallel.grad_output(grad)
-        rows = replace(protos[0], shape=parallel.input_shape(protos[0].shape))
+        need, protos = contract.needs, _described(shapes, dtypes, grad.device)
         factors = (
-            _factor(x if x is None else parallel.input(x), of_x, contract.copy_of_x(rows), rows),
+            _factor(x, of_x, contract.copy_of_x(protos[0]), protos[0]),
             _factor(weight, of_weight, contract.copy_of_weight(protos[1]), protos[1]),
         )
         bias = (torch.empty(protos[2].shape, dtype=dtypes[2], device="meta"),) if need.bias else ()
@@ -132,8 +118,6 @@ class LinearBackward(Hop):
                 found[own], *found[of_scales] = gradient.through_quantizer(call, role, through[role], flags)
             else:  # nothing was clipped, and no scale learns
                 found[own] = through[role].to(dtypes[own])
-        if need.x:
-            found[0] = parallel.grad_input(found[0])
         if need.bias:
             found[2] = through[BIAS].to(dtypes[2])
         return [g.contiguous() for g, n in zip(found, need, strict=True) if n]
@@ -192,8 +176,8 @@ class _Linear(torch.autograd.Function):
         flags = ctx.needs_input_grad[-len(tensors) + 1 :]
         needs = Needs(*flags[_SCALES:], *flags[:4])
         with eager.below_autograd():
-            y, *made = linear_forward(scheme, dtype, list(needs), options.listed(), *tensors, held)
-        contract = _contract(scheme, needs, options.listed(), scales)
+            y, *made = linear_forward(scheme, dtype, list(needs), list(options), *tensors, held)
+        contract = _contract(scheme, needs, list(options), scales)
         of_x, of_weight = (TensorProto.of(t) for t in (x, weight))
         count = _count(contract.copy_of_x(of_x))
         saved, kept = contract.copy_of_weight(of_weight), contract.kept_of_weight(of_weight)
@@ -204,7 +188,7 @@ class _Linear(torch.autograd.Function):
             copy = [] if saved is None else [named[b.name] for b in saved.buffers()]
         originals = [t if s.original else None for t, s in ((x, contract.of_x()), (weight, contract.of_weight()))]
         ctx.save_for_backward(*tensors[: 1 + _SCALES], *originals, *made[:count], *copy)
-        ctx.node = (scheme, dtype, list(needs), options.listed())
+        ctx.node = (scheme, dtype, list(needs), list(options))
         ctx.described = ([list(t.shape) for t in (x, weight)], [x.dtype, weight.dtype])
         if bias is not None:
             ctx.described[0].append(list(bias.shape))
@@ -241,11 +225,11 @@ def _differentiable(
     ctx: Any, needs: Needs, grad: Tensor, seed: _Optional, scales: list[Any], x: _Optional, weight: _Optional
 ) -> list[_Optional]:
     """The gradients, in operators that have derivatives."""
-    scheme, dtype, _, options = ctx.node
-    if x is None or weight is None or Options.read(options).parallel.mode != "none":
+    scheme, dtype, *_ = ctx.node
+    if x is None or weight is None:
         raise RuntimeError(
             "hop.nn.Linear: create_graph=True, or a tangent, differentiates the gradient, for which the layer must "
-            "save its operands as they are, in one process; set its save_original=True"
+            "save its operands as they are; set its save_original=True"
         )
     bias = grad.new_empty(ctx.described[0][2]) if needs.bias else None
     needed = [False] * 4 + [*needs[3:], *[False] * (_SCALES - 4), *needs[: 2 + needs.bias]]
@@ -269,7 +253,7 @@ def linear(
 ) -> tuple[Any, list[Tensor]]:
     """The result of a linear layer, and the codes of its weight to be given again as `held`, where options.keep says
     so and they are new."""
-    y, *kept = _node(str(scheme), scales, options.listed(), main_grad, list(held), x, weight, bias)
+    y, *kept = _node(str(scheme), scales, list(options), main_grad, list(held), x, weight, bias)
     return y, kept
 
 
@@ -283,14 +267,14 @@ def _node(
     weight: Tensor,
     bias: _Optional,
 ) -> tuple[Any, ...]:
-    options, args = Options.read(listed), (x, weight, bias)
+    options, args = Options(*listed), (x, weight, bias)
     dtype = calls.default_dtype(calls.operands_of(_LINEAR, args))
     named = calls.autocast_dtype(x)
     scheme, seed = Scheme.parse(text), None
     if scheme.is_stochastic():
         seed = torch.randint(2**62, (), device=x.device)
     quantized_operator.check(_LINEAR, text, named, seed, *scales, *args)
-    _check(options, main_grad, *args)
+    _check(main_grad, *args)
     given = [t for t in (*scales, *args) if t is not None]
     trains = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     if eager.is_ordinary(given) and scheme.output is None:
@@ -300,8 +284,6 @@ def _node(
             return tuple(linear_forward(text, dtype, list(Needs()), listed, seed, *scales, *args, held))
     if trains and main_grad is not None:
         raise NotImplementedError(f"{_UNSUPPORTED} its weight has a main_grad; remove it, or call the layer plainly")
-    if options.parallel.mode != "none":
-        raise NotImplementedError(f"{_UNSUPPORTED} it is spread over processes; call it plainly")
     return (quantized_operator(_LINEAR, text, named, seed, *scales, *args),)
 
 
@@ -311,7 +293,7 @@ _UNSUPPORTED = (
 )
 
 
-def _check(options: Options, main_grad: _Optional, x: Tensor, weight: Tensor, bias: _Optional) -> None:
+def _check(main_grad: _Optional, x: Tensor, weight: Tensor, bias: _Optional) -> None:
     """Raise unless the operands fit together."""
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
         raise RuntimeError(
@@ -320,8 +302,6 @@ def _check(options: Options, main_grad: _Optional, x: Tensor, weight: Tensor, bi
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise RuntimeError(f"hop.nn.Linear: bias must be of ({weight.shape[0]},), got {tuple(bias.shape)}")
-    options.parallel.check()
-    options.parallel.check_rows(x.shape[0])
     if main_grad is None:
         return
     if not isinstance(main_grad, Tensor):

@@ -35,8 +35,6 @@ _Optional = Tensor | None
 class ScaledBuffers(Hop):
     """hop_scaled_buffers."""
 
-    reads_sizes = True
-
     def returns_list(self, /, *args: Any) -> bool:
         return not isinstance(args[1], torch.dtype)
 
