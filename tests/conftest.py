@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hop.compat.versions import LACKS
-from tests import case
+from tests.support import case
 
 
 def pytest_addoption(parser):

@@ -17,7 +17,7 @@ from hop.numerics.formats import Integer
 from hop.numerics.presets import PRESETS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Given, MinMax, TwoLevel
-from tests import numerics
+from tests.support import numerics
 
 ALL = list(PRESETS.items())
 f32 = np.float32

@@ -17,7 +17,7 @@ import cutlass_kernels
 from cutlass_kernels import ahead, cache
 from cutlass_kernels.variants import Tile, Variant
 from hop import cli as command
-from tests.kernel_folder import KernelFolder
+from tests.support.kernel_folder import KernelFolder
 
 ROOT = Path(__file__).parents[1]
 NAME = "s8_s8_s32_64x64x128"

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
 from hop.impls.out_dtype import out_dtype_operator
-from tests.routes import nodes
+from tests.support.routes import nodes
 
 aten = torch.ops.aten
 

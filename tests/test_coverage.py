@@ -4,7 +4,6 @@ import itertools
 import unittest
 
 from tests import test_distributed, test_meaning, test_routes
-from tests.cases import OPERATORS
 from tests.coverage import (
     PAGE,
     PROMISED_LEAVES,
@@ -15,10 +14,11 @@ from tests.coverage import (
     page,
     suite,
 )
-from tests.leaves import LEAVES
-from tests.quantized import QUANTIZED
-from tests.routes import ROUTES
-from tests.scaled import SCALED
+from tests.support.cases import OPERATORS
+from tests.support.leaves import LEAVES
+from tests.support.quantized import QUANTIZED
+from tests.support.routes import ROUTES
+from tests.support.scaled import SCALED
 
 
 def _only_in_longer_suites(test) -> bool:

@@ -19,13 +19,13 @@ from cutlass_kernels.forms import FORMS, variants
 from cutlass_kernels.product import Product
 from cutlass_kernels.tiles import TILES
 from cutlass_kernels.variants import FLOATS, INTEGERS, SHARED_MEMORY, Tile, Variant, longest, short
-from tests import cubin
+from tests.support import cubin
 
 if reason := cutlass_kernels.missing():
     pytest.skip(reason, allow_module_level=True)
 
-from tests import emulated, registers
 from tests.ptx import HABITS, contractable, habits
+from tests.support import emulated, registers
 
 FORM = FORMS[5]  # int8 by rows and columns, in bfloat16
 

@@ -30,7 +30,7 @@ from hop.impls.scaled import kernels
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.operands import Operand
 from hop.kernels.gpu import product as gpu
-from tests.kernel_folder import KernelFolder
+from tests.support.kernel_folder import KernelFolder
 
 ROOT = Path(__file__).parents[1]
 S8, E4M3 = torch.int8, torch.float8_e4m3fn

@@ -14,7 +14,7 @@ if reason := cutlass_kernels.missing():
     pytest.skip(reason, allow_module_level=True)
 
 from cutlass_kernels.gemm_sm90 import CONSUMER_REGISTERS, PRODUCER_REGISTERS
-from tests import cubin, emulated, registers
+from tests.support import cubin, emulated, registers
 
 LARGEST = max(TILES, key=lambda t: t.threads)
 # Those that need most: integers with all that may be fused, sums in float32, scales of blocks.

@@ -22,8 +22,8 @@ import hop
 from hop import optim, schemes
 from hop.kernels.cpu import native
 from hop.optim import step
-from tests import case
-from tests.on_device import (
+from tests.support import case
+from tests.support.on_device import (
     CALLS,
     DTYPES,
     QUANTIZERS,
@@ -37,7 +37,7 @@ from tests.on_device import (
     own,
     restart,
 )
-from tests.processes import run
+from tests.support.processes import run
 from tests.test_distributed_fsdp import batch, built, sharded, stepped
 
 pytestmark = pytest.mark.full

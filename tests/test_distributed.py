@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import hop
-from tests import processes
-from tests.cases import BY_NAME, FLOAT, INTEGER, OPERATORS, arguments, assert_right, draw
-from tests.leaves import DEQUANTIZE, LEAVES, SETTINGS
-from tests.quantized import QUANTIZED
-from tests.scaled import SCALED
+from tests.support import processes
+from tests.support.cases import BY_NAME, FLOAT, INTEGER, OPERATORS, arguments, assert_right, draw
+from tests.support.leaves import DEQUANTIZE, LEAVES, SETTINGS
+from tests.support.quantized import QUANTIZED
+from tests.support.scaled import SCALED
 
 aten = torch.ops.aten
 WORLD = 2

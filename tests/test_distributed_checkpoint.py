@@ -31,7 +31,7 @@ import hop
 import hop.checkpoint
 import hop.optim
 from hop import presets
-from tests import processes
+from tests.support import processes
 
 ROWS, COLUMNS = 34, 512  # rows in parts of 9, 9, 9 and 7, or 17; columns in whole blocks
 CUT_BY_ROWS = {"FP8_128X128"}  # a view may not cut its blocks

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
 from hop import nn, presets, schemes
-from tests.processes import run
+from tests.support.processes import run
 
 aten = torch.ops.aten
 SCHEMES = ("INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "TERNARY_WEIGHT", "INT8_TRAINING")

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import hop
 import hop.checkpoint
 from hop import optim
-from tests.processes import run
+from tests.support.processes import run
 
 KINDS: dict[str, Any] = {
     "adamw8": optim.AdamW8bit,

@@ -17,7 +17,7 @@ from hop.numerics.presets import PRESETS
 from hop.numerics.requantization import GEMMLOWP
 from hop.numerics.scale_rules import Given
 from hop.numerics.schemes import SCHEMES
-from tests.processes import run
+from tests.support.processes import run
 
 aten = torch.ops.aten
 ROWS, IN, HIDDEN = 64, 256, 512

@@ -24,8 +24,8 @@ import hop
 from hop import presets
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import table
-from tests.processes import run
-from tests.wire import Wire
+from tests.support.processes import run
+from tests.support.wire import Wire
 
 aten = torch.ops.aten
 ROOT = Path(__file__).parents[1]

@@ -124,7 +124,7 @@ class TestTorchao(unittest.TestCase):
     @parameterized.expand([(f"{c}_{s}", c, s) for c in ("4w", "8da4w") for s in ("float", "type", "to")])
     @pytest.mark.full
     def test_follow_dtype(self, _name, config, spelling):
-        from tests.vulkan_models import quantized
+        from tests.support.vulkan_models import quantized
 
         cast, dtype = SPELLINGS[spelling]
         model = cast(quantized(nn.Sequential(nn.Linear(64, 32), nn.SiLU(), nn.Linear(32, 8)).bfloat16().eval(), config))

@@ -17,8 +17,8 @@ from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier, Requantization
 from hop.numerics.scale_rules import Given
-from tests.executorch_support import MARKS, SUPPORT, table
-from tests.vulkan_models import quantized
+from tests.support.executorch_support import MARKS, SUPPORT, table
+from tests.support.vulkan_models import quantized
 
 pytestmark = MARKS
 aten = torch.ops.aten

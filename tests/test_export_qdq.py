@@ -19,7 +19,7 @@ from hop.numerics.formats import INT4, INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier, Reciprocal, Requantization
 from hop.numerics.scale_rules import Given
-from tests.executorch_support import MARKS
+from tests.support.executorch_support import MARKS
 from tests.test_export_executorch import Calls, at, run
 
 aten = torch.ops.aten

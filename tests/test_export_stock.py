@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import hop
 from hop.export import from_torch, to_torch
 from hop.impls.out_dtype import out_dtype_operator as ours
-from tests import oracles
+from tests.support import oracles
 
 aten = torch.ops.aten
 stock = torch.ops.higher_order.out_dtype

@@ -10,8 +10,8 @@ from parameterized import parameterized
 from torch import Tensor, nn
 
 from hop.export import follow_dtype, to_executorch
-from tests.executorch_support import MARKS
-from tests.vulkan_models import decoder, partitions, quantized
+from tests.support.executorch_support import MARKS
+from tests.support.vulkan_models import decoder, partitions, quantized
 
 pytestmark = MARKS
 

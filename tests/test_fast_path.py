@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import hop
 from hop.compat import eager
 from hop.impls.out_dtype import out_dtype_operator
-from tests.routes import nodes
+from tests.support.routes import nodes
 
 aten = torch.ops.aten
 MM = aten.mm.default

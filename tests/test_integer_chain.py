@@ -33,8 +33,8 @@ from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
 from hop.numerics.scale_rules import Given
-from tests import oracles
-from tests import scaled_oracles as oracle
+from tests.support import oracles
+from tests.support import scaled_oracles as oracle
 
 aten = torch.ops.aten
 f32, f64, i64 = np.float32, np.float64, np.int64

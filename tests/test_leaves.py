@@ -14,8 +14,8 @@ import hop
 from hop import formats, presets
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import AbsMean, Amax, Given
-from tests import routes
-from tests.leaves import ALL_SETTINGS, BOTH, DEQUANTIZE, LEAVES, QUANTIZE, Setting
+from tests.support import routes
+from tests.support.leaves import ALL_SETTINGS, BOTH, DEQUANTIZE, LEAVES, QUANTIZE, Setting
 
 I8, AFFINE = presets.INT8_TENSOR_STATIC, presets.INT8_TENSOR_STATIC_AFFINE
 ROW_STATIC = Quantizer(formats.INT8, (1, -1), Given(affine=True))

@@ -19,8 +19,8 @@ from hop.impls.out_dtype import out_dtype_operator
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.promotion import DTYPES, FLOAT8, common_dtype
 from hop.kernels.aten import float8
-from tests import routes
-from tests.cases import FORMATS, GRADIENT, OPERATORS, arguments, assert_right, draw
+from tests.support import routes
+from tests.support.cases import FORMATS, GRADIENT, OPERATORS, arguments, assert_right, draw
 
 aten = torch.ops.aten
 stock = torch.ops.higher_order.out_dtype

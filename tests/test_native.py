@@ -31,8 +31,9 @@ from hop.kernels.cpu import product as native_product
 from hop.numerics.formats import INT8, UINT8
 from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
 from hop.numerics.scale_rules import Given
-from tests import levels, scaled_oracles
-from tests.scaled_oracles import array, assert_bits
+from tests import levels
+from tests.support import scaled_oracles
+from tests.support.scaled_oracles import array, assert_bits
 
 aten = torch.ops.aten
 MISSING = native.library().missing

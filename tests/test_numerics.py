@@ -41,7 +41,8 @@ from hop.numerics.scale_rules import (
     MinMax,
     TwoLevel,
 )
-from tests import levels, numerics
+from tests import levels
+from tests.support import numerics
 
 # What the presets leave out: other blocks, powers of two, e5m2, eps, floor, and pairs of a format and a rule.
 OTHERS = {

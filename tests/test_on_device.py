@@ -9,12 +9,12 @@ from parameterized import parameterized
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from tests import case as case_module
-from tests.case import Case
-from tests.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
-from tests.leaves import LEAVES, SETTINGS
-from tests.quantized import QUANTIZED
-from tests.scaled import SCALED
+from tests.support import case as case_module
+from tests.support.case import Case
+from tests.support.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
+from tests.support.leaves import LEAVES, SETTINGS
+from tests.support.quantized import QUANTIZED
+from tests.support.scaled import SCALED
 
 MAKERS = {
     **{f"out_dtype_{o.name}": lambda o=o: [o.case(f) for f in (INTEGER, FLOAT, GRADIENT)] for o in OPERATORS},

@@ -21,7 +21,7 @@ from hop.numerics.formats import INT4, INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Given
 from hop.numerics.schemes import Scheme
-from tests import numerics
+from tests.support import numerics
 
 aten = torch.ops.aten
 linear = aten.linear.default

@@ -23,7 +23,7 @@ from hop.report import page
 from hop.report.pairing import pairs, path_of
 from hop.report.values import Spread, type_of
 from hop.report.words import summary
-from tests.report_models import Small, encoders, quantized, report, small
+from tests.support.report_models import Small, encoders, quantized, report, small
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ import pytest
 from parameterized import parameterized
 
 from hop.report import Sweep
-from tests.report_models import report
+from tests.support.report_models import report
 from tests.test_report_sweep import BASE, candidate
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

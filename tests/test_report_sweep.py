@@ -21,7 +21,7 @@ import hop.export
 import hop.report
 from hop.cli import main
 from hop.report import CANDIDATES, Candidate, Options, Sweep
-from tests.report_models import Small, small
+from tests.support.report_models import Small, small
 
 ONCE = Options(rounds=1)
 TWO = {name: CANDIDATES[name] for name in ("int8", "mxfp4")}

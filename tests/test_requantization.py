@@ -43,7 +43,7 @@ from hop.numerics.requantization import (
     fixed_point,
 )
 from hop.numerics.scale_rules import Amax, Given
-from tests import numerics
+from tests.support import numerics
 
 aten = torch.ops.aten
 Array = np.ndarray

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from parameterized import parameterized
 
-from tests.case import Case
-from tests.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
-from tests.leaves import LEAVES, SETTINGS, Setting
-from tests.quantized import QUANTIZED
-from tests.routes import BATCHED, ROUTES, SINGLE, Route
-from tests.scaled import SCALED
+from tests.support.case import Case
+from tests.support.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
+from tests.support.leaves import LEAVES, SETTINGS, Setting
+from tests.support.quantized import QUANTIZED
+from tests.support.routes import BATCHED, ROUTES, SINGLE, Route
+from tests.support.scaled import SCALED
 
 VALUES = (INTEGER, FLOAT)
 COVERED = {(o.name, r.name) for o, r in itertools.product((*OPERATORS, *LEAVES), ROUTES)}

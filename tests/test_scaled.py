@@ -32,8 +32,19 @@ from hop.numerics.layouts import Decoded, Tiled
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint, FloatMultiplier, Requantization
 from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
-from tests import numerics, scaled_oracles
-from tests.scaled_oracles import Elements, Geometry, Pair, Plain, array, assert_bits, assert_buffers, cast, f32, f64
+from tests.support import numerics, scaled_oracles
+from tests.support.scaled_oracles import (
+    Elements,
+    Geometry,
+    Pair,
+    Plain,
+    array,
+    assert_bits,
+    assert_buffers,
+    cast,
+    f32,
+    f64,
+)
 
 aten = torch.ops.aten
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

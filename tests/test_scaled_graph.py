@@ -23,7 +23,7 @@ from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint
 from hop.numerics.scale_rules import Given
-from tests.scaled import SCALED
+from tests.support.scaled import SCALED
 
 aten = torch.ops.aten
 LINEAR = aten.linear.default

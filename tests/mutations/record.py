@@ -13,10 +13,10 @@ from cutlass_kernels import plain
 from cutlass_kernels.forms import FORMS
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
-from tests import emulated
 from tests.mutations.patterns import WRONG
 from tests.ptx import Fault, habits
 from tests.ptx.host import Host
+from tests.support import emulated
 
 FORM = FORMS[5]  # int8 by rows and columns, in bfloat16
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hop import presets
-from tests import pages
+from tests.support import pages
 
 MARKS = [
     pytest.mark.skipif(find_spec("executorch") is None, reason="ExecuTorch is not installed"),

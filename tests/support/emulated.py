@@ -12,9 +12,9 @@ from torch import Tensor
 from cutlass_kernels import checks, hopper
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
-from tests import cubin
 from tests.ptx import Habits, Report
 from tests.ptx.host import Host
+from tests.support import cubin
 
 
 class Compiled:

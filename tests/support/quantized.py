@@ -18,7 +18,7 @@ from hop.impls.quantized import quantized_operator
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
-from tests.case import Case
+from tests.support.case import Case
 
 aten = torch.ops.aten
 

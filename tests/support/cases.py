@@ -13,8 +13,8 @@ from torch import Tensor
 
 import hop
 from hop.impls.out_dtype import out_dtype_operator as out_dtype_operator
-from tests import oracles
-from tests.case import Case
+from tests.support import oracles
+from tests.support.case import Case
 
 aten = torch.ops.aten
 

@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hop
 from hop.dispatch import hop as _hop
-from tests import case as case_module
-from tests.case import Case
+from tests.support import case as case_module
+from tests.support.case import Case
 
 Cases = list[Case]
 

@@ -20,7 +20,7 @@ from hop.numerics.formats import E4M3, E8M0, Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import AbsMean, Given, Microscaling, TwoLevel
 from hop.tensor.proto import TensorProto
-from tests.case import Case
+from tests.support.case import Case
 
 SHAPE = (2, 3, 40)  # 40 is no multiple of the blocks
 

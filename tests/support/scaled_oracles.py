@@ -19,7 +19,7 @@ from torch import Tensor
 import hop
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
-from tests import numerics, oracles
+from tests.support import numerics, oracles
 
 f32, f64 = np.float32, np.float64
 KINDS: dict[torch.dtype, Any] = {

@@ -3,7 +3,7 @@
 from unittest import mock
 
 from cutlass_kernels.variants import WARPGROUP, Tile, Variant
-from tests import cubin, emulated
+from tests.support import cubin, emulated
 
 # CUDA C++ Programming Guide, technical specifications per compute capability: of a multiprocessor of 9.0.
 REGISTERS = 65536

@@ -20,7 +20,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP
 from hop.numerics.scale_rules import Given
 from hop.tensor.proto import TensorProto
-from tests.case import Case
+from tests.support.case import Case
 
 aten = torch.ops.aten
 
