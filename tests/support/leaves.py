@@ -1,7 +1,7 @@
 """Calls of quantize, dequantize and fake_quantize, as cases for the routes.
 
-What they must return is what the quantizer's own methods give (test_numerics.py holds those against numpy), and their
-gradients are those of `straight_through`, which says them in a second way: through PyTorch's own derivatives.
+What they must return is what the quantizer's own methods give (numerics/test_quantizer.py holds those against numpy),
+and their gradients are those of `straight_through`, which says them in a second way: through PyTorch's own derivatives.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What tests/test_device.py asks of the CPU and of the device: optimizers with their bounds, calls of tensors."""
+"""What tests/impls/test_device.py asks of the CPU and of the device: optimizers with their bounds, calls of tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
