@@ -99,7 +99,7 @@ lint: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## ruff and pyright
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(PY)
 
 gpu: $(VENV)/dev $(VENV)/cuda ## operators on every route, optimizers, tensors and FSDP2 on a GPU, its kernels checked and timed; fails where there is none
-	@status=0; $(PY) -m pytest tests/test_routes.py tests/test_device.py --device cuda || status=1; \
+	@status=0; $(PY) -m pytest tests/impls/test_routes.py tests/impls/test_device.py --device cuda || status=1; \
 	$(PY) -m benchmarks.gpu || status=1; exit $$status
 
 # Stages of benchmarks.gpu_stages, such as: HOP_KERNELS=kernels make gpu-here PYTHON=python3.12 STAGE="first-tile tiles"
@@ -135,7 +135,7 @@ wheel: $(VENV)/wheel ## a wheel for x86-64 Linux, any Python and each torch that
 	@ls -l dist
 
 test-wheel: ## install the wheel of dist/ beside torch (TORCH=2.15.0: that one) where there is no compiler, and run its kernels
-	@$(PYTHON) tests/wheel.py $(TORCH)
+	@$(PYTHON) tests/project/wheel.py $(TORCH)
 
 clean: ## remove environments and caches
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ from benchmarks.roofline import DRAWN, ROOT, file_of
 from benchmarks.running import here, line, ratio, time_of, verdict
 from benchmarks.timing import Row, keep_freed_memory
 from hop.kernels.cpu.native import LEVELS
-from tests import pages
+from tests.support import pages
 
 PAGE = ROOT / "docs" / "performance.md"
 

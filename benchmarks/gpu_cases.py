@@ -1,4 +1,4 @@
-"""Products on which the Hopper kernel is checked, on a GPU or, in the emulator of tests.emulated, on the CPU.
+"""Products on which the Hopper kernel is checked, on a GPU or, in the emulator of tests.support.emulated, on the CPU.
 
 A form is what is multiplied and what is fused into it; a case has a form, a tile, a shape, values and strides. Sums of
 integers, and of floats that are small whole numbers, are right to the last bit; those of any floats within a bound.
@@ -286,7 +286,7 @@ def guarded(p: Product, tile: Tile | None) -> Tensor:
 
 
 def _emulated(p: Product, tile: Tile | None) -> Tensor:
-    from tests import emulated
+    from tests.support import emulated
 
     assert tile is not None
     return emulated.run(p, tile)

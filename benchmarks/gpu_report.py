@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tests import pages
+from tests.support import pages
 
 PEAK = 1979e12  # operations per second on 8-bit numbers, of an H100 or H200 by its data sheet
 FEW = 64  # rows up to which memory is the limit

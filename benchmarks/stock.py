@@ -14,7 +14,7 @@ import torch
 import hop
 from benchmarks.timing import interleaved, keep_freed_memory
 from hop.kernels.cpu import native
-from tests import pages
+from tests.support import pages
 
 aten = torch.ops.aten
 stock = torch.ops.higher_order.out_dtype

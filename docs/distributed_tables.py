@@ -8,11 +8,11 @@ import hop
 from docs.training_tables import results
 from hop.numerics.presets import PRESETS
 from hop.numerics.schemes import SCHEMES
-from tests import pages
-from tests import test_distributed_checkpoint as checkpoints
-from tests import test_distributed_fsdp as fsdp
-from tests import test_distributed_parallel as tensor_parallelism
-from tests import test_distributed_tensor as tensors
+from tests.checkpoint import test_checkpoint as checkpoints
+from tests.distributed import test_fsdp as fsdp
+from tests.distributed import test_parallel as tensor_parallelism
+from tests.distributed import test_tensor as tensors
+from tests.support import pages
 
 # The shapes of a decoder of 70 billion parameters: 80 blocks of width 8192, 8 of 64 heads for keys and values, a gated
 # network of width 28672, and 128256 words in and out.

@@ -11,7 +11,7 @@ from torch import nn
 import hop
 from hop import presets, schemes
 from hop.dispatch.decompositions import operators_named
-from tests import pages
+from tests.support import pages
 
 aten = torch.ops.aten
 _FUNCTIONS = (

@@ -14,7 +14,7 @@ from cutlass_kernels import operators, registry, tiles
 from cutlass_kernels.forms import BF16, E4M3, E5M2, FORMS, S8, S32, U8, variants
 from cutlass_kernels.product import FLOAT4, Product
 from cutlass_kernels.variants import Variant, short
-from tests import pages
+from tests.support import pages
 
 GPUS = {
     "Ampere": (8, 0),

@@ -42,7 +42,7 @@ from hop.numerics.requantization import (
 from hop.numerics.scale_rules import AbsMean, Amax, MinMax, Rule
 from hop.numerics.schemes import SCHEMES
 from hop.tensor import table
-from tests import pages
+from tests.support import pages
 
 DOCS = Path(__file__).parent
 COMMAND = "python -m docs.make"

@@ -8,7 +8,7 @@ import numpy as np
 
 from docs.drawing import DATA, GROUPED, INK, RULER, STYLE, WHOLE, png, pyplot
 from docs.training_tables import WINDOW, smoothed
-from tests import pages
+from tests.support import pages
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "optimizers.json"
 PLAIN = "float32"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from docs.drawing import DATA, GROUPED, INK, RULER, STYLE, WHOLE, png, pyplot
-from tests import pages
+from tests.support import pages
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 WINDOW = 20  # steps whose mean is drawn

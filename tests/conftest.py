@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from hop.compat.versions import LACKS
-from tests import case
+from tests.support import case
 
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--device", default="cpu", choices=["cpu", "cuda"], help="where test_routes.py and test_device.py run"
+        "--device", default="cpu", choices=["cpu", "cuda"], help="where test_routes.py and test_device.py of impls run"
     )
     parser.addoption("--part", metavar="K/N", help="the tests of part K of N (K from 0), by a hash of their names")
 

@@ -5,7 +5,9 @@ python -m tests.coverage writes the table.
 
 from pathlib import Path
 
-from tests import pages, test_distributed, test_routes
+from tests.distributed import test_out_dtype as test_distributed
+from tests.impls import test_routes
+from tests.support import pages
 
 # The operators that out_dtype promises, and the routes of a new operator of ours.
 PROMISED_OPERATORS = (

@@ -385,7 +385,7 @@ def step(rng: Rng) -> Case:
     words = ";".join([f"1 {rule} least={','.join('0' * most)}".removesuffix(" least="), *states])
 
     def oracle(args: list[Any]) -> None:
-        return None  # tests/test_optim.py says what a step is
+        return None  # tests/optim/test_optimizers.py says what a step is
 
     return Case("step_", [p, grad, buffers, numbers, 0, 0, words], oracle)
 

@@ -33,9 +33,11 @@ OTHERS = {
     "amx": ("avx512", "AVX512_CORE_AMX"),
 }
 FILES = (
-    *("test_native.py", "test_native_quantize.py", "test_native_convolution.py", "test_noise.py", "test_numerics.py"),
-    *("test_fast_path.py", "test_routes.py", "test_scaled.py", "test_scaled_graph.py", "test_quantized.py"),
-    *("test_requantization.py", "test_integer_chain.py", "test_optim.py", "test_export_integer.py", "test_corpus.py"),
+    *("kernels/test_native.py", "kernels/test_native_quantize.py", "kernels/test_native_convolution.py"),
+    *("numerics/test_quantizer.py", "numerics/test_requantization.py", "buffers/test_noise.py"),
+    *("impls/test_fast_path.py", "impls/test_routes.py", "impls/test_scaled.py", "impls/test_scaled_graph.py"),
+    *("impls/test_quantized.py", "impls/test_integer_chain.py", "optim/test_optimizers.py"),
+    *("export/test_integer.py", "checkpoint/test_corpus.py"),
 )
 
 

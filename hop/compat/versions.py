@@ -51,4 +51,4 @@ LACKS: dict[str, Lack] = {
         until=(2, 13),
     ),
 }
-"""By name. For each, tests/test_versions.py has a probe of the same name, which tells whether it works."""
+"""By name. For each, tests/project/test_versions.py has a probe of the same name, which tells whether it works."""

@@ -7,7 +7,7 @@ bias        added to the result, in real numbers, or in units of the product of 
 other       an argument that may be quantized, of an operator that is no product
 index       says where, and stays as it is
 
-tests/test_operators_table.py says which places know which families, and why one leaves an operator out.
+tests/impls/test_operators_table.py says which places know which families, and why one leaves an operator out.
 """
 
 from dataclasses import dataclass

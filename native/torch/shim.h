@@ -1,6 +1,6 @@
 // The part of PyTorch's C interface that the binding uses (torch/csrc/inductor/aoti_torch/c/shim.h and
 // torch/csrc/stable/c/shim.h), which is the same in every version from 2.10 on: one library serves them all, and is built
-// without PyTorch. tests/test_native_operators.py holds the declarations to those of the PyTorch that is installed.
+// without PyTorch. tests/kernels/test_native_operators.py holds the declarations to those of the PyTorch that is installed.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -29,9 +29,9 @@ import hop
 import hop.checkpoint
 from hop import formats
 from hop.kernels.cpu import native
-from tests import processes
 from tests.corpus import contents
 from tests.corpus.contents import FOLDER
+from tests.support import processes
 
 SHARDED = ("INT8_ROW", "INT4_32", "FP8_1X128", "MXFP8", "NVFP4")
 CHECKPOINTED = (

@@ -13,10 +13,10 @@ from cutlass_kernels import plain
 from cutlass_kernels.forms import FORMS
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
-from tests import emulated
 from tests.mutations.patterns import WRONG
 from tests.ptx import Fault, habits
 from tests.ptx.host import Host
+from tests.support import emulated
 
 FORM = FORMS[5]  # int8 by rows and columns, in bfloat16
 
@@ -59,7 +59,7 @@ class Kernel:
     @functools.cached_property
     def right(self) -> torch.Tensor:
         """The product; of floats, whose sums are rounded, what the kernel makes of it where everything happens at once.
-        That it is right is for tests/test_cutlass_kernels.py."""
+        That it is right is for tests/cutlass/test_kernels.py."""
         if self.form.is_integer:
             return plain.reference(self.product)
         return emulated.launched(self.host, self.product, self.tile, habits=habits("prompt"))

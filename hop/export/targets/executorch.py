@@ -128,7 +128,7 @@ def _described(program: ExportedProgram, node: Node) -> str:
 
 def _check_xnnpack(program: ExportedProgram) -> None:
     """Refuse products of a float and a weight in groups: ExecuTorch 1.5's XNNPACK takes them and leaves out the scales
-    (tests/test_export_executorch.py shows it)."""
+    (tests/export/test_executorch.py shows it)."""
     for node in program.graph.nodes:
         if node.target not in PRODUCTS:
             continue

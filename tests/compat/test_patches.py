@@ -1,0 +1,176 @@
+"""Each record of hop.compat.patches tells which versions of torch have the fault: its program shows it there alone."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import unittest
+from pathlib import Path
+
+import pytest
+from parameterized import parameterized
+
+from hop.compat.patches import PATCHES
+from hop.compat.versions import TESTED
+
+ROOT = Path(__file__).parents[2]
+
+# By the name of a record: the body of a function that returns whether the fault shows, or raises where that is how.
+FAULTS = {
+    "strided_beginnings": """
+        f = lambda x: x[2:].as_strided((4, 4), (4, 1)) + 1
+        x = torch.arange(24).reshape(6, 4)
+        return not torch.equal(torch.compile(f)(x), f(x))
+    """,
+    "unsigned_products": """
+        torch._int_mm(torch.ones(32, 32, dtype=torch.uint8), torch.ones(32, 32, dtype=torch.int8))
+    """,
+    "bits_before_rounding": """
+        f = lambda x: (x * 1.7 + x).view(torch.int16)
+        x = torch.randn(4096).bfloat16()
+        return not torch.equal(torch.compile(f)(x), f(x))
+    """,
+    "loops_that_do_not_divide": """
+        f = lambda x, s: x * s.unsqueeze(-1).expand(4, 32).reshape(128)[:100]
+        x, s = torch.randn(100), torch.randn(4)
+        return not torch.equal(torch.compile(f)(x, s), f(x, s))
+    """,
+    "opaque_values": """
+        f = lambda x, q: x * hop.presets.INT8_ROW.format.max + (q == hop.presets.INT8_ROW)
+        torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2), hop.presets.INT8_ROW)
+    """,
+    "batched_views": """
+        torch.func.vmap(lambda x: x.view(torch.int32) + 1)(torch.zeros(2, 3))
+    """,
+    "attributes_of_value_classes": """
+        f = lambda x: x + hasattr(hop.Quantizer, "absent")
+        torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2))
+    """,
+    "fake_results": """
+        f = lambda x: hop.out_dtype(torch.ops.aten.mm.default, torch.int32, x, x)
+        torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2, 2, dtype=torch.int8))
+    """,
+    "headers_of_float8": """
+        class Widen(torch.nn.Module):
+            def forward(self, x):
+                return x.float() * 2
+        program = torch.export.export(Widen(), (torch.ones(4).to(torch.float8_e4m3fn),))
+        torch._inductor.aoti_compile_and_package(program, package_path=os.path.join(sys.argv[2], "p.pt2"))
+    """,
+    "values_in_signatures": """
+        class Reads(torch.nn.Module):
+            def forward(self, x, q):
+                return hop.fake_quantize(q, x)
+        try:
+            torch.export.export(Reads(), (torch.ones(4, 64), hop.presets.INT8_ROW))
+        except TypeError as e:
+            assert "make it an attribute of the module" in str(e), e
+            return False
+        return True
+    """,
+    "hashes_of_local_tensors": """
+        mesh = one_process()
+        from torch.distributed.tensor import DTensor, Replicate
+        q = [hop.quantize(p, torch.ones(4, 128)) for p in (hop.presets.MXFP8, hop.presets.MXFP8_E5M2)]
+        a, b = (DTensor.from_local(t, mesh, [Replicate()])._stable_hash_for_caching() for t in q)
+        return a == b
+    """,
+    "hashes_of_subclasses": """
+        from torch._dynamo.utils import counters
+        from hop.compat import values
+        t = hop.quantize(hop.presets.INT8_ROW, torch.ones(4, 128))
+        for sources in ("these", "others"):
+            values._sources = lambda: sources
+            torch._dynamo.reset()
+            torch.compile(lambda t: t.detach().clone(), fullgraph=True)(t)
+        return counters["aot_autograd"]["autograd_cache_hit"] == 1
+    """,
+    "moves_between_placements": """
+        mesh = one_process()
+        from hop.compat.patches import MOVING
+        from torch.distributed.tensor import Shard, distribute_tensor
+        told = []
+        MOVING.append(lambda: told.append(1) or contextlib.nullcontext())
+        distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        return not told
+    """,
+}
+
+# No short program shows it by itself.
+UNSHOWN = {"strided_offsets"}
+# Those that change PyTorch itself, so that the program runs right with them.
+WHOLE = {name for name, fault in FAULTS.items() if PATCHES[name].changes is not None}
+
+CHILD = """
+import contextlib, os, sys, warnings
+import torch, hop
+from hop.compat.patches import PATCHES
+
+warnings.simplefilter("ignore")
+
+
+def one_process():
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return init_device_mesh("cpu", (1,))
+
+
+def fault():{body}
+
+
+if {taken_back}:
+    PATCHES[sys.argv[1]].take_back()
+try:
+    shows = bool(fault())
+except Exception as e:
+    print(f"{{type(e).__name__}}: {{e}}"[:500], file=sys.stderr)
+    shows = True
+print(shows, flush=True)
+os._exit(0)  # Gloo's threads may abort a process that shuts down
+"""
+
+
+def shows(name: str, folder: Path, *, taken_back: bool) -> bool:
+    """Whether the fault shows in a process of its own."""
+    body = textwrap.indent(textwrap.dedent(FAULTS[name]), "    ")
+    code = CHILD.format(body=body, taken_back=taken_back)
+    env = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"{taken_back}"),
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+    }
+    call = [sys.executable, "-c", code, name, str(folder)]
+    done = subprocess.run(call, capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() in ("True", "False"), done.stdout
+    return done.stdout.strip() == "True"
+
+
+@pytest.mark.full
+@pytest.mark.compiler
+class TestFaults:
+    @pytest.mark.parametrize("name", FAULTS)
+    def test_shows_without_the_patch_in_the_versions_named(self, name, tmp_path):
+        if name == "hashes_of_local_tensors" and not PATCHES[name].is_needed:
+            pytest.skip("this version of torch caches no program of DTensors")
+        assert shows(name, tmp_path, taken_back=True) == PATCHES[name].is_needed
+
+    @pytest.mark.parametrize("name", sorted(WHOLE))
+    def test_does_not_show_with_it(self, name, tmp_path):
+        if PATCHES[name].is_needed:
+            assert not shows(name, tmp_path, taken_back=False)
+
+
+class TestRecords(unittest.TestCase):
+    def test_each_has_a_program(self):
+        assert FAULTS.keys() | UNSHOWN == PATCHES.keys()
+
+    @parameterized.expand(list(PATCHES))
+    def test_is_active_where_it_is_needed(self, name):
+        assert PATCHES[name].active == PATCHES[name].is_needed
+
+    @parameterized.expand(list(PATCHES))
+    def test_some_tested_version_has_the_fault(self, name):
+        assert any(map(PATCHES[name].has_fault, TESTED))

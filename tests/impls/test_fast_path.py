@@ -1,0 +1,320 @@
+"""The way around the dispatcher gives what the way through it gives, and is not taken where somebody watches."""
+
+import unittest
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from parameterized import parameterized
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import hop
+from hop.compat import eager
+from hop.compat.memory import PLAIN
+from hop.dispatch import plan
+from hop.impls.out_dtype import out_dtype_operator
+from hop.kernels.cpu import native
+from tests.support.routes import nodes
+
+aten = torch.ops.aten
+MM = aten.mm.default
+
+
+def operands(m: int = 5, k: int = 8, n: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(-128, 128, (m, k), dtype=torch.int8), torch.randint(-128, 128, (k, n), dtype=torch.int8)
+
+
+def route(call: Callable[[], Any]) -> list[str]:
+    """Where `call` passes: the dispatcher, the reference, or neither when it goes to a kernel directly."""
+    seen: list[str] = []
+    full, reference = eager.HigherOrderOperator.__call__, out_dtype_operator.reference
+
+    def watch_full(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        seen.append("dispatcher")
+        return full(self, *args, **kwargs)
+
+    def watch_reference(*args: Any, **kwargs: Any) -> Any:
+        seen.append("reference")
+        return reference(*args, **kwargs)
+
+    with (
+        mock.patch.object(eager.HigherOrderOperator, "__call__", watch_full),
+        mock.patch.object(out_dtype_operator, "reference", watch_reference),
+    ):
+        call()
+    return seen
+
+
+def through_the_dispatcher(call: Callable[[], Any]) -> bool:
+    return route(call) != []
+
+
+class SeesAten(TorchDispatchMode):
+    """A mode that knows nothing of higher-order operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class SeesFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class TestTaken(unittest.TestCase):
+    def test_plain_eager(self):
+        a, b = operands()
+        assert not through_the_dispatcher(lambda: hop.out_dtype(MM, torch.int32, a, b))
+
+    @parameterized.expand(
+        [
+            ("inference_mode", torch.inference_mode),
+            ("no_grad", torch.no_grad),
+            ("autocast", lambda: torch.autocast("cpu", torch.bfloat16)),
+        ]
+    )
+    def test_under(self, _name, context):
+        a, b = operands()
+        want = a.int() @ b.int()
+        with context():
+            assert not through_the_dispatcher(lambda: hop.out_dtype(MM, torch.int32, a, b))
+            assert torch.equal(hop.out_dtype(MM, torch.int32, a, b), want)
+
+    def test_parameters(self):
+        a, b = operands()
+        b = torch.nn.Parameter(b, requires_grad=False)
+        assert not through_the_dispatcher(lambda: hop.out_dtype(MM, torch.int32, a, b))
+
+    def test_float_without_gradient(self):
+        a, b = torch.randn(3, 4), torch.randn(4, 5)
+        assert route(lambda: hop.out_dtype(MM, torch.float32, a, b)) == ["reference"]
+        a.requires_grad_()
+        with torch.no_grad():
+            assert route(lambda: hop.out_dtype(MM, torch.float32, a, b)) == ["reference"]
+
+
+class TestNotTaken(unittest.TestCase):
+    """Each of these changes what a call means, and must be seen by the dispatcher."""
+
+    def check_full(self, call: Callable[[], torch.Tensor], want: torch.Tensor) -> None:
+        assert through_the_dispatcher(call)
+        assert torch.equal(call(), want)
+
+    def test_dispatch_mode(self):
+        a, b = operands()
+        want = hop.out_dtype(MM, torch.int32, a, b)
+        with SeesAten() as mode:
+            self.check_full(lambda: hop.out_dtype(MM, torch.int32, a, b), want)
+        assert aten.mm.default in mode.seen
+
+    def test_function_mode(self):
+        a, b = operands()
+        want = hop.out_dtype(MM, torch.int32, a, b)
+        with SeesFunctions() as mode:
+            self.check_full(lambda: hop.out_dtype(MM, torch.int32, a, b), want)
+        assert out_dtype_operator in mode.seen
+
+    def test_default_device(self):
+        a, b = operands()
+        want = hop.out_dtype(MM, torch.int32, a, b)
+        with torch.device("cpu"):
+            self.check_full(lambda: hop.out_dtype(MM, torch.int32, a, b), want)
+
+    def test_flop_counter(self):
+        a, b = operands()
+        want = hop.out_dtype(MM, torch.int32, a, b)
+        with FlopCounterMode(display=False) as counter:
+            self.check_full(lambda: hop.out_dtype(MM, torch.int32, a, b), want)
+        assert counter.get_total_flops() == 2 * 2 * 5 * 8 * 6
+
+    def test_fake_mode(self):
+        a, b = operands()
+        with FakeTensorMode() as mode:
+            out = hop.out_dtype(MM, torch.int32, mode.from_tensor(a), mode.from_tensor(b))
+        assert type(out).__name__ == "FakeTensor"
+
+    def test_fake_tensors_outside_their_mode(self):
+        a, b = operands()
+        mode = FakeTensorMode()
+        out = hop.out_dtype(MM, torch.int32, mode.from_tensor(a), mode.from_tensor(b))
+        assert type(out).__name__ == "FakeTensor"
+
+    def test_make_fx(self):
+        a, b = operands()
+        graph = make_fx(lambda a, b: hop.out_dtype(MM, torch.int32, a, b))(a, b)
+        assert nodes(graph.graph) == 1
+        assert not through_the_dispatcher(lambda: graph(a, b))
+
+    def test_vmap(self):
+        a, b = operands()
+        batch = a.expand(3, 5, 8)
+        call = torch.func.vmap(lambda a: hop.out_dtype(MM, torch.int32, a, b))
+        self.check_full(lambda: call(batch), hop.out_dtype(MM, torch.int32, a, b).expand(3, 5, 6))
+
+    def test_func_levels(self):
+        a, b = operands()
+        x = torch.randn(3)
+        want = hop.out_dtype(MM, torch.int32, a, b)
+
+        def f(x):
+            assert through_the_dispatcher(lambda: hop.out_dtype(MM, torch.int32, a, b))
+            assert torch.equal(hop.out_dtype(MM, torch.int32, a, b), want)
+            return x.sum()
+
+        torch.func.grad(f)(x)
+        torch.func.jvp(f, (x,), (x,))
+        torch.func.functionalize(f)(x)
+
+    def test_jit_trace(self):
+        """Refused: it would keep what the operators do for one input."""
+        layer, quantizer = hop.nn.Linear(4, 2, scheme=hop.schemes.INT8_DYNAMIC), hop.presets.INT8_ROW
+        x, t = torch.randn(3, 4), hop.quantize(quantizer, torch.randn(3, 4))
+        for function, args in (
+            (lambda a, b: hop.out_dtype(MM, torch.int32, a, b), operands()),
+            (lambda x: hop.dequantize(hop.quantize(quantizer, x)), (x,)),
+            (lambda x: hop.fake_quantize(quantizer, x), (x,)),
+            (layer, (x,)),
+            (lambda x: hop.dequantize(t) + x, (x,)),
+        ):
+            with warnings.catch_warnings(), pytest.raises(NotImplementedError, match=r"use torch\.export"):
+                warnings.simplefilter("ignore")  # deprecated from torch 2.13 on
+                torch.jit.trace(function, args, check_trace=False)
+
+    def test_gradient(self):
+        a, b = torch.randn(3, 4, requires_grad=True), torch.randint(-5, 5, (4, 2), dtype=torch.int8)
+        out = hop.out_dtype(MM, torch.float32, a, b)
+        (grad,) = torch.autograd.grad(out.sum(), a)
+        torch.testing.assert_close(grad, b.float().sum(1).expand(3, 4))
+
+    def test_forward_ad(self):
+        a, t, b = torch.randn(3, 4), torch.randn(3, 4), torch.randint(-5, 5, (4, 2), dtype=torch.int8)
+        with torch.autograd.forward_ad.dual_level():
+            out = hop.out_dtype(MM, torch.float32, torch.autograd.forward_ad.make_dual(a, t), b)
+            torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(out).tangent, t @ b.float())
+
+    def test_subclass(self):
+        class Marked(torch.Tensor):
+            pass
+
+        a, b = operands()
+        out = hop.out_dtype(MM, torch.int32, a.as_subclass(Marked), b)
+        assert type(out) is Marked
+        assert torch.equal(out.as_subclass(torch.Tensor), hop.out_dtype(MM, torch.int32, a, b))
+
+    def test_wrapper_subclass(self):
+        """A subclass with its own __torch_dispatch__ and no rule for us gets the ATen of the reference."""
+        from torch.testing._internal.two_tensor import TwoTensor
+
+        a, b = operands()
+        out = hop.out_dtype(MM, torch.int32, TwoTensor(a, a.clone()), b)
+        assert type(out) is TwoTensor and torch.equal(out.a, hop.out_dtype(MM, torch.int32, a, b))
+
+    def test_meta(self):
+        a, b = operands()
+        out = hop.out_dtype(MM, torch.int32, a.to("meta"), b.to("meta"))
+        assert out.is_meta and out.shape == (5, 6) and out.dtype == torch.int32
+
+    def test_sparse(self):
+        a, b = torch.randn(3, 4), torch.randn(4, 5)
+        torch.testing.assert_close(hop.out_dtype(MM, torch.float32, a.to_sparse(), b), a @ b)
+
+    @parameterized.expand(
+        [
+            ("expanded", lambda a, b: (a[:1].expand(5, 8), b)),
+            ("strided", lambda a, b: (a[:, ::2], b[::2])),
+            ("flipped_strides", lambda a, b: (a.t().contiguous().t(), b)),
+            ("one_row", lambda a, b: (a[0].as_strided((1, 8), (1, 1)), b)),
+            ("one_column", lambda a, b: (a[:, :1], b[:1].t().contiguous().t())),
+        ]
+    )
+    def test_layouts_that_the_kernel_misreads(self, _name, change):
+        a, b = change(*operands())
+        want = torch.from_numpy(a.numpy().astype("int64") @ b.numpy().astype("int64")).int()
+        assert torch.equal(hop.out_dtype(MM, torch.int32, a, b), want)
+
+
+def vmapped(call: Callable[[], Any]) -> Any:
+    return torch.vmap(lambda _: call() or torch.zeros(()))(torch.zeros(1))
+
+
+class TestOnePlace(unittest.TestCase):
+    """hop.dispatch.plan says which calls skip the dispatcher: the same for those that have plans and for others."""
+
+    def setUp(self):
+        self.x, self.codes = torch.randn(4, 64), torch.randint(-8, 8, (4, 64), dtype=torch.int8)
+        self.q = hop.quantize(hop.presets.INT8_ROW, self.x)
+
+    def asked(self, *given: Any) -> tuple[bool, bool]:
+        classes = PLAIN | {hop.QuantizedTensor}
+        return plan.key(("op",), given) is not None, plan.is_plain(classes, given, {})
+
+    def test_plain(self):
+        for given in ((self.x,), (self.codes, None, 3, "same"), (self.q, self.x), (torch.nn.Parameter(self.x, False),)):
+            assert self.asked(*given) == (True, True)
+
+    def test_watched(self):
+        leaf, dual_x = self.x.clone().requires_grad_(), self.x.clone()
+        with torch.no_grad():
+            assert self.asked(leaf) == (True, True)
+        parameter = torch.nn.Parameter(self.q)
+        of_fakes = hop.quantize(hop.presets.INT8_ROW, FakeTensorMode().from_tensor(self.x))
+        for given in ((leaf,), (self.q, leaf), (parameter,), (of_fakes,)):
+            assert self.asked(*given) == (False, False), given
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(dual_x, torch.ones_like(dual_x))
+            assert self.asked(dual) == (False, False) and self.asked(self.x) == (True, True)
+
+    def test_transformed(self):
+        for context in (SeesAten, SeesFunctions, FakeTensorMode, lambda: torch.device("meta")):
+            with context():
+                assert self.asked(self.codes) == (False, False)
+        seen = []
+        vmapped(lambda: seen.append(self.asked(self.codes)))
+        assert seen == [(False, False)]
+        with torch.autocast("cpu", torch.bfloat16):  # which operators switch off, and ask again
+            assert plan.key(("op",), (self.x,)) is None
+
+    def test_what_makes_another_plan(self):
+        """Each of these changes the key, and equal calls have equal ones."""
+        q, x = self.q, self.x
+        image, narrow = torch.randn(2, 3, 4, 4), hop.quantize(hop.presets.INT4_32, x)
+        given = (
+            *((x,), (x.bfloat16(),), (x[:3],), (x, None), (x, 1), (x, "a"), (x, [1, 2]), (x, (1, 3)), (q,), (narrow,)),
+            *((image,), (image.to(memory_format=torch.channels_last),), (hop.quantize(hop.presets.INT8_ROW, x[:2]),)),
+            *((hop.quantize(hop.presets.INT8_ROW, image),), (hop.pack(hop.quantize(hop.presets.INT8_ROW, x)),)),
+        )
+        keys = [plan.key(("op",), g) for g in given]
+        assert None not in keys and len(set(keys)) == len(keys)
+        assert plan.key(("op",), (q.clone(), x.clone())) == plan.key(("op",), (q, x))
+        assert plan.key(("op", 1), (x,)) != plan.key(("op", 2), (x,))
+        assert plan.key((), ([x],)) is None and plan.key((), (object(),)) is None
+
+    def test_a_changed_quantizer_or_buffer_makes_another_plan(self):
+        before = plan.key((), (self.q,))
+        self.q.codes = self.q.codes.clone()
+        assert plan.key((), (self.q,)) == before
+        self.q.quantizer = hop.Quantizer(hop.formats.INT8, (1, -1), hop.scale_rules.AbsMean())
+        assert plan.key((), (self.q,)) not in (before, None)
+
+    def test_levels_forget(self):
+        hop.scaled(torch.ops.aten.mm.default, torch.float32, self.q, hop.quantize(hop.presets.INT8_ROW, self.x).t())
+        assert plan._plans
+        with native.use("off"):
+            assert not plan._plans

@@ -1,0 +1,154 @@
+"""Every operator on every route: out_dtype in one integer and one float format, the leaves, and scaled."""
+
+import itertools
+import unittest
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from parameterized import parameterized
+
+from tests.support.case import Case
+from tests.support.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
+from tests.support.leaves import LEAVES, SETTINGS, Setting
+from tests.support.quantized import QUANTIZED
+from tests.support.routes import BATCHED, ROUTES, SINGLE, Route
+from tests.support.scaled import SCALED
+
+VALUES = (INTEGER, FLOAT)
+COVERED = {(o.name, r.name) for o, r in itertools.product((*OPERATORS, *LEAVES), ROUTES)}
+COVERED_QUANTIZED = {(o.name, r.name) for o, r in itertools.product(QUANTIZED, ROUTES)}
+COVERED_SCALED = {(o.name, r.name) for o, r in itertools.product(SCALED, ROUTES)}
+
+
+def program() -> tuple[list[Case], list[Case]]:
+    """All cases of out_dtype at once, and those that are differentiated."""
+    return [o.case(f) for o, f in itertools.product(OPERATORS, VALUES)], [o.case(GRADIENT) for o in OPERATORS]
+
+
+def leaves(settings: list[Setting], chosen: Sequence[Any] = LEAVES) -> tuple[list[Case], list[Case]]:
+    """The same of the leaves."""
+    return _of_leaves(list(itertools.product(chosen, settings)))
+
+
+def _of_leaves(pairs: list[tuple[Any, Setting]]) -> tuple[list[Case], list[Case]]:
+    return [leaf.case(s) for leaf, s in pairs], [leaf.gradient_case(s) for leaf, s in pairs]
+
+
+# Compiling takes minutes. Of programs of two parts, the quick suite compiles the first, which has every operator.
+COMPILED = [r for r in BATCHED if r.compiler]
+
+
+def half(operators: Sequence[Any], values: Sequence[Any], part: int) -> list[tuple[Any, Any]]:
+    """Every other pair, beginning with another value for each operator in turn."""
+    pairs = itertools.product(enumerate(operators), enumerate(values))
+    return [(o, v) for (i, o), (k, v) in pairs if (i + k + part) % 2 == 0]
+
+
+def program_in_parts(part: int) -> tuple[list[Case], list[Case]]:
+    return [o.case(f) for o, f in half(OPERATORS, VALUES, part)], [o.case(GRADIENT) for o in OPERATORS]
+
+
+def leaves_in_parts(part: int) -> tuple[list[Case], list[Case]]:
+    return _of_leaves(half(LEAVES, SETTINGS, part))
+
+
+class TestRoutes(unittest.TestCase):
+    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, OPERATORS)])
+    def test_single(self, _name, route, operator):
+        route.run([operator.case(f) for f in VALUES], [operator.case(GRADIENT)])
+
+    @parameterized.expand([(r.name, r) for r in BATCHED if not r.compiler])
+    def test_program(self, _name: str, route: Route):
+        route.run(*program())
+
+    @parameterized.expand([(r.name, r) for r in COMPILED])
+    @pytest.mark.compiler
+    def test_compiled_program(self, _name: str, route: Route):
+        route.run(*program_in_parts(0))
+
+    @parameterized.expand([(r.name, r) for r in COMPILED if not r.differentiates])
+    @pytest.mark.compiler
+    @pytest.mark.full
+    def test_compiled_program_at_length(self, _name: str, route: Route):
+        route.run(*program_in_parts(1))
+
+
+class TestLeaves(unittest.TestCase):
+    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, LEAVES)])
+    def test_single(self, _name, route, leaf):
+        route.run(*leaves(SETTINGS, [leaf]))
+
+    @parameterized.expand([(r.name, r) for r in BATCHED if not r.compiler])
+    def test_program(self, _name: str, route: Route):
+        route.run(*leaves(SETTINGS))
+
+    @parameterized.expand([(r.name, r) for r in COMPILED])
+    @pytest.mark.compiler
+    def test_compiled_program(self, _name: str, route: Route):
+        route.run(*leaves_in_parts(0))
+
+    @parameterized.expand([(r.name, r) for r in COMPILED])
+    @pytest.mark.compiler
+    @pytest.mark.full
+    def test_compiled_program_at_length(self, _name: str, route: Route):
+        route.run(*leaves_in_parts(1))
+
+
+QUICK = ("inductor",)  # of the larger operators
+
+
+def scaled_program(part: int) -> tuple[list[Case], list[Case]]:
+    """Every other case of scaled at once."""
+    operators = SCALED[part::2]
+    return [o.case() for o in operators], [case for o in operators for case in o.gradient_cases()]
+
+
+class TestScaled(unittest.TestCase):
+    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, SCALED)])
+    def test_single(self, _name, route, operator):
+        route.run([operator.case()], operator.gradient_cases())
+
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in BATCHED if not r.compiler for part in (0, 1)])
+    def test_program(self, _name: str, route: Route, part: int):
+        route.run(*scaled_program(part))
+
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name in QUICK for part in (0, 1)])
+    @pytest.mark.compiler
+    def test_compiled_program(self, _name: str, route: Route, part: int):
+        route.run(*scaled_program(part))
+
+    @parameterized.expand([(f"{r.name}_{part}", r, part) for r in COMPILED if r.name not in QUICK for part in (0, 1)])
+    @pytest.mark.compiler
+    @pytest.mark.full
+    @pytest.mark.sampled(3)
+    def test_compiled_program_at_length(self, _name: str, route: Route, part: int):
+        route.run(*scaled_program(part))
+
+
+def quantized_program() -> tuple[list[Case], list[Case]]:
+    """All cases of quantized at once."""
+    return [o.case() for o in QUANTIZED], [case for o in QUANTIZED for case in o.gradient_cases()]
+
+
+class TestQuantized(unittest.TestCase):
+    @parameterized.expand([(f"{r.name}_{o.name}", r, o) for r, o in itertools.product(SINGLE, QUANTIZED)])
+    @pytest.mark.sampled(2)
+    def test_single(self, _name, route, operator):
+        route.run([operator.case()], operator.gradient_cases())
+
+    @parameterized.expand([(r.name, r) for r in BATCHED if not r.compiler])
+    def test_program(self, _name: str, route: Route):
+        route.run(*quantized_program())
+
+    @parameterized.expand([(r.name, r) for r in COMPILED if r.name in QUICK])
+    @pytest.mark.compiler
+    def test_compiled_program(self, _name: str, route: Route):
+        route.run(*quantized_program())
+
+    @parameterized.expand([(r.name, r) for r in COMPILED if r.name not in QUICK])
+    @pytest.mark.compiler
+    @pytest.mark.full
+    @pytest.mark.sampled(3)
+    def test_compiled_program_at_length(self, _name: str, route: Route):
+        route.run(*quantized_program())

@@ -1,0 +1,93 @@
+"""The code on the pages runs, the commands exist, and their links lead somewhere."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import pytest
+from parameterized import parameterized
+
+from hop.kernels.cpu import native
+
+ROOT = Path(__file__).parents[2]
+NEEDS = {"export_onnx": ("onnxscript", "onnxruntime")}  # optional packages of the code on a page
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+VARIABLES = set(re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text(), re.M))
+EXTRAS = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to the headings of a page end with: their words in small letters, joined by hyphens."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.*)$", text, re.M))
+    return {word.strip().replace(" ", "-") for word in words}
+
+
+class TestDocs(unittest.TestCase):
+    @parameterized.expand([(p.stem, p) for p in PAGES if "```python" in p.read_text()])
+    @pytest.mark.full
+    def test_code_runs(self, _name, page):
+        """The blocks of a page are one program; what a comment says that it prints, it prints."""
+        for package in NEEDS.get(page.stem, ()):
+            pytest.importorskip(package)
+        code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode == 0, done.stderr
+        for line in re.findall(r"^# (.*)$", code, re.M):
+            assert line in done.stdout, f"{line!r} not in {done.stdout!r}"
+
+    def test_readme_prints_what_it_says(self):
+        code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+        command = [sys.executable, "-c", "import torch; torch.manual_seed(0)\n" + code]
+        error, explained = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout.split(
+            "\n"
+        )[:2]
+        assert 0 < float(error.strip("tensor()")) < 0.02
+        said = re.findall(r"# (.*: chosen)", code)[0]
+        assert explained == (said if native.library().missing is None else "integer product: chosen")
+
+    @parameterized.expand([(p.stem, p) for p in PAGES])
+    def test_links(self, _name, page):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), target
+
+    @parameterized.expand([(p.stem, p) for p in PAGES])
+    def test_headings_that_links_name(self, _name, page):
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
+            assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+    def test_files_of_the_map(self):
+        """The map of the code names every module, only what exists, and files of tests that have tests."""
+        named = re.findall(r"`((?:\w+/)+[\w.]*|setup\.py)`", (ROOT / "docs/code_map.md").read_text())
+        ours = [p for folder in ("hop", "cutlass_kernels") for p in (ROOT / folder).rglob("*.py")]
+        assert {p.relative_to(ROOT).as_posix() for p in ours} <= {*named}
+        for path in map(ROOT.joinpath, named):
+            assert path.exists(), path
+            assert not path.name.startswith("test_") or "def test_" in path.read_text(), path
+
+    @parameterized.expand([(p.stem, p) for p in PAGES])
+    def test_commands_exist(self, _name, page):
+        """What a page says to type: targets of make, extras of the package, files and modules that Python runs."""
+        text = page.read_text().replace("\\\n", " ")
+        blocks = re.findall(r"^```(?:console|sh)?\n(.*?)^```", text, re.S | re.M)
+        spoken = [line for block in blocks for line in block.splitlines()]
+        spoken += re.findall(r"`((?:make|python|pip|torchrun) [^`\n]+)`", text)
+        for line in spoken:
+            program, *words = line.split("#")[0].split() or [""]
+            if program == "make":
+                assert words and {word for word in words if "=" not in word} <= TARGETS, line
+                assert {word.split("=")[0] for word in words if "=" in word} <= VARIABLES, line
+            elif program == "pip":
+                for extra in re.findall(r"\[([\w,]+)\]", line):
+                    assert set(extra.split(",")) <= EXTRAS, line
+            elif program in ("python", "torchrun", ".venv/bin/python"):
+                files = [word for word in words if word.endswith(".py")]
+                assert all((ROOT / file).is_file() for file in files), line
+                if "-m" in words:
+                    module = words[words.index("-m") + 1]
+                    assert importlib.util.find_spec(module) is not None, line

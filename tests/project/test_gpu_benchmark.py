@@ -1,0 +1,493 @@
+"""The GPU benchmark without a GPU: its isolation, its budget, its goals, and what it says of made-up rows."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from typing import ClassVar
+from unittest import mock
+
+import pytest
+import torch
+from parameterized import parameterized
+
+import hop
+from benchmarks import (
+    gpu,
+    gpu_cases,
+    gpu_checks,
+    gpu_groups,
+    gpu_machine,
+    gpu_operators,
+    gpu_oracle,
+    gpu_profiles,
+    gpu_report,
+    gpu_run,
+    gpu_stages,
+    gpu_times,
+    isolated,
+)
+from cutlass_kernels import forms, missing, prebuilt, tiles, tune
+from cutlass_kernels.product import Product
+from docs import gpu_tables
+
+MODULE = "tests.project.test_gpu_benchmark"
+
+
+# ---- groups that a child runs
+
+
+def passing(count="2"):
+    for i in range(int(count)):
+        yield f"case {i}", lambda i=i: i
+
+
+def _fail():
+    raise AssertionError("7 of 9 elements are wrong")
+
+
+def failing():
+    yield "good", lambda: 1
+    yield "bad", _fail
+    yield "good again", lambda: 2
+
+
+def skipped():
+    def cannot():
+        raise unittest.SkipTest("no such tool")
+
+    yield "good", lambda: 1
+    yield "not here", cannot
+
+
+def nothing():
+    return iter(())
+
+
+def hanging():
+    yield "good", lambda: 1
+    yield "endless", lambda: time.sleep(600)
+    yield "good again", lambda: 2
+
+
+def dying():
+    yield "good", lambda: 1
+    yield "killed", lambda: os.kill(os.getpid(), signal.SIGSEGV)
+    yield "good again", lambda: 2
+
+
+def poisoned():
+    """As an error of a GPU, after which every call of the process fails."""
+    isolated._is_poisoned = lambda: True
+    yield "good", lambda: 1
+    yield "bad", _fail
+    yield "good again", lambda: 2
+
+
+def all_dying():
+    for i in range(9):
+        yield f"case {i}", lambda: os._exit(5)
+
+
+def without_a_start():
+    raise OSError("no such device")
+
+
+def slow():
+    for i in range(500):
+        yield f"case {i}", lambda: time.sleep(0.5)
+
+
+def rows():
+    yield "a row", lambda: row(m=4096)
+
+
+def run(group, seconds=600.0, **options):
+    found = isolated.run(f"{MODULE}:{group}", time.monotonic() + seconds, **options)
+    return [(o.case, o.state, o.value, o.error) for o in found]
+
+
+class TestIsolation(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        """How long the start of a process takes, which on a busy machine is many seconds."""
+        began = time.monotonic()
+        run("passing:0", patience=600.0)
+        cls.start = time.monotonic() - began
+
+    def test_cases_pass(self):
+        assert run("passing:3") == [(f"case {i}", "passed", i, "") for i in range(3)]
+
+    def test_what_cannot_run_here_says_why(self):
+        assert run("skipped") == [("good", "passed", 1, ""), ("not here", "skipped", None, "no such tool")]
+
+    @pytest.mark.full
+    def test_a_failure_does_not_stop_the_rest(self):
+        first, second, third = run("failing")
+        assert (first[:3], third[:3]) == (("good", "passed", 1), ("good again", "passed", 2))
+        assert second[1] == "failed" and second[3].startswith("AssertionError: 7 of 9 elements are wrong (test_gpu")
+
+    @parameterized.expand(
+        [
+            ("hanging", "endless", "hung", "nothing was heard for"),
+            ("dying", "killed", "died", f"status {-signal.SIGSEGV}"),
+            ("poisoned", "bad", "failed", "AssertionError"),
+        ]
+    )
+    @pytest.mark.full
+    def test_a_process_that_cannot_go_on_is_replaced(self, group, case, state, error):
+        outcomes = run(group, patience=4 + 4 * self.start)
+        assert [o[:2] for o in outcomes] == [("good", "passed"), (case, state), ("good again", "passed")]
+        assert error in outcomes[1][3]
+
+    @pytest.mark.full
+    def test_not_for_ever(self):
+        outcomes = run("all_dying", restarts=2)
+        assert [o[1] for o in outcomes] == ["died"] * 3 + ["skipped"] and outcomes[-1][0] == "from case 3 on"
+
+    def test_a_group_that_does_not_start(self):
+        ((case, state, _, error),) = run("without_a_start")
+        assert (case, state) == ("(start)", "died") and "no such device" in error
+
+    @pytest.mark.full
+    def test_time_runs_out(self):
+        *done, last = run("slow", seconds=2 + 3 * self.start, patience=600.0)
+        assert 0 < len(done) < 500 and last[1] == "skipped"
+        assert last[0] == f"{500 - len(done)} cases" and {o[1] for o in done} == {"passed"}
+
+    @pytest.mark.full
+    def test_groups_side_by_side(self):
+        groups = [f"{MODULE}:{name}" for name in ("passing:2", "failing", "passing:1")]
+        outcomes = list(isolated.together(groups, time.monotonic() + 600, workers=2))
+        assert sorted(o.state for o in outcomes) == ["failed", *["passed"] * 5]
+
+
+# ---- made-up results
+
+
+def row(group="int8", m=4096, n=4096, k=4096, failed=None, **us):
+    us = us or {"ours": 100.0, "_int_mm": 110.0}
+    return {
+        "group": group,
+        "m": m,
+        "n": n,
+        "k": k,
+        "bytes": m * k + k * n + 4 * m * n,
+        "us": us,
+        "failed": failed or {},
+    }
+
+
+def results(*rows, **more):
+    return {"rows": list(rows), "limits": {"copy": 4e12}, **more}
+
+
+def goal(name, *rows, **more):
+    return next(g for g in gpu_report.goals(results(*rows, **more)) if g["name"].startswith(name))
+
+
+class TestReport(unittest.TestCase):
+    def test_goals_are_geometric_means(self):
+        rows = [row(m=64, ours=1.0, _int_mm=4.0), row(m=1, ours=2.0, _int_mm=1.0)]
+        found = goal("int8 to int32, times", *rows)
+        assert abs(found["mean"] - 2**0.5) < 1e-9 and found["rows"] == 2 and found["met"]
+        assert found["lowest"] == 0.5 and found["lowest_at"] == [1, 4096, 4096]
+        assert goal("int8 to int32, times", row(ours=10.0, _int_mm=9.9))["met"] is False
+
+    def test_a_peer_that_took_no_product(self):
+        found = goal("int8 to int32, times", row(ours=1.0), row(ours=1.0, _int_mm=1.5))
+        assert found["rows"] == 1 and found["mean"] == 1.5
+
+    def test_nothing_was_measured(self):
+        assert {g["met"] for g in gpu_report.goals({})} == {None}
+        assert all("not measured" in gpu_report.goal_line(g) for g in gpu_report.goals({}))
+
+    def test_operations_and_bytes(self):
+        r = row(m=4096, n=4096, k=4096, ours=100.0)
+        assert abs(gpu_report.tops(r) - 2 * 4096**3 / 1e-4 / 1e12) < 1e-6
+        assert (
+            goal("int8 to int32, M >= 4096", r)["met"] and goal("int8 to int32, M >= 4096", row(m=1024))["met"] is None
+        )
+        few = row("fp8", 16, 8192, 8192, ours=20.0)
+        share = goal("fp8, M <= 32", few)["mean"]
+        assert abs(share - 100 * few["bytes"] / 20e-6 / 4e12) < 1e-9
+        assert gpu_report.of_memory(few, {"rows": []}) is None
+
+    def test_host(self):
+        assert goal("host time", host={"ours, scaled": 7.9})["met"]
+        assert goal("host time", host={"ours, scaled": 8.1})["met"] is False
+
+    def test_table(self):
+        made = results(
+            row(ours=100.0, _int_mm=150.0),
+            row(n=8192, ours=200.0, _int_mm=200.0),
+            row("fp8", 16, **{"ours": 10.0, "ours fast": 8.0, "_scaled_mm": 12.0, "_scaled_mm fast": 12.0}),
+            row("fp8 blocks", 64, failed={"scaled_mm": "not there"}, ours=10.0),
+        )
+        made["goals"] = gpu_report.goals(made)
+        header, rule, *lines = gpu_report.table(made).splitlines()
+        assert header.count("|") == rule.count("|") == 6 and len(lines) == 4
+        assert lines[0].startswith("| int8 | 4096 | 1374 | 69 % of peak | 1.22 _int_mm |")
+        assert "| fp8 fast | 16 |" in lines[2] and "1.50 _scaled_mm fast" in lines[2]
+        assert lines[3].endswith("| – |")
+        assert gpu_report.table(made) in gpu_report.markdown(made)
+        assert "not there" in gpu_report.line(made["rows"][3], made)
+
+    def test_tile_line(self):
+        timed = row(**{"ours 64x64x128": 2.0, "ours 128x128x128": 1.0}) | {"form": "fp8", "chosen": "ours 64x64x128"}
+        assert "2.00 times the time of ours 128x128x128" in gpu_report.tile_line(timed)
+
+
+class TestOracle(unittest.TestCase):
+    def product(self):
+        lhs, rhs = torch.full((3, 64), 2, dtype=torch.int8), torch.full((64, 5), -3, dtype=torch.int8)
+        return Product(lhs, rhs, torch.int32)
+
+    def test_exact_integers(self):
+        good = torch.full((3, 5), -384, dtype=torch.int32)
+        gpu_oracle.compare(good, self.product(), exact=True)
+        good[1, 2] += 1
+        with self.assertRaisesRegex(AssertionError, r"1 of 15 elements are wrong, the first at \(1, 2\): -383.0"):
+            gpu_oracle.compare(good, self.product(), exact=True)
+
+    def test_floats_within_a_bound(self):
+        case = gpu_cases.Case(gpu_cases.BASIC[2], None, (40, 48, 512))
+        p = case.product("cpu")
+        right = gpu_oracle._expected(p)[0].to(torch.bfloat16)
+        assert gpu_oracle.compare(right, p, exact=False) < 1
+        for wrong in (right * 1.2, right.roll(1, 0), torch.full_like(right, torch.nan)):
+            with self.assertRaisesRegex(AssertionError, "elements are wrong"):
+                gpu_oracle.compare(wrong, p, exact=False)
+
+    def test_of_plain_torch(self):
+        """The reference of the package gives the same."""
+        from cutlass_kernels import plain
+
+        for form in gpu_cases.FORMS:
+            values = "random" if form.is_integer else "whole"
+            p = gpu_cases.Case(form, None, (9, 40, 150), values).product("cpu")
+            with self.subTest(form=form.name):
+                gpu_oracle.compare(plain.reference(p), p, exact=True)
+
+
+class TestCases(unittest.TestCase):
+    def test_every_tile_and_every_form(self):
+        every = [case for form in gpu_cases.FORMS for case in gpu_cases.cases(form)]
+        assert {case.tile for case in every} == set(tiles.TILES)
+        assert {case.form for case in every} == set(gpu_cases.FORMS)
+        assert len({form.name for form in gpu_cases.FORMS}) == len(gpu_cases.FORMS)
+        assert len({str(case) for case in every}) == len(every)
+        assert not [case for case in every if isinstance(case.variant(), str)]
+        assert {case.strides for case in every} | {"sliced", "misaligned"} <= set(gpu_cases.STRIDES)
+
+    def test_groups_cover_them(self):
+        groups = [name.split(":") for name in gpu_checks.names()]
+        firsts = [int(parts[2]) for parts in groups if parts[1] == "check"]
+        assert sorted(firsts) == list(range(0, len(gpu_cases.FORMS), gpu_checks.CHUNK))
+        assert all(callable(getattr(gpu_times, name.split(":")[1])) for name in gpu_times.names())
+        assert {name.split(":")[1] for name in gpu_times.names()} == set(gpu_run.WEIGHTS)
+
+    def test_kernels_to_build(self):
+        own = gpu_groups.variants()
+        assert len(set(own)) == len(own) and all(v.declines() is None for v in own)
+        assert {v for v in forms.variants() if v.tma} <= set(own), "what is compiled ahead of time is checked"
+
+    def test_in_turns_on_a_cpu(self):
+        x = torch.zeros(4, 4)
+        assert tune.in_turns(x) == [x]
+
+
+class TestRun(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.output = Path(folder.name) / "results" / "gpu.json"
+
+    def main(self, *arguments):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            status = gpu.main([*arguments, "--output", str(self.output)])
+        return status, said.getvalue()
+
+    @unittest.skipIf(missing() is not None, str(missing()))
+    def test_without_a_gpu(self):
+        with mock.patch.object(torch.cuda, "is_available", lambda: False):
+            status, said = self.main()
+        assert status == 3 and "no CUDA device" in said and said.count("\n") == 1 and not self.output.exists()
+
+    def test_without_the_compiler(self):
+        with mock.patch.object(gpu, "missing", lambda: "the CuTe DSL is not installed"):
+            status, said = self.main()
+        assert (status, said) == (3, "nothing to run: the CuTe DSL is not installed; or name kernels in HOP_KERNELS\n")
+        with (
+            mock.patch.object(gpu, "missing", lambda: "the CuTe DSL is not installed"),
+            mock.patch.dict(os.environ, {prebuilt.FOLDER: "/nowhere"}),
+        ):
+            status, said = self.main()
+        assert status == 3 and "/nowhere holds no kernels" in said and "hop kernels build --out" in said
+
+    @unittest.skipIf(missing() is not None, str(missing()))
+    @pytest.mark.full
+    def test_emulated(self):
+        status, said = self.main("--emulated")
+        assert status == 0, said
+        assert "4 checks passed, 0 cases failed" in said and "host, ours, scaled" in said and not self.output.exists()
+
+    @pytest.mark.full
+    def test_results_are_written_when_something_fails(self):
+        made = gpu_run.Run(60, self.output)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            gpu_run.check(made, [f"{MODULE}:failing", f"{MODULE}:passing:1"])
+            gpu_run.measure(made, [f"{MODULE}:rows"])
+            incomplete = json.loads(self.output.read_text())
+            status = gpu_run.finish(made)
+        assert status == 1 and "FAILED" in said.getvalue() and "int8 to int32, times" in said.getvalue()
+        found = json.loads(self.output.read_text())
+        assert (incomplete["complete"], found["complete"]) == (False, True)
+        assert found["checks"]["passed"] == 3 and found["rows"] == [row(m=4096)]
+        assert [(f["case"], f["state"]) for f in found["failed"]] == [("bad", "failed")]
+        assert found["goals"][0]["met"] is True
+
+    @pytest.mark.full
+    def test_what_no_time_is_left_for_is_named(self):
+        made = gpu_run.Run(0.0, None)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            gpu_run.check(made, [f"{MODULE}:passing:4"])
+            gpu_run.measure(made, [f"{MODULE}:rows"])
+            assert gpu_run.finish(made) == gpu_run.NOTHING_RAN
+        assert [s["case"] for s in made.results["skipped"]] == ["4 cases", "1 cases"]
+        assert said.getvalue().count("no time was left") >= 2
+
+    def test_shares_of_the_time(self):
+        made, seen = gpu_run.Run(1000.0, None), []
+        with mock.patch.object(isolated, "run", lambda group, deadline, **_: seen.append(deadline) or iter(())):
+            gpu_run.measure(made, gpu_times.names())
+        left = [deadline - made.begin for deadline in seen]
+        weights = list(gpu_run.WEIGHTS.values())
+        assert abs(left[0] - 970 * weights[0] / sum(weights)) < 1 and abs(left[-1] - 970) < 1, left
+        made, seen = gpu_run.Run(60.0, None), []
+        with mock.patch.object(isolated, "run", lambda group, deadline, **_: seen.append(deadline) or iter(())):
+            gpu_run.measure(made, gpu_times.names())
+        assert abs(seen[0] - made.begin - gpu_run.LEAST) < 1 and max(seen) <= made.until(gpu_run.WRITTEN)
+
+
+class TestStages(unittest.TestCase):
+    """The order of stages and their results, of groups that need no GPU."""
+
+    VERSIONS: ClassVar = {"device": "a GPU", "torch": "2"}
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.output = Path(folder.name) / "gpu.json"
+
+    def run_stages(self, *names, versions=VERSIONS, **groups):
+        made = gpu_run.Run(60.0, self.output)
+        made.results["versions"] = versions
+        first = next(iter(groups))
+        stages = {
+            name: gpu_stages.Stage(60.0, name, gpu_stages._one_by_one([f"{MODULE}:{group}"], 60.0), first=name == first)
+            for name, group in groups.items()
+        }
+        said = io.StringIO()
+        with mock.patch.object(gpu_stages, "STAGES", stages), contextlib.redirect_stdout(said):
+            status = gpu_stages.run_all(made, names)
+        return status, said.getvalue(), json.loads(self.output.read_text())
+
+    @pytest.mark.full
+    def test_each_says_what_ran(self):
+        status, said, found = self.run_stages("all", one="passing:1", two="skipped", three="nothing")
+        assert status == 0 and "nothing ran of: three" in said and "one: 1 passed" in said
+        counts = {name: (s["passed"], s["failed"], s["skipped"]) for name, s in found["stages"].items()}
+        assert counts == {"one": (1, 0, 0), "two": (1, 0, 1), "three": (0, 0, 0)}
+        assert found["one"]["case 0"]["value"] == 0 and found["skipped"][0]["stage"] == "two"
+        page = gpu_tables.measured(self.output)
+        assert "On device a GPU, torch 2." in page and "* skipped: two, not here: no such tool" in page
+
+    def test_nothing_ran(self):
+        status, said, _ = self.run_stages("one", one="nothing")
+        assert status == 3 and "nothing ran of: one" in said
+
+    def test_after_the_first_failed_nothing_runs(self):
+        status, said, found = self.run_stages("all", one="failing", two="passing:1")
+        assert status == 1 and "two: did not run: one failed" in said and found["stages"]["two"]["skipped"] == 1
+        assert [e["stage"] for e in found["failed"]] == ["one"] and "7 of 9 elements are wrong" in said
+
+    @pytest.mark.full
+    def test_results_are_added_up(self):
+        self.run_stages("one", one="failing", two="passing:1")
+        status, _, found = self.run_stages("two", one="failing", two="passing:1")
+        assert status == 0 and list(found["stages"]) == ["one", "two"] and len(found["failed"]) == 1
+        _, _, found = self.run_stages("one", one="passing:1", two="passing:1")
+        assert found["failed"] == [] and found["stages"]["one"]["passed"] == 1, "what a stage found before is forgotten"
+        _, _, found = self.run_stages("two", versions={"device": "another"}, one="passing:1", two="passing:1")
+        assert list(found["stages"]) == ["two"], "results of another machine do not stand beside these"
+
+
+class TestOnTheMachine(unittest.TestCase):
+    """What is asked of a GPU's machine, here of programs that stand in for its own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        patched = mock.patch.dict(os.environ, {"PATH": f"{folder.name}:{os.environ['PATH']}"})
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def program(self, name, text):
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def test_clocks(self):
+        self.program("nvidia-smi", "echo '1980, 3201, 1980, 3201, 700.00, 41'")
+        assert gpu_machine.clocks()["clocks.sm"] == "1980" and gpu_machine.clocks()["temperature.gpu"] == "41"
+        self.program("nvidia-smi", "exit 9")
+        assert gpu_machine.clocks() == {}
+
+    @unittest.skipIf(torch.cuda.is_available(), "the check passes on a GPU")
+    def test_sanitizer(self):
+        with self.assertRaisesRegex(unittest.SkipTest, "no-such-tool is not installed here"):
+            gpu_checks.under(["no-such-tool"])
+        self.program("compute-sanitizer", 'shift 4; "$@" 2>/dev/null; echo ERROR SUMMARY; exit 86')
+        with self.assertRaisesRegex(AssertionError, "ended with status 86: ERROR SUMMARY"):
+            dict(gpu_checks.sanitized())["memcheck"]()
+
+    def test_profile(self):
+        args = {"registers per thread": 168, "shared memory": 200000, "grid": [132, 1, 1]}
+        events = [{"cat": "kernel", "name": "k", "dur": us, "args": args} for us in (3.0, 1.0, 2.0)]
+        found = gpu_profiles.kernels([{"cat": "cpu_op", "name": "mm", "dur": 9.0}, *events])
+        assert found == [
+            {"name": "k", "times": 3, "us": 2.0, "registers": 168, "shared_bytes": 200000, "grid": [132, 1, 1]}
+        ]
+
+
+class TestOperators(unittest.TestCase):
+    """Against the CPU's bits, here on the CPU."""
+
+    def test_every_case_runs(self):
+        for group in (gpu_operators.quantizers, gpu_operators.products, gpu_operators.scaled):
+            for name, call in group("cpu"):
+                if "1024x" not in name:
+                    with self.subTest(case=name):
+                        call()
+        assert [name.split(":")[1] for name in gpu_operators.names()] == ["quantizers", "products", "scaled"]
+
+    def test_other_bits_are_seen(self):
+        turn = iter((0.0, 1e-7))
+        with self.assertRaisesRegex(AssertionError, "result 0: 3 of 3 elements have other bits"):
+            gpu_operators.same(lambda x: x + next(turn), torch.ones(3) / 4, device="cpu")
+        x, w = torch.ones(2, 64), torch.ones(3, 64)
+        q = hop.presets.FP8_ROW
+        with self.assertRaisesRegex(AssertionError, "times the bound"):
+            gpu_operators.near(lambda x, w: torch.full((2, 3), 64.2), hop.quantize(q, x), hop.quantize(q, w), "cpu")
+
+
+if __name__ == "__main__":
+    unittest.main()
