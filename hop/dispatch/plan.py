@@ -93,11 +93,12 @@ find = _plans.get
 """The plan of a key, None if there is none."""
 
 
-def remember(known: tuple[Any, ...], plan: Plan) -> None:
-    """Keep that calls with this key run `plan`."""
+def remember(known: tuple[Any, ...], plan: Plan) -> Plan:
+    """Keep that calls with this key run `plan`, and return it."""
     if len(_plans) >= MOST:
         _plans.clear()
     _plans[known] = plan
+    return plan
 
 
 forget = _plans.clear

@@ -107,9 +107,7 @@ def _planned(known: Any, op: OpOverload, output_dtype: torch.dtype, given: tuple
     args, kwargs = meaning.check(op, output_dtype, given, {})
     asked = kernels.candidates(op, output_dtype, args, kwargs)
     kernel, call = next(((k, call) for k, call in asked if k.supports(call)), (None, None))
-    found = general if kernel is None else kernel.prepare(call, general)
-    plan.remember(known, found)
-    return found
+    return plan.remember(known, general if kernel is None else kernel.prepare(call, general))
 
 
 def _node(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:

@@ -14,9 +14,9 @@ from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.hop import PLAIN, Hop
 from hop.dispatch.kernel import Kernel
-from hop.dispatch.plan import Plan
 from hop.impls.quantize import batching
 from hop.impls.quantize.arguments import checked
+from hop.impls.quantize.kernels import dequantizing, quantizing
 from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
 from hop.numerics import blocks, copies, memory_format
@@ -283,7 +283,11 @@ def quantize(
     if plain and usages == _ROWWISE and gradient == "clipped" and type(q) is Quantizer:
         known = _key((q,), (x,))
         if known is not None:
-            return (_find(known) or _planned_quantize(known, q, x))(x)
+            found = _find(known)
+            if found is None:
+                fixed = (None, None, None, list(_ROWWISE), "clipped")
+                found = plan.remember(known, quantizing(q, x, lambda x: quantize_operator(str(q), x, *fixed)))
+            return found(x)
     return _traced_quantize(
         q, x, scale=scale, zero_point=zero_point, noise=noise, generator=generator, usages=usages, gradient=gradient
     )
@@ -344,59 +348,11 @@ def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
     """
     known = _key((_DEQUANTIZE, dtype or getattr(x, "dtype", None)), (x,))
     if known is not None:
-        return (_find(known) or _planned_dequantize(known, x, dtype))(x)
+        found = _find(known)
+        if found is None:
+            found = plan.remember(known, dequantizing(x, dtype, lambda x: dequantize_operator(x, dtype)))
+        return found(x)
     return dequantize_operator(x, dtype)
-
-
-# ---- plans
-
-
-def _planned_quantize(known: Any, q: Quantizer, x: Tensor) -> Plan:
-    """The plan of calls like this one: one call of the native operator, where it takes them."""
-
-    def general(x: Tensor) -> Tensor:
-        return quantize_operator(str(q), x, None, None, None, list(_ROWWISE), "clipped")
-
-    found, words = general, native.words_of(q, x) if isinstance(x, Tensor) else None
-    if words is not None:
-        operator, names, per_byte = torch.ops.hop_native.quantize.default, copies.names(q, _ROWWISE), q.per_byte()
-        below, fresh, shape, dtype = eager.below_autograd, QuantizedTensor.fresh, x.shape, x.dtype
-
-        def found(x: Tensor) -> Tensor:
-            try:
-                with below():
-                    made = operator(x, None, None, None, words)
-            except RuntimeError:  # of memory: the general way says which
-                return general(x)
-            if per_byte == 1:
-                return fresh(names, made, q, shape, dtype)
-            return QuantizedTensor.fitting(dict(zip(names, made, strict=True)), q, shape, dtype)
-
-    plan.remember(known, found)
-    return found
-
-
-def _planned_dequantize(known: Any, x: Any, dtype: torch.dtype | None) -> Plan:
-    def general(x: Tensor) -> Tensor:
-        return dequantize_operator(x, dtype)
-
-    found = general
-    words = native.words_back(x.operand, dtype or x.dtype) if type(x) is QuantizedTensor else None
-    if words is not None:
-        operator, below, shape = torch.ops.hop_native.dequantize.default, eager.below_autograd, x.shape
-        _, scale, second = (*x._names, None)[:3]
-
-        def found(x: Any) -> Tensor:
-            own = vars(x)
-            try:
-                with below():
-                    y = operator(own["codes"], own[scale], None if second is None else own[second], shape, words)
-            except RuntimeError:
-                return general(x)
-            return y if y.is_cpu else general(x)
-
-    plan.remember(known, found)
-    return found
 
 
 def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
