@@ -18,12 +18,6 @@ def when_functional(callback: Callable[[], None]) -> None:
     when_imported("torch.distributed._functional_collectives", callback)
 
 
-def all_gather(x: torch.Tensor, size: int, group: str) -> torch.Tensor:
-    """The rows of all processes of a group, in the order of their ranks."""
-    ops = functional
-    return ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), size, group))
-
-
 def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.Tensor:
     """The "max", "min" or "sum" over the processes of a group, or along an axis of a mesh, element by element."""
     group = over.get_group(axis) if hasattr(over, "get_group") else over
@@ -33,8 +27,8 @@ def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.T
 
 def gather_numbers(n: int, mesh: Any) -> list[int]:
     """The numbers that the processes of a mesh of one dimension give, in the order of their ranks."""
-    own = torch.tensor([n], device=mesh.device_type)
-    return all_gather(own, mesh.size(), mesh.get_group().group_name).tolist()
+    own, ops = torch.tensor([n], device=mesh.device_type), functional
+    return ops.wait_tensor(ops.all_gather_into_tensor(own, mesh.size(), mesh.get_group().group_name)).tolist()
 
 
 def group_size(group: Any) -> int:

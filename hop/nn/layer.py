@@ -39,6 +39,13 @@ class Layer(nn.Module):
     weight: Any
     scales: Any  # an nn.ModuleDict where there are any
 
+    def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(scheme, learn_scales)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._compute(input)
+
     @classmethod
     def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
         """A layer with the very Parameters, hooks and settings of `module`.

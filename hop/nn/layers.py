@@ -49,17 +49,13 @@ class Linear(Layer, nn.Linear):
         save_original: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
-        self._begin(scheme, learn_scales)
+        super().__init__(*args, scheme=scheme, learn_scales=learn_scales, **kwargs)
         self.save_original = save_original
 
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
         self.save_original, self.holds = False, False
         self._held: tuple[Scheme | None, list[Tensor]] = (None, [])
         super()._begin(scheme, learn_scales)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self._compute(input)
 
     def hold_weight(self, holds: bool) -> None:
         """Keep the codes of the weight from the next call on, or forget them."""
@@ -93,13 +89,6 @@ class _Convolution(Layer, ConvNd):
     """What Conv1d and Conv2d share."""
 
     op: OpOverload
-
-    def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._begin(scheme, learn_scales)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self._compute(input)
 
     def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
         ends = padding_at_ends(self)
@@ -153,10 +142,6 @@ class Embedding(Layer, nn.Embedding):
     float_type = nn.Embedding
     example_dims = 0
     roles = (WEIGHT, OUTPUT)
-
-    def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._begin(scheme, learn_scales)
 
     def forward(self, input: Tensor) -> Tensor:
         if self.max_norm is not None:

@@ -116,11 +116,7 @@ class SGD(Optimizer):
                 f"{self._name}: nesterov needs a momentum above 0 and a dampening of 0, got {momentum} and {dampening}"
             )
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-        super().__init__(
-            params,
-            defaults | {"nesterov": nesterov},
-            **options,
-        )
+        super().__init__(params, defaults | {"nesterov": nesterov}, **options)
 
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
         return ("momentum_buffer",) if group["momentum"] else ()
@@ -146,11 +142,7 @@ class Lion(Optimizer):
         **options: Unpack[Options],
     ) -> None:
         _check(self._name, lr=lr, betas=betas, weight_decay=weight_decay)
-        super().__init__(
-            params,
-            {"lr": lr, "betas": betas, "weight_decay": weight_decay},
-            **options,
-        )
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, **options)
 
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
         return ("exp_avg",)

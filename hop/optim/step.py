@@ -156,17 +156,9 @@ def _write(call: tuple[Any, ...]) -> None:
     (write_fused if p.is_cuda else write_updated)(rule, given, key, stream, p, grad, quantizers, buffers)
 
 
-def write_fused(
-    rule: str,
-    numbers: Tensor,
-    seed: Tensor | None,
-    stream: int,
-    p: Tensor,
-    grad: Tensor,
-    quantizers: Sequence[str],
-    buffers: Sequence[Tensor],
-) -> None:
+def write_fused(*call: Any) -> None:
     """As `write_updated`, compiled: tensors of all shapes share programs where blocks run over them as one row."""
+    rule, numbers, seed, stream, p, grad, quantizers, buffers = call
     whole = all(x.is_contiguous() for x in (p, *buffers))
     if p.numel() > 1 and whole and all(Quantizer.parse(q).flat for q in quantizers if q):
         p, grad, buffers = p.view(-1), grad.reshape(-1), [b.view(-1) for b in buffers]
@@ -178,19 +170,10 @@ def _compiled() -> Any:
     return dynamo.compiled(write_updated)
 
 
-def write_updated(
-    rule: str,
-    numbers: Tensor,
-    seed: Tensor | None,
-    stream: int,
-    p: Tensor,
-    grad: Tensor,
-    quantizers: Sequence[str],
-    buffers: Sequence[Tensor],
-) -> None:
-    """The step of one parameter in plain ATen, with its numbers in float32 and the seed of its rounding."""
-    new = updated(rule, numbers, seed, stream, p, grad, quantizers, buffers)
-    for old, x in zip((p, *buffers), new, strict=True):
+def write_updated(*call: Any) -> None:
+    """The step of one parameter, called as `updated`, whose result it writes."""
+    *_, p, _, _, buffers = call
+    for old, x in zip((p, *buffers), updated(*call), strict=True):
         old.copy_(x)
 
 
@@ -209,7 +192,8 @@ def updated(
     quantizers: Sequence[str],
     buffers: Sequence[Tensor],
 ) -> list[Tensor]:
-    """The parameter and the buffers of its states after a step: what one means."""
+    """The parameter and the buffers of its states after a step: what one means, in plain ATen, with its numbers in
+    float32 and the seed of its rounding."""
     held, at = [], 0
     for q in quantizers:
         held.append(buffers[at : at + _buffers(q)])

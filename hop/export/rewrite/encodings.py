@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hop.compat.eager import OpOverload
 from hop.compat.export import quantized_decomposed
-from hop.compat.tracing import known_equal
+from hop.compat.tracing import is_erased, known_equal
 from hop.export.rewrite.program import value
 from hop.numerics.blocks import Block
 from hop.numerics.formats import INT8, UINT8, Integer
@@ -251,3 +252,15 @@ def sizes_of(block: Block) -> str:
     if all(b == -1 for b in block):
         return "tensor"
     return "×".join("all" if b == -1 else str(b) for b in block)
+
+
+def unrecognised(program: ExportedProgram) -> str:
+    """What to say of a program in which nothing is quantized."""
+    seen = sorted({str(n.target) for n in program.graph.nodes if n.op == "call_function" and not is_erased(n)})
+    known = [*QUANTIZE, *DEQUANTIZE, *CHOOSE]
+    return (
+        f"to_integer: found no quantized operator in the program; it saw {', '.join(seen) or 'no operators'}; "
+        f"it knows {', '.join(known)}, products of int8 or uint8 codes or of their casts, and operators of hop; "
+        "quantize the model before it is exported (hop.nn.convert, torchao's quantize_ or PT2E), or use "
+        "hop.export.to_scheme for a program of floats"
+    )

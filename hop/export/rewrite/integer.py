@@ -102,7 +102,7 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
     rewriter = _Rewriter(plain, graph, requantize or Reciprocal())
     rewriter.run()
     if not rewriter.has_recognised:
-        raise ValueError(_unrecognised(plain))
+        raise ValueError(encodings.unrecognised(plain))
     return Rewritten(without_unused(rebuilt(plain, graph)), Report(tuple(rewriter.rows)))
 
 
@@ -372,18 +372,6 @@ class _Rewriter:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
         kinds = [_kind(self.held.get(x, x)) for x in tensors]
         return Row(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
-
-
-def _unrecognised(program: ExportedProgram) -> str:
-    """What to say of a program in which nothing is quantized."""
-    seen = sorted({str(n.target) for n in program.graph.nodes if n.op == "call_function" and not is_erased(n)})
-    known = [*encodings.QUANTIZE, *encodings.DEQUANTIZE, *encodings.CHOOSE]
-    return (
-        f"to_integer: found no quantized operator in the program; it saw {', '.join(seen) or 'no operators'}; "
-        f"it knows {', '.join(known)}, products of int8 or uint8 codes or of their casts, and operators of hop; "
-        "quantize the model before it is exported (hop.nn.convert, torchao's quantize_ or PT2E), or use "
-        "hop.export.to_scheme for a program of floats"
-    )
 
 
 # ---- small questions

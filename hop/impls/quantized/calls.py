@@ -11,6 +11,7 @@ from hop.compat import functorch
 from hop.compat.eager import OpOverload
 from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, TABLE, Operator, aten
 from hop.impls.quantize.arguments import fitting_scales
+from hop.impls.scaled.arguments import check_devices
 from hop.numerics import copies, schemes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import QUANTIZED, Scheme
@@ -159,13 +160,7 @@ def _check_operands(call: Call) -> None:
                 f"quantized: argument {name!r} of {call.op} is quantized by {own}, and the scheme says {wanted}; give "
                 "it as a float tensor, or a scheme that fits"
             )
-    (first, one), *others = found
-    for name, x in others:
-        if x.device != one.device:
-            raise RuntimeError(
-                f"quantized: all tensors must be on one device, but argument {first!r} of {call.op} is on {one.device} "
-                f"and {name!r} on {x.device}; move one of them"
-            )
+    check_devices("quantized", call.op, found)
     if call.roles.family is EMBEDDING and call.scheme.rhs is None:
         raise ValueError(f"quantized: {call.op} looks up rows of its rhs, which {call.scheme!r} leaves in floats")
 

@@ -1,11 +1,13 @@
 """What may be asked of scaled."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hop.compat import eager, tracing
+from hop.compat.eager import OpOverload
 from hop.dispatch.operators import BIAS, CONVOLUTION, INDEX, LHS, MATRIX, RHS, SCALED
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.calls import Call, by_sum, tensors, usage
@@ -108,11 +110,16 @@ def _check_roles(call: Call) -> None:
                 )
     if all(isinstance(x, Tensor) for _, x in found):
         raise TypeError(f"scaled: one argument of {call.op} at least must be a QuantizedTensor; use {call.op} itself")
-    (first, one), *others = found
+    check_devices("scaled", call.op, found)
+
+
+def check_devices(caller: str, op: OpOverload, operands: Sequence[tuple[str, Any]]) -> None:
+    """Raise RuntimeError unless all tensors, the arguments `operands` of `op`, are on one device."""
+    (first, one), *others = operands
     for name, other in others:
         if other.device != one.device:
             raise RuntimeError(
-                f"scaled: all tensors must be on one device, but argument {first!r} of {call.op} is on {one.device} "
+                f"{caller}: all tensors must be on one device, but argument {first!r} of {op} is on {one.device} "
                 f"and {name!r} on {other.device}; move one of them"
             )
 
