@@ -91,25 +91,15 @@ class _Format(NamedTuple):
 
     name: str
     words: Callable[[Any], dict[str, Any]]
-    declines: Callable[[Any], str | None]
+    declines: Callable[[Any], str | None] = lambda f: None
 
 
-def _of_integer(f: Integer) -> dict[str, Any]:
-    return {"low": f.low, "high": f.high, "zero": f.zero}
+def _integer(f: Integer) -> str | None:
+    is_usual = (f.dtype == torch.int8) == (f.low < 0)
+    return None if is_usual else f"for signed integers in int8 and others in uint8; {f.name} is otherwise"
 
 
-def _declines_integer(f: Integer) -> str | None:
-    if (f.dtype == torch.int8) != (f.low < 0):
-        return f"for signed integers in int8 and others in uint8; {f.name} is otherwise"
-    return None
-
-
-def _of_float(f: Float) -> dict[str, Any]:
-    found = {"mantissa_bits": f.mantissa_bits, "bias": f.bias, "largest": f.largest}
-    return found | {"keeps_nan": int(f.dtype.is_floating_point)}
-
-
-def _declines_float(f: Float) -> str | None:
+def _float(f: Float) -> str | None:
     known = (E4M3, E5M2) if f.dtype.is_floating_point else (f,)
     is_plain = (f.dtype.is_floating_point or f.dtype == torch.uint8) and any(_equal(f, k) for k in known)
     if f.mantissa_bits == 0 or not is_plain:
@@ -117,19 +107,20 @@ def _declines_float(f: Float) -> str | None:
     return None
 
 
-def _of_codebook(f: Codebook) -> dict[str, Any]:
+def _codebook(f: Codebook) -> dict[str, Any]:
     lists = {"thresholds": f._thresholds, "numbers": f.book}
     return {"zero_code": f._zero_code} | {name: _list(map(bits, v)) for name, v in lists.items()}
 
 
-def _declines_codebook(f: Codebook) -> str | None:
-    return None if f.dtype == torch.uint8 else f"for codes in uint8, not {f.dtype}"
+def _bits_of_float(f: Float) -> dict[str, Any]:
+    found = {"mantissa_bits": f.mantissa_bits, "bias": f.bias, "largest": f.largest}
+    return found | {"keeps_nan": int(f.dtype.is_floating_point)}
 
 
 _FORMATS: dict[type, _Format] = {
-    Integer: _Format("integer", _of_integer, _declines_integer),
-    Float: _Format("float", _of_float, _declines_float),
-    Codebook: _Format("codebook", _of_codebook, _declines_codebook),
+    Integer: _Format("integer", lambda f: {"low": f.low, "high": f.high, "zero": f.zero}, _integer),
+    Float: _Format("float", _bits_of_float, _float),
+    Codebook: _Format("codebook", _codebook),  # in uint8, as all are
 }
 
 
@@ -153,48 +144,39 @@ class _Rule(NamedTuple):
     of_floats: bool = False
 
 
-def _declines_given(rule: Given, format: Format) -> str | None:
-    if isinstance(rule.requantize, Reciprocal):
-        return "divides by the scale, and does not multiply by its reciprocal"
-    return None
+def _amax(rule: Amax, f: Format) -> dict[str, Any]:
+    return {"floor": bits(rule.floor), "range": bits(f.max - f.zero)}
 
 
-def _of_amax(rule: Amax, format: Format) -> dict[str, Any]:
-    return {"floor": bits(rule.floor), "range": bits(format.max - format.zero)}
+def _current(rule: CurrentScaling, most_of_dtype: int) -> dict[str, Any]:
+    return {"floor": bits(rule.eps), "power_of_two": int(rule.power_of_two), "most_of_dtype": most_of_dtype}
 
 
-def _declines_amax(rule: Amax, format: Format) -> str | None:
-    return f"{format.name} has no number above its zero" if format.max == format.zero else None
+def _microscaling(rule: Microscaling, f: Format) -> dict[str, Any]:
+    found = {"scale": "uint8", "inverse": bits(1 / f.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
+    return found | {"largest_power": exponent_of(f)}
 
 
-def _of_min_max(rule: MinMax, format: Format) -> dict[str, Any]:
-    return {"range": bits(format.max - format.min)}
-
-
-def _of_current(rule: CurrentScaling, format: Format) -> dict[str, Any]:
-    return {"floor": bits(rule.eps), "power_of_two": int(rule.power_of_two), "most_of_dtype": 0}
-
-
-def _of_blocks(rule: BlockScaling, format: Format) -> dict[str, Any]:
-    return _of_current(rule, format) | {"most_of_dtype": 1}
-
-
-def _of_microscaling(rule: Microscaling, format: Format) -> dict[str, Any]:
-    found = {"scale": "uint8", "inverse": bits(1 / format.max), "rounding": MX_ROUNDINGS.index(rule.rounding)}
-    return found | {"largest_power": exponent_of(format)}
-
-
-def _declines_microscaling(rule: Microscaling, format: Format) -> str | None:
-    return None if _equal(rule.exponent, E8M0) else f"for exponents in e8m0, not {rule.exponent.name}"
-
-
-def _of_two_level(rule: TwoLevel, format: Format) -> dict[str, Any]:
-    top = rule.inner.max * format.max
-    found = {"scale": "e4m3", "inverse": bits(1 / format.max), "top": bits(top), "inverse_top": bits(1 / top)}
+def _two_level(rule: TwoLevel, f: Format) -> dict[str, Any]:
+    top = rule.inner.max * f.max
+    found = {"scale": "e4m3", "inverse": bits(1 / f.max), "top": bits(top), "inverse_top": bits(1 / top)}
     return found | {"outer": _list(rule.outer)}
 
 
-def _declines_two_level(rule: TwoLevel, format: Format) -> str | None:
+def _declines_given(rule: Given, f: Format) -> str | None:
+    by_reciprocal = isinstance(rule.requantize, Reciprocal)
+    return "divides by the scale, and does not multiply by its reciprocal" if by_reciprocal else None
+
+
+def _declines_amax(rule: Amax, f: Format) -> str | None:
+    return f"{f.name} has no number above its zero" if f.max == f.zero else None
+
+
+def _declines_microscaling(rule: Microscaling, f: Format) -> str | None:
+    return None if _equal(rule.exponent, E8M0) else f"for exponents in e8m0, not {rule.exponent.name}"
+
+
+def _declines_two_level(rule: TwoLevel, f: Format) -> str | None:
     if not _equal(rule.inner, E4M3):
         return f"for scales in e4m3, not {rule.inner.name}"
     if any(b != -1 for b in rule.outer) and rule.outer != (1, -1):
@@ -204,13 +186,13 @@ def _declines_two_level(rule: TwoLevel, format: Format) -> str | None:
 
 _RULES: dict[type, _Rule] = {
     Given: _Rule("given", declines=_declines_given),
-    Amax: _Rule("amax", _of_amax, _declines_amax, by_amax=True),
-    MinMax: _Rule("minmax", _of_min_max),
+    Amax: _Rule("amax", _amax, _declines_amax, by_amax=True),
+    MinMax: _Rule("minmax", lambda rule, f: {"range": bits(f.max - f.min)}),
     AbsMean: _Rule("absmean"),
-    CurrentScaling: _Rule("current", _of_current, by_amax=True, of_floats=True),
-    BlockScaling: _Rule("current", _of_blocks, by_amax=True, of_floats=True),
-    Microscaling: _Rule("microscaling", _of_microscaling, _declines_microscaling, of_floats=True),
-    TwoLevel: _Rule("two_level", _of_two_level, _declines_two_level, of_floats=True),
+    CurrentScaling: _Rule("current", lambda rule, f: _current(rule, 0), by_amax=True, of_floats=True),
+    BlockScaling: _Rule("current", lambda rule, f: _current(rule, 1), by_amax=True, of_floats=True),
+    Microscaling: _Rule("microscaling", _microscaling, _declines_microscaling, of_floats=True),
+    TwoLevel: _Rule("two_level", _two_level, _declines_two_level, of_floats=True),
 }
 
 
