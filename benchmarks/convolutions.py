@@ -14,10 +14,10 @@ from benchmarks.timing import Row, interleaved
 from hop.numerics.formats import UINT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FloatMultiplier
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 
 aten, onednn = torch.ops.aten, torch.ops.onednn
-_STATIC = Quantizer(UINT8, scale=Given(affine=True, requantize=FloatMultiplier()))
+_STATIC = Quantizer(UINT8, scale=Static(affine=True, requantize=FloatMultiplier()))
 _SCALE, _ZERO = 0.02, 128  # of inputs and results
 
 

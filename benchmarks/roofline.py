@@ -109,8 +109,8 @@ def limits(axes: Any, peak: float, bandwidth: float) -> None:
         axes.text(begin, 1.12 * tops, text)
     axes.plot([left, peak / bandwidth], [left * bandwidth, peak], color=INK, linewidth=1.4)
     (x0, y0), (x1, y1) = axes.transData.transform([(1.0, bandwidth), (10.0, 10 * bandwidth)])
-    turned = {"rotation": math.degrees(math.atan2(y1 - y0, x1 - x0)), "rotation_mode": "anchor"}
-    axes.text(begin, 1.25 * begin * bandwidth, f"memory: {bandwidth * 1e3:.3g} GB/s", **turned)
+    transposed = {"rotation": math.degrees(math.atan2(y1 - y0, x1 - x0)), "rotation_mode": "anchor"}
+    axes.text(begin, 1.25 * begin * bandwidth, f"memory: {bandwidth * 1e3:.3g} GB/s", **transposed)
 
 
 def products(axes: Any, rows: Sequence[Row]) -> None:

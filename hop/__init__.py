@@ -54,3 +54,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER, "patch_torch"})
+
+
+_aliases.install()

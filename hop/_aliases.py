@@ -24,6 +24,9 @@ RENAMED = {  # since 0.1; they go with 0.3
 }
 
 
+NAMES = {"hop.numerics.scale_rules": {"Given": "Static"}}  # in modules, likewise
+
+
 class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds a module by its other name."""
 
@@ -46,3 +49,17 @@ class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.insert(0, _Aliases())  # before what may lie about from an earlier version
+
+
+def install() -> None:
+    """Let modules that are imported have their names of earlier versions too."""
+    for module, names in NAMES.items():
+
+        def named(name: str, module: str = module, names: dict[str, str] = names) -> Any:
+            if name not in names:
+                raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            message = f"{module}.{name} is now {names[name]}, and goes with hop 0.3"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            return getattr(sys.modules[module], names[name])
+
+        vars(sys.modules[module])["__getattr__"] = named

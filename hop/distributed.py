@@ -1,7 +1,7 @@
 """Layers of hop.nn on several processes. `import hop` does not import this module, which imports torch.distributed.
 
 PyTorch's own styles of parallelize_module take layers of hop.nn whose scales are found anew in each call. A layer that
-keeps scales (those of the rules hop.scale_rules.Given and Delayed) has a submodule for them, which those styles do not
+keeps scales (those of the rules hop.scale_rules.Static and Delayed) has a submodule for them, which those styles do not
 expect; the styles here do, and take any layer of hop.nn or PyTorch.
 """
 

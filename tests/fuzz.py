@@ -33,7 +33,7 @@ from hop import presets as P
 from hop.compat import memory
 from hop.kernels.cpu import native
 from hop.numerics.formats import INT8, UINT8
-from hop.numerics.scale_rules import Given, MinMax
+from hop.numerics.scale_rules import MinMax, Static
 
 aten = torch.ops.aten
 
@@ -115,7 +115,7 @@ QUANTIZERS = [
 ]
 EXACT = [P.INT8_TENSOR, P.INT8_ROW, P.INT8_ROW_AFFINE, P.INT8_TENSOR_AFFINE, P.UINT8_ROW_AFFINE]
 WEIGHTS = [P.INT8_TENSOR, P.INT8_ROW, P.INT4_32, Quantizer(INT8, (1, 32))]
-STATIC = [Quantizer(INT8, scale=Given()), Quantizer(UINT8, scale=Given(affine=True))]
+STATIC = [Quantizer(INT8, scale=Static()), Quantizer(UINT8, scale=Static(affine=True))]
 
 
 def plain(rng: Rng, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -279,7 +279,7 @@ def matmul(rng: Rng) -> Case:
     return [*args, *given.values()], lambda: hop.scaled(aten.linear.default, output, *args, **given)
 
 
-def turned(rng: Rng) -> Case:
+def transposed(rng: Rng) -> Case:
     k, n = rng.choice([32, 96]), rng.choice([8, 40])
     x, w = quantized(rng, P.INT8_ROW, 6, k), quantized(rng, P.INT8_ROW, n, k)
     return [x, w], lambda: hop.scaled(aten.mm.default, torch.float32, x, w.t())
@@ -437,7 +437,7 @@ def made(rng: Rng) -> Case:
 
 
 CASES = [
-    *(matmul, matmul, turned, batch, convolution, convolution, embedding, pointwise, quantize, given, dequantize),
+    *(matmul, matmul, transposed, batch, convolution, convolution, embedding, pointwise, quantize, given, dequantize),
     *(views, views, unpack, noise, integers, backward, layer, step, made),
 ]
 

@@ -61,9 +61,9 @@ class _SharedQuantizer(FastQuantizer):
 def shared(quantizer: Quantizer, reduce: Reduce) -> Quantizer:
     """`quantizer` for a part of a tensor, with the scales of the whole, whose statistics `reduce` combines."""
     own = fast(str(quantizer))
-    made = _SharedQuantizer(**{f.name: getattr(own, f.name) for f in fields(own)})
-    object.__setattr__(made, "reduce", reduce)
-    return made
+    result = _SharedQuantizer(**{f.name: getattr(own, f.name) for f in fields(own)})
+    object.__setattr__(result, "reduce", reduce)
+    return result
 
 
 def quantize_shared(
@@ -110,14 +110,14 @@ def run(
     parts = [None if t is None else dtensor.local_part(dtensor.as_dtensor(t, mesh), placed(t.shape)) for t in tensors]
     if any(d is not None for d in dims):
         quantizer = shared(quantizer, reduction(mesh, dims)) if _is_cut(quantizer, len(shape), dims) else quantizer
-    made = []
+    result = []
     for out, size in zip(function(quantizer, *parts), shapes, strict=True):
         if out is None:
-            made.append(None)
+            result.append(None)
             continue
         strides = memory_format.strides(size, out)
-        made.append(dtensor.make_dtensor(out, dtensor.Sharding([], mesh, placed(size), torch.Size(size), strides)))
-    return made
+        result.append(dtensor.make_dtensor(out, dtensor.Sharding([], mesh, placed(size), torch.Size(size), strides)))
+    return result
 
 
 def is_shared(quantizer: Quantizer) -> bool:
@@ -148,17 +148,17 @@ def _dimensions(
     quantizer: Quantizer, shape: Sequence[int], usages: Sequence[str], given: Sequence[Any], mesh: Any
 ) -> list[int | None]:
     """For each axis of the mesh the dimension that stays sharded over it, None for none."""
-    found: list[int | None] = []
+    result: list[int | None] = []
     for axis, p in enumerate(given):
         stays = (
             p.is_shard()
-            and p.dim not in found
+            and p.dim not in result
             and not tracing.known_equal(shape[p.dim], 1)
             and tuple(usages) == (copies.ROWWISE,)
             and keeps_blocks(quantizer, shape, p.dim, mesh.size(axis))
         )
-        found.append(p.dim if stays else None)
-    return found
+        result.append(p.dim if stays else None)
+    return result
 
 
 def keeps_blocks(quantizer: Quantizer, shape: Sequence[int], dim: int, size: int) -> bool:

@@ -94,8 +94,8 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
     folder = Path(folder)
     together = process_groups.processes(process_group)
     with _own_exceptions():
-        found, manifest = together.broadcast("find", lambda: _find(folder, step))
-        path = folder / f"step_{found}"
+        result, manifest = together.broadcast("find", lambda: _find(folder, step))
+        path = folder / f"step_{result}"
         mine = sorted(manifest)[together.get_rank() :: together.get_world_size()]
         together.all_gather("verify", lambda: [_verify(path / name, manifest[name]) for name in mine])
         dcp.load(
@@ -104,7 +104,7 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
             planner=LoadPlanner(),
             process_group=process_group,
         )
-    return found
+    return result
 
 
 def steps(folder: str | Path) -> list[int]:
@@ -174,12 +174,12 @@ def _digest(path: Path) -> dict[str, Any]:
 
 def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
     """The step, and the files of its checkpoint."""
-    found = latest(folder) if step is None else step
-    if found is None or found not in steps(folder):
+    result = latest(folder) if step is None else step
+    if result is None or result not in steps(folder):
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         there = f"it has those of steps {steps(folder)}" if steps(folder) else "save one first, or name its folder"
         raise FileNotFoundError(f"{folder} has {wanted}; {there}")
-    path = folder / f"step_{found}" / _MANIFEST
+    path = folder / f"step_{result}" / _MANIFEST
     try:
         manifest: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -189,7 +189,7 @@ def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
     described = cast(dict[str, Any], files) if isinstance(files, dict) else {}
     if _METADATA not in described or any(set(f) != _FIELDS for f in described.values()):
         raise ValueError(f"{path} is no manifest of version {_VERSION}; load another step of {steps(folder)}")
-    return found, described
+    return result, described
 
 
 class _Writer(dcp.FileSystemWriter):
@@ -216,10 +216,10 @@ class _Unpickler(pickle.Unpickler):
     """Reads metadata that hold DCP's own classes, sizes and dtypes; others could run anything."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name) if module.split(".")[0] in ("torch", "pathlib") else None
-        own = module.startswith("torch.distributed.checkpoint.") and isinstance(found, type)
-        if own or found is torch.Size or isinstance(found, torch.dtype) or (module, name) in _HARMLESS:
-            return found
+        result = super().find_class(module, name) if module.split(".")[0] in ("torch", "pathlib") else None
+        own = module.startswith("torch.distributed.checkpoint.") and isinstance(result, type)
+        if own or result is torch.Size or isinstance(result, torch.dtype) or (module, name) in _HARMLESS:
+            return result
         raise pickle.UnpicklingError(f"metadata of a checkpoint hold no {module}.{name}")
 
 

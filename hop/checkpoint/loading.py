@@ -20,7 +20,7 @@ from hop.checkpoint import regroup
 from hop.checkpoint.entries import KEY, describe, entry_name, taken_apart
 from hop.checkpoint.shards import Chunk, Part
 from hop.compat import dtensor
-from hop.tensor.table import Cut
+from hop.tensor.table import IndivisibleError
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -168,7 +168,7 @@ def _fits(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> bool
         return entry_name(fqn, "codes", part.region()) in metadata.state_dict_metadata
     try:
         part.chunks()
-    except Cut:
+    except IndivisibleError:
         return False
     return True
 
@@ -190,7 +190,7 @@ def _read(fqn: str, part: Part, saved: Mapping[str, Any], metadata: Any) -> dict
     else:
         try:
             chunks = {entry_name(fqn, name): chunk for name, chunk in part.chunks().items()}
-        except Cut as error:
+        except IndivisibleError as error:
             raise ValueError(f"{fqn!r}: the part {part.region()} cannot be loaded: {error}") from error
     return _checked_sizes(chunks, metadata)
 

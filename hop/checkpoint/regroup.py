@@ -40,13 +40,13 @@ class Piece:
 
     def overlap(self) -> list[tuple[slice, slice]]:
         """Along each dimension the range that the part has of it: in the part, and in the piece. Empty for none."""
-        found: list[tuple[slice, slice]] = []
+        result: list[tuple[slice, slice]] = []
         for (start, end), offset, size in zip(self.ranges, self.part.offsets, self.part.tensor.shape, strict=True):
             low, high = max(start, offset), min(end, offset + size)
             if low >= high:
                 return []
-            found.append((slice(low - offset, high - offset), slice(low - start, high - start)))
-        return found
+            result.append((slice(low - offset, high - offset), slice(low - start, high - start)))
+        return result
 
     def write(self, out: Tensor) -> None:
         """Its numbers, into those of the part."""
@@ -111,12 +111,12 @@ class Regrouped:
 
 def regions(entries: Mapping[str, Any]) -> dict[str, list[str]]:
     """The regions of all pieces in a checkpoint, by the name of the entry before them."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for entry in entries:
         if entry.endswith("]"):
             name, region = entry[:-1].rsplit("[", 1)
-            found.setdefault(name, []).append(region)
-    return found
+            result.setdefault(name, []).append(region)
+    return result
 
 
 def _ranges(region: str) -> tuple[Range, ...]:

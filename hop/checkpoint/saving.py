@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 from hop.checkpoint.entries import KEY, describe, entry_name, taken_apart
 from hop.checkpoint.shards import Chunk, Part
-from hop.tensor.table import Cut
+from hop.tensor.table import IndivisibleError
 
 
 class _Record(NamedTuple):
@@ -83,23 +83,23 @@ class SavePlanner(DefaultSavePlanner):
         return self.buffers[index.fqn] if index.fqn in self.buffers else super().lookup_object(index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        found = super().transform_object(write_item, object)
+        result = super().transform_object(write_item, object)
         if write_item.type == WriteItemType.BYTE_IO:
             try:
-                torch.load(io.BytesIO(found.getbuffer()), weights_only=True)
+                torch.load(io.BytesIO(result.getbuffer()), weights_only=True)
             except pickle.UnpicklingError as error:
                 raise ValueError(
                     f"state_dict: {write_item.index.fqn!r} holds {type(object).__name__}, which could not be loaded "
                     f"again: {error}"
                 ) from error
-        return found
+        return result
 
 
 def _write(fqn: str, part: Part, path: tuple[Any, ...]) -> tuple[_Record, list[WriteItem]]:
     buffers, cut = part.tensor.buffers(), None
     try:
         chunks = part.chunks()
-    except Cut as reason:  # the coordinator makes pieces of all parts
+    except IndivisibleError as reason:  # the coordinator makes pieces of all parts
         chunks, cut = {name: Chunk(b, (0,) * b.dim(), tuple(b.shape)) for name, b in buffers.items()}, str(reason)
     digests = {(name, c.offsets): _digest(c.buffer) for name, c in chunks.items() if c.is_shared}
     items = [

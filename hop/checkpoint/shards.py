@@ -15,7 +15,7 @@ from torch import Tensor
 from hop.compat import dtensor
 from hop.numerics import copies
 from hop.tensor import QuantizedTensor, units
-from hop.tensor.table import Cut
+from hop.tensor.table import IndivisibleError
 
 
 class Chunk(NamedTuple):
@@ -103,7 +103,9 @@ def _start(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -
     while sizes[cut] == 1 and cut + 1 < len(shape):
         cut += 1
     if any(n != whole for n, whole in zip(sizes[cut + 1 :], shape[cut + 1 :], strict=True)):
-        raise Cut("its blocks run over the flattened tensor, in which the part's elements do not stand in a row")
+        raise IndivisibleError(
+            "its blocks run over the flattened tensor, in which the part's elements do not stand in a row"
+        )
     return sum(o * math.prod(shape[d + 1 :]) for d, o in enumerate(offsets))
 
 
@@ -113,5 +115,7 @@ def _range(name: str, where: str, unit: int, start: int, length: int, n: int) ->
     if unit == -1 or (unit >= n and name != "codes"):
         return 0, length != n
     if start % unit or (end % unit and end != n):
-        raise Cut(f"{unit} elements along {where} share a byte or a scale, and {start}:{end} of {n} cuts them")
+        raise IndivisibleError(
+            f"{unit} elements along {where} share a byte or a scale, and {start}:{end} of {n} cuts them"
+        )
     return start // unit, False

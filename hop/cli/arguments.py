@@ -52,19 +52,19 @@ def operator(text: str) -> OpOverload:
     namespace, name, overload = match.groups()
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     overloads = [] if packet is None or not hasattr(packet, "overloads") else packet.overloads()
-    found = getattr(packet, overload or "default", None) if (overload or "default") in overloads else None
-    if not isinstance(found, OpOverload):
+    result = getattr(packet, overload or "default", None) if (overload or "default") in overloads else None
+    if not isinstance(result, OpOverload):
         known = f"; its overloads are {', '.join(overloads)}" if overloads else ""
         raise typer.BadParameter(f"torch.ops has no operator {text}{known}", param_hint="OP")
-    return found
+    return result
 
 
 def output(text: str) -> torch.dtype | Quantizer:
     """What an operator is to give: a dtype, or a preset."""
-    found = _kind(text)
-    if found is None:
+    result = _kind(text)
+    if result is None:
         raise _unknown(text, "OUTPUT")
-    return found
+    return result
 
 
 def values(words: list[str], device: torch.device) -> tuple[list[Any], dict[str, Any]]:
@@ -97,16 +97,16 @@ def _value(word: str, device: torch.device) -> Any:
     if (dtype := _DTYPES.get(word)) is not None:
         return dtype
     try:
-        found = json.loads(word)
+        result = json.loads(word)
     except ValueError:
-        found = word
-    if isinstance(found, str | dict):
+        result = word
+    if isinstance(result, str | dict):
         raise typer.BadParameter(
             f"{word!r} is no argument; spell tensors as int8:128x256 or INT8_ROW:128x256, and numbers and lists as "
             "1 or [1,1]",
             param_hint="ARG",
         )
-    return found
+    return result
 
 
 def _tensor(name: str, sizes: str, modifiers: str, *, device: torch.device) -> Tensor:
@@ -139,10 +139,10 @@ def given(q: Quantizer, device: torch.device) -> dict[str, Any]:
     """A scale and a zero point for a quantizer that has no rule for them; nothing for others."""
     if not q.scale.is_static:
         return {}
-    found = {"scale": torch.ones((), device=device)}
+    result = {"scale": torch.ones((), device=device)}
     if q.scale.has_zero_point():
-        found["zero_point"] = torch.zeros((), device=device, dtype=q.format.dtype)
-    return found
+        result["zero_point"] = torch.zeros((), device=device, dtype=q.format.dtype)
+    return result
 
 
 def _kind(name: str) -> torch.dtype | Quantizer | None:

@@ -77,11 +77,11 @@ def _measured(groups: list[Any], file: Path | None) -> dict[str, Any]:
                     above(running.line(row), style="red" if row.met is False else None)
                 bar.step()
     finally:
-        found = running.results(rows)
+        result = running.results(rows)
         if rows:
-            _write(found, file)
+            _write(result, file)
     tell(running.summary(rows))
-    return found
+    return result
 
 
 def _write(results: dict[str, Any], file: Path | None) -> None:
@@ -106,12 +106,12 @@ def _compared(old: dict[str, Any], new: dict[str, Any], slower: float, tell: Cal
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        result = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
-    if not isinstance(found, dict) or "rows" not in found:
+    if not isinstance(result, dict) or "rows" not in result:
         raise ValueError(f"{path} holds no results of hop bench --json: it has no rows")
-    return found
+    return result
 
 
 def benchmarks(name: str) -> Any:

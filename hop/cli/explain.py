@@ -74,13 +74,13 @@ def _made(op: Any, result: Any, args: list[Any], kwargs: dict[str, Any]) -> str 
 
 def _device(name: str) -> torch.device:
     try:
-        found = torch.device(name)
+        result = torch.device(name)
     except RuntimeError as error:
         raise typer.BadParameter(
             f"{name!r} is no device of PyTorch: cpu, cuda, cuda:1", param_hint="'--device'"
         ) from error
     try:
-        torch.empty(0, device=found)
+        torch.empty(0, device=result)
     except (AssertionError, RuntimeError, NotImplementedError) as error:  # PyTorch without CUDA asserts
         raise typer.BadParameter(f"{name!r} is not here: {error}", param_hint="'--device'") from error
-    return found
+    return result

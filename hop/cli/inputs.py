@@ -142,14 +142,14 @@ def load_inputs(program: ExportedProgram, path: str | Path | None = None, *, see
     counts = {len(v) for w in wanted if (v := values.get(w.name)) is not None and v.dim() == _dims(w) + 1}
     if len(counts) > 1:
         raise ValueError(f"{path}: arrays hold different numbers of inputs: {sorted(counts)}")
-    made = []
+    result = []
     for i in range(counts.pop() if counts else 1):
         leaves = []
         for w in wanted:
             x = values.get(w.name)
             leaves.append(w.constant if x is None else x[i] if x.dim() > _dims(w) else x)
-        made.append(_arguments(program, leaves))
-    return made
+        result.append(_arguments(program, leaves))
+    return result
 
 
 def inputs_of(program: ExportedProgram) -> list[Wanted]:
@@ -179,13 +179,13 @@ def _drawn(w: Wanted, generator: torch.Generator) -> Any:
     shape = w.example.shape if isinstance(w.example, Tensor) else [_hint(n, w.name) for n in val.shape]
     if val.dtype.is_floating_point or val.dtype.is_complex:
         wide = torch.float64 if val.dtype == torch.float64 else torch.float32
-        made = torch.randn(shape, generator=generator, dtype=val.dtype if val.dtype.is_complex else wide)
+        result = torch.randn(shape, generator=generator, dtype=val.dtype if val.dtype.is_complex else wide)
     else:
         low, high = 0, _rows(w.node)
         if val.dtype != torch.bool and (info := torch.iinfo(val.dtype)).bits <= 16:
             low, high = info.min, info.max + 1
-        made = torch.randint(low, high, shape, generator=generator)
-    return made.to(dtype=val.dtype, device=val.device)
+        result = torch.randint(low, high, shape, generator=generator)
+    return result.to(dtype=val.dtype, device=val.device)
 
 
 def _hint(size: Any, name: str) -> int:
@@ -232,25 +232,25 @@ def _rows(node: Node) -> int:
 
 def _found(held: Mapping[str, Tensor], position: int, w: Wanted, path: str | Path) -> Tensor:
     names = (w.name, str(position), f"arr_{position}")
-    found = next((held[n] for n in names if n in held), None)
-    if found is None:
+    result = next((held[n] for n in names if n in held), None)
+    if result is None:
         raise ValueError(
             f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(held) or 'nothing'}"
         )
     val = value(w.node)
     if not isinstance(val, Tensor):
         raise ValueError(f"input {position} of the program, {w.name!r}, is no tensor, and cannot be read from a file")
-    if found.dtype != val.dtype:
-        raise ValueError(f"{path}: {w.name!r} is {found.dtype}, and the program takes {val.dtype}")
-    sizes = found.shape[max(found.dim() - val.dim(), 0) :]
+    if result.dtype != val.dtype:
+        raise ValueError(f"{path}: {w.name!r} is {result.dtype}, and the program takes {val.dtype}")
+    sizes = result.shape[max(result.dim() - val.dim(), 0) :]
     fits = all(not isinstance(n, int) or n == its for n, its in zip(val.shape, sizes, strict=False))
-    if found.dim() - val.dim() not in (0, 1) or not fits:
+    if result.dim() - val.dim() not in (0, 1) or not fits:
         shape = ", ".join(map(str, val.shape))
         raise ValueError(
-            f"{path}: {w.name!r} has shape {tuple(found.shape)}, and the program takes ({shape}), or several of these "
+            f"{path}: {w.name!r} has shape {tuple(result.shape)}, and the program takes ({shape}), or several of these "
             "along a dimension more in front"
         )
-    return found.to(val.device)
+    return result.to(val.device)
 
 
 def _dims(w: Wanted) -> int:

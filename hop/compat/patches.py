@@ -87,8 +87,8 @@ PATCHES: dict[str, Patch] = {}
 
 def _going_around(name: str, fault: str, *reported: str, until: Version | None = None) -> Patch:
     """A record of what our own code goes around."""
-    made = PATCHES[name] = Patch(name, fault, reported, until=until)
-    return made
+    result = PATCHES[name] = Patch(name, fault, reported, until=until)
+    return result
 
 
 def _changing(
@@ -102,8 +102,8 @@ def _changing(
 
     def enter(changes: Callable[[], Changes]) -> Patch:
         name = changes.__name__
-        made = PATCHES[name] = Patch(name, fault, reported, since, until, module, changes)
-        return made
+        result = PATCHES[name] = Patch(name, fault, reported, since, until, module, changes)
+        return result
 
     return enter
 

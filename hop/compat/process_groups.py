@@ -89,6 +89,6 @@ def gloo_of_one_thread(store: Any, rank: int, size: int, timeout: timedelta) -> 
     options = group._Options()
     options._devices = [group.create_device(interface=name) for name in interfaces] or [group.create_default_device()]
     options._threads, options._timeout = 1, timeout
-    made = group(store, rank, size, options)
-    made._set_sequence_number_for_group()
-    return made
+    result = group(store, rank, size, options)
+    result._set_sequence_number_for_group()
+    return result

@@ -28,10 +28,10 @@ class Composite(Hop):
     def _of_parts(self, /, *args: Any, **kwargs: Any) -> Any:
         """The reference, for which a DTensor of such tensors is such a tensor of DTensors."""
         if any(map(dtensor.is_dtensor, plan.tensors(args, kwargs))):
-            args, kwargs = tree_map_only(Tensor, self._turned, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, self._transposed, (args, kwargs))
         return self.reference(*args, **kwargs)
 
-    def _turned(self, x: Tensor) -> Tensor:
+    def _transposed(self, x: Tensor) -> Tensor:
         if not dtensor.is_dtensor(x):
             return x
         part: object = dtensor.own_part(x)

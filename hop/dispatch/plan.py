@@ -129,10 +129,10 @@ def is_plain(classes: frozenset[type], args: Iterable[Any], kwargs: Mapping[str,
 
 def tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among the arguments and in the lists that are among them; a tenth of the time of tree_leaves."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
-            found.append(x)
+            result.append(x)
         elif isinstance(x, _LISTS) and x and not isinstance(x[0], int):
-            found += [y for y in cast(list[Any], x) if isinstance(y, Tensor)]
-    return found
+            result += [y for y in cast(list[Any], x) if isinstance(y, Tensor)]
+    return result

@@ -14,7 +14,7 @@ master.py       float weights that FSDP2 gathers as codes; gathering.py prepares
 
 from torch import nn as _nn
 
-from hop.nn.collection import calibrate as calibrate
+from hop.nn.calibration import calibrate as calibrate
 from hop.nn.contexts import same_scheme as same_scheme
 from hop.nn.contexts import scheme as scheme
 from hop.nn.conversion import Report as Report

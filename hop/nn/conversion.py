@@ -86,7 +86,7 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
     elif learn_scales and not any(_has_static_scale(row.scheme) for row in rows):
         warnings.warn(
             "convert: learn_scales=True makes static scales Parameters, and no scheme has one: take one with "
-            "hop.scale_rules.Given, such as hop.schemes.INT8_STATIC",
+            "hop.scale_rules.Static, such as hop.schemes.INT8_STATIC",
             stacklevel=2,
         )
     return report

@@ -106,22 +106,22 @@ def _quantizer(name: str, layer: Layer) -> Quantizer:
 def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
     weight, scheme = layer.weight, layer.plan().scheme
     assert scheme is not None
-    turned = scheme.backward == QUANTIZED and isinstance(layer, Linear)
-    turned = turned and not schemes.rows_share_scales(q) and not schemes.turns_exactly(q)
+    as_columns = scheme.backward == QUANTIZED and isinstance(layer, Linear)
+    as_columns = as_columns and not schemes.rows_share_scales(q) and not schemes.turns_exactly(q)
     needs_scale = q.scale.missing() is not None
-    if turned and needs_scale:
+    if as_columns and needs_scale:
         raise ValueError(f"gather_as_codes: layer {name!r}: the column-wise copy has no scale of its own ({q})")
     masks = scheme.backward != QUANTIZED and (needs_scale or q.scale.clips())
     local, outer = weight.detach(), None
     if dtensor.is_dtensor(weight):
         local = dtensor.own_part(weight).detach()
-        outer = (weight.device_mesh, _cut_dimensions(name, [q, q.transposed(2)] if turned else [q], weight))
+        outer = (weight.device_mesh, _cut_dimensions(name, [q, q.transposed(2)] if as_columns else [q], weight))
         if isinstance(state := layer.scales[WEIGHT] if needs_scale else None, StaticScale) and state.scale.numel() > 1:
             raise ValueError(
                 f"gather_as_codes: layer {name!r}: its static scale, one for each block ({q}), is not spread as its "
                 "weight, a DTensor; take one scale for the tensor, or a quantizer that finds its scales"
             )
-    gathering = Gathering(q, tuple(local.shape), turned, outer, weakref.ref(layer), masks)
+    gathering = Gathering(q, tuple(local.shape), as_columns, outer, weakref.ref(layer), masks)
     made: Any = MasterWeight(local, gathering)
     if outer is not None:
         at = dtensor.Sharding([], weight.device_mesh, weight.placements, weight.shape, weight.stride())
@@ -131,8 +131,8 @@ def _master(name: str, layer: Layer, q: Quantizer) -> nn.Parameter:
 
 def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> tuple[int | None, ...]:
     """For each axis of the mesh of a DTensor the dimension that it cuts."""
-    found = tuple(p.dim if p.is_shard() else None for p in weight.placements)
-    for axis, (p, d) in enumerate(zip(weight.placements, found, strict=True)):
+    result = tuple(p.dim if p.is_shard() else None for p in weight.placements)
+    for axis, (p, d) in enumerate(zip(weight.placements, result, strict=True)):
         size = weight.device_mesh.size(axis)
         whole = d is None or weight.shape[d] % size == 0
         whole = whole and (d is None or all(keeps_blocks(q, weight.shape, d, size) for q in quantizers))
@@ -141,4 +141,4 @@ def _cut_dimensions(name: str, quantizers: Sequence[Quantizer], weight: Any) -> 
                 f"gather_as_codes: layer {name!r}: its weight {tuple(weight.shape)} is placed as {p} over {size} "
                 f"processes, which have no equal parts of whole blocks ({quantizers[0]}); change the size or scheme"
             )
-    return found
+    return result

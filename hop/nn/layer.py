@@ -1,6 +1,6 @@
 """Layer: what quantized layers share: a scheme, the state of its scales, and the one call of their operator.
 
-    scales.input.scale, scales.input.zero_point        of a quantizer with the rule Given: StaticScale
+    scales.input.scale, scales.input.zero_point        of a quantizer with the rule Static: StaticScale
     scales.weight.history, scales.weight.amax          of one with the rule Delayed: AmaxHistory
 
 are the entries of a state_dict beside those of the float layer, for roles whose quantizers find no scale themselves.
@@ -59,11 +59,11 @@ class Layer(nn.Module):
                 f"{cls.__name__}.from_float: module must be a torch.nn.{cls.float_type.__name__} itself, whose forward "
                 f"is known; got {type(module).__name__}"
             )
-        made = cls.__new__(cls)
+        result = cls.__new__(cls)
         for name, value in module.__dict__.items():
-            made.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
-        made._begin(scheme, learn_scales)
-        return made
+            result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        result._begin(scheme, learn_scales)
+        return result
 
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
         """What follows the constructor of the float layer."""
@@ -74,9 +74,9 @@ class Layer(nn.Module):
     @property
     def scheme(self) -> Scheme:
         """How it computes outside of `with hop.nn.scheme(...)`. Setting it builds the state of scales that differ."""
-        found = self._own.scheme
-        assert found is not None
-        return found
+        result = self._own.scheme
+        assert result is not None
+        return result
 
     @scheme.setter
     def scheme(self, scheme: Scheme) -> None:
@@ -230,7 +230,7 @@ class Layer(nn.Module):
             if role == OUTPUT:
                 raise ValueError(
                     f"hop.nn: output={q} needs the amax of results before they are quantized, which nothing returns; "
-                    "take a quantizer with the rule Given, or one that finds its scale"
+                    "take a quantizer with the rule Static, or one that finds its scale"
                 )
             return AmaxHistory(q, device)
         if any(size != -1 for size in q.block):

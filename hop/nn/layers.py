@@ -30,7 +30,7 @@ class Linear(Layer, nn.Linear):
     Args:
         args, kwargs: those of torch.nn.Linear.
         scheme: how it computes.
-        learn_scales: whether static scales, those of quantizers with the rule Given, are Parameters.
+        learn_scales: whether static scales, those of quantizers with the rule Static, are Parameters.
         save_original: whether the input and the weight are saved as they are, and quantized again in the backward:
             memory for the input where it is not alive anyway, and a gradient that can be differentiated.
 

@@ -44,7 +44,7 @@ class Gathering:
 
     quantizer: Quantizer
     shape: tuple[int, ...]
-    turned: bool
+    as_columns: bool
     outer: tuple[Any, tuple[int | None, ...]] | None
     layer: "weakref.ref[Any]"
     masks: bool
@@ -52,14 +52,14 @@ class Gathering:
     def quantizers(self) -> list[Quantizer]:
         """Of the tensors that are gathered: the weight, and its column-wise copy, in the rows of the weight."""
         q = self.quantizer
-        return [q, q.transposed(len(self.shape))] if self.turned else [q]
+        return [q, q.transposed(len(self.shape))] if self.as_columns else [q]
 
     def owner(self) -> Any:
         """The layer."""
-        found = self.layer()
-        if found is None:
+        result = self.layer()
+        if result is None:
             raise RuntimeError("the layer of this weight is gone; call hop.nn.gather_as_codes for the one that has it")
-        return found
+        return result
 
 
 class MasterWeight(Tensor):

@@ -30,7 +30,7 @@ class StaticScale(Float32State):
     """The scale, and for an affine quantizer the zero point, of one role of a layer.
 
     Args:
-        quantizer: whose rule is hop.scale_rules.Given.
+        quantizer: whose rule is hop.scale_rules.Static.
         shape: of both: that of the quantizer's buffers, or one that broadcasts to it.
         learn: whether they are Parameters, which must be positive and stay so, and not buffers.
         device: where they lie.

@@ -26,7 +26,7 @@ def amax(q: Quantizer, *batches: Tensor) -> dict[str, Tensor]:
     """The scale that holds every number: what q's own rule finds for the whole of `batches`.
 
     Args:
-        q: the quantizer; one without a rule (Given) is given amax / max, or with a zero point the range of MinMax.
+        q: the quantizer; one without a rule (Static) is given amax / max, or with a zero point the range of MinMax.
         batches: float tensors, at least one.
 
     Returns:

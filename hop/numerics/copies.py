@@ -110,7 +110,7 @@ def quantize(
     noise: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The buffers that `describe` lists. A given scale serves all copies."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for usage in usages:
         rows = x if usage == ROWWISE else _transposed(x)
         if usage == COLUMNWISE and quantizer.hadamard is not None:
@@ -121,8 +121,8 @@ def quantize(
                 None if noise is None else _transposed(noise)
             ]
         for name, buffer in quantizer.quantize(rows, *own).items():
-            found.setdefault(name_of(quantizer, usage, name), buffer)
-    return found
+            result.setdefault(name_of(quantizer, usage, name), buffer)
+    return result
 
 
 def dequantize(quantizer: Quantizer, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:

@@ -37,13 +37,13 @@ class CurrentScaling(Rule):
         object.__setattr__(self, "eps", spelling.finite(self.eps, f"{name}: eps"))
         spelling.flag(self.power_of_two, f"{name}: power_of_two")
 
-    def folds(self) -> bool:
+    def has_block_scale(self) -> bool:
         return self.power_of_two
 
-    def fold(self, tensors: Sequence[Tensor]) -> Tensor:
+    def block_scale_of(self, tensors: Sequence[Tensor]) -> Tensor:
         return tensors[0]
 
-    def rest_is_one(self) -> bool:
+    def outer_scale_is_one(self) -> bool:
         return self.power_of_two
 
     def most(self, dtype: torch.dtype) -> float:
@@ -171,7 +171,7 @@ class Microscaling(Rule):
             return self.given(parts, amax * float32(1 / format.max), None, format)
         scale = torch.where(parts.has_nan(), math.nan, self._power(parts, amax, format))
         tensors = (self.exponent.encode(scale),)
-        step = self.step(tensors, format)
+        step = self.scale_of(tensors, format)
         by = torch.where(step == step, step.clamp(min=2.0**-126), math.inf)
         return Found(tensors, parts.x / parts.once(by))
 
@@ -192,22 +192,22 @@ class Microscaling(Rule):
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
         tensors = (scale if scale.dtype == self.exponent.dtype else self.exponent.encode(scale),)
-        return Found(tensors, parts.x / parts.once(self.step(tensors, format)))
+        return Found(tensors, parts.x / parts.once(self.scale_of(tensors, format)))
 
-    def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
+    def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         return self.exponent.decode(tensors[0])
 
-    def folds(self) -> bool:
+    def has_block_scale(self) -> bool:
         return True
 
     @property
-    def fold_format(self) -> Format:
+    def block_scale_format(self) -> Format:
         return self.exponent
 
-    def fold(self, tensors: Sequence[Tensor]) -> Tensor:
+    def block_scale_of(self, tensors: Sequence[Tensor]) -> Tensor:
         return self.exponent.decode(tensors[0])
 
-    def rest_is_one(self) -> bool:
+    def outer_scale_is_one(self) -> bool:
         return True
 
 
@@ -270,29 +270,29 @@ class TwoLevel(Rule):
         inverse = (self.inner.decode(inner) * factor.reciprocal()).reciprocal().clamp(max=LARGEST)
         return Found((inner, outer), parts.x * parts.once(inverse))
 
-    def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
+    def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         inner, amax = tensors
-        return self.inner.decode(inner) * amax * self.rest_factor(format)
+        return self.inner.decode(inner) * amax * self.outer_scale_factor(format)
 
-    def folds(self) -> bool:
+    def has_block_scale(self) -> bool:
         return True
 
     @property
-    def fold_format(self) -> Format:
+    def block_scale_format(self) -> Format:
         return self.inner
 
-    def fold(self, tensors: Sequence[Tensor]) -> Tensor:
+    def block_scale_of(self, tensors: Sequence[Tensor]) -> Tensor:
         return self.inner.decode(tensors[0])
 
     @property
-    def rest_name(self) -> str:
+    def outer_scale_name(self) -> str:
         return "global_amax"
 
-    def rest_factor(self, format: Format) -> float:
+    def outer_scale_factor(self, format: Format) -> float:
         return float32(1 / (self.inner.max * format.max))
 
-    def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
-        return tensors[1] * self.rest_factor(format)
+    def outer_scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
+        return tensors[1] * self.outer_scale_factor(format)
 
     def slope(self, amax: Tensor, given: Tensor, format: Format) -> Tensor | float:
         """With the rounding of the inner scale taken for the identity where it does not saturate."""

@@ -55,9 +55,9 @@ class Hadamard(Value):
             return (wide.reshape(-1, n) @ matrix).reshape(x.shape).to(x.dtype)
         count = -(-length // n)  # sizes as multiples of it leave no guards
         padded = torch.nn.functional.pad(wide, (0, count * n - length)).reshape(*x.shape[:-1], count, n)
-        turned = (padded.flatten(0, -2) @ matrix).reshape(padded.shape)
-        turned = blocks.merge(turned.flatten(-2), x.shape)
+        transposed = (padded.flatten(0, -2) @ matrix).reshape(padded.shape)
+        transposed = blocks.merge(transposed.flatten(-2), x.shape)
         inside = torch.arange(length, device=x.device) < length - length % n
         if dtensor.is_dtensor(x):
             inside = dtensor.as_dtensor(inside, x.device_mesh)  # type: ignore[attr-defined]
-        return torch.where(inside, turned, wide).to(x.dtype)
+        return torch.where(inside, transposed, wide).to(x.dtype)

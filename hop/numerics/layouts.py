@@ -94,13 +94,13 @@ class Decoded(Layout):
 
     def pack(self, codes: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
         numbers = format.decode(codes)
-        return (numbers * rule.fold(tensors) if rule.folds() else numbers).to(self.dtype)
+        return (numbers * rule.block_scale_of(tensors) if rule.has_block_scale() else numbers).to(self.dtype)
 
     def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
         packed = packed.to(torch.float32)
-        if not rule.folds():
+        if not rule.has_block_scale():
             return packed
-        fold = rule.fold(tensors)
+        fold = rule.block_scale_of(tensors)
         return torch.where(fold == 0, packed, packed / fold)
 
 

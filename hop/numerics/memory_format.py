@@ -21,7 +21,7 @@ def is_channels_last(x: Tensor) -> bool:
     return x.dim() in _DIMENSIONS and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
-def is_turned(x: Tensor) -> bool:
+def is_transposed(x: Tensor) -> bool:
     """Whether matrices lie as their transposes."""
     return x.dim() > 1 and not x.is_contiguous() and x.mT.is_contiguous()
 

@@ -20,7 +20,7 @@ from hop.numerics.formats import (
 )
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
+from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
 
 # ---- integers: symmetric, affine (with a zero point), and static (the caller gives the scale)
 
@@ -29,13 +29,13 @@ INT8_ROW = Quantizer(INT8, (1, -1))
 INT8_COLUMN = Quantizer(INT8, (-1, 1))
 INT8_TENSOR_AFFINE = Quantizer(INT8, scale=MinMax())
 INT8_ROW_AFFINE = Quantizer(INT8, (1, -1), MinMax())
-INT8_TENSOR_STATIC = Quantizer(INT8, scale=Given())
-INT8_TENSOR_STATIC_AFFINE = Quantizer(INT8, scale=Given(affine=True))
+INT8_TENSOR_STATIC = Quantizer(INT8, scale=Static())
+INT8_TENSOR_STATIC_AFFINE = Quantizer(INT8, scale=Static(affine=True))
 INT8_CONV = Quantizer(INT8, (1, -1, -1, -1))  # per output channel of a conv2d weight
 UINT8_TENSOR = Quantizer(UINT8)
 UINT8_TENSOR_AFFINE = Quantizer(UINT8, scale=MinMax())
 UINT8_ROW_AFFINE = Quantizer(UINT8, (1, -1), MinMax())
-UINT8_TENSOR_STATIC_AFFINE = Quantizer(UINT8, scale=Given(affine=True))
+UINT8_TENSOR_STATIC_AFFINE = Quantizer(UINT8, scale=Static(affine=True))
 INT4_32 = Quantizer(INT4, (1, 32))
 INT4_64 = Quantizer(INT4, (1, 64))
 INT4_128 = Quantizer(INT4, (1, 128))
@@ -52,7 +52,7 @@ FP8_ROW = Quantizer(E4M3, (1, -1), CurrentScaling())
 FP8_COLUMN = Quantizer(E4M3, (-1, 1), CurrentScaling())
 FP8_1X128 = Quantizer(E4M3, (1, 128), BlockScaling())
 FP8_128X128 = Quantizer(E4M3, (128, 128), BlockScaling())
-FP8_TENSOR_STATIC = Quantizer(E4M3, scale=Given())
+FP8_TENSOR_STATIC = Quantizer(E4M3, scale=Static())
 FP8_E5M2_TENSOR = Quantizer(E5M2, scale=CurrentScaling())
 FP8_E5M2_ROW = Quantizer(E5M2, (1, -1), CurrentScaling())
 FP8_E5M2_1X128 = Quantizer(E5M2, (1, 128), BlockScaling())

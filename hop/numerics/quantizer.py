@@ -28,14 +28,14 @@ class Derivatives(NamedTuple):
     """Of x̂ = fake_quantize(x) with the rounding taken for the identity, element by element:
 
     inside       ∂x̂/∂x: true unless the code was clipped
-    step         ∂x̂/∂s = (codes - zero_point) - x / s inside, (codes - zero_point) where clipped
+    scale        ∂x̂/∂s = (codes - zero_point) - x / s inside, (codes - zero_point) where clipped
     zero_point   ∂x̂/∂zero_point = 0 inside, -s where clipped
 
     Sources: Esser et al. 2020, "Learned Step Size Quantization", without its gradient scale, for s; Bhalgat et al. 2020
     "LSQ+: Improving low-bit quantization", for the zero point."""
 
     inside: Tensor
-    step: Tensor
+    scale: Tensor
     zero_point: Tensor
 
 
@@ -109,10 +109,10 @@ class Quantizer(Value):
         elif self.per_byte() > 1:
             last = rows or [1]
             codes, dtype = (*last[:-1], packing.packed_size(last[-1], self.format.bits)), torch.uint8
-        found = {"codes": (codes, dtype)}
+        result = {"codes": (codes, dtype)}
         for name, (dtype, block) in self.stored().items():
-            found[name] = (tuple(blocks.counts(rows, block)), dtype)
-        return found
+            result[name] = (tuple(blocks.counts(rows, block)), dtype)
+        return result
 
     def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
         """The name, dtype and block of what is stored beside the codes."""
@@ -201,7 +201,7 @@ class Quantizer(Value):
         rows, cut, tensors = self._cut(buffers, shape)
         if self.layout is not None and self.layout.is_decoded:
             numbers = self.layout.numbers(cut, self.format, self.scale, tensors)
-            return blocks.merge(numbers * self.scale.step(tensors, self.format), rows).reshape(shape)
+            return blocks.merge(numbers * self.scale.scale_of(tensors, self.format), rows).reshape(shape)
         x = blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
         return memory_format.like(x, buffers["codes"]) if self.keeps_memory_format() else x
 
@@ -246,7 +246,7 @@ class Quantizer(Value):
         numbers = self.format.decode(self.format.encode(y, noise, *zero), *zero)
         inside = self.format.inside(y, *zero)
         step = torch.where(y.isnan(), 0.0, numbers - torch.where(inside, y, 0.0))
-        below = torch.where(inside, 0.0, -self.scale.step(tensors, self.format))
+        below = torch.where(inside, 0.0, -self.scale.scale_of(tensors, self.format))
         return Derivatives(*(blocks.merge(d, shape).reshape(x.shape) for d in (inside, step, below)))
 
     def scale_slope(self, x: Tensor, scale: Tensor) -> Tensor | float:
@@ -306,7 +306,7 @@ class Quantizer(Value):
         return rows, cut, [blocks.spread(buffers[name], self.block) for name in self.stored()]
 
     def _decode(self, codes: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        return self.format.decode(codes, *self._zero(tensors)) * self.scale.step(tensors, self.format)
+        return self.format.decode(codes, *self._zero(tensors)) * self.scale.scale_of(tensors, self.format)
 
     def _zero(self, tensors: Sequence[Tensor]) -> tuple[Tensor | int, ...]:
         """The code of 0, for the formats that ask for it."""

@@ -6,7 +6,7 @@ scale s and zero point z of the output,
     codes = clamp(round(n · s_lhs · s_rhs / s) + z, low, high)
 
 and what differs between runtimes is how the quotient is computed and rounded. A convention is a frozen value, a field
-of hop.scale_rules.Given:
+of hop.scale_rules.Static:
 
     Division          in float32, by the scale, as quantize does after dequantize; ties to even
     Reciprocal        in float32, by the reciprocal of the scale, as PyTorch's own quantize operators do; ties to even

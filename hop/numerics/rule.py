@@ -117,7 +117,7 @@ class Rule(Value):
     @property
     def scale_is_stored(self) -> bool:
         """Whether `step` is the first stored tensor itself."""
-        return type(self).step is Rule.step
+        return type(self).scale_of is Rule.scale_of
 
     def of_ends(self) -> "Rule":
         """The rule that finds a scale from the least and the largest number of a block, where all numbers count."""
@@ -150,49 +150,49 @@ class Rule(Value):
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
         """What is stored and encoded where the caller gives the scale."""
         tensors = (scale,) if zero_point is None else (scale, zero_point)
-        return Found(tensors, parts.x / parts.once(self.step(tensors, format)))
+        return Found(tensors, parts.x / parts.once(self.scale_of(tensors, format)))
 
     def given_of(self, scale: Tensor, format: Format) -> Tensor:
         """What the caller gives for `scale` to be stored."""
         return scale
 
-    def step(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
+    def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         """s, in float32."""
         return tensors[0]
 
-    def folds(self) -> bool:
+    def has_block_scale(self) -> bool:
         """Whether step is in part, or all, a number of few bits for each block, `fold`; `rest` is what is left."""
         return False
 
-    def fold(self, tensors: Sequence[Tensor]) -> Tensor:
+    def block_scale_of(self, tensors: Sequence[Tensor]) -> Tensor:
         """The part of the step whose product with any number of a float format is exact in bfloat16, but for numbers
         below its least normal one."""
         raise NotImplementedError
 
-    def rest(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
+    def outer_scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
         """The step without `fold`, None for 1."""
-        return None if self.rest_is_one() else self.step(tensors, format)
+        return None if self.outer_scale_is_one() else self.scale_of(tensors, format)
 
-    def rest_is_one(self) -> bool:
+    def outer_scale_is_one(self) -> bool:
         """Whether `fold` is all of the step."""
         return False
 
     @property
-    def fold_format(self) -> Format | None:
+    def block_scale_format(self) -> Format | None:
         """The format of the codes that `fold` is stored as; None where it is stored as it is."""
         return None
 
     @property
-    def rest_name(self) -> str | None:
+    def outer_scale_name(self) -> str | None:
         """The stored tensor that the step has besides `fold`; None if it has none."""
-        return None if self.folds() else "scale"
+        return None if self.has_block_scale() else "scale"
 
-    def rest_factor(self, format: Format) -> float:
+    def outer_scale_factor(self, format: Format) -> float:
         """What that tensor is multiplied by to give `rest`."""
         return 1.0
 
     @property
-    def step_is_told(self) -> bool:
+    def scale_is_told(self) -> bool:
         """Whether `fold_format`, `rest_name` and `rest_factor` say what `step` computes. Not so where a subclass has a
         `step` of its own, and no `fold_format` beside it."""
         first = {name: next(i for i, c in enumerate(type(self).__mro__) if name in vars(c)) for name in _TOLD}

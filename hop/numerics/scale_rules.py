@@ -30,7 +30,7 @@ from hop.numerics.rule import Rule as Rule
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Given(Rule):
+class Static(Rule):
     """No rule: the caller always gives the scale, and the zero point if the format is used with one.
 
     `requantize` says how hop.scaled goes from an exact integer sum to codes; quantize itself divides by the scale, or,
@@ -42,16 +42,16 @@ class Given(Rule):
     is_static: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        spelling.flag(self.affine, "Given: affine")
+        spelling.flag(self.affine, "Static: affine")
         if not isinstance(self.requantize, Requantization):
             raise TypeError(
-                "Given: requantize must be a convention of hop.requantization, such as hop.requantization.Division(); "
+                "Static: requantize must be a convention of hop.requantization, such as hop.requantization.Division(); "
                 f"got {self.requantize!r}"
             )
 
     def check(self, format: Format, block: Block) -> None:
         if not format.is_integer and self.requantize != Division():
-            raise ValueError(f"Given: requantize={self.requantize} gives integers, and {format.name} has others")
+            raise ValueError(f"Static: requantize={self.requantize} gives integers, and {format.name} has others")
 
     def has_zero_point(self) -> bool:
         return self.affine
@@ -70,7 +70,7 @@ class Given(Rule):
         if not isinstance(self.requantize, Reciprocal):
             return super().given(parts, scale, zero_point, format)
         tensors = (scale,) if zero_point is None else (scale, zero_point)
-        return Found(tensors, parts.x * parts.once(self.step(tensors, format).reciprocal()))
+        return Found(tensors, parts.x * parts.once(self.scale_of(tensors, format).reciprocal()))
 
     def missing(self, prefix: str = "") -> str:
         needed = f"{prefix}scale= and {prefix}zero_point=" if self.affine else f"{prefix}scale="

@@ -27,6 +27,7 @@ VERSION = 1
 _PREFIX = f"hop{VERSION}:"
 _classes: dict[str, type] = {}
 _constants: dict[str, Any] = {}
+_RENAMED = {"Given": "Static"}  # classes by the names that they have in texts of earlier versions
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf\b|nan\b))|(?P<dtype>torch\.\w+)|(?P<name>[A-Za-z_][\w.<>]*)"
     r"|(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<mark>[(),=]))"
@@ -103,10 +104,10 @@ def read(text: str, expected: type = Value) -> Any:
 
 def dtype(name: str) -> torch.dtype:
     """The dtype that is spelled "torch.float32" or the like. Raises ValueError for anything else."""
-    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
-    if not isinstance(found, torch.dtype):
+    result = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    if not isinstance(result, torch.dtype):
         raise ValueError(f"{name!r} is no dtype")
-    return found
+    return result
 
 
 def _spelled(value: Any, where: str) -> str:
@@ -198,6 +199,7 @@ class _Parser:
     def one_value(self) -> Any:
         before = self.at
         kind, word = self.token()
+        word = _RENAMED.get(word, word) if kind == "name" else word
         if kind == "number":
             return self.number(word, before)
         if kind == "string":

@@ -15,7 +15,7 @@ from hop.compat.export import is_lowering
 
 def halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> list[float]:
     """For each number the least float32 that is rounded to it or to a larger one."""
-    found = [-math.inf]
+    result = [-math.inf]
     for lower, (a, b) in enumerate(itertools.pairwise(numbers)):
         middle: float | Fraction = (a + b) / 2
         if 2 * middle - a != b or 2 * middle - b != a:  # float64 cannot hold it
@@ -25,8 +25,8 @@ def halfway(numbers: Sequence[float], tie_goes_up: Callable[[int], bool]) -> lis
             least = _before(least)
         while least < middle or (least == middle and not up):
             least = _after(least)
-        found.append(least)
-    return found
+        result.append(least)
+    return result
 
 
 def float32(x: float) -> float:
@@ -65,12 +65,12 @@ def search(x: Tensor, table: Sequence[float]) -> Tensor:
     """For each element the position of the last entry of the ascending `table` that it reaches, else 0; int64."""
     size = 1 << (len(table) - 1).bit_length()
     entries = tensor([*table, *[math.nan] * (size - len(table))], x.device)
-    found = torch.zeros_like(x, dtype=torch.int64)
+    result = torch.zeros_like(x, dtype=torch.int64)
     step = size // 2
     while step:
-        found = torch.where(x >= _take(entries, found + step), found + step, found)
+        result = torch.where(x >= _take(entries, result + step), result + step, result)
         step //= 2
-    return found
+    return result
 
 
 def _take(table: Tensor, index: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def spelled(name: str, state: Quantizer | States | None) -> dict[str, str]:
             f"{name}: state must be a hop.Quantizer, a mapping from names of states to quantizers, such as "
             f"hop.optim.BITS8, or None; got {type(state).__name__}"
         )
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for key, q in state.items():
         if key not in STATES:
             raise ValueError(f"{name}: state has the key {key!r}; the names of states are {', '.join(STATES)}")
@@ -49,8 +49,8 @@ def spelled(name: str, state: Quantizer | States | None) -> dict[str, str]:
         if q is not None and not isinstance(q, Quantizer):
             raise TypeError(f"{name}: state[{key!r}] must be a hop.Quantizer or None, got {type(q).__name__}")
         if q is not None:
-            found[key] = str(q)
-    return found
+            result[key] = str(q)
+    return result
 
 
 @functools.cache

@@ -15,10 +15,10 @@ from hop.report.report import Report as Report
 from hop.report.rows import Error as Error
 from hop.report.rows import Operand as Operand
 from hop.report.rows import Row as Row
-from hop.report.sweeping import Candidate as Candidate
-from hop.report.sweeping import Sweep as Sweep
-from hop.report.trying import CANDIDATES as CANDIDATES
-from hop.report.trying import Options as Options
-from hop.report.trying import sweep as sweep
+from hop.report.sweep_result import Candidate as Candidate
+from hop.report.sweep_result import Sweep as Sweep
+from hop.report.sweeps import CANDIDATES as CANDIDATES
+from hop.report.sweeps import Options as Options
+from hop.report.sweeps import sweep as sweep
 from hop.report.values import Spread as Spread
 from hop.report.values import Type as Type

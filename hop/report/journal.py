@@ -73,14 +73,14 @@ class Journal:
 
 def fingerprint(program: ExportedProgram, data: Sequence[Arguments], options: Any) -> str:
     """A hash of a program, of what it holds, of its inputs and of options that change what is measured."""
-    found = hashlib.sha256(f"{program.graph} {options} {torch.get_num_threads()}".encode())
+    result = hashlib.sha256(f"{program.graph} {options} {torch.get_num_threads()}".encode())
     held = {**program.constants, **program.state_dict}
     for name in sorted(held):
-        found.update(name.encode())
-        _add(found, held[name])
+        result.update(name.encode())
+        _add(result, held[name])
     for x in tree_leaves([(arguments.args, dict(arguments.kwargs)) for arguments in data]):
-        _add(found, x)
-    return found.hexdigest()
+        _add(result, x)
+    return result.hexdigest()
 
 
 def _add(found: Any, x: Any) -> None:

@@ -14,7 +14,7 @@ from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand as Encoded
 from hop.dispatch.operand import decode
 from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, aten, of, within
-from hop.export.analysis.figures import operator_name
+from hop.export.analysis.metrics import operator_name
 from hop.export.rewrite.program import value
 from hop.impls.out_dtype import out_dtype_operator as out_dtype_operator
 from hop.impls.pack import pack_operator
@@ -163,22 +163,22 @@ def _spelled(node: Any) -> Type | None:
 
 def _held(meter: Meter) -> dict[Node, tuple[str, Tensor]]:
     """The parameters, buffers and constants of the program by their nodes, with their names in the model."""
-    found: dict[Node, tuple[str, Tensor]] = {}
+    result: dict[Node, tuple[str, Tensor]] = {}
     if isinstance(meter.program, ExportedProgram):
         specs = meter.program.graph_signature.input_specs
         tensors = {**meter.program.constants, **meter.program.state_dict}
         for node, spec in zip(meter.graph.find_nodes(op="placeholder"), specs, strict=True):
             x = tensors.get(spec.target or "")
             if spec.kind is not InputKind.USER_INPUT and isinstance(x, Tensor):
-                found[node] = (str(spec.target), x)
-        return found
+                result[node] = (str(spec.target), x)
+        return result
     for node in meter.graph.find_nodes(op="get_attr"):
         x: Any = meter.module
         for part in str(node.target).split("."):
             x = getattr(x, part)
         if isinstance(x, Tensor):
-            found[node] = (str(node.target), x)
-    return found
+            result[node] = (str(node.target), x)
+    return result
 
 
 def parameter_bytes(meter: Meter) -> int:

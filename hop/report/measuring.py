@@ -15,7 +15,7 @@ from torch.fx import Node
 from hop.compat.pytree import tree_leaves
 from hop.dispatch.hop import Hop
 from hop.export.analysis.arguments import Arguments
-from hop.export.analysis.figures import Figures
+from hop.export.analysis.metrics import Figures
 from hop.export.analysis.running import Runner
 from hop.report.values import Spread, Type, numbers, type_of
 
@@ -73,11 +73,11 @@ class Meter(Runner):
                 seen.explained = node.target.explain(*args, **kwargs)
             return super().run(interpreter, node)
         start = time.perf_counter()
-        found = super().run(interpreter, node)
-        if isinstance(found, Tensor) and found.is_cuda:
-            torch.cuda.synchronize(found.device)
+        result = super().run(interpreter, node)
+        if isinstance(result, Tensor) and result.is_cuda:
+            torch.cuda.synchronize(result.device)
         seen.seconds.append(time.perf_counter() - start)
-        return found
+        return result
 
     def time(self, arguments: Arguments) -> None:
         """Run once more, for the times."""

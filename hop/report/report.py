@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hop.export.table import table
-from hop.report import page, picture, words
-from hop.report.plain import plain
+from hop.report import page, picture, summary
+from hop.report.json_values import plain
 from hop.report.rows import Row
 
 if TYPE_CHECKING:
-    from hop.report.sweeping import Sweep
+    from hop.report.sweep_result import Sweep
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Report:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The same, one by one."""
-        return words.summary(self.rows, self.has_reference, self.parameter_bytes)
+        return summary.summary(self.rows, self.has_reference, self.parameter_bytes)
 
     @property
     def first(self) -> Row | None:
         """The first row that differs from the reference; None if none does, or there is no reference."""
-        return words.first_error(self.rows)
+        return summary.first_error(self.rows)
 
     @property
     def losses(self) -> list[Row]:
         """The rows that add to the error of what they read, the greatest noise first."""
-        return words.losses(self.rows)
+        return summary.losses(self.rows)
 
     def row(self, name: str) -> Row:
         """The row of a node. Raises KeyError where there is none."""

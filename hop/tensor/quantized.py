@@ -325,8 +325,8 @@ def _refuse_tangents(buffers: Iterable[Tensor]) -> None:
 def kind_of(t: Any) -> plan.Kind:
     """What t has in common with others that kernels take alike: quantizer, buffers, shape and device."""
     values = (t.quantizer, t._names, tuple(t.shape), t.device)
-    vars(t)["_kind"] = found = plan.kind(values, t._names[0], t.dim() > 2)
-    return found
+    vars(t)["_kind"] = result = plan.kind(values, t._names[0], t.dim() > 2)
+    return result
 
 
 def form_of(t: Any) -> forms.Form:

@@ -13,7 +13,7 @@ from hop.compat.eager import OpOverload
 from hop.numerics import copies
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
-from hop.tensor.table import Cut, implements
+from hop.tensor.table import IndivisibleError, implements
 
 aten = torch.ops.aten
 
@@ -128,7 +128,7 @@ def as_strided(
 def t(op: OpOverload, t: QuantizedTensor) -> Any:
     """a view, unless codes share a byte"""
     if t.dim() > 2:
-        raise Cut("it has more than two dimensions")
+        raise IndivisibleError("it has more than two dimensions")
     return views.permute(t, list(range(t.dim()))[::-1])
 
 
@@ -173,7 +173,7 @@ def slice_(op: OpOverload, t: QuantizedTensor, dim: int = 0, start: Any = None, 
     """a view, unless it would cut a block"""
     dim = views.dimension(dim, t.dim())
     if step < 1:
-        raise Cut(f"a step of {step}")
+        raise IndivisibleError(f"a step of {step}")
     size = t.shape[dim]
     first, last = (min(max(n + size if n < 0 else n, 0), size) for n in (start or 0, size if end is None else end))
     return views.narrow(t, dim, first, max(first, last), step)
@@ -191,7 +191,7 @@ def split(op: OpOverload, t: QuantizedTensor, size: int, dim: int = 0) -> Any:
     """views, unless they would cut a block"""
     n = t.shape[views.dimension(dim, t.dim())]
     if size < 1:
-        raise Cut(f"parts of {size}")
+        raise IndivisibleError(f"parts of {size}")
     return split_sizes(op, t, [min(size, n - start) for start in range(0, n, size)] if n else [0], dim)
 
 
@@ -200,7 +200,7 @@ def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: i
     """views, unless they would cut a block"""
     dim = views.dimension(dim, t.dim())
     if sum(sizes) != t.shape[dim] or any(n < 0 for n in sizes):
-        raise Cut(f"{sizes} do not sum to {t.shape[dim]}")
+        raise IndivisibleError(f"{sizes} do not sum to {t.shape[dim]}")
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [views.narrow(t, dim, end - n, end) for n, end in zip(sizes, ends, strict=True)]
 

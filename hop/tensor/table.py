@@ -25,7 +25,7 @@ _warned: set[OpOverload] = set()
 _moving = contextvars.ContextVar("moving", default=False)
 
 
-class Cut(Exception):
+class IndivisibleError(Exception):
     """A view that would cut a block, or a byte of codes, or leave a copy behind; its text says which."""
 
 
@@ -79,7 +79,7 @@ def apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _dequantized(op, args, kwargs)
     try:
         out = rule(op, *args, **kwargs)
-    except Cut as cut:
+    except IndivisibleError as cut:
         if is_moving():
             raise RuntimeError(_uncut(op, args, cut)) from cut
         plain_args, plain_kwargs = _plain((args, kwargs))
@@ -89,7 +89,7 @@ def apply(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return subclasses.correct_aliasing(op, args, kwargs, out)
 
 
-def _uncut(op: OpOverload, args: tuple[Any, ...], cut: Cut) -> str:
+def _uncut(op: OpOverload, args: tuple[Any, ...], cut: IndivisibleError) -> str:
     t = next(x for x in tree_leaves(args) if hasattr(x, "quantizer"))
     return (
         f"DTensor cannot place a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} so: {op} would cut what "

@@ -13,7 +13,7 @@ from typing import Any
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
-from hop.tensor.table import Cut
+from hop.tensor.table import IndivisibleError
 
 Units = Block
 
@@ -21,13 +21,15 @@ Units = Block
 def of_buffers(quantizer: Quantizer, usages: copies.Usages, ndim: int) -> dict[str, Units]:
     """The units of each buffer of a tensor of `ndim` dimensions. Raises Cut if it has other than row-wise buffers."""
     if usages != (copies.ROWWISE,):
-        raise Cut("its column-wise copy would go stale")
+        raise IndivisibleError("its column-wise copy would go stale")
     if quantizer.is_tiled():
-        raise Cut(f"its codes are held in tiles, layout={quantizer.layout}; hop.unpack(x) gives the plain form")
-    found: dict[str, Units] = {"codes": (1,) * (ndim - 1) + (quantizer.per_byte(),) if ndim else ()}
+        raise IndivisibleError(
+            f"its codes are held in tiles, layout={quantizer.layout}; hop.unpack(x) gives the plain form"
+        )
+    result: dict[str, Units] = {"codes": (1,) * (ndim - 1) + (quantizer.per_byte(),) if ndim else ()}
     for name, (_, block) in quantizer.stored().items():
-        found[name] = blocks.per_dimension(block, ndim)
-    return found
+        result[name] = blocks.per_dimension(block, ndim)
+    return result
 
 
 @functools.lru_cache(maxsize=4096)
@@ -39,7 +41,7 @@ def fitting(quantizer: Quantizer, named: tuple[tuple[str, Units], ...], shape: t
     if any(u != 1 and n != 1 for u, n in zip(codes[:-1], shape[:-1], strict=True)) or (
         codes and codes[-1] != per_byte and shape[-1] != 1
     ):
-        raise Cut(f"{per_byte} codes share a byte along its last dimension")
+        raise IndivisibleError(f"{per_byte} codes share a byte along its last dimension")
     return with_units(quantizer, new, shape)
 
 
@@ -52,7 +54,7 @@ def with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]
         rule = rule.of_blocks(lambda _: block_of(new[rule.given_name]))
         return replace(quantizer, block=block_of(new["scale"]), scale=rule)
     except ValueError as error:
-        raise Cut(f"no quantizer has its blocks: {error}") from error
+        raise IndivisibleError(f"no quantizer has its blocks: {error}") from error
 
 
 def block_of(units: Units) -> Block:
@@ -76,7 +78,7 @@ def is_whole(unit: int, n: int) -> bool:
 
 def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """The shortest runs of dimensions of equal product, side by side; no size is 0."""
-    found: list[tuple[list[int], list[int]]] = []
+    result: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
         a, b = [], []
@@ -94,15 +96,15 @@ def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list
             else:
                 b.append(j)
                 right, j = right * new[j], j + 1
-        found.append((a, b))
-    return found
+        result.append((a, b))
+    return result
 
 
 def regrouped(own: Units, old: Sequence[int], new: Sequence[int], parts: list[tuple[list[int], list[int]]]) -> Units:
-    found: list[Any] = []
+    result: list[Any] = []
     for old_dims, new_dims in parts:
-        found += _regroup([(old[d], own[d]) for d in old_dims], [new[d] for d in new_dims])
-    return tuple(found)
+        result += _regroup([(old[d], own[d]) for d in old_dims], [new[d] for d in new_dims])
+    return tuple(result)
 
 
 def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
@@ -114,7 +116,7 @@ def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any]:
         return [1] * len(new)
     if all(u == -1 for _, u in real):
         return [-1] * len(new)
-    cut = Cut(f"units of {[u for _, u in old]} over {[n for n, _ in old]} are none over {new}")
+    cut = IndivisibleError(f"units of {[u for _, u in old]} over {[n for n, _ in old]} are none over {new}")
     # Units of a whole number of elements in a row, or, if they are ragged, with a shorter one at the very end.
     run, behind, ragged = 1, 1, False
     for n, u in reversed(real):

@@ -22,7 +22,7 @@ from hop.numerics import blocks, copies
 from hop.numerics.layouts import Layout
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import table, units
-from hop.tensor.table import Cut
+from hop.tensor.table import IndivisibleError
 from hop.tensor.units import Units
 
 
@@ -34,7 +34,7 @@ def _remembering(plan: Any, t: Any, shape: Sequence[int]) -> Callable[..., Any]:
 def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[Tensor, Units]]) -> Any:
     """The tensor of `shape` whose grids are what `change` makes of t's."""
     if t.quantizer.flat:
-        raise Cut("its blocks run over the flattened tensor")
+        raise IndivisibleError("its blocks run over the flattened tensor")
     own = units.of_buffers(t.quantizer, t.usages, t.dim())
     changed = {name: change(grid, own[name]) for name, grid in t.buffers().items()}
     fit = _remembering(units.fitting, t, shape)
@@ -60,19 +60,19 @@ def permute(t: Any, dims: Sequence[int]) -> Any:
         return alias(t)
     dims = [dimension(d, t.dim()) for d in dims]
     if len(set(dims)) != t.dim():
-        raise Cut(f"{dims} is no permutation")
-    turned = None if t.quantizer.layout is None or dims != [1, 0] else t.quantizer.layout.transposed()
-    if turned is not None:
-        return _turned(t, turned)
+        raise IndivisibleError(f"{dims} is no permutation")
+    as_columns = None if t.quantizer.layout is None or dims != [1, 0] else t.quantizer.layout.transposed()
+    if as_columns is not None:
+        return _transposed(t, as_columns)
     return each(t, [t.shape[d] for d in dims], lambda g, u: (g.permute(dims), tuple(u[d] for d in dims)))
 
 
-def _turned(t: Any, layout: Layout) -> Any:
+def _transposed(t: Any, layout: Layout) -> Any:
     """The same codes in a layout of the transposed matrix."""
     q, shape = t.quantizer, t.shape[::-1]
     grids = {name: grid if name == "codes" else grid.t() for name, grid in t.buffers().items()}
-    turned = {name: blocks.per_dimension(block, 2)[::-1] for name, (_, block) in q.stored().items()}
-    return t.rebuilt(grids, quantizer=replace(units.with_units(q, turned, shape), layout=layout), shape=shape)
+    as_columns = {name: blocks.per_dimension(block, 2)[::-1] for name, (_, block) in q.stored().items()}
+    return t.rebuilt(grids, quantizer=replace(units.with_units(q, as_columns, shape), layout=layout), shape=shape)
 
 
 def transpose(t: Any, a: int, b: int) -> Any:
@@ -99,7 +99,7 @@ def squeeze(t: Any, dims: Sequence[int]) -> Any:
 def expand(t: Any, shape: Sequence[int]) -> Any:
     added = len(shape) - t.dim()
     if added < 0:
-        raise Cut("there are fewer sizes than dimensions")
+        raise IndivisibleError("there are fewer sizes than dimensions")
     old = [1] * added + list(t.shape)
     shape = [o if n == -1 else n for o, n in zip(old, shape, strict=True)]
     if added:
@@ -123,7 +123,7 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
     shape = list(t.shape)
     shape[dim] = -(-(end - start) // step)
     if not 0 <= start <= end <= size:
-        raise Cut(f"{start}:{end} is out of range")
+        raise IndivisibleError(f"{start}:{end} is out of range")
     if start == 0 and end == size and step == 1:
         return alias(t)
     if t.quantizer.flat:
@@ -137,7 +137,9 @@ def narrow(t: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
             return grid, own
         ends = start == 0 and step == 1 and table.is_moving()  # a copy follows, whose last block may be cut off
         if (_cuts(start, end, u, size) and not ends) or (u != 1 and step != 1):
-            raise Cut(f"{u} elements along dimension {dim} share a byte or a scale, and {start}:{end}:{step} cuts them")
+            raise IndivisibleError(
+                f"{u} elements along dimension {dim} share a byte or a scale, and {start}:{end}:{step} cuts them"
+            )
         return grid[(slice(None),) * dim + (slice(start // u, -(-end // u), step),)], own
 
     return each(t, shape, change)
@@ -152,7 +154,7 @@ def _narrow_flat(t: Any, dim: int, start: int, end: int, step: int, shape: list[
         unit = block if name != "codes" else t.quantizer.per_byte()
         cuts = unit != -1 and _cuts(first, last, unit, t.numel()) and not (first == 0 and table.is_moving())
         if any(n != 1 for n in t.shape[:dim]) or step != 1 or cuts:
-            raise Cut(
+            raise IndivisibleError(
                 f"{'a block' if unit == -1 else unit} of its elements in a row share a byte or a scale, and "
                 f"{start}:{end}:{step} of dimension {dim} cuts them"
             )
@@ -213,12 +215,12 @@ def cat(tensors: Sequence[Any], dim: int) -> Any:
     """Side by side, if each but the last ends with a block. Not a view."""
     first = tensors[0]
     if any(getattr(t, "quantizer", None) != first.quantizer or t.usages != first.usages for t in tensors):
-        raise Cut("not all of the tensors have its quantizer and its copies")
+        raise IndivisibleError("not all of the tensors have its quantizer and its copies")
     dim = dimension(dim, first.dim())
     shape = list(first.shape)
     shape[dim] = sum(t.shape[dim] for t in tensors)
     if any([*t.shape[:dim], *t.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]] for t in tensors):
-        raise Cut("the tensors differ in other sizes")
+        raise IndivisibleError("the tensors differ in other sizes")
     tensors = [t for t in tensors if t.shape[dim] != 0] or [first]
     if len(tensors) > 1:
         tensors = [separable(t, dim) for t in tensors]
@@ -238,7 +240,7 @@ def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quan
     q, rows = t.quantizer, shape
     if q.flat:
         if any(n != 1 for n in shape[:dim]):
-            raise Cut("its blocks run over the flattened tensor")
+            raise IndivisibleError("its blocks run over the flattened tensor")
         rest = math.prod(shape[dim + 1 :])
         sizes, dim, rows = [n * rest for n in sizes], 0, [math.prod(shape)]
         own = {"codes": (q.per_byte(),)} | {name: block for name, (_, block) in q.stored().items()}
@@ -294,7 +296,7 @@ def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:
     if name != "codes" and units.is_whole(unit, first) and all(n == first for n in sizes[:-1]) and last <= first:
         return first
     shared = "a byte" if name == "codes" else "a scale"
-    raise Cut(
+    raise IndivisibleError(
         f"{'all' if unit == -1 else unit} elements along dimension {dim} share {shared}, and parts of {list(sizes)} "
         "side by side do not end where they do"
     )
@@ -316,17 +318,17 @@ def as_strided(t: Any, size: Sequence[int], stride: Sequence[int], offset: Any) 
     for make, (n, s) in itertools.product((_run, _box), ((sizes, strides), _merged(sizes, strides))):
         try:
             falling = permute(t, sorted(range(t.dim()), key=lambda d: -t.stride(d)))
-            found = make(falling, n, s, offset - t.storage_offset())
-            found = reshape(found, subclasses.inferred_size(sizes, found.numel()))
-            found = permute(found, sorted(range(len(far)), key=lambda i: far[i]))
-            found = expand(reshape(found, ones), size)
-        except (Cut, RuntimeError):  # RuntimeError: PyTorch's own, where a buffer has no such view
+            result = make(falling, n, s, offset - t.storage_offset())
+            result = reshape(result, subclasses.inferred_size(sizes, result.numel()))
+            result = permute(result, sorted(range(len(far)), key=lambda i: far[i]))
+            result = expand(reshape(result, ones), size)
+        except (IndivisibleError, RuntimeError):  # RuntimeError: PyTorch's own, where a buffer has no such view
             continue
-        if found.numel() == 0:
-            return found
-        got, wanted = ([s for n, s in zip(size, own, strict=True) if n != 1] for own in (found.stride(), stride))
-        if got == wanted and found.storage_offset() == offset:
-            return found
+        if result.numel() == 0:
+            return result
+        got, wanted = ([s for n, s in zip(size, own, strict=True) if n != 1] for own in (result.stride(), stride))
+        if got == wanted and result.storage_offset() == offset:
+            return result
     raise RuntimeError(
         f"as_strided of a QuantizedTensor of shape {tuple(t.shape)}, strides {t.stride()} and offset "
         f"{t.storage_offset()}: size {tuple(size)}, strides {tuple(stride)} and offset {offset} are no view that its "
@@ -354,7 +356,7 @@ def _run(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
             return narrow(t, dim, offset // rest, (offset + numel) // rest)
         if n != 1:
             break
-    raise Cut("no dimension has them")
+    raise IndivisibleError("no dimension has them")
 
 
 def _box(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
@@ -367,7 +369,7 @@ def _box(t: Any, sizes: list[int], strides: list[int], offset: int) -> Any:
         start, offset = divmod(offset, step)
         n, s = left.pop(0) if left and left[0][1] >= step else (1, step)
         if s % step:
-            raise Cut(f"dimension {d} has stride {step}, which does not divide {s}")
+            raise IndivisibleError(f"dimension {d} has stride {step}, which does not divide {s}")
         t = narrow(t, d, start, start + (n - 1) * (s // step) + 1, s // step)
     return t
 
@@ -380,5 +382,5 @@ def _grid(grid: Tensor, t: Any) -> Tensor:
 def dimension(dim: int, ndim: int) -> int:
     """`dim` counted from the front. One that is out of range is left to PyTorch's own operator, for its error."""
     if not -ndim <= dim < ndim:
-        raise Cut(f"dimension {dim} of {ndim}")
+        raise IndivisibleError(f"dimension {dim} of {ndim}")
     return dim % ndim

@@ -13,12 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import hop
 from hop import formats, presets
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import AbsMean, Amax, Given
+from hop.numerics.scale_rules import AbsMean, Amax, Static
 from tests.support import routes
 from tests.support.leaves import ALL_SETTINGS, BOTH, DEQUANTIZE, LEAVES, QUANTIZE, Setting
 
 I8, AFFINE = presets.INT8_TENSOR_STATIC, presets.INT8_TENSOR_STATIC_AFFINE
-ROW_STATIC = Quantizer(formats.INT8, (1, -1), Given(affine=True))
+ROW_STATIC = Quantizer(formats.INT8, (1, -1), Static(affine=True))
 
 
 def spread(shape: tuple[int, ...], seed: int = 0) -> Tensor:
@@ -83,7 +83,7 @@ class TestGradientsAgainstTorch(unittest.TestCase):
 class TestGradients(unittest.TestCase):
     def test_clipped_and_plain(self):
         """By hand: 3 codes, of which 1.0 lies in range and 9.0 is clipped."""
-        q = Quantizer(formats.TERNARY, scale=Given())
+        q = Quantizer(formats.TERNARY, scale=Static())
         for gradient, want in (("clipped", [1.0, 0.0, 0.0]), ("plain", [1.0, 1.0, 1.0])):
             x = torch.tensor([[1.0, 9.0, -9.0]], requires_grad=True)
             hop.fake_quantize(q, x, scale=torch.full((1, 1), 2.0), gradient=gradient).sum().backward()
@@ -91,7 +91,7 @@ class TestGradients(unittest.TestCase):
 
     def test_a_scale_by_hand(self):
         """x / s = 1.2, 0.7 and 4.5 give codes 1, 1 and 1 (clipped): (1 - 1.2) + (1 - 0.7) + 1."""
-        q = Quantizer(formats.TERNARY, scale=Given())
+        q = Quantizer(formats.TERNARY, scale=Static())
         scale = torch.tensor([[2.0]], requires_grad=True)
         hop.fake_quantize(q, torch.tensor([[2.4, 1.4, 9.0]]), scale=scale).sum().backward()
         assert scale.grad is not None
@@ -100,7 +100,7 @@ class TestGradients(unittest.TestCase):
     @parameterized.expand([("tensor", (1, 1)), ("scalar", ()), ("row", (4, 1)), ("one number", (1,))])
     def test_the_scale_has_its_own_shape(self, _name, shape):
         """A scale that is broadcast collects the sum over what it serves."""
-        q = Quantizer(formats.INT8, (1, -1), Given())
+        q = Quantizer(formats.INT8, (1, -1), Static())
         x = spread((4, 32))
         scale = torch.full(shape, 0.05, requires_grad=True)
         hop.dequantize(hop.quantize(q, x, scale=scale)).sum().backward()
@@ -121,7 +121,7 @@ class TestGradients(unittest.TestCase):
 
     def test_learned_scale_descends(self):
         """A scale that starts far off ends near the one with the least error."""
-        x, q = spread((1, 4096)) / 3, Quantizer(formats.INT4, scale=Given())
+        x, q = spread((1, 4096)) / 3, Quantizer(formats.INT4, scale=Static())
         scale = torch.full((1, 1), 2.0, requires_grad=True)
         optimizer = torch.optim.Adam([scale], 0.02)
 
@@ -162,7 +162,7 @@ class TestStochastic(unittest.TestCase):
 X = torch.ones(4, 32)
 NOISE = torch.zeros(4, 32, dtype=torch.uint8)
 SCALE, ZERO = torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int8)
-STATIC = Quantizer(formats.INT8, (1, -1), Given())
+STATIC = Quantizer(formats.INT8, (1, -1), Static())
 STOCHASTIC = Quantizer(formats.INT8, (1, -1), stochastic=True)
 # name, error, words that it must hold, quantizer, x, options
 ERRORS = [

@@ -22,7 +22,7 @@ from hop.dispatch import hop as _hop
 from hop.numerics.formats import E4M3, E5M2, INT8, UINT8, Codebook, Float, Integer, PowerOfTwo
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 
 aten = torch.ops.aten
 FOLDER = Path(__file__).parent
@@ -94,7 +94,7 @@ def quantizers() -> dict[str, Quantizer]:
         "tiled_columns": replace(presets.INT8_COLUMN, layout=layouts.Tiled(columns=True)),
         "decoded": replace(presets.MXFP8, layout=layouts.Decoded()),
         "decoded_nvfp4": replace(presets.NVFP4, layout=layouts.Decoded()),
-        **{f"to_{name}": Quantizer(UINT8, scale=Given(True, c)) for name, c in CONVENTIONS.items()},
+        **{f"to_{name}": Quantizer(UINT8, scale=Static(True, c)) for name, c in CONVENTIONS.items()},
     }
 
 
@@ -299,7 +299,7 @@ class Scaled(nn.Module):
         given = {"output_scale": scale, "output_zero_point": torch.full((), 100, dtype=torch.uint8)}
         q = hop.quantize(presets.INT8_TENSOR, x)
         for convention in CONVENTIONS.values():
-            codes = Quantizer(UINT8, scale=Given(True, convention))
+            codes = Quantizer(UINT8, scale=Static(True, convention))
             found.append(hop.dequantize(hop.scaled(aten.linear.default, codes, q, self.INT8_ROW, **given)))
         return found
 

@@ -15,7 +15,7 @@ import hop
 from hop.distributed import ColwiseParallel, RowwiseParallel
 from hop.numerics.presets import PRESETS
 from hop.numerics.requantization import GEMMLOWP
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.numerics.schemes import SCHEMES
 from tests.support.processes import run
 
@@ -174,7 +174,7 @@ def sums_where_they_lie(mesh: Any, rank: int) -> None:
     """Products whose factors both lie along the summed dimension: what is one exact sum stays so, to every output."""
     torch.manual_seed(0)
     x, w, bias = torch.randn(24, 256), torch.randn(40, 256), torch.randn(40)
-    static = hop.Quantizer(hop.formats.INT8, (-1, -1), Given(requantize=GEMMLOWP))
+    static = hop.Quantizer(hop.formats.INT8, (-1, -1), Static(requantize=GEMMLOWP))
     pairs = {
         ("INT8_ROW", "INT8_ROW"): True,
         ("INT8_TENSOR_AFFINE", "INT8_ROW_AFFINE"): True,

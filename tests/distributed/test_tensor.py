@@ -302,8 +302,8 @@ def operators(mesh: Any, rank: int) -> None:
             assert torch.equal(numbers(same.full_tensor()), want)
         assert torch.equal(hop.dequantize(d.view(64, 1, 256)).full_tensor(), want.view(64, 1, 256))
         if t.quantizer.per_byte() == 1 and not t.quantizer.flat:
-            for turned in (d.t(), d.transpose(0, 1)):
-                assert torch.equal(numbers(turned.full_tensor()), want.t())
+            for transposed in (d.t(), d.transpose(0, 1)):
+                assert torch.equal(numbers(transposed.full_tensor()), want.t())
 
 
 def compiled(mesh: Any, rank: int) -> None:

@@ -18,14 +18,14 @@ from hop.kernels.cpu import native
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, FloatMultiplier, Requantization
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 
 aten = torch.ops.aten
 STATIC = presets.INT8_TENSOR_STATIC_AFFINE
 
 
 def static(rule: Requantization) -> Quantizer:
-    return Quantizer(INT8, scale=Given(affine=True, requantize=rule))
+    return Quantizer(INT8, scale=Static(affine=True, requantize=rule))
 
 
 class Chain(nn.Module):

@@ -16,7 +16,7 @@ from hop.export.rewrite.folding import folded
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier, Requantization
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from tests.support.executorch_support import MARKS, SUPPORT, table
 from tests.support.vulkan_models import quantized
 
@@ -68,7 +68,7 @@ def linear(activations: Quantizer | None, weight: Quantizer) -> tuple[Calls, Ten
 
 
 def rules(rule: Requantization) -> dict[float | None, Quantizer]:
-    return {low: Quantizer(INT8, scale=Given(affine=True, requantize=replace(rule, low=low))) for low in (None, 0.0)}
+    return {low: Quantizer(INT8, scale=Static(affine=True, requantize=replace(rule, low=low))) for low in (None, 0.0)}
 
 
 def scales() -> dict[str, Tensor]:
@@ -198,7 +198,7 @@ class TestPresets(unittest.TestCase):
         """quantize and dequantize of each preset: equal, or refused, as the table of the page says."""
         q = presets.PRESETS[name]
         given: dict[str, Tensor] = {}
-        if isinstance(q.scale, Given):
+        if isinstance(q.scale, Static):
             given = {"scale": torch.tensor(0.05)}
             if q.scale.affine:
                 given["zero_point"] = torch.tensor(3, dtype=q.format.dtype)
@@ -276,7 +276,7 @@ class TestXnnpack(unittest.TestCase):
 
 def convolution(op: Any, shape: tuple[int, ...], *options: Any) -> Calls:
     """Of int8, with a scale for each of its output channels."""
-    static = Quantizer(INT8, scale=Given())
+    static = Quantizer(INT8, scale=Static())
     block = [-1] * len(shape)
     block[op is aten.conv_transpose2d.input] = 1
 

@@ -27,7 +27,7 @@ from hop import presets
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
-from hop.numerics.scale_rules import Given, MinMax
+from hop.numerics.scale_rules import MinMax, Static
 
 aten = torch.ops.aten
 LINEAR, CONV = aten.linear.default, aten.conv2d.default
@@ -223,7 +223,7 @@ def layers() -> dict[str, Case]:
 
 
 def static(rule: Requantization, low: float | None = None) -> Quantizer:
-    return Quantizer(INT8, scale=Given(affine=True, requantize=replace(rule, low=low)))
+    return Quantizer(INT8, scale=Static(affine=True, requantize=replace(rule, low=low)))
 
 
 def entered(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:

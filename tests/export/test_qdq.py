@@ -18,19 +18,19 @@ from hop.export.rewrite import encodings
 from hop.numerics.formats import INT4, INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier, Reciprocal, Requantization
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from tests.export.test_executorch import Calls, at, run
 from tests.support.executorch_support import MARKS
 
 aten = torch.ops.aten
 LINEAR = aten.linear.default
 RULES = [("division", Division()), ("reciprocal", Reciprocal()), ("float", FloatMultiplier())]
-TORCH = Quantizer(INT8, scale=Given(affine=True, requantize=Reciprocal()))  # quantizes as torch's operators do
+TORCH = Quantizer(INT8, scale=Static(affine=True, requantize=Reciprocal()))  # quantizes as torch's operators do
 STEP = 0.0371  # of the last codes
 
 
 def code(rule: Requantization, low: float | None = None, high: float | None = None) -> Quantizer:
-    return Quantizer(INT8, scale=Given(affine=True, requantize=replace(rule, low=low, high=high)))
+    return Quantizer(INT8, scale=Static(affine=True, requantize=replace(rule, low=low, high=high)))
 
 
 def scales() -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def layer(
     output = code(FloatMultiplier()) if output is None else output
 
     def f(m: Any, values: Tensor) -> Tensor:
-        given = {"scale": m.s0, "zero_point": m.z0} if isinstance(x.scale, Given) else {}
+        given = {"scale": m.s0, "zero_point": m.z0} if isinstance(x.scale, Static) else {}
         values = hop.quantize(x, values, **given)
         factors = [m.b, values, m.w1] if op is aten.addmm.default else [values, m.w1]
         factors += [m.b] if bias and op is not aten.addmm.default else []

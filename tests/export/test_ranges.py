@@ -24,7 +24,7 @@ from hop.export.analysis.ranges import MAY_OVERFLOW, PROVEN, UNKNOWN, Ranges
 from hop.numerics.formats import INT4, INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 
 aten = torch.ops.aten
 STATIC = presets.INT8_TENSOR_STATIC_AFFINE
@@ -443,7 +443,7 @@ def chain(rule: str, seed: int, low: float | None) -> tuple[Any, list[Tensor]]:
     k, n, m = (int(v) for v in rng.integers(1, 40, 3))
     zeros = [int(z) for z in rng.integers(-128, 128, 3)]
     scales = [float(s) for s in 2.0 ** rng.uniform(-6, 2, 3)]
-    q = Quantizer(INT8, scale=Given(affine=True, requantize=replace(RULES[rule], low=low)))
+    q = Quantizer(INT8, scale=Static(affine=True, requantize=replace(RULES[rule], low=low)))
 
     def function(x: Tensor, w: Tensor, v: Tensor, b: Tensor) -> Tensor:
         at = [

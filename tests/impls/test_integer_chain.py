@@ -32,7 +32,7 @@ from hop.impls.scaled import scaled_buffers, scaled_operator
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from tests.support import oracles
 from tests.support import scaled_oracles as oracle
 
@@ -49,12 +49,12 @@ RULES: dict[str, Requantization] = {
 FIXED = [name for name, rule in RULES.items() if isinstance(rule, FixedPoint)]
 # Weights, one scale for each channel, by how many dimensions they have.
 FOUND = {2: presets.INT8_ROW, 4: Quantizer(INT8, (1, -1, -1, -1))}
-GIVEN = {ndim: replace(q, scale=Given()) for ndim, q in FOUND.items()}
+GIVEN = {ndim: replace(q, scale=Static()) for ndim, q in FOUND.items()}
 
 
 # One scale and one zero point for the tensor, which are given; for each convention without and with a relu.
 STATIC = {
-    name: {low: Quantizer(INT8, scale=Given(affine=True, requantize=replace(rule, low=low))) for low in (None, 0.0)}
+    name: {low: Quantizer(INT8, scale=Static(affine=True, requantize=replace(rule, low=low))) for low in (None, 0.0)}
     for name, rule in RULES.items()
 }
 PLAIN = STATIC["division"][None]

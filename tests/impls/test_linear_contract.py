@@ -14,7 +14,7 @@ import hop
 from hop.impls.quantized.contract import Contract, Needs, Options
 from hop.impls.quantized.linear import linear, linear_backward, linear_forward
 from hop.numerics.copies import COLUMNWISE, ROWWISE
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.numerics.schemes import ORIGINAL, SCHEMES, Scheme
 from hop.tensor.proto import TensorProto
 
@@ -38,7 +38,7 @@ def scales_of(scheme: Scheme, requires_grad: bool = False) -> hop.Scales:
         q = getattr(scheme, role)
         if q is None or q.scale.missing() is None:
             continue
-        found[role] = torch.full((1, 1), 0.02 if isinstance(q.scale, Given) else 2.0, requires_grad=requires_grad)
+        found[role] = torch.full((1, 1), 0.02 if isinstance(q.scale, Static) else 2.0, requires_grad=requires_grad)
         if q.scale.has_zero_point():
             found[f"{role}_zero_point"] = torch.full((1, 1), 3.0, requires_grad=requires_grad)
     return hop.Scales(**found)
@@ -143,7 +143,7 @@ class TestContract(unittest.TestCase):
             of_x, of_weight = self._saved(scheme, flags)
             masks = scheme.backward != "quantized"
             clipped = [
-                q is not None and masks and (isinstance(q.scale, Given) or q.scale.clips())
+                q is not None and masks and (isinstance(q.scale, Static) or q.scale.clips())
                 for q in (scheme.lhs, scheme.rhs)
             ]
             assert (of_x != (False, None)) == (flags[1] or (flags[0] and clipped[0])), flags
@@ -268,7 +268,7 @@ class TestGradients(unittest.TestCase):
         assert all(map(same, *results))
 
     def test_learned_scales(self):
-        q = hop.Quantizer(hop.formats.INT8, (-1, -1), Given(affine=True))
+        q = hop.Quantizer(hop.formats.INT8, (-1, -1), Static(affine=True))
         scheme, results = Scheme(q, q), []
         for own in (True, False):
             args, scales = operands(), scales_of(scheme, requires_grad=True)

@@ -19,7 +19,7 @@ from hop.compat import eager
 from hop.kernels.cpu import native
 from hop.numerics.formats import INT4, INT8
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.numerics.schemes import Scheme
 from tests.support import numerics
 
@@ -106,8 +106,8 @@ class TestValues(unittest.TestCase):
         xq, wq = (hop.quantize(presets.INT8_ROW, t) for t in (x, w))
         for a, b in itertools.product((x, xq), (w, wq)):
             assert torch.equal(hop.quantized(linear, schemes.INT8_TRAINING, a, b), want)
-        for turned in (wq.t(), hop.quantize(presets.INT8_ROW, w.t(), usages="columnwise")):
-            assert torch.equal(hop.quantized(aten.mm.default, schemes.INT8_DYNAMIC, x, turned), want)
+        for as_columns in (wq.t(), hop.quantize(presets.INT8_ROW, w.t(), usages="columnwise")):
+            assert torch.equal(hop.quantized(aten.mm.default, schemes.INT8_DYNAMIC, x, as_columns), want)
 
     def test_dtype(self):
         x, w = normal(4, 32, dtype=torch.bfloat16), normal(8, 32, seed=1, dtype=torch.bfloat16)
@@ -208,12 +208,12 @@ class TestStraightThrough(unittest.TestCase):
 
     @parameterized.expand([("ste",), ("original",)])
     def test_per_channel(self, backward):
-        q = Quantizer(INT8, (1, -1), Given())
+        q = Quantizer(INT8, (1, -1), Static())
         self.check(backward, q, torch.linspace(0.012, 0.02, 16)[:, None], lambda s: s)
 
     @parameterized.expand([("ste",), ("original",)])
     def test_per_group(self, backward):
-        q = Quantizer(INT4, (1, 32), Given())
+        q = Quantizer(INT4, (1, 32), Static())
         self.check(backward, q, torch.linspace(0.2, 0.3, 32).reshape(16, 2), lambda s: np.repeat(s, 32, 1))
 
     def test_scales_that_are_found_clip_nothing(self):
@@ -230,13 +230,13 @@ class TestStraightThrough(unittest.TestCase):
         """mm, bmm, addmm, convolutions and embedding: PyTorch's own gradient at the fake-quantized operands."""
         index = torch.randint(0, 10, (4, 5), generator=torch.Generator().manual_seed(0))
         q = presets.INT8_ROW
-        turned = lambda t: hop.fake_quantize(q, t.mT).mT  # noqa: E731
+        as_columns = lambda t: hop.fake_quantize(q, t.mT).mT  # noqa: E731
         conv = lambda t: hop.fake_quantize(Quantizer(INT8, (1,) + (-1,) * (t.dim() - 1)), t)  # noqa: E731
         plain = lambda t: hop.fake_quantize(q, t)  # noqa: E731
         for op, shapes, faked, rest in (
-            (aten.mm.default, ((6, 32), (32, 5)), (plain, turned), ()),
-            (aten.bmm.default, ((2, 6, 32), (2, 32, 5)), (plain, turned), ()),
-            (aten.addmm.default, ((5,), (6, 32), (32, 5)), (None, plain, turned), ()),
+            (aten.mm.default, ((6, 32), (32, 5)), (plain, as_columns), ()),
+            (aten.bmm.default, ((2, 6, 32), (2, 32, 5)), (plain, as_columns), ()),
+            (aten.addmm.default, ((5,), (6, 32), (32, 5)), (None, plain, as_columns), ()),
             (aten.conv1d.default, ((2, 3, 9), (4, 3, 3), (4,)), (conv, conv, None), ([2], [1])),
             (aten.conv2d.default, ((2, 4, 6, 5), (6, 2, 3, 3)), (conv, conv), (None, [1, 2], [1, 0], [1, 1], 2)),
             (aten.conv3d.default, ((1, 2, 4, 5, 4), (3, 2, 2, 3, 2)), (conv, conv), ()),
@@ -410,8 +410,8 @@ class TestProductsOfCodes(unittest.TestCase):
         xq, wq = (hop.quantize(presets.INT8_ROW, t) for t in (x, w))
         got = torch.autograd.grad(hop.quantized(linear, scheme, xq, wq), (x, w), g, retain_graph=True)
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-        turned = hop.quantize(presets.INT8_ROW, w.t(), usages="columnwise")
-        got = torch.autograd.grad(hop.quantized(aten.mm.default, scheme, xq, turned), (x, w), g)
+        as_columns = hop.quantize(presets.INT8_ROW, w.t(), usages="columnwise")
+        got = torch.autograd.grad(hop.quantized(aten.mm.default, scheme, xq, as_columns), (x, w), g)
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 

@@ -30,7 +30,7 @@ from hop.numerics.formats import E2M1, E4M3, E5M2, INT4, INT8, TERNARY, UINT4, U
 from hop.numerics.layouts import Decoded, Tiled
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint, FloatMultiplier, Requantization
-from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
+from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
 from hop.tensor.quantized import operand
 from tests.support import numerics, scaled_oracles
 from tests.support.scaled_oracles import (
@@ -114,7 +114,7 @@ INTEGERS = {
     "int8_tensor_affine": Quantizer(INT8, **AFFINE),
     "int8_row_affine": Quantizer(INT8, (1, -1), **AFFINE),
     "int8_groups_32_affine": Quantizer(INT8, (1, 32), **AFFINE),
-    "int8_static": Quantizer(INT8, scale=Given(affine=True)),
+    "int8_static": Quantizer(INT8, scale=Static(affine=True)),
     "uint8_tensor": Quantizer(UINT8),
     "uint8_row": Quantizer(UINT8, (1, -1)),
     "uint8_tensor_affine": Quantizer(UINT8, **AFFINE),
@@ -263,9 +263,9 @@ RIGHT: dict[str, tuple[Quantizer, str, tuple[str, ...]]] = {
 
 
 def right_hand_side(name: str, k: int, n: int, rng: np.random.Generator) -> Pair:
-    q, turned, usages = RIGHT[name]
-    made = scaled_oracles.make(q, (n, k) if turned else (k, n), rng, usages, usage=usages[-1])
-    return made.mT if turned else made
+    q, as_columns, usages = RIGHT[name]
+    made = scaled_oracles.make(q, (n, k) if as_columns else (k, n), rng, usages, usage=usages[-1])
+    return made.mT if as_columns else made
 
 
 LEFT = ["int8_tensor", "int8_row", "int8_row_affine", "uint8_row_affine", "uint8_tensor", "int8_groups_32", "int4_row"]
@@ -587,9 +587,9 @@ class TestConvolutions(unittest.TestCase):
 
         for a, b in itertools.product((x, last(x)), (w, last(w))):
             check(aten.conv2d.default, torch.float32, want, a, b, None, *args)
-        for turned in (x.view(lambda t: t.transpose(2, 3), lambda a: a.swapaxes(2, 3)),):
-            y = scaled_oracles.convolution(turned.e, w.e, Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], 1))
-            check(aten.conv2d.default, torch.float32, y, turned, w, None, *args)
+        for as_columns in (x.view(lambda t: t.transpose(2, 3), lambda a: a.swapaxes(2, 3)),):
+            y = scaled_oracles.convolution(as_columns.e, w.e, Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], 1))
+            check(aten.conv2d.default, torch.float32, y, as_columns, w, None, *args)
 
 
 # ---- what integers may run into
@@ -851,8 +851,8 @@ class TestLimits(unittest.TestCase):
             found["turned"] = make(q, (6, 40), rng)
             buffers = found["turned"].t.buffers()
             buffers["codes"] = buffers["codes"].t().contiguous().t()
-            turned = hop.QuantizedTensor(buffers, q, (6, 40), torch.float32)
-            found["turned"] = Pair(turned, found["turned"].e)
+            as_columns = hop.QuantizedTensor(buffers, q, (6, 40), torch.float32)
+            found["turned"] = Pair(as_columns, found["turned"].e)
         buffers = {
             name: torch.cat([b, b], -1)[..., : b.shape[-1]] for name, b in make(q, (6, 40), rng).t.buffers().items()
         }
@@ -1394,7 +1394,7 @@ OUTPUTS: dict[str, Quantizer] = {
     "uint8_row_affine": presets.UINT8_ROW_AFFINE,
     "int8_static": presets.INT8_TENSOR_STATIC,
     "int8_static_affine": presets.INT8_TENSOR_STATIC_AFFINE,
-    "uint8_static_rows": Quantizer(UINT8, (1, -1), Given(affine=True)),
+    "uint8_static_rows": Quantizer(UINT8, (1, -1), Static(affine=True)),
     "int4_groups": Quantizer(INT4, (1, 4)),
     "ternary": presets.TERNARY_ROW,
     "fp8_row": presets.FP8_ROW,
@@ -1407,7 +1407,7 @@ OUTPUTS: dict[str, Quantizer] = {
 
 def given_scales(q: Quantizer, shape: Sequence[int], rng: np.random.Generator) -> dict[str, np.ndarray]:
     """scale and zero_point where q wants them of the caller."""
-    if not isinstance(q.scale, Given):
+    if not isinstance(q.scale, Static):
         return {}
     sizes = numerics.grid(shape, q.block)
     found = {"scale": (rng.uniform(0.02, 0.2, sizes) * 2.0 ** rng.integers(0, 8)).astype(f32)}
@@ -1521,8 +1521,8 @@ class TestArithmetic(unittest.TestCase):
                     kwargs = {} if alpha == 1 else {"alpha": alpha}
                     check(aten.add.Tensor, DTYPES[i % 4], a + scaled, x, y, **kwargs)
                     check(aten.sub.Tensor, DTYPES[i % 4], a - scaled, x, y, **kwargs)
-                    turned = a if alpha == 1 else a * f32(alpha)
-                    check(aten.sub.Tensor, DTYPES[i % 4], b - turned, y, x, **kwargs)
+                    as_columns = a if alpha == 1 else a * f32(alpha)
+                    check(aten.sub.Tensor, DTYPES[i % 4], b - as_columns, y, x, **kwargs)
 
     @parameterized.expand(OTHERS)
     def test_mul(self, name):
@@ -1912,7 +1912,7 @@ class TestQuantizedProducts(unittest.TestCase):
         rng = generator(3)
         x, w = scaled_oracles.make(presets.INT8_ROW, (6, 32), rng), scaled_oracles.make(presets.INT8_ROW, (8, 32), rng)
         y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
-        q = Quantizer(UINT8, (1, -1), Given(affine=True))
+        q = Quantizer(UINT8, (1, -1), Static(affine=True))
         for scale, zero in [
             (torch.tensor(50.0), torch.tensor(3, dtype=torch.uint8)),
             (torch.tensor([50.0], dtype=torch.float64), torch.tensor([2.5])),
@@ -1961,7 +1961,7 @@ class TestRequantization(unittest.TestCase):
             (INT8, (1, -1), 0.05),
             (INT4, (-1, -1), 9.0),
         ]:
-            q = Quantizer(fmt, block, Given(affine=True, requantize=rule))
+            q = Quantizer(fmt, block, Static(affine=True, requantize=rule))
             sizes = numerics.grid(total.shape, q.block)
             own = (rng.uniform(0.5, 1, sizes) * unit).astype(f32) if scale is None else np.broadcast_to(scale, sizes)
             kind = numerics.INTEGERS[fmt.name][4]
@@ -2080,7 +2080,7 @@ class TestRequantization(unittest.TestCase):
         x = hop.quantize(presets.INT8_TENSOR_STATIC, torch.zeros(1, 1), scale=torch.tensor(1.0))
         w = hop.quantize(presets.INT8_TENSOR_STATIC, torch.zeros(6, 1), scale=torch.tensor(1.0))
         for rounding, codes in want.items():
-            q = Quantizer(INT8, scale=Given(requantize=FixedPoint(rounding=rounding)))
+            q = Quantizer(INT8, scale=Static(requantize=FixedPoint(rounding=rounding)))
             got = hop.scaled(aten.linear.default, q, x, w, totals, output_scale=torch.tensor(2.0))
             assert got.codes.flatten().tolist() == codes, rounding
 
@@ -2090,7 +2090,7 @@ class TestRequantization(unittest.TestCase):
         x, w = scaled_oracles.make(presets.INT8_ROW, (4, 32), rng), scaled_oracles.make(presets.INT4_32, (6, 32), rng)
         y = scaled_oracles.matmul(x.e, w.e.map(np.transpose))
         for low, high in [(0.0, None), (-100.0, 150.0), (None, 10.0)]:
-            q = Quantizer(UINT8, scale=Given(affine=True, requantize=hop.requantization.Division(low=low, high=high)))
+            q = Quantizer(UINT8, scale=Static(affine=True, requantize=hop.requantization.Division(low=low, high=high)))
             given = {"scale": np.full((1, 1), 3.0, f32), "zero_point": np.full((1, 1), 90, np.uint8)}
             clamped = np.clip(y, None if low is None else f32(low), None if high is None else f32(high))
             want = numerics.quantize(q, clamped, **given)
@@ -2146,7 +2146,7 @@ class TestPack(unittest.TestCase):
         """What hop.quantize makes of numbers of ordinary sizes, with NaN and infinities."""
         q, weight = FLOATS[name], torch.randn(20, 64) * torch.exp2(torch.randint(-20, 20, (20, 1)).float())
         weight[3, 7], weight[4, 9], weight[5], weight[6, 0] = math.nan, math.inf, 0.0, -math.inf
-        options = {"scale": torch.tensor(0.125)} if isinstance(q.scale, Given) else {}
+        options = {"scale": torch.tensor(0.125)} if isinstance(q.scale, Static) else {}
         w = scaled_oracles.quantized(q, weight, **options).t
         assert_bits(hop.dequantize(hop.pack(w)), array(hop.dequantize(w)))
 
@@ -2479,49 +2479,49 @@ ERRORS: list[tuple[str, type[Exception], list[str], tuple[Any, ...], dict[str, A
         "scale_of_a_wrong_shape_by_sum",
         ValueError,
         ["output_scale", "(1, 1)", "(3,)"],
-        (linear, Quantizer(INT8, scale=Given(requantize=FixedPoint())), X, W),
+        (linear, Quantizer(INT8, scale=Static(requantize=FixedPoint())), X, W),
         {"output_scale": torch.ones(3)},
     ),
     (
         "exact_of_groups",
         ValueError,
         ["exact integer sum", "groups", "Division"],
-        (linear, Quantizer(INT8, scale=Given(requantize=FixedPoint())), q8(2, 64), q8(4, 64, q=presets.INT4_32)),
+        (linear, Quantizer(INT8, scale=Static(requantize=FixedPoint())), q8(2, 64), q8(4, 64, q=presets.INT4_32)),
         {"output_scale": ONE},
     ),
     (
         "exact_of_floats",
         ValueError,
         ["exact integer sum", "no integers"],
-        (linear, Quantizer(INT8, scale=Given(requantize=FixedPoint())), FP8, FP8),
+        (linear, Quantizer(INT8, scale=Static(requantize=FixedPoint())), FP8, FP8),
         {"output_scale": ONE},
     ),
     (
         "exact_of_a_plain_factor",
         ValueError,
         ["exact integer sum", "plain"],
-        (linear, Quantizer(INT8, scale=Given(requantize=FloatMultiplier())), PLAIN_X, W),
+        (linear, Quantizer(INT8, scale=Static(requantize=FloatMultiplier())), PLAIN_X, W),
         {"output_scale": ONE},
     ),
     (
         "exact_sum_of_two",
         ValueError,
         ["exact integer sum", "aten.add.Tensor"],
-        (aten.add.Tensor, Quantizer(INT8, scale=Given(requantize=FixedPoint())), X, X),
+        (aten.add.Tensor, Quantizer(INT8, scale=Static(requantize=FixedPoint())), X, X),
         {"output_scale": ONE},
     ),
     (
         "exact_with_alpha",
         ValueError,
         ["exact integer sum", "alpha"],
-        (aten.addmm.default, Quantizer(INT8, scale=Given(requantize=FixedPoint())), torch.zeros(4), X, W.t()),
+        (aten.addmm.default, Quantizer(INT8, scale=Static(requantize=FixedPoint())), torch.zeros(4), X, W.t()),
         {"output_scale": ONE, "alpha": 2},
     ),
     (
         "exact_of_rows",
         ValueError,
         ["exact integer sum", "one scale"],
-        (aten.relu.default, Quantizer(INT8, scale=Given(requantize=FixedPoint())), q8(2, 8, q=presets.INT8_ROW)),
+        (aten.relu.default, Quantizer(INT8, scale=Static(requantize=FixedPoint())), q8(2, 8, q=presets.INT8_ROW)),
         {"output_scale": ONE},
     ),
     ("devices", RuntimeError, ["'weight'", "meta", "cpu"], (linear, FLOAT, X, PLAIN_X.to("meta")), {}),

@@ -16,15 +16,15 @@ from hop.impls.scaled.calls import Call
 from hop.numerics.formats import E2M1, E4M3, E5M2, INT8, UINT8, Float, PowerOfTwo
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FloatMultiplier
-from hop.numerics.scale_rules import Given, Microscaling, TwoLevel
+from hop.numerics.scale_rules import Microscaling, Static, TwoLevel
 from hop.tensor.quantized import operand
 
 aten = torch.ops.aten
-STATIC = Quantizer(INT8, scale=Given(affine=True))
-RELU = Quantizer(UINT8, scale=Given(affine=True, requantize=Division(low=0.0, high=6.0)))
-COLUMNS = Quantizer(INT8, (-1, 1), scale=Given())
-MULTIPLIER = Quantizer(INT8, scale=Given(affine=True, requantize=FloatMultiplier(low=-1.0)))
-FIXED = Quantizer(INT8, scale=Given(affine=True, requantize=GEMMLOWP))
+STATIC = Quantizer(INT8, scale=Static(affine=True))
+RELU = Quantizer(UINT8, scale=Static(affine=True, requantize=Division(low=0.0, high=6.0)))
+COLUMNS = Quantizer(INT8, (-1, 1), scale=Static())
+MULTIPLIER = Quantizer(INT8, scale=Static(affine=True, requantize=FloatMultiplier(low=-1.0)))
+FIXED = Quantizer(INT8, scale=Static(affine=True, requantize=GEMMLOWP))
 
 # lhs, rhs (as of a linear layer, (N, K)), outputs
 INTEGERS = (

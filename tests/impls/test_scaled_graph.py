@@ -21,7 +21,7 @@ from hop.kernels.cpu import native
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.tensor.quantized import operand
 from tests.support.scaled import SCALED
 
@@ -31,7 +31,7 @@ LINEAR = aten.linear.default
 OPERANDS = {
     name: q
     for name, q in presets.PRESETS.items()
-    if not (q.stochastic or isinstance(q.scale, Given) or q.hadamard is not None or len(q.block) > 2 or q.flat)
+    if not (q.stochastic or isinstance(q.scale, Static) or q.hadamard is not None or len(q.block) > 2 or q.flat)
 } | {"PLAIN": None}
 
 
@@ -184,7 +184,7 @@ class TestTransforms(unittest.TestCase):
                 torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-3 * float(w.abs().max()))
 
     def test_gradient_stops_at_a_fused_activation(self):
-        q = Quantizer(INT8, scale=Given(requantize=FixedPoint(low=0.0)))
+        q = Quantizer(INT8, scale=Static(requantize=FixedPoint(low=0.0)))
         x = torch.tensor([[-3.0, 1.0, 2.0]], requires_grad=True)
         eye = hop.quantize(presets.INT8_ROW, torch.eye(3))
         out = hop.scaled(LINEAR, q, hop.quantize(presets.INT8_ROW, x), eye, output_scale=torch.tensor(0.5))

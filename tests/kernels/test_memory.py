@@ -20,7 +20,7 @@ from hop.numerics.formats import E8M0, INT8, Codebook, Float, Integer, PowerOfTw
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.layouts import Decoded, Tiled
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Delayed, Given, Microscaling, TwoLevel
+from hop.numerics.scale_rules import Delayed, Microscaling, Static, TwoLevel
 from tests import fuzz
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +163,7 @@ class TestForm(unittest.TestCase):
         assert self.t.codes is codes and torch.equal(hop.dequantize(self.t), expected)
         self.t.scale = torch.full((4, 1), 2.0)
         assert torch.equal(hop.dequantize(self.t), torch.full((4, 8), 2.0))
-        self.t.quantizer = Quantizer(INT8, (1, -1), Given())
+        self.t.quantizer = Quantizer(INT8, (1, -1), Static())
         assert torch.equal(hop.dequantize(self.t), torch.full((4, 8), 2.0))
 
     def test_others_are_refused(self):
@@ -315,7 +315,7 @@ class TestConstructors(unittest.TestCase):
             ("flat", lambda: Quantizer(INT8, flat=None), ValueError, "flat must be True or False"),
             ("hadamard", lambda: Quantizer(INT8, hadamard=True), TypeError, "hadamard must be"),
             ("block", lambda: Quantizer(INT8, (1, 2**31)), ValueError, "block must be"),
-            ("affine", lambda: Given(affine="x"), ValueError, "affine must be True or False"),
+            ("affine", lambda: Static(affine="x"), ValueError, "affine must be True or False"),
             ("exponent", lambda: Microscaling(exponent=INT8), TypeError, "exponent must be"),
             ("inner", lambda: TwoLevel(inner=E8M0), TypeError, "inner must be"),
             ("decoded", lambda: Decoded(dtype="bfloat16"), TypeError, "dtype must be torch.bfloat16"),
@@ -349,7 +349,7 @@ class TestConstructors(unittest.TestCase):
                     call()
         rows = torch.tensor([[1.0], [2.0], [value], [1.0]])
         with self.assertRaisesRegex(ValueError, f"scale must be above 0 and finite.*; got {value}"):
-            hop.quantize(Quantizer(INT8, (1, -1), Given()), x, scale=rows)
+            hop.quantize(Quantizer(INT8, (1, -1), Static()), x, scale=rows)
 
     def test_given_amax(self):
         """0 and infinity are what a tensor can have."""

@@ -31,7 +31,7 @@ from hop.kernels.cpu import product as native_product
 from hop.numerics.formats import E4M3, INT8, UINT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal
-from hop.numerics.scale_rules import Found, Given, Microscaling, Rule
+from hop.numerics.scale_rules import Found, Microscaling, Rule, Static
 from hop.tensor.quantized import operand
 from tests import levels
 from tests.support import scaled_oracles
@@ -145,14 +145,14 @@ class TestLevels(unittest.TestCase):
             x[7, 7] = torch.tensor(0x7F800001, dtype=torch.int32).view(dtype)  # a NaN in its last bit alone
             x[8], x[9] = x[8] * 1e30, x[9] * 1e-30
         wide, exact = hop.dequantize(w).double(), x.double()
-        bias, turned = torch.randn(48), w.t() if w.quantizer.per_byte() == 1 else None
+        bias, as_columns = torch.randn(48), w.t() if w.quantizer.per_byte() == 1 else None
         for op, args, add in (
             (aten.linear.default, (x, w), 0),
             (aten.linear.default, (x, hop.pack(w), bias), bias),
-            (aten.addmm.default, (bias, x, turned), bias),
+            (aten.addmm.default, (bias, x, as_columns), bias),
             (aten.linear.default, (x.reshape(3, 4, 96), w), 0),
             (aten.linear.default, (x.t().contiguous().t(), w), 0),
-            (aten.matmul.default, (x.reshape(2, 6, 96), turned), 0),
+            (aten.matmul.default, (x.reshape(2, 6, 96), as_columns), 0),
         ):
             for output in () if None in args else (torch.float32, torch.bfloat16):
                 assert hop.explain(op, output, *args).endswith("native product in parts: chosen")
@@ -274,7 +274,7 @@ class TestLevels(unittest.TestCase):
         ]
         conventions += [FixedPoint(rounding=r) for r in ("gemmlowp", "tflite", "away", "even")]
         for convention, format, per_channel in itertools.product(conventions, (INT8, UINT8), (False, True)):
-            q = hop.Quantizer(format, (-1, 1) if per_channel else (-1, -1), Given(True, convention))
+            q = hop.Quantizer(format, (-1, 1) if per_channel else (-1, -1), Static(True, convention))
             x, w = factors("INT8_ROW_AFFINE", "INT8_ROW", 37, 100, 41)
             size = (1, 41 if per_channel else 1)
             given = {
@@ -301,12 +301,12 @@ class TestLevels(unittest.TestCase):
 
         def matrix(rows: int, columns: int) -> torch.Tensor:
             dtype = data.draw(st.sampled_from([torch.int8, torch.uint8]))
-            step, turned = data.draw(st.integers(1, 2)), data.draw(st.booleans())
-            sizes = (rows, columns) if not turned else (columns, rows)
+            step, as_columns = data.draw(st.integers(1, 2)), data.draw(st.booleans())
+            sizes = (rows, columns) if not as_columns else (columns, rows)
             lead = () if batch is None else (batch,)
             x = torch.randint(0, 256, (*lead, sizes[0] * step, sizes[1]), generator=rng, dtype=torch.uint8).view(dtype)
             x = x[..., ::step, :]
-            return x.mT if turned else x
+            return x.mT if as_columns else x
 
         a, b = matrix(m, k), matrix(k, n)
         with levels.at(level):
@@ -352,13 +352,13 @@ class TestTransposed(unittest.TestCase):
         left = q if name != "UINT8_TENSOR_AFFINE" else presets.INT8_ROW
         for m, k, n in [(1, 64, 64), (3, 96, 40), (40, 128, 64), (33, 192, 130), (70, 320, 200)]:
             x, w = hop.quantize(left, torch.randn(m, k)), hop.quantize(q, torch.randn(n, k))
-            turned = w.rebuilt(w.buffers() | {"codes": w.codes.t().contiguous().t()})
-            assert n == 1 or not turned.codes.is_contiguous()
+            as_columns = w.rebuilt(w.buffers() | {"codes": w.codes.t().contiguous().t()})
+            assert n == 1 or not as_columns.codes.is_contiguous()
             with levels.at(level):
                 want = linear(x, w)
                 for _ in range(2):  # by the kernel, then by its plan
-                    assert_bits(linear(x, turned), array(want), f"{m}x{k}x{n}")
-                made = [hop.scaled(aten.mm.default, torch.bfloat16, x, t.t()) for t in (w, turned, turned)]
+                    assert_bits(linear(x, as_columns), array(want), f"{m}x{k}x{n}")
+                made = [hop.scaled(aten.mm.default, torch.bfloat16, x, t.t()) for t in (w, as_columns, as_columns)]
                 assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
 
     def test_bmm(self):
@@ -366,9 +366,9 @@ class TestTransposed(unittest.TestCase):
         x, w = (hop.quantize(presets.INT8_ROW, torch.randn(3, 40, 64)) for _ in range(2))
         q = w.quantizer.transposed(3)
         plain = w.rebuilt({name: b.mT.contiguous() for name, b in w.buffers().items()}, quantizer=q, shape=(3, 64, 40))
-        turned = plain.rebuilt(plain.buffers() | {"codes": w.codes.mT})
+        as_columns = plain.rebuilt(plain.buffers() | {"codes": w.codes.mT})
         want = hop.scaled(aten.bmm.default, torch.float32, x, plain)
-        assert torch.equal(hop.scaled(aten.bmm.default, torch.float32, x, turned), want)
+        assert torch.equal(hop.scaled(aten.bmm.default, torch.float32, x, as_columns), want)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -388,7 +388,7 @@ class _Powers(Microscaling):
     """Twice the power that MX takes, and stores."""
 
     def step(self, tensors, format):
-        return super().step(tensors, format) * 2
+        return super().scale_of(tensors, format) * 2
 
 
 @BUILT

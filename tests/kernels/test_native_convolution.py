@@ -21,7 +21,7 @@ from hop.numerics.formats import INT4, INT8, TERNARY, UINT8
 from hop.numerics.layouts import Tiled
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP, Division, FixedPoint, FloatMultiplier, Reciprocal
-from hop.numerics.scale_rules import Given, MinMax
+from hop.numerics.scale_rules import MinMax, Static
 from tests import levels
 
 aten = torch.ops.aten
@@ -94,10 +94,10 @@ def _drawn(seed: int) -> Call:
     block = r.choice([(-1,), (1, *[-1] * (ndim + 1))])
     affine = r.choice([True, False])
     x = _operand(
-        Quantizer(format, block, MinMax() if affine else Given()),
+        Quantizer(format, block, MinMax() if affine else Static()),
         _random_codes((r.choice([1, 1, 2, 5]), inputs * groups, *size), dtype, r.choice(["plain", "last", "cut"])),
     )
-    of_weight = Quantizer(INT8, r.choice([(-1,), (1, *[-1] * (ndim + 1))]), Given())
+    of_weight = Quantizer(INT8, r.choice([(-1,), (1, *[-1] * (ndim + 1))]), Static())
     lies = r.choice(["plain", "plain", "last", "cut"])
     weight = _operand(of_weight, _random_codes((outputs * groups, inputs, *kernel), torch.int8, lies))
     weight = _packed(weight) if r.choice([True, False]) else weight
@@ -153,13 +153,13 @@ def test_codes(level: str, convention: Any, block: tuple[int, ...]) -> None:
     biases = (None, torch.randn(40) * 1e4, torch.randint(-9999, 9999, (40,)).int())
     for bias, format in zip(biases, (INT8, UINT8, INT8), strict=True):
         with levels.at(level):
-            _same(_call(bias=bias, output=Quantizer(format, block, Given(affine=True, requantize=convention))))
+            _same(_call(bias=bias, output=Quantizer(format, block, Static(affine=True, requantize=convention))))
 
 
 @pytest.mark.parametrize("requantize", [Division(), GEMMLOWP], ids=str)
 def test_channels_last(requantize: Any) -> None:
     """The result lies as the input does, through a chain of operators."""
-    output = Quantizer(UINT8, scale=Given(affine=True, requantize=requantize))
+    output = Quantizer(UINT8, scale=Static(affine=True, requantize=requantize))
     weight = hop.pack(hop.quantize(presets.INT8_CONV, torch.randn(8, 8, 3, 3)))
     scale, zero = torch.tensor(0.1), torch.tensor(3, dtype=torch.uint8)
 
@@ -167,7 +167,7 @@ def test_channels_last(requantize: Any) -> None:
         given = {"output_scale": scale, "output_zero_point": zero}
         t = hop.quantize(presets.UINT8_TENSOR_AFFINE, x)
         y = hop.scaled(aten.conv2d.default, output, t, weight, None, [1, 1], [1, 1], **given)
-        z = hop.scaled(aten.add.Tensor, Quantizer(UINT8, scale=Given(affine=True)), y, t, **given)
+        z = hop.scaled(aten.add.Tensor, Quantizer(UINT8, scale=Static(affine=True)), y, t, **given)
         p = hop.scaled(aten.max_pool2d.default, output, z, [2, 2], **given)
         return [y.codes, z.codes, p.codes, hop.scaled(aten.conv2d.default, torch.bfloat16, p, weight)]
 
@@ -188,7 +188,7 @@ def test_in_programs(format: Any, dynamic: bool) -> None:
     """A compiled program runs the kernel of eager mode, for any sizes, and its results lie as they do there."""
     from torch._inductor.utils import run_and_get_code
 
-    output = Quantizer(UINT8, scale=Given(affine=True, requantize=FloatMultiplier()))
+    output = Quantizer(UINT8, scale=Static(affine=True, requantize=FloatMultiplier()))
     weight, bias = hop.pack(hop.quantize(presets.INT8_CONV, torch.randn(8, 8, 3, 3))), torch.randn(8)
     given = {"output_scale": torch.tensor(0.1), "output_zero_point": torch.tensor(3, dtype=torch.uint8)}
 
@@ -209,7 +209,7 @@ def test_in_programs(format: Any, dynamic: bool) -> None:
             assert got.is_contiguous(memory_format=format)
 
 
-@pytest.mark.parametrize("output", [torch.bfloat16, Quantizer(UINT8, scale=Given(affine=True))], ids=str)
+@pytest.mark.parametrize("output", [torch.bfloat16, Quantizer(UINT8, scale=Static(affine=True))], ids=str)
 def test_plans(output: Any) -> None:
     """Calls that differ in one thing alone, one after the other, twice: each gives what it gives without a plan."""
     given = [torch.full(s, 0.1) for s in ((), (1, 1, 1, 1))]
@@ -250,7 +250,7 @@ def test_codes_halfway() -> None:
     for step in (1.0, 0.1, 1 / 3, 2**-120):
         weight = weight._replace(tensors=(weight.tensors[0], torch.full((1, 1, 1, 1), step)))
         for requantize in (Division(), FloatMultiplier()):
-            call = _call(x, weight, output=Quantizer(INT8, scale=Given(requantize=requantize)))
+            call = _call(x, weight, output=Quantizer(INT8, scale=Static(requantize=requantize)))
             _same(call._replace(output_scale=torch.tensor([[[[2 * step]]]])))
 
 
@@ -284,13 +284,13 @@ def test_modulo(level: str) -> None:
     weight = _operand(presets.INT8_TENSOR, torch.full((2, 65600, 1, 1), -128, dtype=torch.int8))
     with levels.at(level):
         _same(_call(x, weight))
-        _same(_call(x, weight, output=Quantizer(INT8, scale=Given(requantize=FloatMultiplier()))))
+        _same(_call(x, weight, output=Quantizer(INT8, scale=Static(requantize=FloatMultiplier()))))
 
 
 def test_infinite_numbers() -> None:
     """Scales and biases that are no finite numbers."""
     for value in (torch.inf, torch.nan, 1e38, 1e-45):
-        for output in (torch.float32, torch.bfloat16, Quantizer(INT8, scale=Given())):
+        for output in (torch.float32, torch.bfloat16, Quantizer(INT8, scale=Static())):
             call = _call(bias=torch.full((40,), value), output=output)
             _check_numbers(call)
             x = call.args[0]
@@ -317,7 +317,7 @@ def test_shapes() -> None:
     """Without a batch dimension, without examples, padding as a name."""
     one = _operand(presets.INT8_TENSOR_AFFINE, _random_codes((64, 9, 7), torch.int8))
     none = _operand(presets.INT8_TENSOR_AFFINE, _random_codes((0, 64, 9, 7), torch.int8))
-    static = Quantizer(INT8, scale=Given())
+    static = Quantizer(INT8, scale=Static())
     for x in (one, none):
         _same(_call(x))
         _same(_call(x, output=static))

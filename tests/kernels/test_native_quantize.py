@@ -18,7 +18,7 @@ from hop.kernels.cpu import native
 from hop.kernels.cpu import quantize as native_quantize
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import AbsMean, Amax, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
+from hop.numerics.scale_rules import AbsMean, Amax, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
 from tests import levels
 from tests.numerics.test_quantizer import KINDS, generator, operands, same_bits
 
@@ -134,13 +134,13 @@ def test_drawn(name, shape, kind, dtype, given_scale, seed):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["int8_row", "int4_32", "uint8_row_affine", "int8_row_static", "ternary_row"])
 def test_ties(name, dtype):
-    q = QUANTIZERS.get(name) or Quantizer(formats.INT8, (1, -1), Given())
+    q = QUANTIZERS.get(name) or Quantizer(formats.INT8, (1, -1), Static())
     g = generator(3)
     scale = torch.rand(64, 1, generator=g) + 0.1
     steps = torch.randint(-260, 261, (64, 512), generator=g) / 2
     nudged = (steps * scale).view(torch.int32) + torch.randint(-2, 3, (64, 512), generator=g, dtype=torch.int32)
     x = nudged.view(torch.float32).to(dtype)
-    check(q, x, {"scale": scale} if isinstance(q.scale, Given) else {}, f"{name} {dtype}")
+    check(q, x, {"scale": scale} if isinstance(q.scale, Static) else {}, f"{name} {dtype}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -327,11 +327,11 @@ def test_product(name):
     """x times a factor of each column, lying as it is and turned, with noise that is given or found from a seed."""
     q, g = PRODUCTS[name], generator(0)
     shapes = ((1, 1), (7, 33), (33, 130), (64, 128), (130, 96), (3, 5000), (2, 40, 64), (3, 17000))
-    for i, (shape, kind, turned) in enumerate(itertools.product(shapes, KINDS, (False, True))):
+    for i, (shape, kind, transposed) in enumerate(itertools.product(shapes, KINDS, (False, True))):
         if shape[-1] > 1000 and i % 5:
             continue
         x = KINDS[kind](shape, g).to(DTYPES[i % 3])
-        x = x.mT.contiguous().mT if turned else x
+        x = x.mT.contiguous().mT if transposed else x
         factor = torch.randn(1, shape[-1], generator=g).exp() * (0.0 if i % 11 == 0 else 1.0)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=g)
         random = [(noise,), (torch.tensor(i),)] if q.stochastic else [(None,)]
@@ -342,7 +342,7 @@ def test_product(name):
                 with native.use(level):
                     assert native_quantize.QUANTIZE.supports(call)
                     for own, other in zip(native_quantize.QUANTIZE.run(call), want, strict=True):
-                        same_bits(own, other, f"{name}, {kind} {shape}, turned={turned} at {level}")
+                        same_bits(own, other, f"{name}, {kind} {shape}, turned={transposed} at {level}")
 
 
 def test_product_without_the_kernel():

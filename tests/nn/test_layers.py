@@ -21,11 +21,11 @@ from hop.nn.static import StaticScale
 from hop.numerics.formats import E4M3, E5M2, INT8, UINT8
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Delayed, Given, MinMax
+from hop.numerics.scale_rules import Delayed, MinMax, Static
 from hop.numerics.schemes import Scheme
 
-STATIC = Quantizer(INT8, scale=Given())
-LEARNED = Scheme(STATIC, Quantizer(INT8, (1, -1), Given()))
+STATIC = Quantizer(INT8, scale=Static())
+LEARNED = Scheme(STATIC, Quantizer(INT8, (1, -1), Static()))
 SHORT = Scheme(
     Quantizer(E4M3, scale=Delayed(history=4)),
     Quantizer(E4M3, scale=Delayed(history=4, margin=1)),
@@ -134,7 +134,7 @@ class TestLayers(unittest.TestCase):
         with pytest.raises(ValueError, match="sparse=True"):
             hop.nn.Embedding(4, 4, sparse=True, scheme=schemes.INT8_DYNAMIC)
         with pytest.raises(ValueError, match="one for the whole tensor"):
-            hop.nn.Linear(4, 4, scheme=Scheme(Quantizer(INT8, (1, -1), Given()), None))
+            hop.nn.Linear(4, 4, scheme=Scheme(Quantizer(INT8, (1, -1), Static()), None))
         delayed = Quantizer(E4M3, scale=Delayed())
         with pytest.raises(ValueError, match="before they are quantized"):
             hop.nn.Linear(4, 4, scheme=Scheme(delayed, delayed, delayed))
@@ -188,7 +188,7 @@ class TestLayers(unittest.TestCase):
         torch.testing.assert_close(layer.weight.grad.double(), torch.where(w_in, d_w, 0), rtol=1e-4, atol=1e-5)
 
     def test_learns_zero_points(self):
-        affine = Quantizer(UINT8, scale=Given(affine=True))
+        affine = Quantizer(UINT8, scale=Static(affine=True))
         layer, x = linear(Scheme(affine, None), learn_scales=True), randn(3, 24) * 2
         layer.scales.input.set(torch.tensor([0.01]), torch.tensor([100.0]))
         layer(x).sum().backward()

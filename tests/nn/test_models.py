@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 import hop
 from hop import presets, schemes
-from hop.nn import collection
+from hop.nn import calibration
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.numerics.schemes import Scheme
 
-STATIC = Quantizer(INT8, scale=Given())
+STATIC = Quantizer(INT8, scale=Static())
 ALL_STATIC = Scheme(
-    presets.INT8_TENSOR_STATIC_AFFINE, Quantizer(INT8, (1, -1), Given()), presets.INT8_TENSOR_STATIC_AFFINE
+    presets.INT8_TENSOR_STATIC_AFFINE, Quantizer(INT8, (1, -1), Static()), presets.INT8_TENSOR_STATIC_AFFINE
 )
 EXACT = {"INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_TRAINING", "TERNARY_WEIGHT"}  # integer arithmetic
 
@@ -271,7 +271,7 @@ class TestCalibrate(unittest.TestCase):
         assert isinstance(model[0](batches[0]), hop.QuantizedTensor)
 
     def test_other_methods_see_all_of_little_data(self):
-        q = Quantizer(INT8, scale=Given())
+        q = Quantizer(INT8, scale=Static())
         batches = [randn(50, 16, seed=s) for s in range(3)]
         for method in (hop.calibration.mse, partial(hop.calibration.percentile, percent=90)):
             layer = hop.nn.Linear(16, 4, scheme=Scheme(q, presets.INT8_ROW))
@@ -280,8 +280,8 @@ class TestCalibrate(unittest.TestCase):
             assert torch.equal(layer.scales.input.scale, want)
 
     def test_a_sample_is_even_and_bounded(self):
-        with mock.patch.object(collection, "KEPT", 1000):
-            sample = collection._Sample()
+        with mock.patch.object(calibration, "KEPT", 1000):
+            sample = calibration._Sample()
             start = 0
             for n in (700, 1, 4096, 13, 9000):
                 sample.add(torch.arange(start, start + n, dtype=torch.float32))

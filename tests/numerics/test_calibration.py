@@ -16,7 +16,7 @@ from hop import calibration, presets
 from hop.numerics.formats import Integer
 from hop.numerics.presets import PRESETS
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given, MinMax, TwoLevel
+from hop.numerics.scale_rules import MinMax, Static, TwoLevel
 from tests.support import numerics
 
 ALL = list(PRESETS.items())
@@ -72,9 +72,9 @@ def rule(q: Quantizer, x: np.ndarray) -> numerics.Scaled:
     match type(q.scale).__name__:
         case "TwoLevel":
             return numerics.Scaled(numerics.amax(x), x)
-        case "Given" if q.scale.has_zero_point():
+        case "Static" if q.scale.has_zero_point():
             return numerics.by_range(x, q.format.name)
-        case "Given" | "AbsMean":
+        case "Static" | "AbsMean":
             return numerics.by_amax(x, q.format.name, 0.0)
     return numerics.scaled(q, x, None, None, float(numerics.LARGEST))
 
@@ -119,7 +119,7 @@ class TestRules(unittest.TestCase):
         assert_equal(calibration.amax(q, *xs), expected(q, xs, lambda x: x))
         assert_equal(calibration.amax(q, xs[0]), expected(q, xs[:1], lambda x: x))
 
-    @parameterized.expand([(name, q) for name, q in ALL if not isinstance(q.scale, Given) and "TERNARY" not in name])
+    @parameterized.expand([(name, q) for name, q in ALL if not isinstance(q.scale, Static) and "TERNARY" not in name])
     def test_amax_is_what_the_rule_finds(self, _name, q):
         x = batches(q)[0]
         noise = {"generator": torch.Generator().manual_seed(0)} if q.stochastic else {}

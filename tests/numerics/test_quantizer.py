@@ -36,9 +36,9 @@ from hop.numerics.scale_rules import (
     Blocks,
     BlockScaling,
     CurrentScaling,
-    Given,
     Microscaling,
     MinMax,
+    Static,
     TwoLevel,
 )
 from tests import levels
@@ -80,7 +80,7 @@ OTHERS = {
     "flat_int8": Quantizer(INT8, (100,), flat=True),
     "flat_uint4": Quantizer(UINT4, (31,), MinMax(), flat=True),
     "flat_mx": Quantizer(E2M1, (32,), Microscaling(), flat=True),
-    "static_fp4": Quantizer(E2M1, (1, -1), Given()),
+    "static_fp4": Quantizer(E2M1, (1, -1), Static()),
 }
 QUANTIZERS = {**presets.PRESETS, **OTHERS}
 ALL = list(QUANTIZERS.items())
@@ -140,7 +140,7 @@ def operands(q: Quantizer, x: Tensor, g: torch.Generator, given: bool = False) -
     found: dict[str, Any] = {}
     if q.stochastic:
         found["noise"] = torch.randint(0, 256, x.shape, dtype=torch.uint8, generator=g)
-    if isinstance(q.scale, Given) or given:
+    if isinstance(q.scale, Static) or given:
         described = q.buffers(x.shape)
         name = "global_amax" if "global_amax" in described else "scale"
         shape = described[name][0]
@@ -751,7 +751,7 @@ class TestStochastic(unittest.TestCase):
     @parameterized.expand([(f.name, f) for f in ROUNDED])
     def test_unbiased(self, _name, fmt):
         """Exactly so, for numbers that are a multiple of 1 / 256 of the way to the next."""
-        q = Quantizer(fmt, scale=Given(), stochastic=True)
+        q = Quantizer(fmt, scale=Static(), stochastic=True)
         gaps = list(itertools.pairwise(n - fmt.zero for n in fmt.numbers))
         near = len(gaps) // 2
         gaps = gaps[:2] + gaps[max(near - 20, 0) : near + 20] + gaps[-2:]
@@ -761,7 +761,7 @@ class TestStochastic(unittest.TestCase):
     @parameterized.expand([(f.name, f) for f in ROUNDED])
     def test_bias_of_others(self, _name, fmt):
         """At most 1 / 256 of a gap, toward zero."""
-        q = Quantizer(fmt, scale=Given(), stochastic=True)
+        q = Quantizer(fmt, scale=Static(), stochastic=True)
         largest = min(fmt.max - fmt.zero, 400.0)
         x = (torch.rand(3000, generator=generator()) * 2 - 1) * largest
         magnitude = torch.tensor(sorted({abs(n - fmt.zero) for n in fmt.numbers}))
@@ -772,7 +772,7 @@ class TestStochastic(unittest.TestCase):
 
     def test_by_hand(self):
         """r / 256 of a step is added, 0.5 below 2, 1 below 4, else 2, and the sum rounded toward zero."""
-        q = Quantizer(E2M1, scale=Given(), stochastic=True)
+        q = Quantizer(E2M1, scale=Static(), stochastic=True)
         x = torch.tensor([0.25, 0.25, -0.25, -0.25, 1.75, 1.75, 3.0, 3.5, 3.5, 5, 5, 5.5, -0.0, 7, -1e-9, NAN, INF])
         noise = torch.tensor([127, 128, 127, 128, 127, 128, 255, 127, 128, 127, 128, 63, 255, 0, 255, 9, 9])
         got = hop.quantize(q, x, scale=torch.ones(1), noise=noise.to(torch.uint8)).codes
@@ -931,7 +931,7 @@ class TestFast(unittest.TestCase):
 
     @parameterized.expand([(f.name, f) for f in ROUNDED[:3]])
     def test_every_bfloat16(self, _name, fmt):
-        q = Quantizer(fmt, scale=Given(), stochastic=True)
+        q = Quantizer(fmt, scale=Static(), stochastic=True)
         patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
         for r in (0, 1, 127, 128, 255):
             noise = torch.full(patterns.shape, r, dtype=torch.uint8)

@@ -42,7 +42,7 @@ from hop.numerics.requantization import (
     Requantization,
     fixed_point,
 )
-from hop.numerics.scale_rules import Amax, Given
+from hop.numerics.scale_rules import Amax, Static
 from tests.support import numerics
 
 aten = torch.ops.aten
@@ -607,7 +607,7 @@ def side(
     """Random codes, a third of them at the ends, with random scales and zero points for each block."""
     codes = rng.integers(format.low, format.high + 1, shape)
     codes = np.where(rng.random(shape) < 1 / 3, rng.choice([format.low, format.high], shape), codes)
-    q = Quantizer(format, block, Given(affine=affine))
+    q = Quantizer(format, block, Static(affine=affine))
     of_blocks = q.buffers(shape)["scale"][0]
     scale = floats(rng, of_blocks, -8, -3)
     scale = np.exp2(np.floor(np.log2(scale))).astype(f32) if powers else scale
@@ -828,7 +828,7 @@ class TestScaled(unittest.TestCase):
                 zero = rng.choice([out.low, out.high, out.zero, out.zero + 20])
                 low, high = (None if b is None else b * float(scale) * 10 for b in ACTIVATIONS[(i + j) % 4])
                 convention = replace(CONVENTIONS[name], low=low, high=high)
-                q = Quantizer(out, scale=Given(affine=True, requantize=convention))
+                q = Quantizer(out, scale=Static(affine=True, requantize=convention))
                 made = product.run(q, given, **given_for(scale, zero, out))
                 want = requantized(name, total, product.lhs, product.rhs, scale, zero, out, convention)
                 what = f"{convention!r} {format.name} {out.name} {per_channel} {powers} {bias}"
@@ -845,11 +845,11 @@ class TestScaled(unittest.TestCase):
         for format in FORMATS:
             steep = np.asarray(scale * f32(256 / (format.high - format.low + 1)), f32)
             for zero in (format.low, format.high, (format.low + format.high) // 2):
-                q = Quantizer(format, scale=Given(affine=True, requantize=CONVENTIONS[name]))
+                q = Quantizer(format, scale=Static(affine=True, requantize=CONVENTIONS[name]))
                 made = product.run(q, None, **given_for(steep, np.asarray(zero), format))
                 want = requantized(name, product.total, product.lhs, product.rhs, steep, zero, format)
                 check_output(made, want, steep, np.asarray(zero), f"{format.name} {zero}")
-            q = Quantizer(format, scale=Given(requantize=CONVENTIONS[name]))
+            q = Quantizer(format, scale=Static(requantize=CONVENTIONS[name]))
             made = product.run(q, None, output_scale=torch.from_numpy(steep))
             middle = {"int8": 0, "uint8": 128, "int4": 0, "uint4": 8, "ternary": 0, "uint7": 64, "sint7": 64}
             want = requantized(name, product.total, product.lhs, product.rhs, steep, middle[format.name], format)
@@ -864,7 +864,7 @@ class TestScaled(unittest.TestCase):
             product = make(rng, INT8, True, True)
             for format in (INT8, UINT8, INT4):
                 convention = replace(CONVENTIONS[name], low=0.0, high=1.0)
-                q = Quantizer(format, block, Given(affine=True, requantize=convention))
+                q = Quantizer(format, block, Static(affine=True, requantize=convention))
                 of_blocks = q.buffers(product.total.shape)["scale"][0]
                 scale = output_scale(rng, product, True, of_blocks)
                 zero = rng.integers(format.low, format.high + 1, of_blocks)
@@ -880,7 +880,7 @@ class TestScaled(unittest.TestCase):
         product = linear(rng, UINT8, False, True)
         scale = output_scale(rng, product, True)
         for given, zero in ((3.4, 3), (2.5, 2), (3.5, 4), (-0.5, 0), (1e9, 127), (-1e9, -128)):
-            q = Quantizer(INT8, scale=Given(affine=True, requantize=CONVENTIONS[name]))
+            q = Quantizer(INT8, scale=Static(affine=True, requantize=CONVENTIONS[name]))
             own = {"output_scale": torch.from_numpy(np.asarray(scale)), "output_zero_point": torch.tensor(given)}
             want = requantized(name, product.total, product.lhs, product.rhs, scale, zero, INT8)
             check_output(product.run(q, None, **own), want, scale, np.asarray(zero), f"zero point {given}")
@@ -889,10 +889,10 @@ class TestScaled(unittest.TestCase):
     def test_bias_is_clamped(self, name):
         """A float bias beyond int32 is its end, from which the sums here lead back."""
         one = torch.tensor(1.0)
-        x = hop.quantize(Quantizer(INT8, scale=Given()), torch.full((4, 16), 9.0), scale=one)
-        q = Quantizer(INT8, scale=Given(affine=True, requantize=CONVENTIONS[name]))
+        x = hop.quantize(Quantizer(INT8, scale=Static()), torch.full((4, 16), 9.0), scale=one)
+        q = Quantizer(INT8, scale=Static(affine=True, requantize=CONVENTIONS[name]))
         for sign, end in ((1, INT32[1]), (-1, INT32[0])):
-            w = hop.quantize(Quantizer(INT8, scale=Given()), torch.full((5, 16), -7.0 * sign), scale=one)
+            w = hop.quantize(Quantizer(INT8, scale=Static()), torch.full((5, 16), -7.0 * sign), scale=one)
             total, zero, unit = np.full((4, 5), end - sign * 9 * 7 * 16), np.asarray(-3), np.ones((), f32)
             for bias, exponent in itertools.product((3e9, 1e30, math.inf), (23, 24, 25)):  # 2^31 / 2^24 is 128
                 scale = np.asarray(2.0**exponent, f32)
@@ -904,9 +904,9 @@ class TestScaled(unittest.TestCase):
     @parameterized.expand(EXACT)
     def test_bias_ties(self, name):
         """A float bias halfway between units goes to the even one, whatever the convention."""
-        one, q = torch.tensor(1.0), Quantizer(INT8, scale=Given())
+        one, q = torch.tensor(1.0), Quantizer(INT8, scale=Static())
         x, w = hop.quantize(q, torch.ones(1, 2), scale=one / 4), hop.quantize(q, torch.ones(6, 2), scale=one / 8)
-        out = Quantizer(INT8, scale=Given(affine=True, requantize=CONVENTIONS[name]))
+        out = Quantizer(INT8, scale=Static(affine=True, requantize=CONVENTIONS[name]))
         bias = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]) / 32
         given = given_for(np.asarray(1 / 32, f32), np.asarray(-60), INT8)
         made = hop.scaled(aten.linear.default, out, x, w, bias, **given)
@@ -919,7 +919,7 @@ class TestScaled(unittest.TestCase):
         a, b = side(rng, (48,), INT8, (-1,), True, affine=True), side(rng, (48,), INT8, (-1,), True)
         m = side(rng, (48, 7), INT8, (-1, 1), True)
         for format in (INT8, INT4):
-            q = Quantizer(format, scale=Given(affine=True, requantize=CONVENTIONS[name]))
+            q = Quantizer(format, scale=Static(affine=True, requantize=CONVENTIONS[name]))
             for rhs, of_rhs in ((b, b.scale.reshape(())), (m, m.scale[0])):
                 scale, zero = np.asarray(2.0**-1 if format is INT8 else 8.0, f32), np.asarray(-3)
                 given = given_for(scale, zero, format)
@@ -943,7 +943,7 @@ class TestScaled(unittest.TestCase):
             for out, bounds in itertools.product((INT8, UINT8, UINT7), ((None, None), (0.0, 3.0))):
                 zero = np.asarray(rng.integers(out.low, out.high + 1))
                 convention = replace(CONVENTIONS[name], low=bounds[0], high=bounds[1])
-                q = Quantizer(out, scale=Given(affine=True, requantize=convention))
+                q = Quantizer(out, scale=Static(affine=True, requantize=convention))
                 made = hop.scaled(aten.mul.Tensor, q, a.tensor, b.tensor, **given_for(scale, zero, out))
                 want = requantized(name, a.codes * b.codes, of_a, b.scale, scale, zero, out, convention)
                 check_output(made, want, scale, zero, f"{convention!r} {a_format.name} {b_format.name} {out.name}")
@@ -974,7 +974,7 @@ class TestScaled(unittest.TestCase):
                 for out, ratio in itertools.product((INT8, UINT8, INT4), (0.25, 1.0, 2.0, 3.7)):
                     scale = np.asarray(held * f32(ratio), f32)
                     zero = np.asarray(rng.integers(out.low, out.high + 1))
-                    q = Quantizer(out, scale=Given(affine=True, requantize=CONVENTIONS[name]))
+                    q = Quantizer(out, scale=Static(affine=True, requantize=CONVENTIONS[name]))
                     made = run(q, x.tensor, **given_for(scale, zero, out))
                     want = requantized(name, meant(x.codes), held, one, scale, zero, out)
                     check_output(made, want, scale, zero, f"{what} {format.name} {out.name} {ratio}")
@@ -987,7 +987,7 @@ class TestScaled(unittest.TestCase):
                 product = make(rng, INT8, True, True)
                 given, steps = biases(rng, product, "int32")
                 scale, zero = output_scale(rng, product, True), np.asarray(3)
-                q = Quantizer(INT8, scale=Given(affine=True, requantize=CONVENTIONS[name]))
+                q = Quantizer(INT8, scale=Static(affine=True, requantize=CONVENTIONS[name]))
                 made = product.run(q, given, **given_for(scale, zero, INT8))
                 want = requantized(name, product.total + steps, product.lhs, product.rhs, scale, zero, INT8)
                 check_output(made, want, scale, zero, name)
@@ -998,7 +998,7 @@ class TestScaled(unittest.TestCase):
             product = conv2d(rng, INT8, True, True)
             given, steps = biases(rng, product, "int32")
             scale, zero = output_scale(rng, product, True) * np.asarray(16, f32), np.asarray(3)
-            q = Quantizer(INT4, scale=Given(affine=True, requantize=CONVENTIONS[name]))
+            q = Quantizer(INT4, scale=Static(affine=True, requantize=CONVENTIONS[name]))
             made = product.run(q, given, **given_for(scale, zero, INT4))
             want = requantized(name, product.total + steps, product.lhs, product.rhs, scale, zero, INT4)
             check_output(made, want, scale, zero, name)
@@ -1009,7 +1009,7 @@ class TestScaled(unittest.TestCase):
         product = linear(rng, UINT8, False, True)
         for name, format in itertools.product(CONVENTIONS, (INT4, UINT4, UINT7)):
             scale, zero = output_scale(rng, product, True) * np.asarray(8, f32), np.asarray(format.high)
-            q = Quantizer(format, scale=Given(affine=True, requantize=CONVENTIONS[name]))
+            q = Quantizer(format, scale=Static(affine=True, requantize=CONVENTIONS[name]))
             made = product.run(q, None, **given_for(scale, zero + 20 if format is UINT7 else zero + 100, format))
             want = requantized(name, product.total, product.lhs, product.rhs, scale, zero, format)
             check_output(made, want, scale, zero, f"{name} {format.name}")
@@ -1017,8 +1017,8 @@ class TestScaled(unittest.TestCase):
     @parameterized.expand(EXACT)
     def test_empty(self, name):
         """No rows, and a sum of nothing, which is 0."""
-        q = Quantizer(INT8, scale=Given(affine=True, requantize=CONVENTIONS[name]))
-        held = Quantizer(INT8, scale=Given())
+        q = Quantizer(INT8, scale=Static(affine=True, requantize=CONVENTIONS[name]))
+        held = Quantizer(INT8, scale=Static())
         one, given = torch.tensor(0.5), given_for(np.asarray(0.25, f32), np.asarray(7), INT8)
         for m, k in ((0, 4), (3, 0)):
             x, w = (hop.quantize(held, torch.zeros(n, k), scale=one) for n in (m, 2))
@@ -1035,7 +1035,7 @@ class TestDivision(unittest.TestCase):
     def test_reciprocal_is_torch(self):
         """What PyTorch's quantize operators give, ties and clipped values included, which a division does not."""
         x = torch.cat([torch.arange(-600, 600) * 0.05, torch.randn(2000) * 9, torch.tensor([torch.inf, -torch.inf])])
-        q = Quantizer(INT8, scale=Given(affine=True, requantize=Reciprocal()))
+        q = Quantizer(INT8, scale=Static(affine=True, requantize=Reciprocal()))
         for scale in (0.1, 0.3, 0.7, 1.1, 2.0**-3):
             given = {"scale": torch.tensor(scale), "zero_point": torch.tensor(3, dtype=torch.int8)}
             got = hop.quantize(q, x, **given)
@@ -1045,7 +1045,7 @@ class TestDivision(unittest.TestCase):
             assert torch.equal(hop.dequantize(got), want)
         middles, scale = torch.arange(0.5, 127) * 0.7, torch.tensor(0.7)
         both = [
-            hop.quantize(Quantizer(INT8, scale=Given(False, r)), middles, scale=scale)
+            hop.quantize(Quantizer(INT8, scale=Static(False, r)), middles, scale=scale)
             for r in (Division(), Reciprocal())
         ]
         assert not torch.equal(both[0].codes, both[1].codes)
@@ -1068,11 +1068,11 @@ class TestDivision(unittest.TestCase):
                 own = given_for(scale, zero, out)
                 rule = (Division, Reciprocal)[(i + j) % 2]
                 made = product.run(
-                    Quantizer(out, scale=Given(affine=True, requantize=rule(low=low, high=high))), given, **own
+                    Quantizer(out, scale=Static(affine=True, requantize=rule(low=low, high=high))), given, **own
                 )
                 active = y if (low, high) == (None, None) else y.clamp(low, high)
                 plain = {name.removeprefix("output_"): t for name, t in own.items()}
-                want = hop.quantize(Quantizer(out, scale=Given(affine=True, requantize=rule())), active, **plain)
+                want = hop.quantize(Quantizer(out, scale=Static(affine=True, requantize=rule())), active, **plain)
                 for name, buffer in want.buffers().items():
                     assert torch.equal(made.buffers()[name], buffer), (name, out.name, low, high, bias)
                 # and in numpy
@@ -1086,20 +1086,20 @@ class TestDivision(unittest.TestCase):
         product = linear(rng, UINT8, True, False)
         bias = rng.normal(size=24).astype(f32)
         scale, zero = np.asarray(0.03, f32), np.asarray(5)
-        q = Quantizer(INT8, scale=Given(affine=True))
+        q = Quantizer(INT8, scale=Static(affine=True))
         made = product.run(q, torch.from_numpy(bias), **given_for(scale, zero, INT8))
         y = product.total.astype(f32) * product.lhs * product.rhs + bias
         check_output(made, np.clip(np.rint(y / scale) + 5, -128, 127).astype(i64), scale, zero, "numpy")
 
     def test_where_others_cannot(self):
         """Division takes what has no exact sum."""
-        q = Quantizer(INT8, scale=Given(affine=True, requantize=Division(low=0.0)))
+        q = Quantizer(INT8, scale=Static(affine=True, requantize=Division(low=0.0)))
         given = given_for(np.asarray(0.1, f32), np.asarray(-4), INT8)
         for what, (op, args, kwargs, _) in refused().items():
             made = hop.scaled(op, q, *args, **kwargs, **given)
             y = hop.scaled(op, torch.float32, *args, **kwargs).clamp(min=0.0)
             plain = {name.removeprefix("output_"): t for name, t in given.items()}
-            want = hop.quantize(Quantizer(INT8, scale=Given(affine=True)), y, **plain)
+            want = hop.quantize(Quantizer(INT8, scale=Static(affine=True)), y, **plain)
             assert torch.equal(made.codes, want.codes), what
 
 
@@ -1158,10 +1158,10 @@ class TestErrors(unittest.TestCase):
     def test_no_exact_sum(self, _test, name, what):
         op, args, kwargs, words = refused()[what]
         convention = CONVENTIONS[name]
-        q = Quantizer(INT8, scale=Given(affine=True, requantize=convention))
+        q = Quantizer(INT8, scale=Static(affine=True, requantize=convention))
         with self.assertRaises(ValueError) as caught:
             hop.scaled(op, q, *args, **kwargs, **given_for(np.asarray(0.1, f32), np.asarray(0), INT8))
-        for word in ("exact integer sum", "Given(requantize=Division())", repr(convention), words):
+        for word in ("exact integer sum", "Static(requantize=Division())", repr(convention), words):
             assert word in str(caught.exception), f"{word!r} not in: {caught.exception}"
 
     @parameterized.expand([("bad", "nearest"), ("upper", "GEMMLOWP"), ("none", None), ("number", 1)])
@@ -1190,19 +1190,19 @@ class TestErrors(unittest.TestCase):
             if isinstance(convention, Requantization)
             else (TypeError, "a convention of hop.requantization")
         )
-        with self.assertRaisesRegex(error, f"Given: requantize.*{words}"):
-            Quantizer(format, scale=Given(requantize=convention))
+        with self.assertRaisesRegex(error, f"Static: requantize.*{words}"):
+            Quantizer(format, scale=Static(requantize=convention))
 
     def test_floats_divide(self):
         for format in (E4M3, DYNAMIC8):
-            assert isinstance(Quantizer(format, scale=Given()).format, Float) == (format is E4M3)
+            assert isinstance(Quantizer(format, scale=Static()).format, Float) == (format is E4M3)
 
     @parameterized.expand(EXACT)
     def test_scales(self, name):
         """What must be given, is."""
         x, w = (quantized(Quantizer(INT8), n, 8) for n in (2, 3))
-        affine = Quantizer(INT8, scale=Given(affine=True, requantize=CONVENTIONS[name]))
-        plain = Quantizer(INT8, scale=Given(requantize=CONVENTIONS[name]))
+        affine = Quantizer(INT8, scale=Static(affine=True, requantize=CONVENTIONS[name]))
+        plain = Quantizer(INT8, scale=Static(requantize=CONVENTIONS[name]))
         one, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.int8)
         for q, given, word in (
             (affine, {}, "output_scale= and output_zero_point="),
@@ -1238,7 +1238,7 @@ class TestSpelling(unittest.TestCase):
 
     def test_round_trip(self):
         made = [
-            Quantizer(format, block, Given(affine=affine, requantize=convention))
+            Quantizer(format, block, Static(affine=affine, requantize=convention))
             for format, block, affine, convention in itertools.product(
                 (INT8, UINT8, INT4, UINT7), ((-1, -1), (1, -1)), (False, True), SPELLED
             )
@@ -1246,7 +1246,7 @@ class TestSpelling(unittest.TestCase):
         for q in made:
             read = Quantizer.parse(str(q))
             assert read == q and hash(read) == hash(q) and str(read) == str(q)
-            assert isinstance(read.scale, Given) and isinstance(q.scale, Given)
+            assert isinstance(read.scale, Static) and isinstance(q.scale, Static)
             assert type(read.scale.requantize) is type(q.scale.requantize)
             assert vars(replace(read.scale.requantize)) == vars(replace(q.scale.requantize))
             assert pickle.loads(pickle.dumps(q)) == q
@@ -1254,12 +1254,12 @@ class TestSpelling(unittest.TestCase):
 
     def test_spelled(self):
         for convention, text in {
-            Division(): "Given()",
-            FloatMultiplier(0, 6): "Given(requantize=FloatMultiplier(low=0.0, high=6.0))",
-            GEMMLOWP: 'Given(requantize=FixedPoint(rounding="gemmlowp"))',
-            FixedPoint(low=-0.0): "Given(requantize=FixedPoint(low=0.0))",
+            Division(): "Static()",
+            FloatMultiplier(0, 6): "Static(requantize=FloatMultiplier(low=0.0, high=6.0))",
+            GEMMLOWP: 'Static(requantize=FixedPoint(rounding="gemmlowp"))',
+            FixedPoint(low=-0.0): "Static(requantize=FixedPoint(low=0.0))",
         }.items():
-            assert repr(Given(requantize=convention)) == text
+            assert repr(Static(requantize=convention)) == text
         assert FixedPoint(rounding="away") == FixedPoint() != GEMMLOWP != TFLITE
         assert FixedPoint(rounding="gemmlowp") == GEMMLOWP and FixedPoint(rounding="tflite") == TFLITE
         assert FloatMultiplier(low=0) == FloatMultiplier(low=0.0) != FloatMultiplier()
@@ -1273,7 +1273,7 @@ class TestSpelling(unittest.TestCase):
             ('"gemmlowp"', "convention"),
         ):
             with self.assertRaisesRegex(ValueError, f"position .*{word}"):
-                Quantizer.parse(f"hop1:Quantizer(format=int8, scale=Given(requantize={inner}))")
+                Quantizer.parse(f"hop1:Quantizer(format=int8, scale=Static(requantize={inner}))")
 
 
 class TestFixedPoint(unittest.TestCase):

@@ -21,7 +21,7 @@ from hop.numerics import spelling
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP
-from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, Given, Microscaling, MinMax, TwoLevel
+from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
 
 OTHERS = {
     "floor": Quantizer(formats.INT8, (2, 3, -1), Amax(floor=1e-7)),
@@ -175,7 +175,7 @@ class TestValues(unittest.TestCase):
             ("format", lambda: Quantizer("int4"), "format must be one of hop.formats"),  # type: ignore[arg-type]
             ("rule", lambda: Quantizer(formats.INT8, scale="amax"), "scale must be a rule"),  # type: ignore[arg-type]
             ("layout", lambda: Quantizer(formats.INT8, layout="tiles"), "layout must be one"),  # type: ignore[arg-type]
-            ("requantize", lambda: Given(requantize="tflite"), "hop.requantization.Division()"),  # type: ignore[arg-type]
+            ("requantize", lambda: Static(requantize="tflite"), "hop.requantization.Division()"),  # type: ignore[arg-type]
         ]
     )
     def test_types_are_checked(self, _name, make, words):
@@ -401,5 +401,5 @@ class TestExports(unittest.TestCase):
 
 class TestRules(unittest.TestCase):
     def test_rules_spell(self):
-        for rule in (Amax(), Amax(0.5), MinMax(), Given(True), BlockScaling(False), Microscaling(), TwoLevel((1, -1))):
+        for rule in (Amax(), Amax(0.5), MinMax(), Static(True), BlockScaling(False), Microscaling(), TwoLevel((1, -1))):
             assert spelling.read(str(rule), scale_rules.Rule) == rule

@@ -21,8 +21,8 @@ from hop.numerics import copies
 from hop.numerics.schemes import Scheme
 from hop.report import page
 from hop.report.pairing import pairs, path_of
+from hop.report.summary import summary
 from hop.report.values import Spread, type_of
-from hop.report.words import summary
 from tests.support.report_models import Small, encoders, quantized, report, small
 
 aten = torch.ops.aten

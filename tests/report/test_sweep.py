@@ -217,7 +217,7 @@ class TestCommand(unittest.TestCase):
         page = self.folder / "page.html"
         journal = page.with_suffix(".sweep.jsonl")
         program = (
-            "import os, signal, sys, hop.report.trying as t; from hop.cli import main; own = t.to_scheme\n"
+            "import os, signal, sys, hop.report.sweeps as t; from hop.cli import main; own = t.to_scheme\n"
             "def stop(program, scheme):\n"
             "    if 'e2m1' in str(scheme): os.kill(os.getpid(), signal.SIGINT)\n"
             "    return own(program, scheme)\n"

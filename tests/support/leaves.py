@@ -18,7 +18,7 @@ from hop.impls.quantize import fake_quantize_operator, quantize_operator
 from hop.numerics import copies
 from hop.numerics.formats import E4M3, E8M0, Integer
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import AbsMean, Given, Microscaling, TwoLevel
+from hop.numerics.scale_rules import AbsMean, Microscaling, Static, TwoLevel
 from hop.tensor.proto import TensorProto
 from tests.support.case import Case
 
@@ -221,7 +221,7 @@ ALL_SETTINGS = [
         q,
         dtype,
         shape=(2, 256) if q.flat else (16, 3, 40),
-        given=given or isinstance(q.scale, Given),
+        given=given or isinstance(q.scale, Static),
     )
     for name, q in presets.PRESETS.items()
     for dtype, given in ((torch.float32, False), (torch.bfloat16, True))

@@ -114,7 +114,7 @@ class QuantizedOperator:
 def _faked(o: QuantizedOperator, args: list[Any], scales: hop.Scales, seed: Any) -> list[Any]:
     """The arguments, fake-quantized as rows that are summed over."""
     places = {aten.addmm.default: (1, 2), aten.embedding.default: (None, 0)}.get(o.op, (0, 1))
-    turned = o.op in (aten.mm.default, aten.bmm.default, aten.addmm.default)
+    transposed = o.op in (aten.mm.default, aten.bmm.default, aten.addmm.default)
     found = list(args)
     for place, q, scale, zero_point in zip(
         places, (o.scheme.lhs, o.scheme.rhs), scales[:3:2], scales[1:4:2], strict=True
@@ -124,7 +124,7 @@ def _faked(o: QuantizedOperator, args: list[Any], scales: hop.Scales, seed: Any)
         x = args[place]
         if "conv" in str(o.op) and q.block == (1, -1):
             q = Quantizer(q.format, (1, *(-1,) * (x.dim() - 1)), q.scale)
-        rows = x.mT if turned and place == places[1] else x
+        rows = x.mT if transposed and place == places[1] else x
         noise = hop.noise(seed, rows.shape, stream=place) if q.stochastic else None
         fake = hop.fake_quantize(q, rows, scale=scale, zero_point=zero_point, noise=noise)
         found[place] = fake.mT if rows is not x else fake

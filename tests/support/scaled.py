@@ -18,7 +18,7 @@ from hop.numerics import copies
 from hop.numerics.formats import INT8, Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.tensor.proto import TensorProto
 from tests.support.case import Case
 
@@ -128,7 +128,7 @@ class ScaledOperator:
         return hop.explain(self.op, self.output, *map(_rebuilt, self._operands()), **options, **self.kwargs)
 
     def _is_static(self) -> bool:
-        return isinstance(self.output, Quantizer) and isinstance(self.output.scale, Given)
+        return isinstance(self.output, Quantizer) and isinstance(self.output.scale, Static)
 
     def _is_exact(self) -> bool:
         """Whether its arithmetic is fixed to the bit."""
@@ -273,7 +273,7 @@ _STATIC = presets.INT8_TENSOR_STATIC_AFFINE
 _CHANNEL, _WHOLE = presets.INT8_CONV, presets.UINT8_TENSOR_AFFINE
 _CHANNEL1 = Quantizer(INT8, (1, -1, -1))
 _CHANNEL3 = Quantizer(INT8, (1, -1, -1, -1, -1))
-_GEMMLOWP = Quantizer(INT8, scale=Given(affine=True, requantize=GEMMLOWP))
+_GEMMLOWP = Quantizer(INT8, scale=Static(affine=True, requantize=GEMMLOWP))
 
 SCALED = [
     ScaledOperator("mm", aten.mm.default, (Q((5, 24), _AFFINE), Q((24, 7), presets.INT8_COLUMN))),

@@ -121,14 +121,14 @@ def read(t: Any, usage: str = copies.ROWWISE) -> Elements:
     """One of the copies of a quantized tensor."""
     q, fmt = t.quantizer, t.quantizer.format.name
     buffers = {name: array(b) for name, b in t.buffers().items()}
-    turned = usage == copies.COLUMNWISE
+    as_columns = usage == copies.COLUMNWISE
 
     def buffer(name: str) -> np.ndarray:
-        return buffers[f"columnwise_{name}"] if turned and f"columnwise_{name}" in buffers else buffers[name]
+        return buffers[f"columnwise_{name}"] if as_columns and f"columnwise_{name}" in buffers else buffers[name]
 
     shape = tuple(t.shape)
     rows: tuple[int, ...] = (math.prod(shape),) if q.flat else shape
-    if turned:
+    if as_columns:
         rows = (shape[-1], math.prod(shape[:-1]))
     codes = buffer("codes")
     if q.format.bits in (2, 4):
@@ -160,7 +160,7 @@ def read(t: Any, usage: str = copies.ROWWISE) -> Elements:
     else:
         n = numerics.decode(codes, fmt, getattr(q.format, "book", ()), 0)
     found = Elements(n, step, spread(names, q.block))
-    return found.map(lambda a: (a.T if turned else a).reshape(shape))
+    return found.map(lambda a: (a.T if as_columns else a).reshape(shape))
 
 
 class Pair(NamedTuple):
@@ -226,10 +226,10 @@ def make(
     """A tensor of any codes, scales and zero points; where it has several copies, each has its own. Read is `usage`."""
     buffers: dict[str, Tensor] = {}
     for name, size, kind in copies.describe(q, shape, tuple(usages)):
-        turned = name.startswith("columnwise_")
+        as_columns = name.startswith("columnwise_")
         match name.removeprefix("columnwise_"):
             case "codes":
-                rows: Sequence[int] = (shape[-1], math.prod(shape[:-1])) if turned else shape
+                rows: Sequence[int] = (shape[-1], math.prod(shape[:-1])) if as_columns else shape
                 rows = (math.prod(shape),) if q.flat else rows
                 own = codes(q, tuple(rows) or (1,), rng)
                 if q.format.bits in (2, 4):

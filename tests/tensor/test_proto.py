@@ -14,7 +14,7 @@ import hop
 from hop import formats, presets
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given, TwoLevel
+from hop.numerics.scale_rules import Static, TwoLevel
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 
@@ -30,14 +30,14 @@ QUANTIZERS = [(name.lower(), q) for name, q in presets.PRESETS.items()] + [
 
 def makes(q, usages, shape):
     """Whether there is such a tensor."""
-    if "columnwise" in usages and (q.flat or (isinstance(q.scale, Given) and not q.shares_scale())):
+    if "columnwise" in usages and (q.flat or (isinstance(q.scale, Static) and not q.shares_scale())):
         return False
     return q.hadamard is None or "columnwise" not in usages or copies.columns(shape)[1] % len(q.hadamard.signs) == 0
 
 
 def quantized(q, x, usages):
     options = {}
-    if isinstance(q.scale, Given):
+    if isinstance(q.scale, Static):
         size = q.buffers(x.shape)["scale"][0]
         options["scale"] = torch.full(size, 0.1)
         if q.scale.affine:
@@ -189,7 +189,7 @@ class TestTraced(unittest.TestCase):
         assert all(isinstance(n, torch.SymInt) for n in x.shape)
         with enable_python_dispatcher():
             for name, q in QUANTIZERS[::3]:
-                if not isinstance(q.scale, Given) and not q.stochastic:
+                if not isinstance(q.scale, Static) and not q.stochastic:
                     buffers = TensorProto(tuple(x.shape), quantizer=q).buffers()
                     assert described(quantized(q, x, ("rowwise",))) == [tuple(b) for b in buffers], name
 

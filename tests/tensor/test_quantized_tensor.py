@@ -24,7 +24,7 @@ import hop
 from hop import QuantizedTensor, Quantizer, TensorProto
 from hop import presets as P
 from hop.numerics.formats import INT4, INT8
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.tensor import table
 
 aten = torch.ops.aten
@@ -368,7 +368,7 @@ class TestViews(unittest.TestCase):
             with self.subTest(op=str(op), call=call_name, shape=shape):
                 check_view(op, call, made(q, *shape, dtype=DTYPES[i % 3]))
 
-    @parameterized.expand([(name, q) for name, q in P.PRESETS.items() if not isinstance(q.scale, Given)])
+    @parameterized.expand([(name, q) for name, q in P.PRESETS.items() if not isinstance(q.scale, Static)])
     @pytest.mark.full
     @pytest.mark.sampled(3)
     def test_rules_of_presets(self, _name, q):
@@ -483,8 +483,8 @@ def check_clone(q: Quantizer) -> None:
     last = b.clone(memory_format=torch.channels_last)
     assert fresh(last, b) and torch.equal(numbers(last), numbers(b))
     assert last.is_contiguous(memory_format=torch.channels_last) == (q.per_byte() == 1)
-    turned, _ = quietly(lambda: b.transpose(0, 1))
-    whole = turned.clone(memory_format=torch.contiguous_format)
+    transposed, _ = quietly(lambda: b.transpose(0, 1))
+    whole = transposed.clone(memory_format=torch.contiguous_format)
     assert whole.is_contiguous() and torch.equal(numbers(whole), numbers(b).transpose(0, 1))
 
 
@@ -726,7 +726,7 @@ class TestWriting(unittest.TestCase):
     )
     def test_into_a_part(self, _name, q, part):
         """What has scales of its own is written, and the rest stays as it is."""
-        scale = torch.tensor(0.01) if isinstance(q.scale, Given) else None
+        scale = torch.tensor(0.01) if isinstance(q.scale, Static) else None
         b = hop.quantize(q, torch.randn(4, 70 if "cut" in _name else 128), scale=scale)
         want, new = numbers(b), torch.randn(part(numbers(b)).shape) / 8
         part(want).copy_(numbers(hop.quantize(part(b).quantizer, new, scale=scale)))
@@ -773,7 +773,7 @@ class TestWriting(unittest.TestCase):
 
     def test_given_scales_belong_to_the_caller(self):
         """A tensor has its own scale: what is written to it later does not reach the one that was given."""
-        for q in (P.INT8_TENSOR_STATIC_AFFINE, Quantizer(INT8, (1, -1), Given(affine=True)), P.INT8_ROW_AFFINE):
+        for q in (P.INT8_TENSOR_STATIC_AFFINE, Quantizer(INT8, (1, -1), Static(affine=True)), P.INT8_ROW_AFFINE):
             for shape in ((), (1, 1)):
                 scale, zero_point = torch.full(shape, 0.25), torch.full(shape, 3, dtype=torch.int8)
                 b = hop.quantize(q, torch.randn(4, 64), scale=scale, zero_point=zero_point)

@@ -18,14 +18,14 @@ from torch import nn
 import hop
 from hop import QuantizedTensor, TensorProto
 from hop import presets as P
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.tensor.storage import load_file, save_file
 
 
 def made(name: str, *shape: int, dtype: torch.dtype = torch.float32, usages: Any = ("rowwise",)) -> QuantizedTensor:
     q = P.PRESETS[name]
     scale = zero_point = None
-    if isinstance(q.scale, Given):
+    if isinstance(q.scale, Static):
         scale = torch.tensor(0.05)
         zero_point = torch.tensor(3, dtype=q.format.dtype) if q.scale.affine else None
     x = torch.randn(shape).to(dtype)

@@ -27,14 +27,14 @@ def pairs_of(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
 
 def _descended(a: Graph, b: Graph) -> list[tuple[Node, Node]]:
     """Nodes of `a`, and what they are in `b`, which is as far from the first program, or farther."""
-    found = []
+    result = []
     for node, group in provenance.descendants(a, b):
         if len(group) == 1 and _fit(node, group[0], same_dtype=False):
-            found.append((node, group[0]))
+            result.append((node, group[0]))
         elif len(group) > 1:
             fitting = [other for other in provenance.results(group) if _fit(node, other, same_dtype=True)]
-            found += [(node, other) for other in fitting if len(fitting) == 1]
-    return found
+            result += [(node, other) for other in fitting if len(fitting) == 1]
+    return result
 
 
 def lone_calls(graph: Graph, used: list[Any]) -> int:

@@ -229,27 +229,27 @@ class _Analysis:
             return intervals.anything(value)
         try:
             rest = intervals.divisor_of_remainder(node)
-            made = (
+            result = (
                 None if rest is None else intervals.remainder(self._operand(rest) if isinstance(rest, Node) else rest)
             )
-            if made is None:
+            if result is None:
                 rule = intervals.RULES.get(node.target)
                 if rule is None:
                     raise intervals.Unknown("no rule for this operator")
-                made = rule(node, *args, **kwargs)
+                result = rule(node, *args, **kwargs)
         except intervals.Unknown as reason:
             self._unknown(node, value.dtype, str(reason))
             return intervals.anything(value)
-        if isinstance(made, Sum):
-            return self._summed(node, value, made)
-        if isinstance(made, Integers):
-            low, high = made.hull()
+        if isinstance(result, Sum):
+            return self._summed(node, value, result)
+        if isinstance(result, Integers):
+            low, high = result.hull()
             least, greatest = intervals.dtype_range(value.dtype)
             if low < least or high > greatest:
                 if node not in self.narrowed:
                     self._row(node, Sum(low, high, None, "a cast"), value.dtype)
                 return intervals.anything(value)
-        return made
+        return result
 
     def _summed(self, node: Node, value: Tensor, made: Sum) -> Any:
         if not intervals.is_integer(value.dtype):

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_leaves
 from hop.export.analysis.arguments import Arguments, placed
-from hop.export.analysis.figures import Figures
+from hop.export.analysis.metrics import Figures
 
 
 class Runner:
@@ -138,12 +138,12 @@ def compare(a: Runner, b: Runner, arguments: Arguments, found: list["Figures"], 
 def outputs_of(a: Runner, b: Runner, found: list["Figures"]) -> list["Figures"]:
     """The figures of the outputs, which are those of a pair where both are its nodes."""
     known = {(f.a, f.b): f for f in found}
-    made = []
+    result = []
     for i, ((x, of_x), (y, of_y)) in enumerate(zip(a.outputs, b.outputs, strict=True)):
         nodes = isinstance(x, Node) and isinstance(y, Node) and of_x is None and of_y is None
         f = known.get((x, y)) if nodes else None
         if f is None or f.output is not None:
             f = Figures(x, y, (of_x, of_y))
         f.output = i
-        made.append(f)
-    return made
+        result.append(f)
+    return result

@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from hop.export.analysis.arguments import Data, parse
 from hop.export.analysis.correspondence import lone_calls, pairs_of, parts_of
-from hop.export.analysis.figures import Figures, Row
+from hop.export.analysis.metrics import Figures, Row
 from hop.export.analysis.running import Runner, compare, outputs_of
 from hop.export.table import table
 

@@ -118,11 +118,11 @@ def _name(node: Node) -> str:
 
 def _bound(node: Node) -> dict[str, Any]:
     """The arguments of a node by their names, defaults included."""
-    found = {}
+    result = {}
     for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         default = argument.default_value if argument.has_default_value() else None
-        found[argument.name] = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, default)
-    return found
+        result[argument.name] = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, default)
+    return result
 
 
 def _made(given: dict[str, Any], block: Block, scale: str = "scale", zero_point: str = "zero_point") -> Encoding | None:

@@ -39,9 +39,7 @@ from hop.dispatch.operators import (
     of,
 )
 from hop.export.rewrite import encodings
-from hop.export.rewrite.encodings import FORMATS, Encoding
-from hop.export.rewrite.ends import End, ends_of, factors
-from hop.export.rewrite.held import (
+from hop.export.rewrite.code_floats import (
     Held,
     codes_by_hand,
     codes_within,
@@ -53,6 +51,8 @@ from hop.export.rewrite.held import (
     run_view,
     unit,
 )
+from hop.export.rewrite.consumers import End, ends_of, factors
+from hop.export.rewrite.encodings import FORMATS, Encoding
 from hop.export.rewrite.program import (
     check_program,
     constant,
@@ -68,7 +68,7 @@ from hop.export.rewrite.report import Report, Rewritten, Row
 from hop.export.rewrite.sums import product_of
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal, Requantization
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
 _VALUES = (VIEW, BOUND, MAXIMUM, NEAREST)  # each element of the result is one of the operand's, or a bound
@@ -161,7 +161,7 @@ class _Rewriter:
         if format is None or value(node).dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return
         given = self.given(e)
-        quantizer = Quantizer(format, e.block, Given(affine=len(given) == 2))
+        quantizer = Quantizer(format, e.block, Static(affine=len(given) == 2))
         if value(e.tensor).dtype is not e.codes:
             return
         self.held[node] = Held(quantizer, e.tensor, given, value(node).dtype)
@@ -229,7 +229,7 @@ class _Rewriter:
         rule = replace(self.requantize, low=end.low, high=end.high)
         if rule.exact and not _gives_sum(node, self.held):
             rule = Reciprocal(end.low, end.high)
-        output = Quantizer(FORMATS[e.codes], e.block, Given(affine=len(given) == 2, requantize=rule))
+        output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
         args = self.arguments(node)
@@ -359,7 +359,7 @@ class _Rewriter:
         if e.codes not in FORMATS:
             return emit(node, codes_by_hand, *e[:4], bounds, e.codes)
         given = self.given(e)
-        quantizer = Quantizer(FORMATS[e.codes], e.block, Given(affine=len(given) == 2, requantize=Reciprocal()))
+        quantizer = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=Reciprocal()))
         return emit(node, run_quantize, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
 
     def leave(self, node: Node, reason: str) -> None:

@@ -322,7 +322,7 @@ class _Writer(Editing):
             block = (-1,)
         else:
             block = of_channel
-        step = found.step.to(torch.float32)
+        step = found.scale.to(torch.float32)
         if not bool(((step >= torch.finfo(torch.float32).tiny) & step.isfinite()).all()):
             raise _Left("a scale of its weight is 0, or not normal")
         held = self.held(f"{node.name}_codes", codes.to(torch.int8).contiguous())
@@ -350,7 +350,7 @@ class _Writer(Editing):
             raise _Left("a bias of integers, which, or the scale of which, the program does not hold")
         if bool((known.abs() > _EXACT).any()):
             raise _Left("a bias of integers beyond those of float32")
-        unit = weight.step.to(torch.float64) * encoding.scale
+        unit = weight.scale.to(torch.float64) * encoding.scale
         return self.held(f"{node.name}_bias", (known.to(torch.float64) * unit).to(torch.float32))
 
 

@@ -103,11 +103,11 @@ class _Weights:
         name = f"{self.targets[held.name]}_codes_{len(self.made)}"
         first = placeholders[at] if at < len(specs) else next(n for n in held.graph.nodes if n.op != "placeholder")
         with held.graph.inserting_before(first):
-            made = held.graph.placeholder(f"b_{name.replace('.', '_')}")
-        made.meta["val"] = like.fake_mode.from_tensor(codes, static_shapes=True)
-        specs.insert(at, InputSpec(InputKind.BUFFER, TensorArgument(made.name), name, persistent=True))
-        self.state[name], self.made[key] = codes, made
-        return made
+            result = held.graph.placeholder(f"b_{name.replace('.', '_')}")
+        result.meta["val"] = like.fake_mode.from_tensor(codes, static_shapes=True)
+        specs.insert(at, InputSpec(InputKind.BUFFER, TensorArgument(result.name), name, persistent=True))
+        self.state[name], self.made[key] = codes, result
+        return result
 
 
 def _rewrite(node: Node, weight: Tensor | None, scheme: Scheme, weights: _Weights) -> str:
@@ -143,7 +143,7 @@ def _call(before: Node, operator: Any, args: list[Any], kwargs: dict[str, Any]) 
     fake_args, fake_kwargs = tree_map_only(Node, value, (args, kwargs))
     found = faked(operator, fake_args, fake_kwargs)
     with before.graph.inserting_before(before):
-        made = before.graph.call_function(operator, tuple(args), dict(kwargs))
+        result = before.graph.call_function(operator, tuple(args), dict(kwargs))
     kept = {key: before.meta[key] for key in ("nn_module_stack", "stack_trace") if key in before.meta}
-    made.meta |= kept | {"val": found}
-    return made
+    result.meta |= kept | {"val": found}
+    return result

@@ -89,12 +89,12 @@ def to_executorch(
         low = folded(low)
         edge = to_edge(low, compile_config=compile_config)
     with torch.no_grad():  # its passes run buffers' updates again, also those of weights that require gradients
-        made = edge.to_executorch(backend_config or ExecutorchBackendConfig())
+        result = edge.to_executorch(backend_config or ExecutorchBackendConfig())
     runtime = Runtime.get()
-    _check_kernels(made, runtime.operator_registry.operator_names)
+    _check_kernels(result, runtime.operator_registry.operator_names)
     if partitioners:
-        _check_delegates(made, runtime)
-    return made
+        _check_delegates(result, runtime)
+    return result
 
 
 def _check_dtypes(program: ExportedProgram) -> None:

@@ -105,7 +105,7 @@ class FakeQuantize(Hop):
         out = out + torch.where(inside, zero, 0.0).to(torch.float32)
         if scale is not None and scale.is_floating_point():
             step = (scale - scale.detach()) * parsed.scale_slope(x.detach(), scale.detach())
-            out = out + parsed.spread(step, x.shape) * by.step
+            out = out + parsed.spread(step, x.shape) * by.scale
         if zero_point is not None and zero_point.is_floating_point():
             out = out + parsed.spread(zero_point - zero_point.detach(), x.shape) * by.zero_point
         return out.to(x.dtype)
@@ -226,7 +226,7 @@ def straight_through(
     wide = grad.to(torch.float32)
     ds = dz = None
     if scale is not None and needed[2]:
-        per_block = q.per_block(wide * by.step) * q.scale_slope(x, scale)
+        per_block = q.per_block(wide * by.scale) * q.scale_slope(x, scale)
         served = blocks.per_dimension(list(q.stored().values())[-1][1], scale.dim())
         ds = q.combined(per_block.sum_to_size(scale.shape), "sum", served).to(scale.dtype)
     if zero_point is not None and needed[3]:

@@ -89,7 +89,7 @@ class Call(NamedTuple):
         """How hop.quantize takes the gradient back: products of codes know nothing of what was clipped."""
         return "plain" if self.scheme.backward == QUANTIZED else "clipped"
 
-    def is_turned(self, role: str) -> bool:
+    def is_transposed(self, role: str) -> bool:
         """Whether the operator sums over the rows of the argument with `role`, so that the transposed one has them."""
         return role == RHS and self.roles.family is MATRIX and self.roles.rhs_sums == -2
 
@@ -154,7 +154,7 @@ def _check_operands(call: Call) -> None:
             )
         own = getattr(functorch.innermost(x), "quantizer", None)
         wanted = call.quantizer(role) if role != BIAS else None
-        fits = [wanted, wanted.transposed(x.dim())] if wanted is not None and call.is_turned(role) else [wanted]
+        fits = [wanted, wanted.transposed(x.dim())] if wanted is not None and call.is_transposed(role) else [wanted]
         if own is not None and own not in fits:
             raise ValueError(
                 f"quantized: argument {name!r} of {call.op} is quantized by {own}, and the scheme says {wanted}; give "
@@ -185,7 +185,7 @@ def _check_scales(call: Call) -> None:
             raise ValueError(f"quantized: {role}={q} of the scheme: {words}")
         elif role in (LHS, RHS) and call.place(role) is not None and not is_quantized(call.find(role)):
             x = call.find(role)
-            fitted(call, role, x.mT if call.is_turned(role) else x)
+            fitted(call, role, x.mT if call.is_transposed(role) else x)
 
 
 def _uses(call: Call, role: str) -> bool:
@@ -209,14 +209,14 @@ def taken(op: OpOverload, scheme: str, dtype: torch.dtype | None, rest: Sequence
 def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
     """The factors among the arguments. Raises if one is missing or no tensor."""
     names = [a.name for a in op._schema.arguments]
-    found = []
+    result = []
     for place, role in enumerate(TABLE[op].roles[: len(args)]):
         if role in (LHS, RHS):
             if not isinstance(args[place], Tensor):
                 got = type(args[place]).__name__
                 raise TypeError(f"quantized: argument {names[place]!r} of {op} must be a tensor, got {got}")
-            found.append(args[place])
-    return found
+            result.append(args[place])
+    return result
 
 
 def default_dtype(found: Sequence[Tensor]) -> torch.dtype:

@@ -33,7 +33,7 @@ from hop.impls.out_dtype.forms import as_convolution, as_product, convolution_ar
 from hop.impls.quantize import straight_through
 from hop.impls.quantized import calls, operands
 from hop.impls.quantized.calls import Call, is_quantized, taken
-from hop.impls.quantized.operands import COLUMNS_STREAM, ROWS_STREAM, TURNED_LHS_STREAM, TURNED_RHS_STREAM
+from hop.impls.quantized.operands import COLUMNS_STREAM, ROWS_STREAM, TRANSPOSED_LHS_STREAM, TRANSPOSED_RHS_STREAM
 from hop.impls.scaled import scaled
 from hop.impls.scaled.gradient import with_derivatives
 from hop.numerics import copies, schemes
@@ -67,12 +67,12 @@ class CodesGradient(Composite):
 def members(hop: Any, size: int, dims: Sequence[int | None], args: Any, kwargs: Any) -> list[Any]:
     """What `hop` gives for each member of a batch by itself: its scales are its own."""
     leaves, spec = tree_flatten((args, kwargs))
-    found = []
+    result = []
     for i in range(size):
         member = [x if dim is None else x.select(dim, i) for x, dim in zip(leaves, dims, strict=True)]
         inner, options = tree_unflatten(member, spec)
-        found.append(hop(*inner, **options))
-    return found
+        result.append(hop(*inner, **options))
+    return result
 
 
 codes_gradient = CodesGradient("hop_quantized_gradient")
@@ -99,16 +99,16 @@ def through_quantizer(
     x, q = call.find(role), call.quantizer(role)
     if q is None or is_quantized(x):
         return grad.to(x.dtype), None, None
-    rows, turned, given = operands.plain_rows(call, role), call.is_turned(role), call.given(role)
+    rows, as_columns, given = operands.plain_rows(call, role), call.is_transposed(role), call.given(role)
     bits = operands.bits_of(q, rows, call.seed, operands.stream(role))
     flags = [False, *needed, False, False]
     fitted = calls.fitted(call, role, rows)
-    grad = grad.mT if turned else grad
+    grad = grad.mT if as_columns else grad
     dx, ds, dz = straight_through(grad, flags, q, rows, *fitted, bits, call.gradient)[1:4]
     assert dx is not None
     pairs = zip((ds, dz), given, strict=True)
     ds, dz = (None if d is None or t is None else d.sum_to_size(t.shape).to(t.dtype) for d, t in pairs)
-    return dx.mT if turned else dx, ds, dz
+    return dx.mT if as_columns else dx, ds, dz
 
 
 def _through_numbers(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradients:
@@ -144,15 +144,15 @@ def _matrix(call: Call, grad: Tensor, role: str) -> Tensor:
     g = grad.reshape(*lhs.shape[:-1], rhs.shape[-1])
     g = g if product.alpha == 1 else g * product.alpha
     if role == LHS:
-        turned, fold = turned_rows(call, RHS, rhs.mT, TURNED_RHS_STREAM)
+        as_columns, fold = transposed_rows(call, RHS, rhs.mT, TRANSPOSED_RHS_STREAM)
         codes = _gradient_codes(call, g, ROWS_STREAM, None if fold is None else fold.mT)
-        return product.restore[0](_multiplied(codes, turned, call.dtype))
-    turned, fold = turned_rows(call, LHS, lhs, TURNED_LHS_STREAM)
+        return product.restore[0](_multiplied(codes, as_columns, call.dtype))
+    as_columns, fold = transposed_rows(call, LHS, lhs, TRANSPOSED_LHS_STREAM)
     columns, factor, hadamard = g.mT, None if fold is None else fold.mT, call.scheme.grad.hadamard
     if hadamard is not None:
         columns, factor = hadamard.apply(_times(columns, factor)), None
     codes = _gradient_codes(call, columns, COLUMNS_STREAM, factor)
-    return product.restore[1](_multiplied(codes, turned, call.dtype).mT)
+    return product.restore[1](_multiplied(codes, as_columns, call.dtype).mT)
 
 
 def _convolution(call: Call, grad: Tensor, role: str) -> Tensor:
@@ -170,8 +170,8 @@ def _convolution(call: Call, grad: Tensor, role: str) -> Tensor:
     x, fold = _codes(call, LHS, conv.x)
     adjoint = of_out_dtype.filter_adjoint(conv, x.codes, _times(g, fold))
     codes = _gradient_codes(call, adjoint.weight, COLUMNS_STREAM)
-    turned = x.rebuilt(x.buffers() | {"codes": adjoint.x}, shape=adjoint.x.shape)
-    d = scaled(op, call.dtype, *convolution_arguments(adjoint._replace(x=turned, weight=codes)))
+    as_columns = x.rebuilt(x.buffers() | {"codes": adjoint.x}, shape=adjoint.x.shape)
+    d = scaled(op, call.dtype, *convolution_arguments(adjoint._replace(x=as_columns, weight=codes)))
     return of_out_dtype.filter_of(conv, d)
 
 
@@ -180,7 +180,7 @@ def _plain(call: Call) -> tuple[Any, ...]:
     return tuple(torch.empty(x.shape, device="meta") if is_quantized(x) else x for x in call.args)
 
 
-def turned_rows(call: Call, role: str, x: Tensor, stream: int) -> tuple[QuantizedTensor, Tensor | None]:
+def transposed_rows(call: Call, role: str, x: Tensor, stream: int) -> tuple[QuantizedTensor, Tensor | None]:
     """The rows x of an operand, (..., A, B), transposed and quantized, and what stays of their scales, (..., A, 1);
     None for one that comes out of the sum."""
     q = call.quantizer(role)
@@ -194,7 +194,7 @@ def turned_rows(call: Call, role: str, x: Tensor, stream: int) -> tuple[Quantize
         if schemes.turns_exactly(q):
             return operands.swapped_codes(operands.quantized_rows(call, role)), None
         numbers = operands.numbers(call, role, call.dtype)
-        x = (numbers.mT if call.is_turned(role) else numbers).reshape(x.shape)
+        x = (numbers.mT if call.is_transposed(role) else numbers).reshape(x.shape)
     scale = call.given(role)[0]  # that of the whole tensor serves both copies
     x = x.mT if q.hadamard is None else q.hadamard.apply(x.mT)
     return operands.quantize(replace(q, hadamard=None), x, call.seed, stream, scale), None
@@ -209,7 +209,7 @@ def _codes(call: Call, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | 
     flat: Any = made if made.shape == x.shape else made.contiguous().view(x.shape)
     if q.shares_scale():
         return flat, None
-    step = flat.quantizer.scale.step(list(flat.buffers().values())[1:], flat.quantizer.format)
+    step = flat.quantizer.scale.scale_of(list(flat.buffers().values())[1:], flat.quantizer.format)
     return operands.without_scale(flat), step
 
 

@@ -21,7 +21,7 @@ from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.impls.quantized import calls, gradient, operands, quantized_operator
 from hop.impls.quantized.calls import Call, Scales
 from hop.impls.quantized.contract import Contract, Needs, Options
-from hop.impls.quantized.operands import TURNED_LHS_STREAM, TURNED_RHS_STREAM
+from hop.impls.quantized.operands import TRANSPOSED_LHS_STREAM, TRANSPOSED_RHS_STREAM
 from hop.impls.scaled import scaled
 from hop.numerics import copies
 from hop.numerics.copies import COLUMNWISE, ROWWISE
@@ -154,10 +154,10 @@ def _buffers(call: Call, role: str, usages: tuple[str, ...], rows: QuantizedTens
     assert q is not None
     found = rows.buffers() if ROWWISE in usages else {}
     if COLUMNWISE in usages:
-        stream = TURNED_LHS_STREAM if role == LHS else TURNED_RHS_STREAM
-        turned, _ = gradient.turned_rows(call, role, x.reshape(-1, x.shape[-1]), stream)
+        stream = TRANSPOSED_LHS_STREAM if role == LHS else TRANSPOSED_RHS_STREAM
+        transposed, _ = gradient.transposed_rows(call, role, x.reshape(-1, x.shape[-1]), stream)
         names = copies.names(q, (COLUMNWISE,))
-        found = found | dict(zip(names, turned.buffers().values(), strict=True))
+        found = found | dict(zip(names, transposed.buffers().values(), strict=True))
     return [found[b.name] for b in copies.describe(q, x.shape, usages)]
 
 

@@ -14,10 +14,10 @@ from hop.impls.quantize import dequantize, fake_quantize_operator, quantize_oper
 from hop.impls.quantized.calls import Call, is_quantized
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.tensor import QuantizedTensor
 
-LHS_STREAM, RHS_STREAM, TURNED_LHS_STREAM, TURNED_RHS_STREAM, ROWS_STREAM, COLUMNS_STREAM = range(6)
+LHS_STREAM, RHS_STREAM, TRANSPOSED_LHS_STREAM, TRANSPOSED_RHS_STREAM, ROWS_STREAM, COLUMNS_STREAM = range(6)
 """The streams of random bits that a call draws from its seed: of the operands, of their transposed copies, and of the
 gradient in the products for lhs and for rhs."""
 
@@ -51,7 +51,7 @@ def bits_of(q: Quantizer, x: Tensor, seed: Tensor | None, stream: int) -> Tensor
 def plain_rows(call: Call, role: str) -> Tensor:
     """The float argument with `role` as rows over which the operator sums."""
     x = call.find(role)
-    return x.mT if call.is_turned(role) else x
+    return x.mT if call.is_transposed(role) else x
 
 
 def rows(call: Call, role: str) -> Any:
@@ -72,7 +72,7 @@ def quantized_rows(call: Call, role: str) -> QuantizedTensor:
     x = call.find(role)
     if not is_quantized(x):
         return rows(call, role)
-    if not call.is_turned(role):
+    if not call.is_transposed(role):
         return x
     return swapped_codes(x) if copies.ROWWISE in x.usages else rows_of_columns(x)
 
@@ -92,7 +92,7 @@ def argument(call: Call, role: str) -> Any:
     if x is None or is_quantized(x) or call.quantizer(role) is None:
         return x
     made = rows(call, role)
-    return transposed(made) if call.is_turned(role) else made
+    return transposed(made) if call.is_transposed(role) else made
 
 
 def numbers(call: Call, role: str, dtype: torch.dtype) -> Tensor:
@@ -106,7 +106,7 @@ def numbers(call: Call, role: str, dtype: torch.dtype) -> Tensor:
     x = plain_rows(call, role)
     bits = bits_of(q, x, call.seed, stream(role))
     made = fake_quantize_operator(str(q), x, *call.given(role), bits, call.gradient).to(dtype)
-    return made.mT if call.is_turned(role) else made
+    return made.mT if call.is_transposed(role) else made
 
 
 def numbers_of_codes(call: Call, role: str, dtype: torch.dtype) -> Tensor:
@@ -117,7 +117,7 @@ def numbers_of_codes(call: Call, role: str, dtype: torch.dtype) -> Tensor:
     if not plain or call.quantizer(role) is None:
         return numbers(call, role, dtype)
     made = dequantize(rows(call, role)).to(dtype)
-    return made.mT if call.is_turned(role) else made
+    return made.mT if call.is_transposed(role) else made
 
 
 def transposed(t: QuantizedTensor) -> QuantizedTensor:
@@ -141,5 +141,7 @@ def swapped_codes(t: QuantizedTensor) -> QuantizedTensor:
 def without_scale(t: QuantizedTensor) -> QuantizedTensor:
     """The codes of t, less their zero point, as numbers: with a scale of 1."""
     affine = t.quantizer.scale.has_zero_point()
-    q = replace(t.quantizer, block=(-1,) * max(t.dim(), 1), scale=Given(affine=affine), stochastic=False, hadamard=None)
+    q = replace(
+        t.quantizer, block=(-1,) * max(t.dim(), 1), scale=Static(affine=affine), stochastic=False, hadamard=None
+    )
     return t.rebuilt(t.buffers() | {"scale": torch.ones([1] * t.dim(), device=t.codes.device)}, quantizer=q)

@@ -72,10 +72,10 @@ class Quantized(Composite):
     def gradient(self, grad: Tensor, needed: Sequence[bool], /, *args: Any, **kwargs: Any) -> list[_Optional]:
         op, scheme, dtype, *rest = args
         call = taken(op, scheme, dtype, rest, kwargs)
-        found: list[_Optional] = [None] * len(needed)
+        result: list[_Optional] = [None] * len(needed)
         if call.scheme.output is not None:
             pair = slice(_PLACES["output"], _PLACES["output"] + 2)
-            grad, *found[pair] = _through_output(call, grad, needed[pair])
+            grad, *result[pair] = _through_output(call, grad, needed[pair])
         starts = [_FIXED]
         for x in call.args:
             starts.append(starts[-1] + len(tree_leaves(x)))
@@ -92,14 +92,14 @@ class Quantized(Composite):
         for role, g in through.items():
             at, first, flags = places[role]
             if role == BIAS:
-                found[at] = g.to(call.find(BIAS).dtype)
+                result[at] = g.to(call.find(BIAS).dtype)
                 continue
             dx, *of_scales = gradient.through_quantizer(call, role, g, flags)
-            found[at] = dx if flags[0] else None
+            result[at] = dx if flags[0] else None
             for i, d in enumerate(of_scales):
                 if flags[1 + i]:
-                    found[first + i] = d
-        return found
+                    result[first + i] = d
+        return result
 
     def forward_mode(
         self, op: OpOverload, scheme: str, dtype: torch.dtype | None, /, *rest: Any, **kwargs: Any

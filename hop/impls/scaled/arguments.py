@@ -79,7 +79,7 @@ def check(call: Call) -> Call:
     if by_sum(call.output) and (reason := exact_declines(call)) is not None:
         raise ValueError(
             f"scaled: output {call.output} is found from an exact integer sum, but {reason}; use "
-            "Given(requantize=Division())"
+            "Static(requantize=Division())"
         )
     scale, zero_point = fitting_scales(
         "scaled", "output_", call.output, None, call.device, call.output_scale, call.output_zero_point

@@ -62,8 +62,8 @@ def is_integer(x: Any) -> bool:
 def usage(call: Call, role: str) -> str:
     """The copy of an operand that a product reads: the one whose last dimension is summed over, if there is one."""
     operand = call.find(role)
-    turned = role == RHS and call.roles.family is MATRIX and call.roles.rhs_sums == -2 and operand.dim() == 2
-    wanted = copies.COLUMNWISE if turned else copies.ROWWISE
+    transposed = role == RHS and call.roles.family is MATRIX and call.roles.rhs_sums == -2 and operand.dim() == 2
+    wanted = copies.COLUMNWISE if transposed else copies.ROWWISE
     return wanted if wanted in operand.usages else operand.usages[0]
 
 

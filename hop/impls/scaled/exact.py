@@ -50,14 +50,14 @@ def exact(call: Call) -> Sum:
     if family is MULTIPLY:
         a, b = (grid(x, x.usages[0]) for x in call.args[:2])
         total = a.centered().to(torch.int32) * b.centered().to(torch.int32)
-        return Sum(total, *(spread(g.step, g.block, g.codes.shape) for g in (a, b)))
+        return Sum(total, *(spread(g.scale, g.block, g.codes.shape) for g in (a, b)))
     if family in (*_CHOSEN, BOUND):
         own = grid(call.args[0], call.args[0].usages[0])
         # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension, and repeats none.
         pools = family is MAXIMUM and not (is_lowering() and call.device.type == "cpu")
         chosen = own.centered().to(torch.float32 if pools or family is NEAREST else torch.int32)
         total = call.op(chosen, *call.args[1:], **call.kwargs).to(torch.int32)
-        step = own.step.reshape(())
+        step = own.scale.reshape(())
         return Sum(total, step, torch.ones_like(step))
     (found,) = sums(call)
     return with_bias(call, found)

@@ -60,18 +60,18 @@ def asked(call: Call) -> "Asked | str":
     sides = _sides(call, lhs, rhs)
     if isinstance(sides, str):
         return sides
-    found = _finish(call, [*lhs.shape[:-1], sides["rhs"].shape[-1]])
-    if isinstance(found, str):
-        return found
+    result = _finish(call, [*lhs.shape[:-1], sides["rhs"].shape[-1]])
+    if isinstance(result, str):
+        return result
     if bias is not None:
         allowed = (*REALS, torch.int32) if lhs.quantizer.format.is_integer else REALS
         if bias.dim() != 1 or bias.dtype not in allowed:
             return f"for a bias with one value for each column, in {allowed}; got {bias.dtype} of {tuple(bias.shape)}"
-        if found.get("requantize") == "multiplier" and bias.is_floating_point():
+        if result.get("requantize") == "multiplier" and bias.is_floating_point():
             return "a bias of floats is rounded to the unit of the sum"
-        found["bias"] = bias
-    stored = found.pop("stored", [])
-    return Asked(gpu.product(**sides, **found), stored)
+        result["bias"] = bias
+    stored = result.pop("stored", [])
+    return Asked(gpu.product(**sides, **result), stored)
 
 
 # ---- factors and their scales
@@ -98,32 +98,32 @@ def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     left, right = grid(lhs, usage(call, LHS)), grid(rhs, usage(call, RHS))
     if left.block[-1] != -1 or right.block[along] != -1:
         return "a scale of integers changes along the summed dimension"
-    found = _turned(call, left, right)
-    found |= {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
+    result = _transposed(call, left, right)
+    result |= {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
     for name, side, dim in (("lhs_zero", left, -1), ("rhs_zero", right, along)):
         zero = zeros(side, dim)
         if isinstance(zero, Tensor):
-            found[name] = zero.reshape(-1)
+            result[name] = zero.reshape(-1)
         elif zero:
-            found[name] = torch.full((1,), zero, dtype=torch.int32, device=side.codes.device)
-    return found
+            result[name] = torch.full((1,), zero, dtype=torch.int32, device=side.codes.device)
+    return result
 
 
 def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     along, rules = call.roles.rhs_sums, (lhs.quantizer.scale, rhs.quantizer.scale)
-    fine = tuple(r.fold_format is not None for r in rules)
+    fine = tuple(r.block_scale_format is not None for r in rules)
     if any(fine):
         return _fine(call, lhs, rhs) if type(rules[0]) is type(rules[1]) else "two rules of scales"
     if any(x.quantizer.format.dtype not in _FLOAT8 for x in (lhs, rhs)):
         return "scales in float32 are for floats of 8 bits"
     left, right = _float_grid(lhs, usage(call, LHS)), _float_grid(rhs, usage(call, RHS))
-    found = _turned(call, left, right)
+    found = _transposed(call, left, right)
     if left.block[-1] == -1 and right.block[along] == -1:
         return found | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
     if left.block[-2:] != (1, BLOCK) or right.block != (BLOCK, BLOCK):
         return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, not {left.block} and {right.block}"
-    step = right.step if along == -2 else right.step.mT
-    return found | {"lhs_scale": left.step.flatten(0, -2), "rhs_scale": step}
+    step = right.scale if along == -2 else right.scale.mT
+    return found | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
 
 
 def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
@@ -139,12 +139,12 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
         if blocks.per_dimension(q.block, 2)[0] != 1 or q.hadamard is not None:
             return f"for blocks of one row that are not transformed, not {q}"
         codes = codes if q.per_byte() == 1 else codes.view(torch.float4_e2m1fn_x2)
-        held = _GROUPS.get(q.scale.fold_format)  # type: ignore[arg-type]
+        held = _GROUPS.get(q.scale.block_scale_format)  # type: ignore[arg-type]
         if held is None or (q.per_byte() > 1 and q.format != E2M1):
             return f"for scales in e8m0 and e4m3, and of 4 bits e2m1, not {q}"
         scale = scale.view(held)
-        if not q.scale.rest_is_one():
-            rest = q.scale.rest(own.tensors[1:], q.format)
+        if not q.scale.outer_scale_is_one():
+            rest = q.scale.outer_scale_of(own.tensors[1:], q.format)
             if rest is None or q.scale.outer_block != (-1, -1):
                 return "a second scale for each row"
             outer = rest.reshape(1) if outer is None else outer * rest.reshape(1)
@@ -156,14 +156,14 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
 def _float_grid(x: Operand, used: str) -> Grid:
     """A factor of floats as a Grid, whose codes are the floats."""
     q, (codes, *stored) = x.quantizer, x.of(used).tensors
-    turned = used == copies.COLUMNWISE
+    as_columns = used == copies.COLUMNWISE
     block = blocks.per_dimension(q.block, codes.dim())
     block = tuple(-1 if b != -1 and tracing.known_equal(n, b) else b for n, b in zip(codes.shape, block, strict=True))
-    found = Grid(codes, q.scale.step(stored, q.format), 0, block)
-    return found.permute([1, 0]) if turned else found
+    found = Grid(codes, q.scale.scale_of(stored, q.format), 0, block)
+    return found.permute([1, 0]) if as_columns else found
 
 
-def _turned(call: Call, left: Grid, right: Grid) -> dict[str, Any]:
+def _transposed(call: Call, left: Grid, right: Grid) -> dict[str, Any]:
     return {"lhs": left.codes.flatten(0, -2), "rhs": right.codes if call.roles.rhs_sums == -2 else right.codes.mT}
 
 

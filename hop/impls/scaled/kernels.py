@@ -239,7 +239,7 @@ class _Factor(NamedTuple):
     def _blocks_along(self) -> list[tuple[int, int]]:
         q = self.operand.quantizer
         ndim = self.operand.dim()
-        stored = [block for name, (_, block) in q.stored().items() if name == q.scale.rest_name]
+        stored = [block for name, (_, block) in q.stored().items() if name == q.scale.outer_scale_name]
         return [(self.operand.shape[self.along], blocks.per_dimension(b, ndim)[self.along]) for b in stored]
 
     def numbers(self) -> Tensor:
@@ -253,13 +253,13 @@ class _Factor(NamedTuple):
             return x.buffers["codes"]
         return fast(str(q)).packed(x.buffers, x.shape, Decoded())["codes"]
 
-    def rest(self) -> Tensor | None:
+    def outer_scale_of(self) -> Tensor | None:
         x = self.operand
         if isinstance(x, Tensor):
             return None
         q = x.quantizer
         own = x.buffers
-        rest = q.scale.rest([own[name] for name in q.stored()], q.format)
+        rest = q.scale.outer_scale_of([own[name] for name in q.stored()], q.format)
         if rest is None:
             return None
         block = q.scale.outer_block or q.block
@@ -291,7 +291,7 @@ def _declines_bfloat16(call: Call) -> str | None:
 
 def _run_bfloat16(call: Call) -> Tensor:
     lhs, rhs = _factors(call)
-    of_rows, of_columns = lhs.rest(), rhs.rest()
+    of_rows, of_columns = lhs.outer_scale_of(), rhs.outer_scale_of()
     bias = call.find(BIAS)
     y = product(call, lhs.numbers(), rhs.numbers())
     if of_rows is None and of_columns is None and bias is None and not call.kwargs:

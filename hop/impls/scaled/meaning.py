@@ -98,10 +98,10 @@ def _mean(call: Call) -> Tensor:
         return call.op(values(x, dtype).to(wide), *rest, **kwargs).to(dtype)
     own = grid(x, copies.ROWWISE)
     reduced = _reduced(call, x.dim())
-    if not all(own.block[d] == -1 or tracing.known_equal(own.step.shape[d], 1) for d in reduced):
+    if not all(own.block[d] == -1 or tracing.known_equal(own.scale.shape[d], 1) for d in reduced):
         return call.op(values(x, dtype).to(wide), *rest, **kwargs).to(dtype)
     y = call.op(own.centered().to(wide), *rest, **kwargs).to(dtype)
-    step = spread(own.step, own.block, x.shape)
+    step = spread(own.scale, own.block, x.shape)
     if call.op.overloadpacket is aten.mean:
         step = call.op(step, *rest, **kwargs)  # of single numbers
     return y * step

@@ -235,9 +235,9 @@ def _held(x: Operand) -> tuple[Any, ...]:
     q = x.quantizer
     if q.layout is not None:
         codes, *stored = x.tensors
-        return codes, q.scale.step(stored, q.format), None
+        return codes, q.scale.scale_of(stored, q.format), None
     own = grid(x, copies.ROWWISE, fast_format(q.format))
-    return own.codes, own.step, own.zero if isinstance(own.zero, Tensor) else None
+    return own.codes, own.scale, own.zero if isinstance(own.zero, Tensor) else None
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:

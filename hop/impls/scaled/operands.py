@@ -17,7 +17,7 @@ class Grid(NamedTuple):
     """An operand of an integer format: (codes - zero) · step, step and zero with one element for each block."""
 
     codes: Tensor  # one for each element of the operand
-    step: Tensor  # float32
+    scale: Tensor  # float32
     zero: Tensor | int
     block: Block  # its size along each dimension, -1 for a whole one
 
@@ -30,13 +30,13 @@ class Grid(NamedTuple):
     def permute(self, dims: list[int]) -> "Grid":
         """The operand with its dimensions in another order."""
         zero = self.zero if isinstance(self.zero, int) else self.zero.permute(dims)
-        return Grid(self.codes.permute(dims), self.step.permute(dims), zero, tuple(self.block[d] for d in dims))
+        return Grid(self.codes.permute(dims), self.scale.permute(dims), zero, tuple(self.block[d] for d in dims))
 
     def unsqueeze(self, dim: int) -> "Grid":
         """The operand with a dimension of size 1 more, `dim` from the end."""
         zero = self.zero if isinstance(self.zero, int) else self.zero.unsqueeze(dim)
         block = (*self.block, 1) if dim == -1 else (1, *self.block)
-        return Grid(self.codes.unsqueeze(dim), self.step.unsqueeze(dim), zero, block)
+        return Grid(self.codes.unsqueeze(dim), self.scale.unsqueeze(dim), zero, block)
 
 
 def grid(operand: Operand, usage: str, format: Format | None = None) -> Grid:
@@ -50,26 +50,26 @@ def grid(operand: Operand, usage: str, format: Format | None = None) -> Grid:
     elif quantizer.per_byte() > 1:
         codes = format.unpack(codes, shape[-1] if shape else 1).reshape(shape)
     zero = stored[1] if quantizer.scale.has_zero_point() else format.zero
-    step = quantizer.scale.step(stored, format)
-    found = Grid(codes, step, zero, blocks.per_dimension(quantizer.block, len(shape)))
+    step = quantizer.scale.scale_of(stored, format)
+    result = Grid(codes, step, zero, blocks.per_dimension(quantizer.block, len(shape)))
     if usage == copies.ROWWISE:
-        return found
-    turned = found.permute([1, 0])
-    return turned if operand.dim() == 2 else _unflattened(turned, list(operand.shape))
+        return result
+    transposed = result.permute([1, 0])
+    return transposed if operand.dim() == 2 else _unflattened(transposed, list(operand.shape))
 
 
 def _unflattened(rows: Grid, shape: list[int]) -> Grid:
     """A matrix of rows with the leading dimensions that were flattened to them."""
     of_rows, along = rows.block
     if of_rows not in (-1, 1):
-        rows = rows._replace(step=spread(rows.step, (of_rows, -1), rows.codes.shape), zero=_of_each_row(rows))
+        rows = rows._replace(scale=spread(rows.scale, (of_rows, -1), rows.codes.shape), zero=_of_each_row(rows))
 
     def unflattened(t: Tensor) -> Tensor:
         return t.reshape([*(shape[:-1] if of_rows != -1 else [1] * (len(shape) - 1)), t.shape[-1]])
 
     zero = rows.zero if isinstance(rows.zero, int) else unflattened(rows.zero)
     block = (-1 if of_rows == -1 else 1,) * (len(shape) - 1) + (along,)
-    return Grid(rows.codes.reshape(shape), unflattened(rows.step), zero, block)
+    return Grid(rows.codes.reshape(shape), unflattened(rows.scale), zero, block)
 
 
 def _of_each_row(rows: Grid) -> Tensor | int:
@@ -79,9 +79,9 @@ def _of_each_row(rows: Grid) -> Tensor | int:
 def block_of(operand: Operand, usage: str) -> Block:
     """The size of its blocks along each dimension, -1 for a whole one, in one of its copies."""
     q, shape = operand.quantizer, operand.shape
-    turned = usage == copies.COLUMNWISE
-    sizes = blocks.per_dimension(q.block, 2 if turned else len(shape))
-    block = sizes[::-1] if turned else sizes
+    transposed = usage == copies.COLUMNWISE
+    sizes = blocks.per_dimension(q.block, 2 if transposed else len(shape))
+    block = sizes[::-1] if transposed else sizes
     if len(block) != len(shape):  # the leading dimensions were flattened to rows
         block = (-1 if block[0] == -1 else 1,) * (len(shape) - 1) + block[-1:]
     return tuple(-1 if b != -1 and tracing.known_equal(n, b) else b for n, b in zip(shape, block, strict=True))

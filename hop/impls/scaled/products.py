@@ -145,13 +145,13 @@ def groups(lhs: Grid, rhs: Grid, along: int) -> list[tuple[int, int | None, int,
 def along_sum(operand: Grid, dim: int) -> int | None:
     """The size of a block along the summed dimension, None if one block is all of it."""
     b = operand.block[dim]
-    return None if b == -1 or tracing.known_equal(operand.step.shape[dim], 1) else b
+    return None if b == -1 or tracing.known_equal(operand.scale.shape[dim], 1) else b
 
 
 def group_scale(operand: Grid, along: int, group: int) -> Tensor:
     """The scale of each row or column in a group, in a shape that broadcasts to the result."""
     dim = len(operand.block) + along
-    step = operand.step
+    step = operand.scale
     if tracing.known_equal(step.shape[dim], 0):  # a sum of nothing
         step = step.new_ones([*step.shape[:dim], 1, *step.shape[dim + 1 :]])
     step = step.narrow(dim, group, 1)
@@ -177,13 +177,13 @@ def is_one(x: Tensor) -> bool:
 
 def batch_scale(x: Grid) -> Tensor:
     """The scale of a convolution's input, of one for each example at most."""
-    return spread(x.step, x.block, x.codes.shape)
+    return spread(x.scale, x.block, x.codes.shape)
 
 
 def channel_scale(call: Call, weight: Grid) -> Tensor:
     """The scale of a convolution's weight, of one for each output channel at most, beside the result."""
     transposed, groups = is_transposed(call)
-    step = spread(weight.step, weight.block, weight.codes.shape)
+    step = spread(weight.scale, weight.block, weight.codes.shape)
     own = step.transpose(0, 1) if transposed else step
     channels = own.reshape(-1)
     if transposed and groups > 1 and not tracing.known_equal(channels.shape[0], 1):

@@ -14,7 +14,7 @@ def decode(x: Tensor) -> Tensor:
     if x.dtype not in _BY_TABLE or not x.is_cpu or x.numel() < _SMALL:
         return x.to(torch.float32)
     table = torch.arange(256, dtype=torch.uint8, device=x.device).view(x.dtype).to(torch.float32)
-    turned = x.dim() > 1 and not x.is_contiguous() and x.mT.is_contiguous()
-    dense = x.mT if turned else x.contiguous()
+    transposed = x.dim() > 1 and not x.is_contiguous() and x.mT.is_contiguous()
+    dense = x.mT if transposed else x.contiguous()
     values = table.index_select(0, dense.view(torch.uint8).reshape(-1).to(torch.int32)).view(dense.shape)
-    return values.mT if turned else values
+    return values.mT if transposed else values

@@ -68,13 +68,13 @@ def _product(a: Tensor, b: Tensor, row: Tensor | None, multiply: Callable[[Tenso
         return product if row is None else product + row
     lead, m, k, n = a.shape[:-2], a.shape[-2], a.shape[-1], b.shape[-1]
     lhs_bytes, alpha = ([a], 0) if a.dtype == torch.uint8 and not unsigned_products.active else _bytes(a)
-    turned = b.mT.is_contiguous()
-    rhs_bytes, beta = _bytes(b.mT if turned else b)
+    transposed = b.mT.is_contiguous()
+    rhs_bytes, beta = _bytes(b.mT if transposed else b)
     rows = m * len(lhs_bytes)
     if alpha:  # a row of ones, whose product is the sum of each column of B
         lhs_bytes.append(lhs_bytes[0].new_ones((*lead, 1, k)))
     lhs = _cat(lhs_bytes, -2)
-    rhs = _cat(rhs_bytes, -2).mT if turned else _cat(rhs_bytes, -1)
+    rhs = _cat(rhs_bytes, -2).mT if transposed else _cat(rhs_bytes, -1)
     products = multiply(lhs, rhs)
     total = _weigh(_weigh(products.narrow(-2, 0, rows), -2, m), -1, n)
     if beta:

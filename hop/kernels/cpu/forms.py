@@ -42,11 +42,11 @@ def _form_of(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | 
     if len(shape) > _DIMENSIONS or dtype not in _NUMBERS:
         return None
     strides = contiguous_strides(shape) if strides is None else strides
-    made = _Form(_NUMBERS[dtype], 0, dtype.itemsize, 0, len(shape))
-    made.sizes[: len(shape)], made.strides[: len(shape)] = shape, strides
+    result = _Form(_NUMBERS[dtype], 0, dtype.itemsize, 0, len(shape))
+    result.sizes[: len(shape)], result.strides[: len(shape)] = shape, strides
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    made.extent = (last + 1) * dtype.itemsize if 0 not in shape else 0
-    return made
+    result.extent = (last + 1) * dtype.itemsize if 0 not in shape else 0
+    return result
 
 
 class Form:

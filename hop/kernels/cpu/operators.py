@@ -67,14 +67,14 @@ def _buffers(x: Tensor, description: str) -> list[Tensor]:
     if bits in PACKED:
         rows_or_one = rows or [1]
         codes, dtype = [*rows_or_one[:-1], packed_size(rows_or_one[-1], bits)], torch.uint8
-    made = [x.new_empty(codes, dtype=dtype)]
+    result = [x.new_empty(codes, dtype=dtype)]
     scale = _STORED[words.get("scale", "float32")]
-    made.append(x.new_empty(counts(rows, _sizes(words["block"])), dtype=scale))
+    result.append(x.new_empty(counts(rows, _sizes(words["block"])), dtype=scale))
     if "outer" in words:
-        made.append(x.new_empty(counts(rows, _sizes(words["outer"])), dtype=torch.float32))
+        result.append(x.new_empty(counts(rows, _sizes(words["outer"])), dtype=torch.float32))
     elif int(words.get("affine", 0)):
-        made.append(x.new_empty(made[1].shape, dtype=_STORED[words["codes"]]))
-    return made
+        result.append(x.new_empty(result[1].shape, dtype=_STORED[words["codes"]]))
+    return result
 
 
 _STORED = {"int8": torch.int8, "uint8": torch.uint8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

@@ -45,7 +45,7 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
     format = _format(q.format)
     if format is None or q.flat:
         return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
-    if not q.scale.step_is_told:
+    if not q.scale.scale_is_told:
         return f"for scales that are stored as the step has them, not {q}, whose rule has a step of its own"
     words = [format]
     if q.tiles is not None:
@@ -62,13 +62,13 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
         words.append("zero=stored")
     elif q.format.zero:
         words.append(f"zero={q.format.zero}")
-    scale, fold = q.scale.rest_name, "scale" if q.scale.folds() else None
+    scale, fold = q.scale.outer_scale_name, "scale" if q.scale.has_block_scale() else None
     if q.scale.outer_block is not None:
-        words.append(f"factor={_bits(q.scale.rest_factor(q.format))}")
+        words.append(f"factor={_bits(q.scale.outer_scale_factor(q.format))}")
     if scale is not None:
         words.append(f"scale={_blocks(q.given_block)}")
     if fold is not None:
-        of_scale = q.scale.fold_format
+        of_scale = q.scale.block_scale_format
         fold_format = "float32" if of_scale is None else _FLOATS.get(of_scale)
         if fold_format is None:
             return f"for scales of E4M3 and E8M0, not {of_scale}"

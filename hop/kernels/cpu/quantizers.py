@@ -19,9 +19,9 @@ from hop.numerics.scale_rules import (
     Amax,
     BlockScaling,
     CurrentScaling,
-    Given,
     Microscaling,
     MinMax,
+    Static,
     TwoLevel,
     exponent_of,
 )
@@ -73,14 +73,14 @@ def _unsupported(q: Quantizer) -> str | None:
         return f"for Quantizer itself, not {type(q).__name__}, which may mean another thing"
     if q.layout is not None:
         return f"for plain codes, not layout={q.layout}"
-    known, found = _FORMATS.get(type(format)), _RULES.get(type(rule))
-    if known is None or found is None:
+    known, result = _FORMATS.get(type(format)), _RULES.get(type(rule))
+    if known is None or result is None:
         return f"not for {format.name} by {type(rule).__name__}"
     if (reason := known.declines(format)) is not None:
         return reason
-    if found.of_floats and not format.is_float:
+    if result.of_floats and not format.is_float:
         return f"{type(rule).__name__} is for floats, and {format.name} has none"
-    return found.declines(rule, format)
+    return result.declines(rule, format)
 
 
 # ---- formats
@@ -163,7 +163,7 @@ def _two_level(rule: TwoLevel, f: Format) -> dict[str, Any]:
     return found | {"outer": _list(rule.outer)}
 
 
-def _declines_given(rule: Given, f: Format) -> str | None:
+def _declines_given(rule: Static, f: Format) -> str | None:
     by_reciprocal = isinstance(rule.requantize, Reciprocal)
     return "divides by the scale, and does not multiply by its reciprocal" if by_reciprocal else None
 
@@ -185,7 +185,7 @@ def _declines_two_level(rule: TwoLevel, f: Format) -> str | None:
 
 
 _RULES: dict[type, _Rule] = {
-    Given: _Rule("given", declines=_declines_given),
+    Static: _Rule("given", declines=_declines_given),
     Amax: _Rule("amax", _amax, _declines_amax, by_amax=True),
     MinMax: _Rule("minmax", lambda rule, f: {"range": bits(f.max - f.min)}),
     AbsMean: _Rule("absmean"),
@@ -203,12 +203,12 @@ _RULES: dict[type, _Rule] = {
 def declines_shape(quantizer: str, shape: tuple[int, ...], row_stride: int = 0) -> str | None:
     """Why the kernels do not cut a tensor of `shape` into the blocks of a quantizer, or None; rows lie `row_stride`
     apart, 0 for a contiguous one."""
-    made = plan(quantizer)
-    if isinstance(made, str):
-        return made
+    result = plan(quantizer)
+    if isinstance(result, str):
+        return result
     sizes = (ctypes.c_int64 * len(shape))(*shape)
-    reason = _function()(made.words.encode(), len(shape), sizes, row_stride)
-    return None if reason is None else f"{reason.decode()}: {made.quantizer.block} of {shape}"
+    reason = _function()(result.words.encode(), len(shape), sizes, row_stride)
+    return None if reason is None else f"{reason.decode()}: {result.quantizer.block} of {shape}"
 
 
 @functools.cache

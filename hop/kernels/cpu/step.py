@@ -16,11 +16,11 @@ _LEAST_BLOCK, _MOST_BLOCK = 16, 2048
 @functools.lru_cache(maxsize=1024)
 def _block(quantizer: str) -> int | str:
     """The elements of a block, or why there is no kernel."""
-    made = plan(quantizer)
-    if isinstance(made, str):
-        return made
-    q = made.quantizer
-    if not q.flat or not made.by_amax or q.stochastic:
+    result = plan(quantizer)
+    if isinstance(result, str):
+        return result
+    q = result.quantizer
+    if not q.flat or not result.by_amax or q.stochastic:
         return f"for flat blocks with one scale each, rounded to the nearest; not {quantizer}"
     (block,) = q.block
     if not _LEAST_BLOCK <= block <= _MOST_BLOCK or _MOST_BLOCK % block:
@@ -39,8 +39,8 @@ def declines(call: tuple[Any, ...]) -> str | None:
     for q in quantizers:
         if not q:
             floats.append(buffers[at])
-        elif isinstance(found := _block(q), str):
-            return found
+        elif isinstance(result := _block(q), str):
+            return result
         at += 2 if q else 1
     for x in floats:
         if x.dtype not in _DTYPES:

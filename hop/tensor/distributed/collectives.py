@@ -22,7 +22,7 @@ from hop.compat.pytree import tree_leaves
 from hop.numerics import copies
 from hop.tensor import views
 from hop.tensor.quantized import QuantizedTensor
-from hop.tensor.table import Cut, implements, is_moving
+from hop.tensor.table import IndivisibleError, implements, is_moving
 
 ops = process_groups.functional
 
@@ -48,7 +48,7 @@ def collective(*operators: OpOverload) -> Callable[[Callable[..., Any]], Callabl
                     memory.check((x,))
             try:
                 return rule(op, *args, **kwargs)
-            except Cut as cut:
+            except IndivisibleError as cut:
                 raise RuntimeError(
                     f"{op} of a QuantizedTensor: {cut}. Use parts that are multiples of the block, in the plain "
                     "row-wise form (hop.unpack, usages='rowwise'), or hop.dequantize them first"
@@ -113,7 +113,7 @@ def reduce_scatter(op: OpOverload, t: QuantizedTensor, reduction: str, size: int
     reduce, n = reduction_of(op, reduction), part_size(op, t, size)
     try:
         parts = cut(t, [n] * size)
-    except Cut:  # whole tensors travel, and each process takes its rows
+    except IndivisibleError:  # whole tensors travel, and each process takes its rows
         rank = process_groups.group_rank(group)
         return reduce([x.narrow(0, rank * n, n) for x in _gathered(t, size, group)]).to(t.dtype)
     found = {}
@@ -180,7 +180,7 @@ def rows(t: QuantizedTensor, size: int) -> Any:
 def cut(t: Any, sizes: Sequence[int]) -> list[Any]:
     """Parts of t along its first dimension."""
     if sum(sizes) != t.shape[0] or any(n < 0 for n in sizes):
-        raise Cut(f"parts of {list(sizes)} do not make its first dimension of {t.shape[0]}")
+        raise IndivisibleError(f"parts of {list(sizes)} do not make its first dimension of {t.shape[0]}")
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [views.narrow(t, 0, end - n, end) for n, end in zip(sizes, ends, strict=True)]
 
@@ -198,12 +198,12 @@ def received_shape(t: Any, sizes: Sequence[int]) -> tuple[tuple[int, ...], Any]:
 
 
 def reduction_of(op: OpOverload, name: str) -> Callable[[list[Tensor]], Tensor]:
-    found = REDUCTIONS.get(name)
-    if found is None:
+    result = REDUCTIONS.get(name)
+    if result is None:
         raise NotImplementedError(
             f"{op} of a QuantizedTensor: the reduction must be one of {[*REDUCTIONS]}, got {name}"
         )
-    return found
+    return result
 
 
 def part_size(op: OpOverload, t: Tensor, size: int) -> int:

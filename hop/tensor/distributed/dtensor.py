@@ -16,7 +16,7 @@ from hop.dispatch.composite import Composite
 from hop.numerics import copies
 from hop.tensor import units
 from hop.tensor.quantized import QuantizedTensor
-from hop.tensor.table import Cut
+from hop.tensor.table import IndivisibleError
 
 
 def of_dtensors(x: Any) -> QuantizedTensor:
@@ -33,7 +33,7 @@ def of_dtensors(x: Any) -> QuantizedTensor:
             part[p.dim] = -(-part[p.dim] // x.device_mesh.size(axis))
     try:
         buffers, quantizer = _parts(t, part, [p.dim for p in placements if p.is_shard()], x.shape)
-    except Cut as cut:
+    except IndivisibleError as cut:
         raise ValueError(f"a DTensor of QuantizedTensors placed as {tuple(placements)}: {cut}") from cut
     made = {}
     for b in copies.describe(quantizer, x.shape, t.usages):
@@ -53,12 +53,14 @@ def _parts(t: Any, part: Sequence[int], dims: Sequence[int], shape: Sequence[int
     if q.flat:
         size, block = math.prod(part), q.block[0]
         if set(dims) != {0} or block == -1 or size % block or size % q.per_byte():
-            raise Cut(f"its blocks run over the flattened tensor, and parts of {tuple(part)} cut them")
+            raise IndivisibleError(f"its blocks run over the flattened tensor, and parts of {tuple(part)} cut them")
         return buffers, q
     own = units.of_buffers(q, t.usages, t.dim())
     for d in set(dims):
         if part[d] % own["codes"][d]:
-            raise Cut(f"{own['codes'][d]} codes along dimension {d} share a byte, and parts of {part[d]} cut it")
+            raise IndivisibleError(
+                f"{own['codes'][d]} codes along dimension {d} share a byte, and parts of {part[d]} cut it"
+            )
         inner = _unit(own["scale"][d], part[d])
         for name in q.stored():
             unit = inner if name == "global_amax" else _unit(own[name][d], part[d])

@@ -65,12 +65,12 @@ def row_units(quantizer: Quantizer, ndim: int) -> dict[str, int]:
 
 def send(sent: Sent, grids: dict[str, Tensor]) -> list[Tensor]:
     """uint8 tensors of the same sizes in all processes, of the rows of each buffer that this one sends."""
-    found = []
+    result = []
     for name, unit in row_units(sent.quantizer, len(sent.shape)).items():
         grid = grids[name].contiguous().view(torch.uint8)
         missing = _sent_rows(sent.parts, unit) - grid.shape[0]
-        found.append(grid if not missing else torch.cat([grid, grid.new_zeros(missing, *grid.shape[1:])]))
-    return found
+        result.append(grid if not missing else torch.cat([grid, grid.new_zeros(missing, *grid.shape[1:])]))
+    return result
 
 
 def receive(sent: Sent, gathered: Sequence[Tensor], dtype: torch.dtype) -> QuantizedTensor:

@@ -11,7 +11,7 @@ from hop.numerics import blocks
 from hop.tensor import units
 from hop.tensor.quantized import QuantizedTensor
 from hop.tensor.rules import quantized_like
-from hop.tensor.table import Cut, implements, is_moving
+from hop.tensor.table import IndivisibleError, implements, is_moving
 
 
 @implements(torch.ops.aten.constant_pad_nd.default)
@@ -22,9 +22,9 @@ def constant_pad(op: OpOverload, t: QuantizedTensor, pad: Sequence[int], value: 
         if i % 2 == 1:
             behind[-1 - i // 2] = n
         elif n != 0:
-            raise Cut("padding in front moves the blocks")
+            raise IndivisibleError("padding in front moves the blocks")
     if value != 0 or any(n < 0 for n in behind):
-        raise Cut(f"padding of {list(pad)} with {value}, where only zeros are added")
+        raise IndivisibleError(f"padding of {list(pad)} with {value}, where only zeros are added")
     return padded(t, [n + more for n, more in zip(t.shape, behind, strict=True)])
 
 
@@ -35,12 +35,12 @@ def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
     if not grown:
         return t.clone()
     if q.flat and any(n != 1 for n in shape[: grown[-1]]):
-        raise Cut("its blocks run over the flattened tensor")
+        raise IndivisibleError("its blocks run over the flattened tensor")
     if not q.flat:
         units.of_buffers(q, t.usages, t.dim())  # raises Cut where codes lie otherwise
     old, new = q.rows(t.shape), q.rows(shape)
     if 0.0 not in q.format.numbers and not is_moving() and _completes(q, old, new):
-        raise Cut(f"{q.format.name} has no zero, and the padding completes a block")
+        raise IndivisibleError(f"{q.format.name} has no zero, and the padding completes a block")
     buffers = quantized_like(t, torch.zeros(shape, dtype=t.dtype, device=t.device)).buffers()
     for name in q.stored():
         buffers[name] = _cornered(buffers[name], getattr(t, name))

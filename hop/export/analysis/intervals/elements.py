@@ -136,10 +136,10 @@ def floor_divide_rule(node: Node, a: Any, b: Any, rounding_mode: Any = None) -> 
 
 
 def remainder_rule(node: Node, a: Any, b: Any) -> Any:
-    found = remainder(b)
-    if found is None:
+    result = remainder(b)
+    if result is None:
         raise Unknown("a remainder by a number that may not be positive")
-    return found
+    return result
 
 
 def bitwise_and_rule(node: Node, a: Any, b: Any) -> Any:
@@ -151,11 +151,11 @@ def bitwise_and_rule(node: Node, a: Any, b: Any) -> Any:
 
 
 def clamp_rule(node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
-    found = whole(x)
+    result = whole(x)
     for limit, function in ((low, torch.maximum), (high, torch.minimum)):
         if limit is not None:
-            found = _limited(found, whole(limit), function)
-    return found
+            result = _limited(result, whole(limit), function)
+    return result
 
 
 def _limited(a: Integers, b: Integers, function: Callable[..., Tensor]) -> Integers:

@@ -16,15 +16,15 @@ from hop.export.analysis.intervals.values import Integers, Known, Reals, bounds,
 
 def cast_rule(node: Node, x: Any, **kwargs: Any) -> Any:
     dtype = node.meta["val"].dtype
-    found = bounds(x)
+    result = bounds(x)
     low, high = dtype_range(dtype)
     if dtype == torch.bool:
         return integers(low, high)
-    if isinstance(found, Integers):
-        return found
-    if found.nan or not (low <= found.low and found.high <= high):
+    if isinstance(result, Integers):
+        return result
+    if result.nan or not (low <= result.low and result.high <= high):
         return integers(low, high)  # of what the dtype does not hold, any number of it is made
-    return integers(math.trunc(found.low), math.trunc(found.high))
+    return integers(math.trunc(result.low), math.trunc(result.high))
 
 
 MOVES = frozenset(op for op, row in TABLE.items() if row.family.moves)

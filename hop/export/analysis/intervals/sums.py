@@ -13,10 +13,10 @@ from hop.export.analysis.intervals.values import Integers, Sum, Unknown, constan
 
 
 def _size(n: Any, what: str) -> int:
-    found = tracing.largest(n)
-    if found is None:
+    result = tracing.largest(n)
+    if result is None:
         raise Unknown(f"{what} has {n} elements, a number without an upper bound")
-    return found
+    return result
 
 
 def _times(count: int, low: int, high: int, *, fixed: bool) -> tuple[int, int]:
@@ -129,19 +129,19 @@ def convolution_rule(
     if known is not None and known.numel():
         flat = known.reshape(g, known.shape[0] // g, known.shape[1], -1)
         flat = flat.transpose(1, 2) if transposed else flat  # groups, channels of the result, and what is summed
-        found = _by_weights(
+        result = _by_weights(
             flat.reshape(flat.shape[0] * flat.shape[1], -1), factors, -1, lambda t: t.view(-1, *[1] * kernel)
         )
         text = f"weights {'x'.join(map(str, known.shape))}, factors {interval(*factors.hull())}"
-        found = Sum(found.low, found.high, found.parts, text, True)
+        result = Sum(result.low, result.high, result.parts, text, True)
     else:
         channels = shape[0] // g if transposed else shape[1]
         count, fixed = _size(channels, "the summed dimension"), all(isinstance(n, int) for n in shape)
         for n in shape[2:]:
             count *= _size(n, "the kernel")
-        found = _of_factors(count, factors, weight, fixed=fixed, zeros=bool(pads))
+        result = _of_factors(count, factors, weight, fixed=fixed, zeros=bool(pads))
     if bias is None:
-        return found
+        return result
     own = whole(bias)
     shaped = own if own.one() else Integers(*(t.view(-1, *[1] * kernel) for t in (own.low, own.high)))
-    return _with_bias(found, shaped)
+    return _with_bias(result, shaped)

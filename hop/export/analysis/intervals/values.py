@@ -109,10 +109,10 @@ def bounds(x: Any) -> Any:
 
 def reals(x: Any) -> Reals:
     """Bounds as floats that hold them."""
-    found = bounds(x)
-    if isinstance(found, Reals):
-        return found
-    low, high = found.hull()
+    result = bounds(x)
+    if isinstance(result, Reals):
+        return result
+    low, high = result.hull()
     return Reals(math.nextafter(float(low), -math.inf) if int(float(low)) > low else float(low), above(high), False)
 
 
@@ -121,10 +121,10 @@ def above(n: int) -> float:
 
 
 def whole(x: Any) -> Integers:
-    found = bounds(int(x) if isinstance(x, float) and x.is_integer() else x)
-    if not isinstance(found, Integers):
+    result = bounds(int(x) if isinstance(x, float) and x.is_integer() else x)
+    if not isinstance(result, Integers):
         raise Unknown("a float where an integer is expected")
-    return found
+    return result
 
 
 def one(x: Integers) -> Integers:

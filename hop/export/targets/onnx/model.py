@@ -63,13 +63,13 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
     }
     translations |= options.pop("custom_translation_table", None) or {}
     options = {"verbose": False, "opset_version": _OPSET, **options}
-    made = torch.onnx.export(lowered, dynamo=True, optimize=False, custom_translation_table=translations, **options)
-    assert made is not None
+    result = torch.onnx.export(lowered, dynamo=True, optimize=False, custom_translation_table=translations, **options)
+    assert result is not None
     # Constants as large as weights are left for when the model is loaded: decoded, they are many times as large.
-    onnxscript.optimizer.optimize_ir(made.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
-    _widen(made.model)
-    _pack(made.model)
-    return made
+    onnxscript.optimizer.optimize_ir(result.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
+    _widen(result.model)
+    _pack(result.model)
+    return result
 
 
 _OF_ANY_TYPE = frozenset(
@@ -86,29 +86,29 @@ def _widen(model: Any) -> None:
     wide = {kinds.INT16: kinds.INT32, kinds.FLOAT8E4M3FN: kinds.FLOAT, kinds.FLOAT8E5M2: kinds.FLOAT}
 
     def cast(x: Any, dtype: Any, name: str) -> Any:
-        made = ir.node("Cast", [x], {"to": dtype})
-        made.outputs[0].name, made.outputs[0].shape, made.outputs[0].dtype = name, x.shape, dtype
-        return made
+        result = ir.node("Cast", [x], {"to": dtype})
+        result.outputs[0].name, result.outputs[0].shape, result.outputs[0].dtype = name, x.shape, dtype
+        return result
 
     for node in list(model.graph):
         if node.op_type in _OF_ANY_TYPE:
             continue
         for i, x in enumerate(node.inputs):
             if x is not None and x.dtype in wide:
-                made = cast(x, wide[x.dtype], f"{x.name}_wide_{node.name}_{i}")
-                model.graph.insert_before(node, made)
-                node.replace_input_with(i, made.outputs[0])
+                result = cast(x, wide[x.dtype], f"{x.name}_wide_{node.name}_{i}")
+                model.graph.insert_before(node, result)
+                node.replace_input_with(i, result.outputs[0])
         for y in node.outputs:
             if y.dtype in wide:
                 readers, narrow, name = list(y.uses()), y.dtype, y.name
                 y.name, y.dtype = f"{name}_wide", wide[narrow]
-                made = cast(y, narrow, name)
-                model.graph.insert_after(node, made)
+                result = cast(y, narrow, name)
+                model.graph.insert_after(node, result)
                 for reader, i in readers:
-                    reader.replace_input_with(i, made.outputs[0])
+                    reader.replace_input_with(i, result.outputs[0])
                 for i, output in enumerate(model.graph.outputs):
                     if output is y:
-                        model.graph.outputs[i] = made.outputs[0]
+                        model.graph.outputs[i] = result.outputs[0]
 
 
 def _pack(model: Any) -> None:

@@ -22,7 +22,7 @@ from hop.report.comparing import exported, inputs_of
 from hop.report.journal import Journal, fingerprint
 from hop.report.listing import parameter_bytes
 from hop.report.measuring import Meter, Progress
-from hop.report.sweeping import Candidate, Sweep
+from hop.report.sweep_result import Candidate, Sweep
 from hop.report.values import numbers
 
 CANDIDATES: Mapping[str, Scheme] = {

@@ -7,9 +7,9 @@ from typing import Any
 
 from hop.export.table import table
 from hop.report import page, picture
-from hop.report.plain import plain
+from hop.report.json_values import plain
 from hop.report.rows import Candidate as Candidate
-from hop.report.words import decibels, size
+from hop.report.summary import decibels, size
 
 
 @dataclass(frozen=True)

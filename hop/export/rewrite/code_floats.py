@@ -16,7 +16,7 @@ from hop.impls.scaled import scaled
 from hop.numerics import blocks
 from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Given
+from hop.numerics.scale_rules import Static
 from hop.tensor import QuantizedTensor
 
 
@@ -53,7 +53,7 @@ def unit(codes: Node, factor: Any, block: Block) -> Held:
     """Codes as the numbers that they are, times `factor`."""
     scale, block = (1.0, (-1,)) if factor is None else (factor, block)
     format = FORMATS[value(codes).dtype]
-    quantizer = Quantizer(format, block, Given(affine=format.zero != 0))
+    quantizer = Quantizer(format, block, Static(affine=format.zero != 0))
     return Held(quantizer, codes, [scale, 0][: 1 + (format.zero != 0)], torch.float32)
 
 
