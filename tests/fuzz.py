@@ -514,14 +514,18 @@ def broken(seed: int) -> str | None:
     return None if same(case, found, reference) else f"seed {seed}: the result is not that of PyTorch's operators"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(
+    broken: Callable[[int], str | None], description: str | None, ready: Callable[[], None] = lambda: None
+) -> None:
+    """The command: a line for each seed that `broken` says something of, once `ready` is done."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--report", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    ready()
     for seed in range(options.first, options.first + options.count):
         if options.report is not None:
             options.report.write_text(str(seed))
@@ -529,10 +533,11 @@ def main() -> None:
             found = broken(seed)
         except Exception as error:  # noqa: BLE001  no error that names what is wrong
             found = f"seed {seed}: {type(error).__name__}: {error}"
+        forget()
         if found is not None:
             print(found, flush=True)
     print(f"{options.count} calls from seed {options.first}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(broken, __doc__)

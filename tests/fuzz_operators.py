@@ -8,12 +8,10 @@ A call and its changes follow from its seed alone. Where its description was cha
 meaning, the result has the shapes and dtypes that tensors without data have. FILE says which seed ended the process.
 """
 
-import argparse
 import math
 import random
 import re
 import resource
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +26,7 @@ from hop.compat import memory
 from hop.kernels.cpu import native
 from hop.kernels.cpu.quantizers import Plan, plan
 from hop.numerics.formats import INT8
-from tests.fuzz import SANE, forget, guarded
+from tests.fuzz import SANE, guarded, main
 
 Rng = random.Random
 _GIGABYTES = 3  # that a call may take: results of huge sizes are refused, and not written
@@ -60,18 +58,20 @@ def powers(rng: Rng, *shape: int) -> Tensor:
 # ---- factors and outputs in words, and what they mean
 
 
-def counts(shape: Sequence[int], block: Sequence[int]) -> list[int]:
+def whole(shape: Sequence[int], block: Sequence[int]) -> list[int]:
+    """A block with a size for each dimension of `shape`."""
     first = -1 if block[0] == -1 else 1
-    block = [*[first] * (len(shape) - len(block)), *block[max(len(block) - len(shape), 0) :]]
-    return [1 if b == -1 else -(-n // b) for n, b in zip(shape, block, strict=True)]
+    return [*[first] * (len(shape) - len(block)), *block[max(len(block) - len(shape), 0) :]]
+
+
+def counts(shape: Sequence[int], block: Sequence[int]) -> list[int]:
+    return [1 if b == -1 else -(-n // b) for n, b in zip(shape, whole(shape, block), strict=True)]
 
 
 def spread(x: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
     """The number of its block for each element."""
     assert list(x.shape) == counts(shape, block)
-    first = -1 if block[0] == -1 else 1
-    block = [*[first] * (len(shape) - len(block)), *block[max(len(block) - len(shape), 0) :]]
-    for d, (n, b) in enumerate(zip(shape, block, strict=True)):
+    for d, (n, b) in enumerate(zip(shape, whole(shape, block), strict=True)):
         x = x.repeat_interleave(n if b == -1 else b, d).narrow(d, 0, n)
     return x.double()
 
@@ -589,29 +589,12 @@ def broken(seed: int) -> str | None:
     return None if same(found, expected) else f"seed {seed}: {case.op}: the result is not that of PyTorch's operators"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--report", type=Path)
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+def bounded() -> None:
+    """The memory of the process has a bound, behind what the library takes."""
     native.library()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (_GIGABYTES << 30),) * 2)
-    for seed in range(options.first, options.first + options.count):
-        if options.report is not None:
-            options.report.write_text(str(seed))
-        try:
-            found = broken(seed)
-        except Exception as error:  # noqa: BLE001  no error that names what is wrong
-            found = f"seed {seed}: {type(error).__name__}: {error}"
-        forget()
-        if found is not None:
-            print(found, flush=True)
-    print(f"{options.count} calls from seed {options.first}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(broken, __doc__, bounded)

@@ -32,6 +32,7 @@ import hop.checkpoint
 import hop.optim
 from hop import presets
 from tests.support import processes
+from tests.support.files import InFolder
 
 ROWS, COLUMNS = 34, 512  # rows in parts of 9, 9, 9 and 7, or 17; columns in whole blocks
 CUT_BY_ROWS = {"FP8_128X128"}  # a view may not cut its blocks
@@ -464,13 +465,8 @@ class TestResharding(unittest.TestCase):
             run.assert_equal(trained(2))
 
 
-class TestFolders(unittest.TestCase):
+class TestFolders(InFolder):
     """One process, without a process group."""
-
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
 
     def save(self, step: int = 0, **kwargs: Any) -> dict[str, Any]:
         saved = {"w": whole("MXFP4"), "x": torch.arange(3.0), "epoch": step, "nested": {7: [torch.ones(2), "a"]}}

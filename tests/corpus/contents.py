@@ -23,6 +23,7 @@ from hop.numerics.formats import E4M3, E5M2, INT8, UINT8, Codebook, Float, Integ
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static
+from tests.support.tensors import plain
 
 aten = torch.ops.aten
 FOLDER = Path(__file__).parent
@@ -172,10 +173,6 @@ def converted(kind: str, scheme: schemes.Scheme) -> Any:
         warnings.filterwarnings("ignore", "convert: no layer was converted")
         row = hop.nn.convert(model, scheme).rows[0]
     return model["layer"] if row.scheme is not None else None
-
-
-def plain(y: Any) -> Tensor:
-    return hop.dequantize(y) if isinstance(y, hop.QuantizedTensor) else y
 
 
 def layer_cases() -> Iterator[tuple[str, str, schemes.Scheme]]:

@@ -25,6 +25,7 @@ from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 from hop import cli as command
 from tests.cli.test_command import needs_dsl
+from tests.support.files import InFolder
 
 ROOT = Path(__file__).parents[2]
 VARIANT = Variant(torch.int8, torch.int8, torch.bfloat16, Tile(64, 64), scales="vector")
@@ -59,13 +60,12 @@ def without_dsl():
     ]
 
 
-class Written(unittest.TestCase):
+class Written(InFolder):
     """`folder` is a folder of kernels whose files hold other bytes than code; HOP_KERNELS names it."""
 
     def setUp(self):
-        parent = tempfile.TemporaryDirectory()
-        self.addCleanup(parent.cleanup)
-        self.folder = Path(parent.name).resolve() / "pack"
+        super().setUp()
+        self.folder = self.folder.resolve() / "pack"
         files = {f"kernels/{v.name}.so": v.name.encode() for v in (VARIANT, OTHER)}
         files |= {"runtime/libcute_dsl_runtime.so": b"no library", "runtime/tvm_ffi/__init__.py": b"raise ImportError"}
         for name, content in files.items():

@@ -3,9 +3,7 @@
 import json
 import multiprocessing
 import os
-import tempfile
 import unittest
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -14,6 +12,7 @@ from parameterized import parameterized
 
 from cutlass_kernels import cache, hopper, measured, missing, tiles, tune
 from cutlass_kernels.product import Product
+from tests.support.files import InFolder
 
 PLAN = hopper.plan
 
@@ -43,13 +42,11 @@ def tune_in_process(folder, favourite, m):
         tune.tune(product(m), timer(favourite))
 
 
-class TestTune(unittest.TestCase):
+class TestTune(InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         for patch in (
-            mock.patch.dict(os.environ, {cache.FOLDER: folder.name}),
+            mock.patch.dict(os.environ, {cache.FOLDER: str(self.folder)}),
             mock.patch.object(hopper, "plan", lambda p, tile: lambda *args, **fused: None),  # nothing is compiled
         ):
             patch.start()

@@ -1,7 +1,6 @@
 """FSDP2: weights travel as codes and scales, and training gives what one process gives."""
 
 import copy
-import io
 import itertools
 import unittest
 import warnings
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
 from hop import nn, presets, schemes
+from tests.support.files import read_back
 from tests.support.processes import run
 
 aten = torch.ops.aten
@@ -170,10 +170,7 @@ def state(mesh: Any, rank: int) -> None:
             optimizer.step()
         assert_like(one, many, 1e-6)
     held = {key: t.detach().clone() for key, t in many.state_dict().items()}
-    file = io.BytesIO()
-    torch.save(held, file)
-    file.seek(0)
-    read = torch.load(file, weights_only=False)
+    read = read_back(held, weights_only=False)
     for given, assign in itertools.product((held, read), (False, True)):
         other = sharded(built(schemes.INT8_DYNAMIC), mesh)
         other.load_state_dict(given, assign=assign)

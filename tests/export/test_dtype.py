@@ -1,7 +1,6 @@
 """The dtype of dequantized weights follows every cast of a model: before export, and of a program that was loaded."""
 
 import copy
-import io
 import unittest
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 import hop
 from hop import presets
 from hop.export import follow_dtype, lower
+from tests.support.files import reloaded
 
 # Said once in a process: what nn.Linear's own operators do with a quantized weight while they are traced.
 pytestmark = pytest.mark.filterwarnings("ignore:aten.* QuantizedTensor:UserWarning")
@@ -60,17 +60,10 @@ def dequantized(program: Any) -> set[torch.dtype]:
     return {n.meta["val"].dtype for n in program.graph.nodes if n.name.startswith("hop_dequantize")}
 
 
-def loaded(program: Any) -> Any:
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    return torch.export.load(file)
-
-
 def checked(program: Any, x: Tensor, want: Tensor) -> None:
     dtype = want.dtype
     assert dequantized(program) <= {dtype}
-    for p in (program, loaded(program), lower(program)):
+    for p in (program, reloaded(program), lower(program)):
         got = p.module()(x)
         assert got.dtype == dtype
         torch.testing.assert_close(got, want, rtol=2**-8, atol=2**-8)
@@ -97,7 +90,7 @@ class TestOurs(unittest.TestCase):
         """Export in bfloat16, save, load, cast the module of the program, and export it again."""
         cast, dtype = SPELLINGS[spelling]
         module = MODELS[model]()
-        program = loaded(torch.export.export(module, (torch.randn(3, 64).bfloat16(),)))
+        program = reloaded(torch.export.export(module, (torch.randn(3, 64).bfloat16(),)))
         again, x = cast(program.module()), torch.randn(3, 64).to(dtype)
         checked(torch.export.export(again, (x,)), x, cast(copy.deepcopy(module))(x))
 
@@ -110,11 +103,11 @@ class TestOurs(unittest.TestCase):
                 return hop.quantized(torch.ops.aten.linear.default, hop.schemes.INT4_W, x, w, dtype=torch.bfloat16)
 
         x, w = torch.randn(3, 64), torch.randn(8, 64)
-        again = loaded(torch.export.export(Named(), (x.bfloat16(), w.bfloat16()))).module().float()
+        again = reloaded(torch.export.export(Named(), (x.bfloat16(), w.bfloat16()))).module().float()
         assert again(x.bfloat16(), w.bfloat16()).dtype == torch.bfloat16
         with torch.autocast("cpu", torch.bfloat16):
             program = torch.export.export(frozen(hop.schemes.INT4_W).float(), (x,))
-        assert loaded(program).module()(x).dtype == torch.bfloat16
+        assert reloaded(program).module()(x).dtype == torch.bfloat16
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")

@@ -29,6 +29,7 @@ import hop
 from hop import export
 from hop.compat.patches import unsigned_products
 from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier
+from tests.support.files import reloaded
 
 qd = torch.ops.quantized_decomposed
 aten = torch.ops.aten
@@ -730,10 +731,7 @@ class TestOddGraphs(unittest.TestCase):
                 torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-5)
         lowered = export.lower(found)
         assert_integers_only(lowered)
-        file = io.BytesIO()
-        torch.export.save(found, file)
-        file.seek(0)
-        again = torch.export.load(file)
+        again = reloaded(found)
         for p in (lowered, again):
             for g, a in zip(got, tree_leaves(p.module()(x)), strict=True):
                 assert torch.equal(g, a)

@@ -26,8 +26,9 @@ import hop
 from hop import presets
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
+from hop.numerics.requantization import Requantization
 from hop.numerics.scale_rules import MinMax, Static
+from tests.support.conventions import RULES
 
 aten = torch.ops.aten
 LINEAR, CONV = aten.linear.default, aten.conv2d.default
@@ -251,16 +252,6 @@ def network(rule: Requantization, x: Tensor, *state: Tensor) -> Tensor:
     return hop.scaled(aten.avg_pool2d.default, STATIC, h, [2, 2], [1, 1], [1, 1], **given(scales, zeros, 3)).codes
 
 
-RULES: dict[str, Requantization] = {
-    "division": Division(),
-    "float_multiplier": FloatMultiplier(),
-    "gemmlowp": GEMMLOWP,
-    "tflite": TFLITE,
-    "away": FixedPoint(),
-    "even": FixedPoint(rounding="even"),
-}
-
-
 def chains() -> dict[str, Case]:
     scales, zeros = torch.tensor([0.03, 0.02, 0.03, 0.05]), torch.tensor([3, -128, 0, 5], dtype=torch.int8)
     found = {}
@@ -294,11 +285,13 @@ def names(group: str) -> list[tuple[str]]:
     return [(name,) for name in GROUPS[group]()]
 
 
-class TestEqual(unittest.TestCase):
+class WithRuntime(unittest.TestCase):
     def setUp(self):
         for package in ("onnxscript", "onnxruntime"):
             pytest.importorskip(package)
 
+
+class TestEqual(WithRuntime):
     def check(self, group: str, name: str) -> None:
         cases, wanted, found, _ = _results(group)
         i = list(cases).index(name)
@@ -344,11 +337,7 @@ class Perceptron(nn.Module):
         return hop.scaled(LINEAR, torch.float32, hop.quantize(presets.INT8_ROW, h), self.second)
 
 
-class TestModel(unittest.TestCase):
-    def setUp(self):
-        for package in ("onnxscript", "onnxruntime"):
-            pytest.importorskip(package)
-
+class TestModel(WithRuntime):
     @parameterized.expand([(str(d).split(".")[1], d) for d in (torch.uint8, torch.int8)])
     @pytest.mark.full
     def test_is_made_of_integer_products(self, _name, weights):

@@ -23,18 +23,13 @@ from hop.export import lower, ranges
 from hop.export.analysis.ranges import MAY_OVERFLOW, PROVEN, UNKNOWN, Ranges
 from hop.numerics.formats import INT4, INT8
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier
 from hop.numerics.scale_rules import Static
+from tests.support.conventions import RULES
 
 aten = torch.ops.aten
 STATIC = presets.INT8_TENSOR_STATIC_AFFINE
 CHANNELS = Quantizer(INT8, (1, -1, -1, -1))
 STEP = 0.125  # of activations: a power of two, so that codes are met exactly
-RULES = {
-    "division": Division(),
-    "float_multiplier": FloatMultiplier(),
-    **{name: FixedPoint(rounding=name) for name in ("gemmlowp", "tflite", "away", "even")},
-}
 
 
 class Function(nn.Module):

@@ -1,7 +1,6 @@
 """PyTorch's own out_dtype: its nodes and ours, exchanged; and its calls, run by ours."""
 
 import copy
-import io
 import itertools
 import random
 import threading
@@ -24,6 +23,7 @@ import hop
 from hop.export import from_torch, to_torch
 from hop.impls.out_dtype import out_dtype_operator as ours
 from tests.support import oracles
+from tests.support.files import reloaded
 
 aten = torch.ops.aten
 stock = torch.ops.higher_order.out_dtype
@@ -150,13 +150,6 @@ def same(got: list[Tensor], want: list[Tensor]) -> None:
         assert torch.equal(a.double(), b.double()) or torch.equal(
             a.double().nan_to_num(nan=12345), b.double().nan_to_num(nan=12345)
         )
-
-
-def reloaded(program: ExportedProgram) -> ExportedProgram:
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    return torch.export.load(file)
 
 
 class TestExchange(unittest.TestCase):

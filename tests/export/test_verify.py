@@ -1,6 +1,5 @@
 """hop.export.verify: what it pairs, and its figures, against the same figures from values that numpy sees."""
 
-import io
 import itertools
 import math
 import operator
@@ -24,6 +23,7 @@ from hop.export import lower, verify
 from hop.export.analysis.provenance import ancestries
 from hop.export.rewrite.program import emit, graph_of, rebuilt
 from tests.impls.test_integer_chain import NETWORKS, Ours, held, inputs
+from tests.support.files import reloaded
 
 aten = torch.ops.aten
 
@@ -242,10 +242,7 @@ class TestPairs(unittest.TestCase):
     def test_after_a_file(self):
         program = chain()
         lowered = lower(program)
-        file = io.BytesIO()
-        torch.export.save(lowered, file)
-        file.seek(0)
-        found = verify(program, torch.export.load(file), (inputs("perceptron"),))
+        found = verify(program, reloaded(lowered), (inputs("perceptron"),))
         assert found.first is None and "hop_scaled_1" in {r.a for r in found.rows}
 
     def test_a_change_in_the_middle_is_found_across_a_lowering(self):

@@ -56,26 +56,26 @@ def through_the_dispatcher(call: Callable[[], Any]) -> bool:
     return route(call) != []
 
 
-class SeesAten(TorchDispatchMode):
-    """A mode that knows nothing of higher-order operators."""
+class Sees:
+    """A mode that keeps what it sees."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Any] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def see(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
 
-class SeesFunctions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
+class SeesAten(Sees, TorchDispatchMode):
+    """Knows nothing of higher-order operators."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
+    __torch_dispatch__ = Sees.see
+
+
+class SeesFunctions(Sees, TorchFunctionMode):
+    __torch_function__ = Sees.see
 
 
 class TestTaken(unittest.TestCase):

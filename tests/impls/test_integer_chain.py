@@ -7,7 +7,6 @@ A network is written once, as a function of a reader, and read three ways:
     Fake      plain torch in float64: quantized where the chain is, straight through every rounding
 """
 
-import io
 import math
 import operator
 import unittest
@@ -31,21 +30,15 @@ from hop.impls.quantize import quantize_operator
 from hop.impls.scaled import scaled_buffers, scaled_operator
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import GEMMLOWP, TFLITE, Division, FixedPoint, FloatMultiplier, Requantization
+from hop.numerics.requantization import Division, FixedPoint
 from hop.numerics.scale_rules import Static
 from tests.support import oracles
 from tests.support import scaled_oracles as oracle
+from tests.support.conventions import RULES
+from tests.support.files import read_back, reloaded
 
 aten = torch.ops.aten
 f32, f64, i64 = np.float32, np.float64, np.int64
-RULES: dict[str, Requantization] = {
-    "division": Division(),
-    "float_multiplier": FloatMultiplier(),
-    "gemmlowp": GEMMLOWP,
-    "tflite": TFLITE,
-    "away": FixedPoint(),
-    "even": FixedPoint(rounding="even"),
-}
 FIXED = [name for name, rule in RULES.items() if isinstance(rule, FixedPoint)]
 # Weights, one scale for each channel, by how many dimensions they have.
 FOUND = {2: presets.INT8_ROW, 4: Quantizer(INT8, (1, -1, -1, -1))}
@@ -382,17 +375,12 @@ class TestRoutes(unittest.TestCase):
         assert torch.equal(core.module()(x), want)
         for each in (program, program.run_decompositions({})):
             assert torch.equal(each.module()(x), want)
-            file = io.BytesIO()
-            torch.export.save(each, file)
-            file.seek(0)
-            assert torch.equal(torch.export.load(file).module()(x), want)
-        file = io.BytesIO()
-        torch.save(model.state_dict(), file)
-        file.seek(0)
+            assert torch.equal(reloaded(each).module()(x), want)
+        read = read_back(model.state_dict(), weights_only=True)
         other = Network(network, rule)
         for t in other.parameters():
             t.zero_()
-        other.load_state_dict(torch.load(file, weights_only=True))
+        other.load_state_dict(read)
         assert torch.equal(other(x), want)
 
     @parameterized.expand([(name, network, rule) for name, network, rule in ALL if rule in ("division", "gemmlowp")])

@@ -21,6 +21,7 @@ from hop.impls.out_dtype.promotion import DTYPES, FLOAT8, common_dtype
 from hop.kernels.aten import float8
 from tests.support import routes
 from tests.support.cases import FORMATS, GRADIENT, OPERATORS, arguments, assert_right, draw
+from tests.support.tensors import channels_last
 
 aten = torch.ops.aten
 stock = torch.ops.higher_order.out_dtype
@@ -382,7 +383,7 @@ class TestIntegerProducts(unittest.TestCase):
         x = draw((n, 6, *size), dtype, RNG)
         for x_last, w_last, channels in itertools.product((False, True), (False, True), (groups, 4)):
             w = draw((channels, 6 // groups, *[3] * len(size)), torch.int8, RNG)
-            args = (to_channels_last(x) if x_last else x, to_channels_last(w) if w_last else w, None, *lists, groups)
+            args = (channels_last(x) if x_last else x, channels_last(w) if w_last else w, None, *lists, groups)
             assert hop.explain(op, torch.int32, *args) == "integer convolution: chosen"
             got = hop.out_dtype(op, torch.int32, *args)
             want = out_dtype_operator.reference(op, torch.int32, *args)
@@ -395,10 +396,6 @@ class TestIntegerProducts(unittest.TestCase):
 def layout_of(x: torch.Tensor) -> list[int]:
     """The strides that matter."""
     return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1]
-
-
-def to_channels_last(x: torch.Tensor) -> torch.Tensor:
-    return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 class TestEmpty(unittest.TestCase):

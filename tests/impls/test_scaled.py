@@ -5,12 +5,12 @@ that were quantized: what a product does with them must not depend on how they c
 """
 
 import dataclasses
-import io
 import itertools
 import math
 import re
 import unittest
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ from hop.numerics.requantization import FixedPoint, FloatMultiplier, Requantizat
 from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
 from hop.tensor.quantized import operand
 from tests.support import numerics, scaled_oracles
+from tests.support.errors import assert_refused
+from tests.support.files import read_back
 from tests.support.scaled_oracles import (
     Elements,
     Geometry,
@@ -407,12 +409,14 @@ class TestMatrices(unittest.TestCase):
 # ---- convolutions of integers
 
 
+def _each(rank: int, v: Any) -> list[int]:
+    """A number for each dimension."""
+    return [v] * rank if isinstance(v, int) else list(v)
+
+
 def conv(rank: int, x: Sequence[int], w: Sequence[int], stride=1, padding: Any = 0, dilation=1, groups=1) -> Any:
     """The operator, the shapes of input and weight, the arguments behind the bias, and the oracle's."""
-
-    def each(v: Any) -> list[int]:
-        return [v] * rank if isinstance(v, int) else list(v)
-
+    each = partial(_each, rank)
     op = {1: aten.conv1d, 2: aten.conv2d, 3: aten.conv3d}[rank]
     if isinstance(padding, str):
         g = Geometry(each(stride), [0] * rank, each(dilation), False, [0] * rank, groups)
@@ -431,9 +435,7 @@ def conv_transpose(
     groups=1,
     dilation=1,
 ) -> Any:
-    def each(v: Any) -> list[int]:
-        return [v] * rank if isinstance(v, int) else list(v)
-
+    each = partial(_each, rank)
     ops = {1: aten.conv_transpose1d.default, 2: aten.conv_transpose2d.input, 3: aten.conv_transpose3d.input}
     lists = [each(v) for v in (stride, padding, output_padding)]
     g = Geometry(lists[0], lists[1], each(dilation), True, lists[2], groups)
@@ -2206,10 +2208,7 @@ class TestPack(unittest.TestCase):
         """torch.save, torch.load and state_dict keep every bit and the layout; a copy too."""
         w = scaled_oracles.make(WEIGHTS[name], (8, 128), generator(2)).t
         packed, half = hop.pack(w), decoded(w)[:4]
-        file = io.BytesIO()
-        torch.save({"weight": packed, "half": half}, file)
-        file.seek(0)
-        loaded = torch.load(file)
+        loaded = read_back({"weight": packed, "half": half})
         for got, want in [(loaded["weight"], packed), (loaded["half"], half), (packed.clone(), packed)]:
             assert_buffers(got, want.quantizer, {n: array(b) for n, b in want.buffers().items()})
             assert_bits(hop.dequantize(got), array(hop.dequantize(want)))
@@ -2558,11 +2557,7 @@ class TestErrors(unittest.TestCase):
     @parameterized.expand(ERRORS)
     def test_words(self, _name, error, words, args, kwargs):
         for _ in range(2):  # nothing is remembered of a call that failed
-            with self.assertRaises(error) as caught:
-                hop.scaled(*args, **kwargs)
-            message = str(caught.exception)
-            for word in words:
-                assert word in message, f"{word!r} not in: {message}"
+            assert_refused(error, words, lambda: hop.scaled(*args, **kwargs))
 
     @parameterized.expand([e for e in ERRORS if e[1] is not RuntimeError])
     def test_names_the_operator(self, _name, error, _words, args, kwargs):

@@ -1,6 +1,5 @@
 """What calls of scaled are in graphs, under transforms of whole quantized tensors, in files, and between threads."""
 
-import io
 import itertools
 import threading
 import unittest
@@ -23,6 +22,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint
 from hop.numerics.scale_rules import Static
 from hop.tensor.quantized import operand
+from tests.support.files import read_back, reloaded
 from tests.support.scaled import SCALED
 
 aten = torch.ops.aten
@@ -226,17 +226,12 @@ class TestModules(unittest.TestCase):
     def test_saved_exported_and_loaded(self, _name, weight, activations):
         layer, x = Layer(weight, activations).eval(), torch.randn(5, 40)
         want = layer(x)
-        file = io.BytesIO()
-        torch.save(layer.state_dict(), file)
-        file.seek(0)
+        read = read_back(layer.state_dict(), weights_only=True)
         other = Layer(weight, activations).eval()
-        other.load_state_dict(torch.load(file, weights_only=True))
+        other.load_state_dict(read)
         assert torch.equal(other(x), want)
         program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
-        file = io.BytesIO()
-        torch.export.save(program, file)
-        file.seek(0)
-        loaded = torch.export.load(file).module()
+        loaded = reloaded(program).module()
         assert torch.equal(loaded(x), want)
         more = torch.randn(9, 40)
         assert torch.equal(loaded(more), layer(more))

@@ -1,6 +1,5 @@
 """The operators hop_native::* themselves: what PyTorch asks of an operator, and what they make of damaged arguments."""
 
-import io
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from hop import presets
 from hop.kernels.cpu import native
 from hop.kernels.cpu.quantizers import Plan, plan
 from tests import fuzz
+from tests.support.files import reloaded
 
 pytestmark = pytest.mark.skipif(native.library().missing is not None, reason=str(native.library().missing))
 
@@ -196,11 +196,10 @@ class TestOperators(unittest.TestCase):
                 rest = iter(tensors)
                 return listed(op(*(next(rest) if isinstance(x, Tensor) else x for x in given)))
 
-        model, file = Model(), io.BytesIO()
+        model = Model()
         want = model(*tensors)
-        torch.export.save(torch.export.export(model, tuple(tensors)), file)
-        file.seek(0)
-        for run in (torch.export.load(file).module(), torch.compile(model, fullgraph=True)):
+        program = reloaded(torch.export.export(model, tuple(tensors)))
+        for run in (program.module(), torch.compile(model, fullgraph=True)):
             for got, x in zip(run(*tensors), want, strict=True):
                 assert torch.equal(got.view(torch.uint8), x.view(torch.uint8)) and got.stride() == x.stride()
 

@@ -21,6 +21,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import AbsMean, Amax, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
 from tests import levels
 from tests.numerics.test_quantizer import KINDS, generator, operands, same_bits
+from tests.support.tensors import channels_last
 
 pytestmark = pytest.mark.skipif(native.library().functions is None, reason=str(native.library().missing))
 
@@ -240,16 +241,12 @@ CHANNELS_LAST = {
 }
 
 
-def _last(x: Tensor) -> Tensor:
-    return x.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
 @pytest.mark.parametrize("q", CHANNELS_LAST, ids=str)
 @pytest.mark.parametrize("size", [(6, 8), (3, 4, 5)], ids=str)
 def test_channels_last(q, size):
     """Codes and numbers lie as what they were made from, and are the same."""
     g = generator(1)
-    x = _last(torch.randn(2, 16, *size, generator=g))
+    x = channels_last(torch.randn(2, 16, *size, generator=g))
     options = operands(q, x, g)
     check(q, x, options, f"{q}, channels last")
 
@@ -282,7 +279,7 @@ def test_channels_last_in_programs(level, dynamic):
     compiled = torch.compile(run, fullgraph=True, dynamic=dynamic)
     with native.use(level):
         for n in (2, 3):
-            x = _last(torch.randn(n, 6, 5, 7))
+            x = channels_last(torch.randn(n, 6, 5, 7))
             for got, want in zip(compiled(x), run(x), strict=True):
                 assert torch.equal(got, want) and got.stride() == want.stride() == x.stride()
 

@@ -1,7 +1,6 @@
 """Quantized layers: what they compute, their scales, and the schemes that they compute in."""
 
 import copy
-import io
 import threading
 import unittest
 from dataclasses import replace
@@ -23,6 +22,8 @@ from hop.numerics.hadamard import Hadamard
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Delayed, MinMax, Static
 from hop.numerics.schemes import Scheme
+from tests.support.files import read_back
+from tests.support.layers import converted, randn
 
 STATIC = Quantizer(INT8, scale=Static())
 LEARNED = Scheme(STATIC, Quantizer(INT8, (1, -1), Static()))
@@ -33,14 +34,6 @@ SHORT = Scheme(
     backward="quantized",
 )
 aten = torch.ops.aten
-
-
-def converted(model: nn.Module, scheme: Scheme) -> Any:
-    return hop.nn.convert(model, scheme).model
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def linear(scheme: Scheme = schemes.INT8_DYNAMIC, **kwargs) -> Any:
@@ -244,10 +237,7 @@ class TestState(unittest.TestCase):
             one, two = linear(scheme, learn_scales=learn), linear(scheme, learn_scales=learn)
             if scheme is LEARNED:
                 one.scales.input.set(torch.tensor([0.25]))
-            file = io.BytesIO()
-            torch.save(one.state_dict(), file)
-            file.seek(0)
-            two.load_state_dict(torch.load(file, weights_only=True))
+            two.load_state_dict(read_back(one.state_dict(), weights_only=True))
             assert torch.equal(one(randn(2, 24)), two(randn(2, 24)))
             part = {k: v for k, v in one.state_dict().items() if "input" not in k}
             with pytest.raises(RuntimeError, match=r"Missing key.*scales.input"):

@@ -25,20 +25,14 @@ from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static
 from hop.numerics.schemes import Scheme
+from tests.support.files import read_back
+from tests.support.layers import converted, randn
 
 STATIC = Quantizer(INT8, scale=Static())
 ALL_STATIC = Scheme(
     presets.INT8_TENSOR_STATIC_AFFINE, Quantizer(INT8, (1, -1), Static()), presets.INT8_TENSOR_STATIC_AFFINE
 )
 EXACT = {"INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_TRAINING", "TERNARY_WEIGHT"}  # integer arithmetic
-
-
-def converted(model: nn.Module, scheme: Scheme) -> Any:
-    return hop.nn.convert(model, scheme).model
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Decoder(nn.Module):
@@ -379,15 +373,13 @@ class TestFreeze(unittest.TestCase):
                 assert isinstance(model.weight, hop.QuantizedTensor) and isinstance(model.weight, nn.Parameter)
                 assert not model.weight.requires_grad and "weight" not in model.scales
                 assert torch.equal(model(x), want) and model.weight.nbytes < before / 1.9
-                file = io.BytesIO()
-                torch.save(model.state_dict(), file)
-                file.seek(0)
+                read = read_back(model.state_dict(), weights_only=True)
                 other, _ = self._ready(kind, scheme)
                 hop.nn.freeze(other)
                 with torch.no_grad():
                     for parameter in other.parameters():
                         parameter.zero_()
-                other.load_state_dict(torch.load(file, weights_only=True))
+                other.load_state_dict(read)
                 assert torch.equal(other(x), want)
 
     def test_goes_through_a_file(self):

@@ -42,7 +42,8 @@ from hop.numerics.scale_rules import (
     TwoLevel,
 )
 from tests import levels
-from tests.support import numerics
+from tests.support import numerics, scaled_oracles
+from tests.support.scaled_oracles import array
 
 # What the presets leave out: other blocks, powers of two, e5m2, eps, floor, and pairs of a format and a rule.
 OTHERS = {
@@ -155,38 +156,12 @@ def operands(q: Quantizer, x: Tensor, g: torch.Generator, given: bool = False) -
 # ---- comparing
 
 
-def array(t: Tensor) -> np.ndarray:
-    kinds = {torch.bfloat16: ml_dtypes.bfloat16, torch.float8_e4m3fn: FP8["e4m3"], torch.float8_e5m2: FP8["e5m2"]}
-    if t.dtype not in kinds:
-        return t.numpy()
-    plain = t.contiguous()
-    return plain.view(torch.int16 if t.dtype == torch.bfloat16 else torch.uint8).numpy().view(kinds[t.dtype])
-
-
 FP8 = {name: numerics.FLOATS[name] for name in ("e4m3", "e5m2")}
 
 
-def bits(a: np.ndarray) -> np.ndarray:
-    """The bits of each element, one NaN for all."""
-    if a.dtype.kind in "iub":
-        return a
-    wide = np.where(np.isnan(a), np.array(np.nan, a.dtype), a)
-    return np.ascontiguousarray(wide).view(f"u{a.itemsize}")
-
-
 def assert_bits(got: Tensor, want: np.ndarray, what: str) -> None:
-    found = array(got)
-    assert found.shape == want.shape, f"{what}: {found.shape}, not {want.shape}"
-    if want.dtype == ml_dtypes.float4_e2m1fn:
-        want = want.view(np.uint8)
-    assert found.dtype == want.dtype, f"{what}: {found.dtype}, not {want.dtype}"
-    wrong = bits(found) != bits(want)
-    if wrong.any():
-        where = np.argwhere(wrong)[0] if wrong.ndim else ()
-        first = tuple(int(i) for i in where)
-        raise AssertionError(
-            f"{what}: {wrong.sum()} of {wrong.size} differ; at {first} {found[first]}, not {want[first]}"
-        )
+    """Codes of four bits are bytes in PyTorch."""
+    scaled_oracles.assert_bits(got, want.view(np.uint8) if want.dtype == ml_dtypes.float4_e2m1fn else want, what)
 
 
 def same_bits(a: Tensor, b: Tensor, what: str) -> None:

@@ -11,19 +11,13 @@ from torch import Tensor, nn
 
 import hop
 from hop import optim
+from tests.support.steps import drawn, give_gradients
 
 KINDS = {"adamw8": optim.AdamW8bit, "adamw4": optim.AdamW4bit, "adamw_fp8": optim.AdamWFp8, "lion": optim.Lion}
 
 
 def parameters() -> list[nn.Parameter]:
-    g = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=g)) for shape in ((64, 100), (8192,), (5,))]
-
-
-def give_gradients(params: Any, seed: int) -> None:
-    g = torch.Generator().manual_seed(1000 + seed)
-    for p in params:
-        p.grad = torch.randn(p.shape, generator=g).to(p.dtype)
+    return drawn(((64, 100), (8192,), (5,)))
 
 
 def numbers(x: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import io
 import sys
 import unittest
 from dataclasses import replace
@@ -22,6 +21,9 @@ from hop.kernels.cpu import step as native_step
 from hop.numerics.presets import STATE8, STATE8_UNSIGNED
 from hop.optim import step
 from tests import levels
+from tests.support.files import read_back
+from tests.support.steps import drawn, give_gradients
+from tests.support.tensors import plain
 
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "adam": (optim.Adam, torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),
@@ -44,14 +46,7 @@ SHAPES = ((64, 100), (8192,), (5,), (3, 7, 300))
 
 
 def parameters(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[nn.Parameter]:
-    g = torch.Generator().manual_seed(seed)
-    return [nn.Parameter(torch.randn(shape, generator=g).to(dtype)) for shape in SHAPES]
-
-
-def give_gradients(params: Any, step: int) -> None:
-    g = torch.Generator().manual_seed(1000 + step)
-    for p in params:
-        p.grad = torch.randn(p.shape, generator=g).to(p.dtype)
+    return drawn(SHAPES, dtype, seed)
 
 
 def run(optimizer: Any, params: Any, steps: range) -> None:
@@ -155,7 +150,7 @@ class TestQuantizedStates(unittest.TestCase):
                 optimizer.step()
                 moved.append((p.detach() - before).abs().max())
             largest.append(max(moved))
-        square = _numbers(optimizer.state[p]["exp_avg_sq"])
+        square = plain(optimizer.state[p]["exp_avg_sq"])
         assert (square[1:8000:2] > 0).all() and (square[8001::2] == 0).all() == (0 in unsigned.format.numbers)
         assert largest[0] < 3 and largest[1] < 10
 
@@ -185,12 +180,10 @@ class TestQuantizedStates(unittest.TestCase):
         params = parameters(dtype)
         optimizer = QUANTIZED[kind](params)
         run(optimizer, params, range(3))
-        file = io.BytesIO()
-        torch.save(optimizer.state_dict(), file)
-        file.seek(0)
+        read = read_back(optimizer.state_dict(), weights_only=True)
         for saved in (
             optimizer.state_dict(),
-            torch.load(file, weights_only=True),
+            read,
             copy.deepcopy(optimizer.state_dict()),
         ):
             others = copy.deepcopy(params)
@@ -201,7 +194,7 @@ class TestQuantizedStates(unittest.TestCase):
             for k, state in optimizer.state_dict()["state"].items():
                 for name, x in state.items():
                     assert x.dtype == (torch.float32 if name == "step" else dtype)
-                    assert torch.equal(_numbers(x), _numbers(mine["state"][k][name]))
+                    assert torch.equal(plain(x), plain(mine["state"][k][name]))
         again, copied = copy.deepcopy((params, optimizer))
         run(optimizer, params, range(3, 5))
         run(copied, again, range(3, 5))
@@ -221,11 +214,11 @@ class TestQuantizedStates(unittest.TestCase):
         for p in params:
             x = ours.state[p]["exp_avg"]
             assert type(x) is (hop.QuantizedTensor if p.numel() >= 4096 else Tensor)
-            torch.testing.assert_close(_numbers(x), theirs.state[p]["exp_avg"], rtol=0.1, atol=0.01)
+            torch.testing.assert_close(plain(x), theirs.state[p]["exp_avg"], rtol=0.1, atol=0.01)
         floats = optim.AdamW(params, state=None)
         floats.load_state_dict(ours.state_dict())
         assert all(type(floats.state[p]["exp_avg"]) is Tensor for p in params)
-        assert torch.equal(floats.state[params[0]]["exp_avg"], _numbers(ours.state[params[0]]["exp_avg"]))
+        assert torch.equal(floats.state[params[0]]["exp_avg"], plain(ours.state[params[0]]["exp_avg"]))
         run(floats, params, range(3, 4))
 
     def test_from_torch_sgd(self):
@@ -467,7 +460,7 @@ class TestErrors(unittest.TestCase):
             step()
         assert all(torch.equal(a, b) for a, b in zip(params, before[0], strict=True))
         for k, state in optimizer.state_dict()["state"].items():
-            assert all(torch.equal(_numbers(x), _numbers(before[1][k][name])) for name, x in state.items())
+            assert all(torch.equal(plain(x), plain(before[1][k][name])) for name, x in state.items())
 
     @parameterized.expand([("8", optim.AdamW8bit), ("4", optim.AdamW4bit), ("fp8", optim.AdamWFp8)])
     def test_what_is_no_number(self, _name, make):
@@ -483,7 +476,7 @@ class TestErrors(unittest.TestCase):
             others = torch.arange(p.numel()).view(p.shape) != 5
             assert p[0, 5].isnan() and p[others].isfinite().all()
             for name in ("exp_avg", "exp_avg_sq"):
-                x = _numbers(optimizer.state[p][name])
+                x = plain(optimizer.state[p][name])
                 assert x[others].isfinite().all() and (x[1] > 0).all()
                 if bad != bad:
                     assert (x[others] > 0).all()
@@ -506,10 +499,6 @@ class TestErrors(unittest.TestCase):
             optim.SGD(params, nesterov=True)
         with pytest.raises(TypeError, match=r"parameters must be floating point, got one of torch\.int64"):
             optim.AdamW([torch.zeros(3, dtype=torch.int64)])
-
-
-def _numbers(x: Tensor) -> Tensor:
-    return hop.dequantize(x) if isinstance(x, hop.QuantizedTensor) else x
 
 
 class TestInterrupted(unittest.TestCase):

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import io
 import unittest
 from typing import Any
 
@@ -15,6 +14,8 @@ import hop
 from hop import optim
 from hop.numerics.packing import unpack
 from hop.numerics.presets import STATE4, STATE4_UNSIGNED
+from tests.support.files import read_back
+from tests.support.steps import drawn, give_gradients
 
 pytest.importorskip("torchao", reason="torchao is not installed")
 from torchao import optim as theirs
@@ -28,17 +29,14 @@ OPTIONS: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weigh
 
 
 def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
-    g = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=g).to(dtype)) for shape in ((32, 256), (4, 3, 512), (7,))]
+    return drawn(((32, 256), (4, 3, 512), (7,)), dtype)
 
 
 def stepped(optimizer: Any, params: Any, steps: range) -> None:
     """torchao compiles each step, which takes half a minute; it computes the same without."""
     with torch.compiler.set_stance("force_eager"):
         for i in steps:
-            g = torch.Generator().manual_seed(1000 + i)
-            for p in params:
-                p.grad = torch.randn(p.shape, generator=g).to(p.dtype)
+            give_gradients(params, i)
             optimizer.step()
 
 
@@ -65,12 +63,10 @@ class TestTorchao(unittest.TestCase):
         params = parameters(dtype)
         first = one(params, **OPTIONS)
         stepped(first, params, range(3))
-        file = io.BytesIO()
-        torch.save(first.state_dict(), file)
-        file.seek(0)
+        read = read_back(first.state_dict(), weights_only=True)
         mine = [nn.Parameter(p.detach().clone()) for p in params]
         ours = other(mine)
-        optim.load_torchao_state(ours, torch.load(file, weights_only=True))
+        optim.load_torchao_state(ours, read)
         group = ours.param_groups[0]
         assert type(group["lr"]) is float
         assert abs(group["lr"] - 1e-2) < 1e-9 and group["betas"] == (0.8, 0.95) and group["weight_decay"] == 0.1

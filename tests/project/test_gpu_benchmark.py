@@ -5,10 +5,8 @@ import io
 import json
 import os
 import signal
-import tempfile
 import time
 import unittest
-from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
@@ -35,6 +33,7 @@ from benchmarks import (
 from cutlass_kernels import forms, missing, prebuilt, tiles, tune
 from cutlass_kernels.product import Product
 from docs import gpu_tables
+from tests.support.files import InFolder
 
 MODULE = "tests.project.test_gpu_benchmark"
 
@@ -302,11 +301,10 @@ class TestCases(unittest.TestCase):
         assert tune.in_turns(x) == [x]
 
 
-class TestRun(unittest.TestCase):
+class TestRun(InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.output = Path(folder.name) / "results" / "gpu.json"
+        super().setUp()
+        self.output = self.folder / "results" / "gpu.json"
 
     def main(self, *arguments):
         said = io.StringIO()
@@ -376,15 +374,14 @@ class TestRun(unittest.TestCase):
         assert abs(seen[0] - made.begin - gpu_run.LEAST) < 1 and max(seen) <= made.until(gpu_run.WRITTEN)
 
 
-class TestStages(unittest.TestCase):
+class TestStages(InFolder):
     """The order of stages and their results, of groups that need no GPU."""
 
     VERSIONS: ClassVar = {"device": "a GPU", "torch": "2"}
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.output = Path(folder.name) / "gpu.json"
+        super().setUp()
+        self.output = self.folder / "gpu.json"
 
     def run_stages(self, *names, versions=VERSIONS, **groups):
         made = gpu_run.Run(60.0, self.output)
@@ -429,14 +426,12 @@ class TestStages(unittest.TestCase):
         assert list(found["stages"]) == ["two"], "results of another machine do not stand beside these"
 
 
-class TestOnTheMachine(unittest.TestCase):
+class TestOnTheMachine(InFolder):
     """What is asked of a GPU's machine, here of programs that stand in for its own."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        patched = mock.patch.dict(os.environ, {"PATH": f"{folder.name}:{os.environ['PATH']}"})
+        super().setUp()
+        patched = mock.patch.dict(os.environ, {"PATH": f"{self.folder}:{os.environ['PATH']}"})
         patched.start()
         self.addCleanup(patched.stop)
 

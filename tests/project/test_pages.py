@@ -2,6 +2,7 @@
 
 import io
 import unittest
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -67,6 +68,15 @@ class TestGallery(unittest.TestCase):
         assert picture == make.draw(subject) and picture.startswith(b"\x89PNG") and len(picture) < 40_000
 
 
+def assert_shown(draw: Callable[[], bytes], name: str, page: str) -> None:
+    """The picture is the same each time, small, and on the page."""
+    picture, path = draw(), make.DOCS / name
+    assert picture == draw() and max(len(picture), path.stat().st_size) < 60_000
+    assert f"({name})" in (make.DOCS / page).read_text()
+    with Image.open(path) as shown, Image.open(io.BytesIO(picture)) as drawn:
+        assert shown.size == drawn.size
+
+
 class TestTrainingRuns(unittest.TestCase):
     def test_smoothed(self):
         losses = [float(i) for i in range(training_tables.WINDOW + 2)]
@@ -74,12 +84,7 @@ class TestTrainingRuns(unittest.TestCase):
         np.testing.assert_allclose(training_tables.smoothed(losses), [middle, middle + 1, middle + 2])
 
     def test_picture(self):
-        """The same each time, small, and on the page."""
-        picture, path = training_tables.draw(), make.DOCS / "finetune.png"
-        assert picture == training_tables.draw() and max(len(picture), path.stat().st_size) < 60_000
-        assert "(finetune.png)" in (make.DOCS / "training_runs.md").read_text()
-        with Image.open(path) as shown, Image.open(io.BytesIO(picture)) as drawn:
-            assert shown.size == drawn.size
+        assert_shown(training_tables.draw, "finetune.png", "training_runs.md")
 
 
 class TestOptimizersRuns(unittest.TestCase):
@@ -89,12 +94,7 @@ class TestOptimizersRuns(unittest.TestCase):
             assert optimizers_tables.difference(off) == optimizers_tables.number(off) == "diverged"
 
     def test_picture(self):
-        """The same each time, small, and on the page."""
-        picture, path = optimizers_tables.draw(), make.DOCS / "optimizers.png"
-        assert picture == optimizers_tables.draw() and max(len(picture), path.stat().st_size) < 60_000
-        assert "(optimizers.png)" in (make.DOCS / "optimizers_runs.md").read_text()
-        with Image.open(path) as shown, Image.open(io.BytesIO(picture)) as drawn:
-            assert shown.size == drawn.size
+        assert_shown(optimizers_tables.draw, "optimizers.png", "optimizers_runs.md")
 
 
 class TestANewFormat(unittest.TestCase):

@@ -72,6 +72,14 @@ def box_of(operand: Operand, size: Operand | None, program: Program) -> Callable
     return read
 
 
+def lanes_that(act: str, w: Warp, mask: Mask, text: str) -> np.ndarray:
+    """The lanes that load or store; that there are several is noted."""
+    lanes = np.flatnonzero(mask)
+    if len(lanes) > 1:
+        w.block.machine.note(f"{len(lanes)} lanes {act}: {text}")
+    return lanes
+
+
 @implements("cp.async.bulk")
 def bulk(ins: Instruction, program: Program) -> Run:
     if set(ins.parts) - KNOWN:
@@ -91,9 +99,7 @@ def bulk_load(ins: Instruction, program: Program) -> Run:
     text = f"line {ins.line}: {ins.text}"
 
     def run(w: Warp, mask: Mask) -> None:
-        lanes = np.flatnonzero(mask)
-        if len(lanes) > 1:
-            w.block.machine.note(f"{len(lanes)} lanes load: {text}")
+        lanes = lanes_that("load", w, mask, text)
         for lane in lanes:
             piece = box(w, lane)
             block, offset = w.block.locate(int(where(w)[lane]))
@@ -134,9 +140,7 @@ def bulk_store(ins: Instruction, program: Program) -> Run:
     text = f"line {ins.line}: {ins.text}"
 
     def run(w: Warp, mask: Mask) -> None:
-        lanes = np.flatnonzero(mask)
-        if len(lanes) > 1:
-            w.block.machine.note(f"{len(lanes)} lanes store: {text}")
+        lanes = lanes_that("store", w, mask, text)
         done: dict[tuple[Box, int], Copy] = {}  # lanes that store the same share one copy
         for lane in lanes:
             piece, base = box(w, lane), int(where(w)[lane])

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import hop.export
 import hop.report
 from hop.cli import main
 from hop.report import CANDIDATES, Candidate, Options, Sweep
+from tests.support.files import InFolder
 from tests.support.report_models import Small, small
 
 ONCE = Options(rounds=1)
@@ -122,11 +122,10 @@ class TestSweep(unittest.TestCase):
             Options(rounds=0)
 
 
-class TestJournal(unittest.TestCase):
+class TestJournal(InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name, "sweep.jsonl")
+        super().setUp()
+        self.path = self.folder / "sweep.jsonl"
 
     def sweep(self, model=None, told=None):
         return hop.report.sweep(model or small()[0], None, TWO, journal=self.path, options=Options(1, "", told))
@@ -167,11 +166,9 @@ class TestJournal(unittest.TestCase):
             self.sweep()
 
 
-class TestCommand(unittest.TestCase):
+class TestCommand(InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         program, _ = small()
         torch.export.save(program, self.folder / "float.pt2")
         torch.export.save(hop.export.to_scheme(program, hop.schemes.INT8_DYNAMIC).program, self.folder / "int8.pt2")

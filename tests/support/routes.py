@@ -5,7 +5,6 @@ with those of them that are differentiated. `ROUTES` says which suite runs it; t
 the list of operators.
 """
 
-import io
 import itertools
 import operator
 import tempfile
@@ -25,6 +24,7 @@ import hop
 from hop.dispatch import hop as _hop
 from tests.support import case as case_module
 from tests.support.case import Case
+from tests.support.files import reloaded
 
 Cases = list[Case]
 
@@ -362,10 +362,7 @@ def exported(cases: Cases, *, strict: bool) -> None:
 
 def saved(cases: Cases, gradients: Cases) -> None:
     program, ep = _export(cases, strict=False)
-    file = io.BytesIO()
-    torch.export.save(ep, file)
-    file.seek(0)
-    loaded = torch.export.load(file)
+    loaded = reloaded(ep)
     assert nodes(loaded.graph) == nodes(ep.graph)
     program.check(loaded.module()(*program.inputs))
 

@@ -26,6 +26,7 @@ from hop import presets as P
 from hop.numerics.formats import INT4, INT8
 from hop.numerics.scale_rules import Static
 from hop.tensor import table
+from tests.support.files import read_back, reloaded
 
 aten = torch.ops.aten
 
@@ -971,7 +972,7 @@ class TestCopies(unittest.TestCase):
                 assert TensorProto.of(deep) == TensorProto.of(b)
                 continue
             assert fresh(deep, b) or b.numel() == 0
-            for got in (deep, shallow, pickle.loads(pickle.dumps(b)), saved_and_loaded(b)):
+            for got in (deep, shallow, pickle.loads(pickle.dumps(b)), read_back(b, weights_only=True)):
                 self.assert_same(got, b)
 
     def test_deepcopy_keeps_gradients_and_ties(self):
@@ -985,7 +986,7 @@ class TestCopies(unittest.TestCase):
     def test_both_copies(self):
         for usages in (("rowwise", "columnwise"), ("columnwise",)):
             b = hop.quantize(P.NVFP4_HADAMARD, torch.randn(32, 64), usages=usages)
-            for got in (copy.deepcopy(b), pickle.loads(pickle.dumps(b)), saved_and_loaded(b)):
+            for got in (copy.deepcopy(b), pickle.loads(pickle.dumps(b)), read_back(b, weights_only=True)):
                 self.assert_same(got, b)
 
     def test_optimizer_state(self):
@@ -1068,13 +1069,6 @@ class Tampered:
 
     def __reduce__(self) -> Any:
         return self.call
-
-
-def saved_and_loaded(b: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(b, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def run_python(code: str, *args: str) -> None:
@@ -1359,7 +1353,7 @@ class TestExport(unittest.TestCase):
             lowered = exported.run_decompositions(hop.decompositions())
             assert all(torch.Tag.core in op.tags for op in operators(lowered)), operators(lowered)
             for program in (exported, lowered):
-                for program_or_loaded in (program, export_and_load(program)):
+                for program_or_loaded in (program, reloaded(program)):
                     for rows in (3, 7):
                         x = torch.randn(rows, 128)
                         got = program_or_loaded.module()(x)
@@ -1398,13 +1392,6 @@ class TestExport(unittest.TestCase):
             (node,) = [n for n in exported.graph.nodes if "hop_dequantize" in str(n.target)]
             assert node.meta["val"].dtype == torch.float32
             assert exported.module()(torch.ones(2, 128)).dtype == torch.float32
-
-
-def export_and_load(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    return torch.export.load(file)
 
 
 class TestAppearance(unittest.TestCase):

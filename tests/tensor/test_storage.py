@@ -3,10 +3,7 @@
 import json
 import subprocess
 import sys
-import tempfile
-import unittest
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import safetensors
@@ -20,6 +17,7 @@ from hop import QuantizedTensor, TensorProto
 from hop import presets as P
 from hop.numerics.scale_rules import Static
 from hop.tensor.storage import load_file, save_file
+from tests.support.files import InFolder
 
 
 def made(name: str, *shape: int, dtype: torch.dtype = torch.float32, usages: Any = ("rowwise",)) -> QuantizedTensor:
@@ -41,18 +39,17 @@ def assert_same(got: Any, want: Any) -> None:
     assert torch.equal(hop.dequantize(got), hop.dequantize(want.detach()))
 
 
-class InFolder(unittest.TestCase):
+class InFile(InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "tensors.safetensors"
+        super().setUp()
+        self.path = self.folder / "tensors.safetensors"
 
     def there_and_back(self, tensors: dict[str, Any], **options: Any) -> dict[str, Any]:
         save_file(tensors, self.path, **options)
         return load_file(self.path)
 
 
-class TestThereAndBack(InFolder):
+class TestThereAndBack(InFile):
     @parameterized.expand([(name,) for name in P.PRESETS])
     def test_preset(self, name):
         q = P.PRESETS[name]
@@ -139,7 +136,7 @@ class TestThereAndBack(InFolder):
             assert found["w"].device.type == found["w"].codes.device.type == found["x"].device.type == "cuda"
 
 
-class TestRefused(InFolder):
+class TestRefused(InFile):
     @parameterized.expand(
         [
             ("quantized_first", lambda: {"w": made("INT8_ROW", 4, 64), "w:codes": torch.ones(2)}),

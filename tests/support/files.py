@@ -1,0 +1,35 @@
+"""What is written and read again, and a folder of its own for each test."""
+
+import io
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+
+def reloaded(program: ExportedProgram) -> ExportedProgram:
+    """What torch.export.load reads of what torch.export.save wrote."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+def read_back(value: Any, **options: Any) -> Any:
+    """What torch.load, with these options, reads of what torch.save wrote."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **options)
+
+
+class InFolder(unittest.TestCase):
+    """`folder` exists, is empty, and goes with the test."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
