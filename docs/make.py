@@ -296,7 +296,7 @@ def of_preset(name: str, q: Quantizer) -> Subject:
         x = torch.zeros(q.block[0], 2 * q.block[1])  # a block with the amax of the tensor, and another one
         x[0, 0], x[0, -1] = 1.0, amax
         buffers = q.quantize(x)
-        step = q.scale.step([buffers[n] for n in q.stored()], q.format).flatten()[-1].item()
+        step = q.scale.scale_of([buffers[n] for n in q.stored()], q.format).flatten()[-1].item()
         numbers[f"amax {amax:g}"] = [v * step for v in q.format.numbers]
     block = "×".join(str(b) for b in q.block)
     title = f"{name}: {q.format.name} in blocks of {block}, {bits_per_element(q):.4g} bits with scales"

@@ -71,11 +71,11 @@ class Sees:
 class SeesAten(Sees, TorchDispatchMode):
     """Knows nothing of higher-order operators."""
 
-    __torch_dispatch__ = Sees.see
+    __torch_dispatch__ = Sees.see  # type: ignore[assignment]
 
 
 class SeesFunctions(Sees, TorchFunctionMode):
-    __torch_function__ = Sees.see
+    __torch_function__ = Sees.see  # type: ignore[assignment]
 
 
 class TestTaken(unittest.TestCase):

@@ -75,7 +75,7 @@ class _Left(Exception):
 
 class _Weight(NamedTuple):
     dequantized: Node
-    step: Tensor  # its scales, float32: of the tensor, or of each channel
+    scale: Tensor  # its scales, float32: of the tensor, or of each channel
 
 
 class _Writer(Editing):

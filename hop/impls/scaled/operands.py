@@ -42,16 +42,16 @@ class Grid(NamedTuple):
 def grid(operand: Operand, usage: str, format: Format | None = None) -> Grid:
     """An operand of an integer format, read from one of its copies; `format` unpacks as the quantizer's own does."""
     quantizer: Any = operand.quantizer
-    own, format = operand.of(usage), format or quantizer.format
+    own, read = operand.of(usage), format or quantizer.format
     codes, *stored = own.tensors
     shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
     if quantizer.is_tiled():
-        codes = quantizer.layout.restore(codes, shape, format)
+        codes = quantizer.layout.restore(codes, shape, read)
     elif quantizer.per_byte() > 1:
-        codes = format.unpack(codes, shape[-1] if shape else 1).reshape(shape)
-    zero = stored[1] if quantizer.scale.has_zero_point() else format.zero
-    step = quantizer.scale.scale_of(stored, format)
-    result = Grid(codes, step, zero, blocks.per_dimension(quantizer.block, len(shape)))
+        codes = read.unpack(codes, shape[-1] if shape else 1).reshape(shape)
+    zero = stored[1] if quantizer.scale.has_zero_point() else read.zero
+    scale = quantizer.scale.scale_of(stored, read)
+    result = Grid(codes, scale, zero, blocks.per_dimension(quantizer.block, len(shape)))
     if usage == copies.ROWWISE:
         return result
     transposed = result.permute([1, 0])
