@@ -63,7 +63,7 @@ class Sees:
         super().__init__()
         self.seen: list[Any] = []
 
-    def see(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def see(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
