@@ -73,9 +73,9 @@ class Layout(Value):
 class Decoded(Layout):
     """decode(codes) · fold, in bfloat16: what a product in bfloat16 multiplies.
 
-    fold is the part of the step that has few bits (hop.scale_rules.Rule.fold): the power of two of MX, the e4m3 of
-    NVFP4. The product is exact, so that the numbers are found again by division; but bfloat16 has fewer bits below
-    2^-126."""
+    fold is the part of the scale that has few bits (hop.scale_rules.Rule.block_scale_of): the power of two of MX, the
+    e4m3 of NVFP4. The product is exact, so that the numbers are found again by division; but bfloat16 has fewer bits
+    below 2^-126."""
 
     dtype: torch.dtype = torch.bfloat16
 

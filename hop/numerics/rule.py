@@ -2,7 +2,7 @@
 
 A rule is a frozen value; adding one is adding a subclass. x is float32, cut into blocks; reductions run over a block,
 keep its dimensions, and ignore NaN. max is the largest number of the format above its zero. A rule gives what is stored
-and y, the elements that the format encodes; `step` is the s of
+and y, the elements that the format encodes; `scale_of` is the s of
 
     x ≈ (decode(codes) - zero_point) · s
 
@@ -23,7 +23,7 @@ from hop.numerics.requantization import Requantization
 from hop.numerics.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
-_TOLD = ("step", "fold_format")
+_TOLD = ("scale_of", "block_scale_format")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Rule(Value):
 
     @property
     def scale_is_stored(self) -> bool:
-        """Whether `step` is the first stored tensor itself."""
+        """Whether s is the first stored tensor itself."""
         return type(self).scale_of is Rule.scale_of
 
     def of_ends(self) -> "Rule":
@@ -161,7 +161,8 @@ class Rule(Value):
         return tensors[0]
 
     def has_block_scale(self) -> bool:
-        """Whether step is in part, or all, a number of few bits for each block, `fold`; `rest` is what is left."""
+        """Whether s is in part, or all, a number of few bits for each block, `block_scale_of`; `outer_scale_of` is what
+        is left."""
         return False
 
     def block_scale_of(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -170,33 +171,33 @@ class Rule(Value):
         raise NotImplementedError
 
     def outer_scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor | None:
-        """The step without `fold`, None for 1."""
+        """s without the block scale, None for 1."""
         return None if self.outer_scale_is_one() else self.scale_of(tensors, format)
 
     def outer_scale_is_one(self) -> bool:
-        """Whether `fold` is all of the step."""
+        """Whether the block scale is all of s."""
         return False
 
     @property
     def block_scale_format(self) -> Format | None:
-        """The format of the codes that `fold` is stored as; None where it is stored as it is."""
+        """The format of the codes that the block scale is stored as; None where it is stored as it is."""
         return None
 
     @property
     def outer_scale_name(self) -> str | None:
-        """The stored tensor that the step has besides `fold`; None if it has none."""
+        """The stored tensor that s has besides the block scale; None if it has none."""
         return None if self.has_block_scale() else "scale"
 
     def outer_scale_factor(self, format: Format) -> float:
-        """What that tensor is multiplied by to give `rest`."""
+        """What that tensor is multiplied by to give the outer scale."""
         return 1.0
 
     @property
     def scale_is_told(self) -> bool:
-        """Whether `fold_format`, `rest_name` and `rest_factor` say what `step` computes. Not so where a subclass has a
-        `step` of its own, and no `fold_format` beside it."""
+        """Whether `block_scale_format`, `outer_scale_name` and `outer_scale_factor` say what `scale_of` computes. Not
+        so where a subclass has a `scale_of` of its own, and no `block_scale_format` beside it."""
         first = {name: next(i for i, c in enumerate(type(self).__mro__) if name in vars(c)) for name in _TOLD}
-        return first["step"] >= first["fold_format"]
+        return first["scale_of"] >= first["block_scale_format"]
 
     def clips(self) -> bool:
         """Whether the scale that the rule finds leaves elements beyond the largest number."""

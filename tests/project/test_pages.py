@@ -111,7 +111,7 @@ class TestANewFormat(unittest.TestCase):
         ):
             t = hop.quantize(q, x)
             numbers = hop.dequantize(t)
-            step = q.spread(q.scale.step([t.buffers()[n] for n in q.stored()], fmt), x.shape)
+            step = q.spread(q.scale.scale_of([t.buffers()[n] for n in q.stored()], fmt), x.shape)
             choices = torch.tensor(fmt.numbers)[:, None, None] * step  # all numbers that an element could be
             torch.testing.assert_close((numbers - x).abs(), (choices - x).abs().amin(0))
             assert torch.equal(torch.autograd.grad(numbers.sum(), x)[0], torch.ones_like(x))
