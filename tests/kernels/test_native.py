@@ -379,7 +379,7 @@ class _Halves(Rule):
         half = parts.amax() / (2 * format.max)
         return Found((half,), parts.x / (2 * half))
 
-    def step(self, tensors, format):
+    def scale_of(self, tensors, format):
         return tensors[0] * 2
 
 
@@ -387,7 +387,7 @@ class _Halves(Rule):
 class _Powers(Microscaling):
     """Twice the power that MX takes, and stores."""
 
-    def step(self, tensors, format):
+    def scale_of(self, tensors, format):
         return super().scale_of(tensors, format) * 2
 
 
@@ -396,11 +396,11 @@ class TestRules(unittest.TestCase):
     """A rule of a user, whose step the kernels would not read from what it stores."""
 
     @parameterized.expand([("int8", INT8, (1, -1), _Halves()), ("e4m3", E4M3, (1, 32), _Powers())])
-    def test_a_step_of_its_own(self, _name, fmt, block, rule):
+    def test_a_scale_of_its_own(self, _name, fmt, block, rule):
         torch.manual_seed(9)
         q = Quantizer(fmt, block, rule)
         x, w = torch.randn(8, 64), hop.quantize(q, torch.randn(48, 64))
-        assert "a step of its own" in native_product.describe(q, False)
+        assert "a scale_of of its own" in native_product.describe(q, False)
         for lhs in (x, hop.quantize(q, x)):
             numbers = lhs if lhs is x else lhs.dequantize()
             for rhs in (w, hop.pack(w)):

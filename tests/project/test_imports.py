@@ -253,3 +253,16 @@ class TestAliases(unittest.TestCase):
                 cwd=ROOT,
             )
             assert f"DeprecationWarning: {name} is now hop." in said.stderr and said.stdout.strip() == module, said
+
+    def test_names_in_modules(self):
+        for module, names in _aliases.NAMES.items():
+            for old, new in names.items():
+                code = f"from {module} import {old} as old, {new} as new; print(old is new)"
+                command = [sys.executable, "-W", "always", "-c", code]
+                said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+                assert said.stdout.strip() == "True" and f"{old} is now {new}" in said.stderr, said
+            assert (
+                run(f"import {module} as m\ntry: m.nothing\nexcept AttributeError as e: print(e)")
+                .strip()
+                .endswith("'nothing'")
+            )

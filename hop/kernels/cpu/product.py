@@ -46,7 +46,7 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
     if format is None or q.flat:
         return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
     if not q.scale.scale_is_told:
-        return f"for scales that are stored as the step has them, not {q}, whose rule has a step of its own"
+        return f"for scales that are stored as scale_of has them, not {q}, whose rule has a scale_of of its own"
     words = [format]
     if q.tiles is not None:
         if q.tiles.columns != columns:
