@@ -70,7 +70,7 @@ def house() -> str:
                 "format → scale rule → quantizer",
                 "→ scheme, quantized tensor",
                 "",
-                "formats.py … tensor/",
+                "numerics/, tensor/",
             ),
             box(
                 315,
@@ -82,7 +82,7 @@ def house() -> str:
                 "gradients, vmap, compile, export:",
                 "each dispatch key once",
                 "",
-                "_hop.py, compat/",
+                "dispatch/, compat/",
             ),
             box(
                 600,
