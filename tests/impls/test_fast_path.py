@@ -1,5 +1,6 @@
 """The way around the dispatcher gives what the way through it gives, and is not taken where somebody watches."""
 
+import sys
 import unittest
 import warnings
 from collections.abc import Callable
@@ -318,3 +319,37 @@ class TestOnePlace(unittest.TestCase):
         assert plan._plans
         with native.use("off"):
             assert not plan._plans
+
+    def test_plans_of_every_operator(self):
+        """A first call, which makes the plan, and a second one, which takes it, give what the dispatcher gives."""
+        aten, x, w = torch.ops.aten, self.x, torch.randn(32, 64)
+        q, codes, codes_t = hop.quantize(hop.presets.INT8_ROW, w), self.codes, self.codes.t()
+        biased = (aten.linear.default, hop.schemes.INT8_DYNAMIC, x, w, torch.randn(32))
+        static = hop.presets.INT8_TENSOR_STATIC
+        calls = {
+            "out_dtype": (
+                (aten.mm.default, torch.int32, codes, codes_t),
+                (aten.linear.default, torch.float32, codes, codes),
+                (aten.add.Tensor, torch.int16, codes, codes),
+            ),
+            "quantize": ((hop.presets.MXFP8, x), (hop.presets.INT4_32, x), (hop.presets.INT8_ROW, x[None, None])),
+            "dequantize": ((q,), (q, torch.bfloat16), (hop.pack(q),)),
+            "scaled": ((aten.linear.default, torch.bfloat16, self.q, q), (aten.t.default, torch.float32, q)),
+            "quantized": (biased, (aten.mm.default, hop.schemes.FP8_HYBRID, x, w.t()), biased[:4]),
+        }
+        for name, every in calls.items():
+            function = getattr(hop, name)
+            module = sys.modules[function.__module__]
+            for args in every:
+                with mock.patch.object(module, "_key", lambda *_: None):
+                    want = function(*args)
+                plan.forget()
+                first, count = function(*args), len(plan._plans)
+                second = function(*args)
+                assert count >= 1 and len(plan._plans) == count, name
+                for got in (first, second):
+                    assert type(got) is type(want) and got.dtype == want.dtype and got.stride() == want.stride(), name
+                    assert torch.equal(*(t.dequantize() if name == "quantize" else t for t in (got, want))), name
+        out = hop.scaled(aten.linear.default, static, self.q, q, output_scale=torch.tensor(0.1))
+        again = hop.scaled(aten.linear.default, static, self.q, q, output_scale=torch.tensor(0.1))
+        assert torch.equal(out.codes, again.codes) and again.quantizer == static

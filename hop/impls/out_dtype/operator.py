@@ -93,7 +93,10 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
         >>> out_dtype(torch.ops.aten.mm.default, torch.int32, a, b).dtype
         torch.int32
     """
-    if not kwargs and (known := _key((_NAME, op, output_dtype), args)) is not None:
+    known = None
+    if not kwargs and type(op) is OpOverload and type(output_dtype) is torch.dtype:
+        known = _key((_NAME, op, output_dtype), args)
+    if known is not None:
         return (_find(known) or _planned(known, op, output_dtype, args))(*args)
     return out_dtype_operator(op, output_dtype, *args, **kwargs)
 

@@ -11,6 +11,7 @@ from hop.buffers.operators import quantize_buffers
 from hop.compat import eager, functorch
 from hop.dispatch.operators import LHS
 from hop.impls.quantize import dequantize, fake_quantize_operator, quantize_operator
+from hop.impls.quantize import quantize as found_scales
 from hop.impls.quantized.calls import Call, is_quantized
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
@@ -32,6 +33,8 @@ def quantize(
 ) -> Any:
     """hop.quantize, its random bits found from a seed."""
     bits = bits_of(q, x, seed, stream)
+    if bits is None and scale is None and zero_point is None:
+        return found_scales(q, x)
     return quantize_operator(str(q), x, scale, zero_point, bits, [copies.ROWWISE], "clipped")
 
 

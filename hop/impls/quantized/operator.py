@@ -11,8 +11,10 @@ from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_leaves, tree_map_only
+from hop.dispatch import plan
 from hop.dispatch.composite import Composite
 from hop.dispatch.operators import BIAS, LHS, RHS
+from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantized import calls, gradient, operands
@@ -188,6 +190,42 @@ def quantized(
         TypeError: scheme is no Scheme, or an operand no float tensor.
         RuntimeError: operands on different devices, or that do not fit the schema of `op`, or an error of `op`.
     """
+    known = None
+    if scales is None and seed is None and not kwargs and type(scheme) is Scheme and type(op) is OpOverload:
+        known = _key((_NAME, op, scheme, dtype), args)
+    if known is not None:
+        return (_find(known) or plan.remember(known, _planned(op, scheme, dtype, args)))(*args)
+    return _traced(op, scheme, *args, dtype=dtype, scales=scales, seed=seed, **kwargs)
+
+
+_NAME = "quantized"
+_key, _find = plan.key, plan.find  # names of this module are found faster than attributes of others
+
+
+def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: tuple[Any, ...]) -> Plan:
+    """The plan of calls like this one, which may be asked: of what hop.quantize and hop.scaled make of them."""
+    if scheme.is_stochastic():
+        return lambda *args: _traced(op, scheme, *args, dtype=dtype)
+    check_op(op)
+    described = describe(op)
+    bound, _ = described.bind(args, {})
+    own = calls.autocast_dtype(calls.operands_of(op, bound)[0]) if dtype is None else dtype
+    fixed = (op, str(scheme), own, None, *Scales())
+    quantized_operator.check(*fixed, *bound)
+    return lambda *args: quantized_operator.reference(*fixed, *described.bind(args, {})[0])
+
+
+def _traced(
+    op: OpOverload,
+    scheme: Scheme,
+    /,
+    *args: Any,
+    dtype: torch.dtype | None = None,
+    scales: Scales | None = None,
+    seed: Tensor | None = None,
+    **kwargs: Any,
+) -> Any:
+    """quantized, as Dynamo sees it."""
     if not isinstance(scheme, Scheme):
         raise TypeError(f"quantized: scheme must be a hop.Scheme, such as hop.schemes.INT8_DYNAMIC; got {scheme!r}")
     scales = Scales() if scales is None else scales
@@ -209,3 +247,4 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
 
 
 dynamo.allow_in_graph(_node)
+dynamo.trace_as(quantized, _traced)

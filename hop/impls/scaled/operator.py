@@ -265,7 +265,8 @@ def scaled(
         torch.bfloat16
     """
     codes = type(output) is _Quantizer
-    if not kwargs and (codes or (type(output) is _dtype and output_scale is None and output_zero_point is None)):
+    fits = codes or (type(output) is _dtype and output_scale is None and output_zero_point is None)
+    if fits and not kwargs and type(op) is OpOverload:
         given: Any = (*args, output_scale, output_zero_point) if codes else args
         if (known := _key((op, output), given)) is not None:
             if output_scale is not None:
