@@ -45,6 +45,10 @@ class Encoding(NamedTuple):
         """Whether codes may be any that the dtype holds."""
         return (self.low, self.high) == RANGES[self.codes]
 
+    def shown(self) -> str:
+        """Its codes and blocks, in reports."""
+        return f"{str(self.codes).removeprefix('torch.')}[{sizes_of(self.block)}]"
+
 
 class Choice(NamedTuple):
     """A node that finds a scale and a zero point, and how, with ATen alone."""

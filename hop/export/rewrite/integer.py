@@ -220,7 +220,7 @@ class _Rewriter:
                     return str(error)
             end.node.replace_all_uses_with(made[key])
             self.graph.erase_node(end.node)
-        self.rows.append(self.row(node, ", ".join(dict.fromkeys(_shown(end.encoding) for end in ends))))
+        self.rows.append(self.row(node, ", ".join(dict.fromkeys(end.encoding.shown() for end in ends))))
         return None
 
     def codes_of(self, node: Node, end: End) -> Node:
@@ -395,7 +395,3 @@ def _kind(x: Any) -> str:
 
 def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _shown(e: Encoding) -> str:
-    return f"{_plain(e.codes)}[{encodings.sizes_of(e.block)}]"

@@ -1,7 +1,7 @@
 """quantize, fake_quantize and dequantize: their operators, and the public functions."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,20 +27,30 @@ from hop.tensor import QuantizedTensor
 _Optional = Tensor | None
 
 
+class Call(NamedTuple):
+    """What both operators are given besides the quantizer."""
+
+    x: Tensor
+    scale: _Optional
+    zero_point: _Optional
+    noise: _Optional
+
+    @property
+    def constants(self) -> tuple[_Optional, ...]:
+        """The same without gradients."""
+        return tuple(None if t is None else t.detach() for t in self)
+
+
 class FakeQuantize(Hop):
-    """hop_fake_quantize."""
+    """hop_fake_quantize: (quantizer, x, scale, zero_point, noise, gradient)."""
 
-    def check(
-        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
-    ) -> Any:
-        parsed = Quantizer.parse(q)
-        scale, zero_point = checked("fake_quantize", parsed, x, scale, zero_point, noise, (copies.ROWWISE,), gradient)
-        return (q, x, scale, zero_point, noise, gradient), {}
+    def check(self, q: str, /, *rest: Any) -> Any:
+        *given, gradient = rest
+        scales = checked("fake_quantize", Quantizer.parse(q), *given, usages=(copies.ROWWISE,), gradient=gradient)
+        return (q, given[0], *scales, given[3], gradient), {}
 
-    def reference(
-        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
-    ) -> Tensor:
-        return Quantizer.parse(q).fake_quantize(x, scale, zero_point, noise).to(x.dtype)
+    def reference(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+        return Quantizer.parse(q).fake_quantize(x, *rest[:-1]).to(x.dtype)
 
     def fake(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
         if Quantizer.parse(q).keeps_memory_format():
@@ -53,54 +63,36 @@ class FakeQuantize(Hop):
     def differentiable(self, /, *args: Any) -> bool:
         return True
 
-    def gradient(
-        self,
-        grad: Tensor,
-        needed: Sequence[bool],
-        q: str,
-        x: Tensor,
-        scale: _Optional,
-        zero_point: _Optional,
-        noise: _Optional,
-        gradient: str,
-        /,
-    ) -> list[_Optional]:
-        return straight_through(grad, needed, Quantizer.parse(q), x, scale, zero_point, noise, gradient)
+    def gradient(self, grad: Tensor, needed: Sequence[bool], q: str, /, *rest: Any) -> list[_Optional]:
+        return straight_through(grad, needed, Quantizer.parse(q), *rest)
 
-    def shard(
-        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
-    ) -> Tensor:
+    def shard(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+        *given, gradient = rest
+
         def of_parts(own: Quantizer, *parts: Any) -> list[Tensor]:
             if sharding.is_shared(own):
                 return [own.fake_quantize(*parts).to(x.dtype)]
             return [self(q, *parts, gradient)]
 
-        tensors = (x, scale, zero_point, noise)
-        return sharding.run(Quantizer.parse(q), x.shape, (copies.ROWWISE,), tensors, of_parts, [x.shape])[0]
+        return sharding.run(Quantizer.parse(q), x.shape, (copies.ROWWISE,), (x, *given), of_parts, [x.shape])[0]
 
-    def batch(
-        self, size: int, dims: Sequence[int | None], q: str, x: Tensor, /, *rest: Any
-    ) -> tuple[Tensor, int] | None:
-        *others, gradient = rest
-        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], x, *others)
+    def batch(self, size: int, dims: Sequence[int | None], q: str, /, *rest: Any) -> tuple[Tensor, int] | None:
+        *given, gradient = rest
+        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], *given)
         if batched is None:
             return None
         whole, tensors = batched
         return self(str(whole), *tensors, gradient), 0
 
-    def forward_mode(
-        self, q: str, x: Tensor, scale: _Optional, zero_point: _Optional, noise: _Optional, gradient: str, /
-    ) -> Tensor:
+    def forward_mode(self, q: str, /, *rest: Any) -> Tensor:
         """The value, plus for each operand a zero that has the straight-through derivative, 0 at what is not finite."""
-        parsed = Quantizer.parse(q)
-        fixed_scale = None if scale is None else scale.detach()
-        fixed_zero_point = None if zero_point is None else zero_point.detach()
-        constants = (x.detach(), fixed_scale, fixed_zero_point, noise)
-        out, masks = self(q, *constants, gradient), _masks(parsed, scale, gradient)
+        parsed, call, gradient = Quantizer.parse(q), Call(*rest[:-1]), rest[-1]
+        x, scale, zero_point, _ = call
+        out, masks = self(q, *call.constants, gradient), _masks(parsed, scale, gradient)
         zero = (x - x.detach()).nan_to_num(0.0)
         if scale is None and not masks:
             return out + zero
-        out, by = out.to(torch.float32), parsed.derivatives(*constants)
+        out, by = out.to(torch.float32), parsed.derivatives(*call.constants)  # type: ignore[arg-type]
         inside = by.inside if masks else torch.ones_like(by.inside)
         out = out + torch.where(inside, zero, 0.0).to(torch.float32)
         if scale is not None and scale.is_floating_point():
@@ -112,42 +104,22 @@ class FakeQuantize(Hop):
 
 
 class Quantize(Composite):
-    """hop_quantize."""
+    """hop_quantize: (quantizer, x, scale, zero_point, noise, usages, gradient)."""
 
     plain = PLAIN
     parts = buffers_operator
 
-    def check(
-        self,
-        q: str,
-        x: Tensor,
-        scale: _Optional,
-        zero_point: _Optional,
-        noise: _Optional,
-        usages: Sequence[str],
-        gradient: str,
-        /,
-    ) -> Any:
+    def check(self, q: str, /, *rest: Any) -> Any:
+        *given, usages, gradient = rest
         parsed = Quantizer.parse(q)
         usages = copies.checked(parsed, usages)
-        scale, zero_point = checked("quantize", parsed, x, scale, zero_point, noise, usages, gradient)
-        return (q, x, scale, zero_point, noise, list(usages), gradient), {}
+        scales = checked("quantize", parsed, *given, usages=usages, gradient=gradient)
+        return (q, given[0], *scales, given[3], list(usages), gradient), {}
 
-    def reference(
-        self,
-        q: str,
-        x: Tensor,
-        scale: _Optional,
-        zero_point: _Optional,
-        noise: _Optional,
-        usages: Sequence[str],
-        gradient: str,
-        /,
-    ) -> Tensor:
-        buffers = quantize_buffers(q, x, scale, zero_point, noise, usages)
-        parsed = Quantizer.parse(q)
-        names = copies.names(parsed, tuple(usages))
-        return QuantizedTensor.fitting(dict(zip(names, buffers, strict=True)), parsed, x.shape, x.dtype)
+    def reference(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+        buffers, parsed = quantize_buffers(q, x, *rest[:-1]), Quantizer.parse(q)
+        named = zip(copies.names(parsed, tuple(rest[-2])), buffers, strict=True)
+        return QuantizedTensor.fitting(dict(named), parsed, x.shape, x.dtype)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
         checked, named = self.check(*args, **kwargs)
@@ -156,27 +128,14 @@ class Quantize(Composite):
     def differentiable(self, /, *args: Any) -> bool:
         return True
 
-    def gradient(
-        self,
-        grad: Tensor,
-        needed: Sequence[bool],
-        q: str,
-        x: Tensor,
-        scale: _Optional,
-        zero_point: _Optional,
-        noise: _Optional,
-        usages: Sequence[str],
-        gradient: str,
-        /,
-    ) -> list[_Optional]:
-        grads = straight_through(grad, needed, Quantizer.parse(q), x, scale, zero_point, noise, gradient)
+    def gradient(self, grad: Tensor, needed: Sequence[bool], q: str, /, *rest: Any) -> list[_Optional]:
+        *given, usages, gradient = rest
+        grads = straight_through(grad, needed, Quantizer.parse(q), *given, gradient=gradient)
         return [*grads, *[None] * len(usages)]
 
-    def batch(
-        self, size: int, dims: Sequence[int | None], q: str, x: Tensor, /, *rest: Any
-    ) -> tuple[Tensor, int] | None:
-        *others, usages, gradient = rest
-        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], x, *others)
+    def batch(self, size: int, dims: Sequence[int | None], q: str, /, *rest: Any) -> tuple[Tensor, int] | None:
+        *given, usages, gradient = rest
+        batched = batching.operands(Quantizer.parse(q), size, dims[1:5], *given)
         if batched is None or list(usages) != [copies.ROWWISE]:
             raise NotImplementedError(
                 f"quantize: under vmap, {q} with usages {list(usages)} would share blocks between the members of the "
@@ -185,11 +144,11 @@ class Quantize(Composite):
         whole, tensors = batched
         return self(str(whole), *tensors, usages, gradient), 0
 
-    def forward_mode(self, q: str, x: Tensor, /, *rest: Any) -> Tensor:
+    def forward_mode(self, q: str, /, *rest: Any) -> Tensor:
         """The codes, with the tangent of fake_quantize."""
-        scale, zero_point, noise, usages, gradient = rest
-        real = fake_quantize_operator(q, x, scale, zero_point, noise, gradient)
-        primals = tree_map_only(Tensor, eager.primal, (x, scale, zero_point, noise))
+        *given, usages, gradient = rest
+        real = fake_quantize_operator(q, *given, gradient)
+        primals = tree_map_only(Tensor, eager.primal, given)
         return eager.with_tangent(self(q, *primals, usages, gradient), real)
 
 
