@@ -30,7 +30,7 @@ from hop.numerics.quantizer import Quantizer
 
 
 class QuantizeBuffers(Hop):
-    """hop_quantize_buffers."""
+    """hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages), and of a product a factor and a stream."""
 
     def returns_list(self, /, *args: Any) -> bool:
         return True
@@ -38,19 +38,9 @@ class QuantizeBuffers(Hop):
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
-    def reference(
-        self,
-        quantizer: str,
-        x: Tensor,
-        scale: Tensor | None,
-        zero_point: Tensor | None,
-        noise: Tensor | None,
-        usages: Sequence[str],
-        *product: Any,
-    ) -> list[Tensor]:
-        x, noise = _product(x, noise, *product)
-        made = copies.quantize(Quantizer.parse(quantizer), x, tuple(usages), scale, zero_point, noise)
-        return list(made.values())
+    def reference(self, quantizer: str, /, *rest: Any) -> list[Tensor]:
+        x, scale, zero_point, noise, usages = _given(*rest)
+        return list(copies.quantize(Quantizer.parse(quantizer), x, tuple(usages), scale, zero_point, noise).values())
 
     def fake(self, quantizer: str, x: Tensor, /, *rest: Any) -> list[Tensor]:
         parsed, usages = Quantizer.parse(quantizer), rest[3]
@@ -61,25 +51,14 @@ class QuantizeBuffers(Hop):
             for b in copies.describe(parsed, x.shape, tuple(usages))
         ]
 
-    def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        yield native.QUANTIZE, args
-        quantizer, x, scale, zero_point, noise, usages, *product = args
-        x, noise = _product(x, noise, *product)
-        args = (quantizer, x, scale, zero_point, noise, usages)
+    def kernels(self, quantizer: str, /, *rest: Any) -> Iterable[tuple[Kernel, Any]]:
+        yield native.QUANTIZE, (quantizer, *rest)
+        args = (quantizer, *_given(*rest))
         yield kernels.QUANTIZE_IN_PLACE, args
         yield kernels.QUANTIZE, args
 
-    def shard(
-        self,
-        quantizer: str,
-        x: Tensor,
-        scale: Tensor | None,
-        zero_point: Tensor | None,
-        noise: Tensor | None,
-        usages: Sequence[str],
-        *product: Any,
-    ) -> list[Tensor]:
-        parsed, (x, noise) = Quantizer.parse(quantizer), _product(x, noise, *product)
+    def shard(self, quantizer: str, /, *rest: Any) -> list[Tensor]:
+        parsed, (x, *others, usages) = Quantizer.parse(quantizer), _given(*rest)
         shapes = [b.shape for b in copies.describe(parsed, x.shape, tuple(usages))]
 
         def of_parts(own: Quantizer, *parts: Any) -> list[Tensor]:
@@ -87,47 +66,37 @@ class QuantizeBuffers(Hop):
                 return list(copies.quantize(own, parts[0], tuple(usages), *parts[1:]).values())
             return self(quantizer, *parts, usages)
 
-        return sharding.run(parsed, x.shape, usages, (x, scale, zero_point, noise), of_parts, shapes)
+        return sharding.run(parsed, x.shape, usages, (x, *others), of_parts, shapes)
 
 
-def _product(
-    x: Tensor, noise: Tensor | None, factor: Tensor | None = None, stream: int | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """What is quantized, and its noise."""
+def _given(
+    x: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    noise: Tensor | None,
+    usages: Sequence[str],
+    factor: Tensor | None = None,
+    stream: int | None = None,
+) -> tuple[Any, ...]:
+    """What is quantized, how, and its noise."""
     if noise is not None and stream is not None:
         noise = random_bits(noise, x.shape, stream=stream)
-    return x if factor is None else x.to(torch.float32) * factor, noise
+    return x if factor is None else x.to(torch.float32) * factor, scale, zero_point, noise, usages
 
 
 class DequantizeBuffers(Hop):
-    """hop_dequantize_buffers."""
+    """hop_dequantize_buffers: (quantizer, buffers, usages, shape, dtype)."""
 
     def check(self, /, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
-    def reference(
-        self,
-        quantizer: str,
-        buffers: Sequence[Tensor],
-        usages: Sequence[str],
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        /,
-    ) -> Tensor:
-        parsed = Quantizer.parse(quantizer)
-        names = copies.names(parsed, tuple(usages))
-        return copies.dequantize(parsed, dict(zip(names, buffers, strict=True)), shape).to(dtype)
+    def reference(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
+        parsed, (usages, shape, dtype) = Quantizer.parse(quantizer), rest
+        named = zip(copies.names(parsed, tuple(usages)), buffers, strict=True)
+        return copies.dequantize(parsed, dict(named), shape).to(dtype)
 
-    def fake(
-        self,
-        quantizer: str,
-        buffers: Sequence[Tensor],
-        usages: Sequence[str],
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        /,
-    ) -> Tensor:
-        codes = buffers[0]
+    def fake(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
+        codes, (usages, shape, dtype) = buffers[0], rest
         if copies.ROWWISE not in usages:
             columns = torch.empty(copies.columns(shape), dtype=dtype, device=codes.device)
             return columns.t().reshape(tuple(shape))
@@ -138,16 +107,8 @@ class DequantizeBuffers(Hop):
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
         return ((native.DEQUANTIZE, args), (_TILES, args), (kernels.DEQUANTIZE, args))
 
-    def shard(
-        self,
-        quantizer: str,
-        buffers: Sequence[Tensor],
-        usages: Sequence[str],
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        /,
-    ) -> Tensor:
-        parsed = Quantizer.parse(quantizer)
+    def shard(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
+        parsed, (usages, shape, dtype) = Quantizer.parse(quantizer), rest
 
         def of_parts(_: Quantizer, *parts: Tensor) -> list[Tensor]:
             own = list(shape)
