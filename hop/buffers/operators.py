@@ -30,7 +30,7 @@ from hop.numerics.quantizer import Quantizer
 
 
 class QuantizeBuffers(Hop):
-    """hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages), and of a product a factor and a stream."""
+    """hop_quantize_buffers: (quantizer, x, scale, zero_point, noise, usages); of a product, a factor and a stream."""
 
     def returns_list(self, /, *args: Any) -> bool:
         return True
