@@ -37,14 +37,16 @@ if TYPE_CHECKING:
     from hop.numerics import scale_rules as scale_rules
     from hop.tensor import storage as storage
 
-# Imported when they are first asked for.
+# Imported when they are first asked for; and what has another name (hop/_aliases.py).
 _LATER = ("checkpoint", "distributed", "export", "nn", "optim", "report")
-_LATER += ("calibration", "formats", "hadamard", "layouts", "requantization", "scale_rules", "storage")
+_OTHERS = tuple(name.removeprefix("hop.") for name in _aliases.PUBLIC if name.count(".") == 1)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER or f"hop.{name}" in _aliases.RENAMED:
+    if name in _LATER:
         return importlib.import_module(f"hop.{name}")
+    if (found := _aliases.module(f"hop.{name}")) is not None:
+        return found
     if name == "patch_torch":
         from hop.export.rewrite.patching import patch_torch
 
@@ -53,7 +55,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, "patch_torch"})
+    return sorted({*globals(), *_LATER, *_OTHERS, "patch_torch"})
 
 
 _aliases.install()

@@ -1,5 +1,6 @@
 """Other names of modules: `hop.formats` for hop.numerics.formats, and the names of earlier versions, which warn."""
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -27,6 +28,15 @@ RENAMED = {  # since 0.1; they go with 0.3
 NAMES = {"hop.numerics.scale_rules": {"Given": "Static"}}  # in modules, likewise
 
 
+def module(name: str, stacklevel: int = 3) -> ModuleType | None:
+    """The module that has another name, by it; None for a name that none has. Warns who is `stacklevel` calls up."""
+    new = PUBLIC.get(name) or RENAMED.get(name)
+    if name in RENAMED:
+        shown = "hop.scale_rules" if name == "hop.scaling" else new
+        warnings.warn(f"{name} is now {shown}, and goes with hop 0.3", DeprecationWarning, stacklevel)
+    return None if new is None else importlib.import_module(new)
+
+
 class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds a module by its other name."""
 
@@ -35,12 +45,10 @@ class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self) if known else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module = importlib.import_module(PUBLIC.get(spec.name) or RENAMED[spec.name])
-        spec.loader_state = module.__spec__
-        if spec.name in RENAMED:
-            new = "hop.scale_rules" if spec.name == "hop.scaling" else module.__name__
-            warnings.warn(f"{spec.name} is now {new}, and goes with hop 0.3", DeprecationWarning, stacklevel=2)
-        return module
+        found = module(spec.name)  # called by an import statement: Python leaves its own frames out
+        assert found is not None
+        spec.loader_state = found.__spec__
+        return found
 
     def exec_module(self, module: ModuleType) -> None:
         """It has run; importlib has just given it the other name's spec."""
@@ -52,14 +60,17 @@ sys.meta_path.insert(0, _Aliases())  # before what may lie about from an earlier
 
 
 def install() -> None:
-    """Let modules that are imported have their names of earlier versions too."""
-    for module, names in NAMES.items():
+    """Let modules that are imported have their other names as attributes too."""
+    for parent in {name.rpartition(".")[0] for name in (*PUBLIC, *RENAMED)} - {"hop", "hop.export"} | set(NAMES):
+        vars(sys.modules[parent])["__getattr__"] = functools.partial(_named, parent)
 
-        def named(name: str, module: str = module, names: dict[str, str] = names) -> Any:
-            if name not in names:
-                raise AttributeError(f"module {module!r} has no attribute {name!r}")
-            message = f"{module}.{name} is now {names[name]}, and goes with hop 0.3"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-            return getattr(sys.modules[module], names[name])
 
-        vars(sys.modules[module])["__getattr__"] = named
+def _named(parent: str, name: str) -> Any:
+    new = NAMES.get(parent, {}).get(name)
+    if new is not None:
+        message = f"{parent}.{name} is now {new}, and goes with hop 0.3"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[parent], new)
+    if (found := module(f"{parent}.{name}")) is None:
+        raise AttributeError(f"module {parent!r} has no attribute {name!r}")
+    return found

@@ -160,7 +160,7 @@ class Dequantize(Composite):
             raise TypeError(f"dequantize: x must be a QuantizedTensor, got {type(x).__name__}")
         if dtype is None or dtype == x.dtype:
             return (x,), {}
-        if dtype not in copies.APPEARANCES:
+        if not isinstance(dtype, torch.dtype) or dtype not in copies.APPEARANCES:
             raise TypeError(f"dequantize: dtype must be float16, bfloat16, float32 or float64, got {dtype}")
         return (x, dtype), {}
 

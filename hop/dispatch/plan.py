@@ -22,6 +22,7 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 _kinds: dict[tuple[Any, ...], "Kind"] = {}
 _wrappers: dict[type, Callable[[Any], "Kind"]] = {}
 _LISTS = (list, tuple)
+_NUMBERS = frozenset({int, float, bool, str, type(None)})  # and what else may stand in a key as it is
 
 # Names of this module are found faster than attributes of others.
 _is_plain_eager, _is_autocasting, _is_grad_enabled = eager.is_plain_eager, eager.is_autocasting, torch.is_grad_enabled
@@ -57,7 +58,7 @@ def register_wrapper(cls: type, kind_of: Callable[[Any], Kind]) -> None:
 def key(fixed: tuple[Any, ...], given: Iterable[Any]) -> tuple[Any, ...] | None:
     """What two calls have in common that can share a plan; None for one that the dispatcher must see: where something
     watches or transforms calls, or an argument needs a gradient, has a tangent, is of a class that no plan knows or
-    made of such, or is a list of tensors."""
+    made of such, or is no tensor, number, text, or list of numbers. `fixed` must have a hash."""
     if not _is_plain_eager() or _is_autocasting():
         return None
     parts, grad, dual = [*fixed], _is_grad_enabled(), _is_dual_level_open()
@@ -78,11 +79,9 @@ def key(fixed: tuple[Any, ...], given: Iterable[Any]) -> tuple[Any, ...] | None:
             add(kind)
             if kind.is_large:
                 add(x.stride())
-        elif x is None or cls is int or cls is str or cls is float or cls is bool:
+        elif cls in _NUMBERS:
             add(x)
-        elif cls is list or cls is tuple:
-            if any(isinstance(v, Tensor) for v in x):
-                return None
+        elif cls in _LISTS and all(type(v) in _NUMBERS for v in x):
             add(tuple(x))
         else:
             return None

@@ -305,7 +305,8 @@ class TestOnePlace(unittest.TestCase):
         assert None not in keys and len(set(keys)) == len(keys)
         assert plan.key(("op",), (q.clone(), x.clone())) == plan.key(("op",), (q, x))
         assert plan.key(("op", 1), (x,)) != plan.key(("op", 2), (x,))
-        assert plan.key((), ([x],)) is None and plan.key((), (object(),)) is None
+        for odd in ([x], [[1]], [torch.float32], object(), torch.float32):
+            assert plan.key((), (odd,)) is None, odd
 
     def test_a_changed_quantizer_or_buffer_makes_another_plan(self):
         before = plan.key((), (self.q,))
@@ -353,3 +354,22 @@ class TestOnePlace(unittest.TestCase):
         out = hop.scaled(aten.linear.default, static, self.q, q, output_scale=torch.tensor(0.1))
         again = hop.scaled(aten.linear.default, static, self.q, q, output_scale=torch.tensor(0.1))
         assert torch.equal(out.codes, again.codes) and again.quantizer == static
+
+    def test_what_has_no_hash_is_refused_by_name(self):
+        linear = torch.ops.aten.linear.default
+        for call in (
+            lambda: hop.dequantize(self.q, ["float32"]),
+            lambda: hop.dequantize(self.q, 0),
+            lambda: hop.quantized(linear, hop.schemes.INT8_DYNAMIC, self.x, self.x, dtype=["float32"]),
+            lambda: hop.scaled(linear, ["float32"], self.q, self.q),
+            lambda: hop.out_dtype(linear, ["float32"], self.x, self.x),
+        ):
+            with self.assertRaisesRegex(TypeError, "(dtype|output).*must be"):
+                call()
+        for call in (
+            lambda: hop.scaled([linear], torch.float32, self.q, self.q),
+            lambda: hop.out_dtype([linear], torch.float32, self.x, self.x),
+            lambda: hop.quantized([linear], hop.schemes.INT8_DYNAMIC, self.x, self.x),
+        ):
+            with self.assertRaisesRegex(ValueError, "op must be"):
+                call()

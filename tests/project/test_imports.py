@@ -243,6 +243,16 @@ class TestAliases(unittest.TestCase):
             run("import hop; print(hop.formats.INT8, hop.export.onnx.__name__)").split()[1] == "hop.export.targets.onnx"
         )
 
+    def test_attributes(self):
+        """As they were reached before: after `import hop` alone. A warning names the line that asks."""
+        for name in (*_aliases.PUBLIC, *_aliases.RENAMED):
+            code = f"import hop\nfound = {name}\nprint(found.__name__)"
+            command = [sys.executable, "-W", "always", "-c", code]
+            said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+            assert said.stdout.strip() == (_aliases.PUBLIC.get(name) or _aliases.RENAMED[name])
+            warned = f"<string>:2: DeprecationWarning: {name} is now hop." in said.stderr
+            assert warned == (name in _aliases.RENAMED), said.stderr
+
     def test_names_of_earlier_versions(self):
         for name, module in _aliases.RENAMED.items():
             said = subprocess.run(

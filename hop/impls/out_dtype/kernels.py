@@ -92,7 +92,7 @@ def _run_product(call: Call) -> Tensor:
 
 def _planned_product(call: Call, general: Plan) -> Plan | None:
     """For two int8 matrices on the CPU, none for the native kernels, with strides that torch._int_mm reads right
-    (hop.kernels.aten.integer.row_major): 1.5 µs instead of 20."""
+    (hop.kernels.aten.integer.row_major): 4 µs around the product instead of 20."""
     lhs, rhs = call.form.lhs, call.form.rhs
     if not (call.form.is_whole and call.output_dtype is torch.int32 and lhs.dtype is rhs.dtype is torch.int8):
         return None

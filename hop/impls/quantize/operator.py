@@ -305,7 +305,9 @@ def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
     Raises:
         TypeError: x is no QuantizedTensor, or dtype none of those.
     """
-    known = _key((_DEQUANTIZE, dtype or getattr(x, "dtype", None)), (x,))
+    known = None
+    if dtype is None or type(dtype) is torch.dtype:
+        known = _key((_DEQUANTIZE, getattr(x, "dtype", None) if dtype is None else dtype), (x,))
     if known is not None:
         found = _find(known)
         if found is None:

@@ -102,7 +102,7 @@ def is_quantized(x: Any) -> bool:
 def check(call: Call) -> None:
     """Raise for a call that breaks a rule."""
     check_op(call.op)
-    if call.dtype not in copies.APPEARANCES:
+    if not isinstance(call.dtype, torch.dtype) or call.dtype not in copies.APPEARANCES:
         raise TypeError(f"quantized: dtype must be float16, bfloat16, float32 or float64, got {call.dtype}")
     _check_operands(call)
     _check_scales(call)

@@ -191,7 +191,8 @@ def quantized(
         RuntimeError: operands on different devices, or that do not fit the schema of `op`, or an error of `op`.
     """
     known = None
-    if scales is None and seed is None and not kwargs and type(scheme) is Scheme and type(op) is OpOverload:
+    fixed = type(op) is OpOverload and type(scheme) is Scheme and (dtype is None or type(dtype) is torch.dtype)
+    if fixed and scales is None and seed is None and not kwargs:
         known = _key((_NAME, op, scheme, dtype), args)
     if known is not None:
         return (_find(known) or plan.remember(known, _planned(op, scheme, dtype, args)))(*args)
