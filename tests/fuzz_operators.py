@@ -24,7 +24,7 @@ from hop import QuantizedTensor, Quantizer
 from hop import presets as P
 from hop.compat import memory
 from hop.kernels.cpu import native
-from hop.kernels.cpu.quantizers import Plan, plan
+from hop.kernels.cpu.quantizers import Description, describe
 from hop.numerics.formats import INT8
 from tests.fuzz import SANE, guarded, main
 
@@ -288,9 +288,9 @@ def numbers(rng: Rng) -> Tensor:
     return guarded(x) if rng.random() < 0.5 else x
 
 
-def planned(q: Quantizer) -> Plan:
-    made = plan(str(q))
-    assert isinstance(made, Plan), made
+def planned(q: Quantizer) -> Description:
+    made = describe(str(q))
+    assert isinstance(made, Description), made
     return made
 
 

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 import hop
 from hop import presets
 from hop.kernels.cpu import native
-from hop.kernels.cpu.quantizers import Plan, plan
+from hop.kernels.cpu.quantizers import Description, describe
 from tests import fuzz
 from tests.support.files import reloaded
 
@@ -28,9 +28,9 @@ PRODUCT = "1 lhs int8 scale=1,-1 rhs int8 scale=1,-1 output float32"
 OF_FLOATS = "1 lhs bfloat16 rhs int8 scale=1,-1 output float32"
 
 
-def described(q: hop.Quantizer) -> Plan:
-    found = plan(str(q))
-    assert isinstance(found, Plan)
+def described(q: hop.Quantizer) -> Description:
+    found = describe(str(q))
+    assert isinstance(found, Description)
     return found
 
 

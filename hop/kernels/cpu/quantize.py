@@ -16,7 +16,7 @@ from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
-from hop.kernels.cpu.quantizers import declines_shape, plan
+from hop.kernels.cpu.quantizers import declines_shape, describe
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.formats import Format
 from hop.numerics.quantizer import Quantizer
@@ -67,7 +67,7 @@ def _channels_last(quantizer: str, shape: Sequence[Any]) -> str | None:
 def _quantize_rows(
     quantizer: str, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
 ) -> list[Tensor]:
-    made = plan(quantizer)
+    made = describe(quantizer)
     assert not isinstance(made, str)
     zero = None if zero_point is None else _zero_codes(zero_point, made.quantizer.format)
     return native_operators.quantize(x, scale, zero, noise, made.words)
@@ -77,7 +77,7 @@ def _quantize_product(
     quantizer: str, x: Tensor, noise: Tensor | None, factor: Tensor, stream: int | None = None
 ) -> list[Tensor]:
     """The buffers of the row-wise copy of x times a factor, with noise that is given, or found from its seed."""
-    made = plan(quantizer)
+    made = describe(quantizer)
     assert not isinstance(made, str)
     stream = -1 if stream is None or noise is None else stream
     return native_operators.quantize_product(x, factor, noise, stream, made.words)
@@ -103,7 +103,7 @@ def dequantize_native(quantizer: str, buffers: Sequence[Tensor], shape: tuple[in
 
 
 def _dequantize_rows(quantizer: str, buffers: Sequence[Tensor], shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    made = plan(quantizer)
+    made = describe(quantizer)
     assert not isinstance(made, str)
     codes, scale, second = (*buffers, None)[:3]
     return native_operators.dequantize(codes, scale, second, list(shape), made.back(dtype))
@@ -234,7 +234,7 @@ def _declines_dequantize(call: tuple[Any, ...]) -> str | None:
 def _dequantize(call: tuple[Any, ...]) -> Tensor:
     quantizer, buffers, usages, shape, dtype = call
     if copies.ROWWISE in usages:
-        count = 3 if len(plan(quantizer).quantizer.stored()) > 1 else 2  # type: ignore[union-attr]
+        count = 3 if len(describe(quantizer).quantizer.stored()) > 1 else 2  # type: ignore[union-attr]
         return dequantize_native(quantizer, buffers[:count], tuple(shape), dtype)
     names = copies.names(Quantizer.parse(quantizer), tuple(usages))
     return copies.dequantize(_native(quantizer), dict(zip(names, buffers, strict=True)), shape).to(dtype)
@@ -265,7 +265,7 @@ def words_of(q: Quantizer, x: Tensor) -> str | None:
     if asks or (x.dim() > 3 and memory_format.is_channels_last(x)):
         return None
     takes = QUANTIZE.supports((str(q), x, None, None, None, [copies.ROWWISE]))
-    return plan(str(q)).words if takes else None  # type: ignore[union-attr]
+    return describe(str(q)).words if takes else None  # type: ignore[union-attr]
 
 
 def words_back(x: Operand, dtype: torch.dtype) -> str | None:
@@ -275,4 +275,4 @@ def words_back(x: Operand, dtype: torch.dtype) -> str | None:
     if len(x.shape) > 3 and memory_format.is_channels_last(x.codes):
         return None
     takes = DEQUANTIZE.supports((str(x.quantizer), list(x.tensors), x.usages, x.shape, dtype))
-    return plan(str(x.quantizer)).back(dtype) if takes else None  # type: ignore[union-attr]
+    return describe(str(x.quantizer)).back(dtype) if takes else None  # type: ignore[union-attr]

@@ -30,7 +30,7 @@ _DTYPES = {torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "e4m3"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Description:
     """A quantizer that the kernels take, and its description."""
 
     quantizer: Quantizer
@@ -44,8 +44,8 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(quantizer: str) -> Plan | str:
-    """The plan, or why there is none."""
+def describe(quantizer: str) -> Description | str:
+    """The description, or why there is none."""
     q = Quantizer.parse(quantizer)
     reason = _unsupported(q)
     if reason is not None:
@@ -55,7 +55,7 @@ def plan(quantizer: str) -> Plan | str:
     named: dict[str, Any] = {"bits": q.format.bits} | known.words(q.format)
     named |= {"rule": rule.name, "affine": int(q.scale.has_zero_point()), "range": bits(q.format.max)}
     words += [f"{name}={value}" for name, value in (named | rule.words(q.scale, q.format)).items()]
-    return Plan(q, " ".join(words), rule.by_amax)
+    return Description(q, " ".join(words), rule.by_amax)
 
 
 def _list(values: Iterable[int]) -> str:
@@ -203,7 +203,7 @@ _RULES: dict[type, _Rule] = {
 def declines_shape(quantizer: str, shape: tuple[int, ...], row_stride: int = 0) -> str | None:
     """Why the kernels do not cut a tensor of `shape` into the blocks of a quantizer, or None; rows lie `row_stride`
     apart, 0 for a contiguous one."""
-    result = plan(quantizer)
+    result = describe(quantizer)
     if isinstance(result, str):
         return result
     sizes = (ctypes.c_int64 * len(shape))(*shape)

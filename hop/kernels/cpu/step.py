@@ -7,7 +7,7 @@ import torch
 
 from hop.kernels.cpu import native
 from hop.kernels.cpu import operators as native_operators
-from hop.kernels.cpu.quantizers import Plan, bits, plan
+from hop.kernels.cpu.quantizers import Description, bits, describe
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST_BLOCK, _MOST_BLOCK = 16, 2048
@@ -16,7 +16,7 @@ _LEAST_BLOCK, _MOST_BLOCK = 16, 2048
 @functools.lru_cache(maxsize=1024)
 def _block(quantizer: str) -> int | str:
     """The elements of a block, or why there is no kernel."""
-    result = plan(quantizer)
+    result = describe(quantizer)
     if isinstance(result, str):
         return result
     q = result.quantizer
@@ -74,6 +74,6 @@ def _describe(rule: str, quantizers: tuple[str, ...], least: tuple[float, ...]) 
     """The words of a step (native/torch/update.cpp)."""
     states = []
     for q in quantizers:
-        made = plan(q) if q else ""
-        states.append(made.words if isinstance(made, Plan) else "")
+        made = describe(q) if q else ""
+        states.append(made.words if isinstance(made, Description) else "")
     return ";".join([f"1 {rule} least={','.join(str(bits(x)) for x in least)}", *states])
