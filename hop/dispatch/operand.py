@@ -38,7 +38,9 @@ class Operand(NamedTuple):
         return dict(zip(copies.names(self.quantizer, self.usages), self.tensors, strict=True))
 
     def __getattr__(self, name: str) -> Tensor:
-        if name.startswith("_") or name not in (names := copies.names(self.quantizer, self.usages)):
+        if name.startswith("_"):  # asked of what has no fields yet, too: by pickle, copy and Dynamo
+            raise AttributeError(name)
+        if name not in (names := copies.names(self.quantizer, self.usages)):
             raise AttributeError(f"an Operand by {self.quantizer} has no buffer {name!r}")
         return self.tensors[names.index(name)]
 

@@ -1,6 +1,8 @@
 """What calls of scaled are in graphs, under transforms of whole quantized tensors, in files, and between threads."""
 
+import copy
 import itertools
+import pickle
 import threading
 import unittest
 import warnings
@@ -14,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
 from hop import presets
-from hop.dispatch.operand import encode
+from hop.dispatch.operand import Operand, encode
 from hop.impls.scaled import kernels, scaled_buffers, scaled_operator
 from hop.kernels.cpu import native
 from hop.numerics.formats import INT8
@@ -51,6 +53,20 @@ def pairs() -> list[tuple[str, Any, Any]]:
             continue
         found.append((f"{a}_{b}", lhs, rhs))
     return found
+
+
+class TestOperand(unittest.TestCase):
+    def test_attributes(self):
+        t = hop.quantize(presets.NVFP4, torch.randn(4, 64), usages=("rowwise", "columnwise"))
+        x = operand(t)
+        assert x.columnwise_codes is t.columnwise_codes and x.global_amax is t.global_amax
+        assert x.of("columnwise").tensors[0] is t.columnwise_codes
+        with self.assertRaisesRegex(AttributeError, "has no buffer 'zero_point'"):
+            _ = x.zero_point
+        assert not hasattr(
+            tuple.__new__(Operand, ()), "__dict__"
+        )  # as Dynamo and pickle ask of one that is not made yet
+        assert copy.copy(x).scale is t.scale and torch.equal(pickle.loads(pickle.dumps(x)).codes, t.codes)
 
 
 class TestGraphForm(unittest.TestCase):
