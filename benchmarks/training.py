@@ -19,7 +19,7 @@ aten = torch.ops.aten
 _SHAPES = ((512, 1024, 1024), (1024, 1024, 4096))
 # Of ours: the scheme, and the target against bfloat16; the one against torchao is the same for both.
 _SCHEMES = {
-    "int8, backward in int8": (hop.schemes.INT8_TRAINING, "<= 0.8 times"),
+    "int8, backward in int8": (hop.recipes.INT8_TRAINING, "<= 0.8 times"),
     "int8, backward in bfloat16": (hop.schemes.INT8_DYNAMIC, "<= 1.3 times"),
 }
 _PEER = "torchao fake quantized"

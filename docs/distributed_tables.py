@@ -7,12 +7,12 @@ from collections.abc import Callable
 import hop
 from docs.training_tables import results
 from hop.numerics.presets import PRESETS
-from hop.numerics.schemes import SCHEMES
 from tests.checkpoint import test_checkpoint as checkpoints
 from tests.distributed import test_fsdp as fsdp
 from tests.distributed import test_parallel as tensor_parallelism
 from tests.distributed import test_tensor as tensors
 from tests.support import pages
+from tests.support.schemes import CROSSED
 
 # The shapes of a decoder of 70 billion parameters: 80 blocks of width 8192, 8 of 64 heads for keys and values, a gated
 # network of width 28672, and 128256 words in and out.
@@ -103,7 +103,7 @@ def schemes() -> str:
     """Each named scheme of a linear layer, against one process, and the bytes that FSDP2 gathers of its weight."""
     header = ["scheme", "tensor parallel", "FSDP2, weights as codes", "bytes gathered, of float32's"]
     rows = []
-    for name, scheme in SCHEMES.items():
+    for name, scheme in CROSSED.items():
         parallel = "bit for bit" if name in tensor_parallelism.BITS else "but for the order of float sums"
         sharded = "bit for bit" if name in fsdp.SCHEMES else ""
         layer = hop.nn.Linear(*EXAMPLE, bias=False, scheme=scheme)

@@ -30,6 +30,7 @@ from hop.export.rewrite import encodings
 from hop.numerics.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
 from hop.numerics.presets import PRESETS
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.recipes import RECIPES
 from hop.numerics.requantization import (
     GEMMLOWP,
     TFLITE,
@@ -40,7 +41,7 @@ from hop.numerics.requantization import (
     Requantization,
 )
 from hop.numerics.scale_rules import AbsMean, Amax, MinMax, Rule
-from hop.numerics.schemes import SCHEMES
+from hop.numerics.schemes import SCHEMES, SHORT
 from hop.tensor import table
 from tests.support import pages
 
@@ -126,13 +127,20 @@ def encodings_read() -> str:
 
 
 def schemes() -> str:
-    """The schemes with a name."""
-    header = ["scheme", "lhs", "rhs", "grad", "backward"]
-    rows = []
-    for name, s in SCHEMES.items():
-        quantizers = ["" if q is None else f"`{repr(q).removeprefix('Quantizer')}`" for q in (s.lhs, s.rhs, s.grad)]
-        rows.append([f"`{name}`", *quantizers, s.backward])
-    return pages.table([header, *rows])
+    """The schemes of deployment, with their short names."""
+    short = {name.upper(): f'"{word}"' for word, name in SHORT.items()}
+    rows = [[f"`{name}`", short.get(name, ""), *_spelled(s.lhs, s.rhs)] for name, s in SCHEMES.items()]
+    return pages.table([["hop.schemes", "short", "lhs", "rhs"], *rows])
+
+
+def recipes() -> str:
+    """The schemes of training."""
+    rows = [[f"`{name}`", *_spelled(s.lhs, s.rhs, s.grad)] for name, s in RECIPES.items()]
+    return pages.table([["hop.recipes", "lhs", "rhs", "grad"], *rows])
+
+
+def _spelled(*quantizers: Quantizer | None) -> list[str]:
+    return ["" if q is None else f"`{repr(q).removeprefix('Quantizer')}`" for q in quantizers]
 
 
 # By label, presets of two factors of a linear layer, the weight packed or not; None is a plain bfloat16 tensor.
@@ -411,7 +419,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "gpu.md": gpu_tables.TABLES,
     "numerics.md": {"": formats},
     "optimizers_runs.md": optimizers_tables.TABLES,
-    "quantized.md": {": schemes": schemes},
+    "quantized.md": {": schemes": schemes, ": recipes": recipes},
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},
     "scaled.md": {": operators": scaled_operators, ": support": scaled_support, ": conventions": scaled_conventions},

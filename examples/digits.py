@@ -158,7 +158,7 @@ def run(seed: int, epochs: int, training: Images, test: Images) -> Result:
     floats = Net()
     train(floats, training, epochs, seed)
 
-    int8 = hop.nn.convert(copy.deepcopy(floats), SCHEME).model
+    int8 = hop.nn.convert(copy.deepcopy(floats), SCHEME)
     hop.nn.calibrate(int8, training.pixels.split(BATCH), progress=False)
     calibrated = copy.deepcopy(int8)
     fake = copy.deepcopy(floats)

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 import hop
 from hop.kernels.cpu import native
-from hop.numerics.schemes import FP8_HYBRID, INT8_TRAINING
+from hop.numerics.recipes import FP8_HYBRID, INT8_TRAINING
 
 SCHEMES = {"float32": None, "INT8_TRAINING": INT8_TRAINING, "FP8_HYBRID": FP8_HYBRID}
 BATCH, TOKENS = 16, 24  # of each step, all sentences padded or cut to so many tokens
@@ -110,8 +110,8 @@ class Run:
     def __init__(self, model: Classifier, scheme: hop.Scheme | None, steps: int) -> None:
         self.model = copy.deepcopy(model)
         if scheme is not None:
-            report = hop.nn.convert(self.model.embed, [(nn.Linear, scheme)])
-            left = [row.name for row in report.rows if row.type == "Linear" and row.scheme is None]
+            embed = hop.nn.convert(self.model.embed, [(nn.Linear, scheme)])
+            left = [row.name for row in embed.hop_report.rows if row.type == "Linear" and row.scheme is None]
             require(not left, f"linear layers that were not converted: {left}")
         self.optimizer = optimizer(self.model)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, functools.partial(rate, steps=steps))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hop
-from hop import schemes
+from hop import recipes, schemes
 
 HELD_OUT = 128  # sentences
 
@@ -49,7 +49,7 @@ def digits_task(steps: int) -> Task:
     digits.train(start, training, 5, seed=0)  # static scales of a network that knows nothing would soon be too small
     return Task(
         "digits",
-        {"float32": None, "INT8_STATIC": schemes.INT8_STATIC, "FP8_HYBRID": schemes.FP8_HYBRID},
+        {"float32": None, "INT8_STATIC": schemes.INT8_STATIC, "FP8_HYBRID": recipes.FP8_HYBRID},
         start,
         "",
         ["first", "second", "last"],
@@ -66,7 +66,7 @@ def minilm_task(steps: int) -> Task:
     found = training.endless(finetune.BATCH)
     return Task(
         "minilm",
-        {"float32": None, "INT8_DYNAMIC": schemes.INT8_DYNAMIC, "FP8_HYBRID": schemes.FP8_HYBRID},
+        {"float32": None, "INT8_DYNAMIC": schemes.INT8_DYNAMIC, "FP8_HYBRID": recipes.FP8_HYBRID},
         model,
         "embed",
         [f"embed.bert.encoder.layer.{i}" for i in range(6)],

@@ -17,6 +17,7 @@ from hop.impls.quantized import Scales as Scales
 from hop.impls.quantized import quantized as quantized
 from hop.impls.scaled import scaled as scaled
 from hop.numerics import presets as presets
+from hop.numerics import recipes as recipes
 from hop.numerics import schemes as schemes
 from hop.numerics.quantizer import Quantizer as Quantizer
 from hop.numerics.schemes import Scheme as Scheme
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hop import export as export
     from hop import nn as nn
     from hop.export.rewrite.patching import patch_torch as patch_torch
+    from hop.nn.quantizing import quantize_ as quantize_
     from hop.numerics import calibration as calibration
     from hop.numerics import formats as formats
     from hop.numerics import hadamard as hadamard
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 # Imported when they are first asked for; and what has another name (hop/_aliases.py).
 _LATER = ("checkpoint", "distributed", "export", "nn", "optim", "report")
+_FUNCTIONS = {"patch_torch": "hop.export.rewrite.patching", "quantize_": "hop.nn.quantizing"}
 _OTHERS = tuple(name.removeprefix("hop.") for name in _aliases.PUBLIC if name.count(".") == 1)
 
 
@@ -47,15 +50,13 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"hop.{name}")
     if (found := _aliases.module(f"hop.{name}")) is not None:
         return found
-    if name == "patch_torch":
-        from hop.export.rewrite.patching import patch_torch
-
-        return patch_torch
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     raise AttributeError(f"module 'hop' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, *_OTHERS, "patch_torch"})
+    return sorted({*globals(), *_LATER, *_OTHERS, *_FUNCTIONS})
 
 
 _aliases.install()

@@ -12,7 +12,8 @@ from typing import Any
 
 PUBLIC = {
     **{f"hop.{name}": f"hop.numerics.{name}" for name in ("calibration", "formats", "hadamard", "layouts", "presets")},
-    **{f"hop.{name}": f"hop.numerics.{name}" for name in ("quantizer", "requantization", "scale_rules", "schemes")},
+    **{f"hop.{name}": f"hop.numerics.{name}" for name in ("quantizer", "recipes", "requantization", "scale_rules")},
+    "hop.schemes": "hop.numerics.schemes",
     "hop.storage": "hop.tensor.storage",
     "hop.export.onnx": "hop.export.targets.onnx",
 }
@@ -25,7 +26,15 @@ RENAMED = {  # since 0.1; they go with 0.3
 }
 
 
-NAMES = {"hop.numerics.scale_rules": {"Given": "Static"}}  # in modules, likewise
+NAMES = {  # in modules, likewise: their places now
+    "hop.numerics.scale_rules": {"Given": "hop.scale_rules.Static"},
+    "hop.numerics.schemes": {
+        "INT4_W": "hop.schemes.INT4_WEIGHT_32",
+        "TERNARY_WEIGHT": "hop.schemes.INT8_DA_TERNARY_W",
+        **{name: f"hop.recipes.{name}" for name in ("INT8_TRAINING", "FP8_HYBRID", "FP8_DELAYED", "FP8_BLOCKWISE")},
+        **{name: f"hop.recipes.{name}_TRAINING" for name in ("MXFP8", "NVFP4")},
+    },
+}
 
 
 def module(name: str, stacklevel: int = 3) -> ModuleType | None:
@@ -68,9 +77,10 @@ def install() -> None:
 def _named(parent: str, name: str) -> Any:
     new = NAMES.get(parent, {}).get(name)
     if new is not None:
-        message = f"{parent}.{name} is now {new}, and goes with hop 0.3"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(sys.modules[parent], new)
+        old = f"{parent.replace('.numerics', '')}.{name}"
+        warnings.warn(f"{old} is now {new}, and goes with hop 0.3", DeprecationWarning, stacklevel=2)
+        of, _, own = new.rpartition(".")
+        return getattr(importlib.import_module(of), own)
     if (found := module(f"{parent}.{name}")) is None:
         raise AttributeError(f"module {parent!r} has no attribute {name!r}")
     return found

@@ -401,7 +401,7 @@ def layer(rng: Rng) -> Case:
         for p in model.parameters():
             p.copy_(plain(rng, *p.shape))
     made = torch.nn.Sequential(model)
-    hop.nn.convert(made, rng.choice([hop.schemes.INT8_DYNAMIC, hop.schemes.INT4_W]))
+    hop.nn.convert(made, rng.choice([hop.schemes.INT8_DYNAMIC, hop.schemes.INT4_WEIGHT_32]))
     x = plain(rng, 5, 64)
     tensors = [made[0].weight.detach(), made[0].bias.detach(), x]
     return tensors, lambda: made(x).detach()

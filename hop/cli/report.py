@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from hop.cli.inputs import Inputs, load_inputs, load_program
 from hop.cli.output import Bar, say, show, show_json, working
 from hop.export.analysis.arguments import named
+from hop.numerics.schemes import named as named_scheme
 from hop.report import CANDIDATES, Options, Sweep, compare
 from hop.report import sweep as run_sweep
 from hop.report.measuring import Progress
@@ -88,11 +89,12 @@ def _chosen(schemes: str | None, sweep: bool) -> dict[str, Any]:
     if schemes is None:
         return dict(CANDIDATES)
     names = [name.strip() for name in schemes.split(",")]
-    unknown = [name for name in names if name not in CANDIDATES]
-    if unknown or not sweep:
-        rule = f"{unknown[0]!r} is none of {', '.join(CANDIDATES)}" if unknown else "it goes with --sweep"
-        raise typer.BadParameter(rule, param_hint="'--schemes'")
-    return {name: CANDIDATES[name] for name in names}
+    if not sweep:
+        raise typer.BadParameter("it goes with --sweep", param_hint="'--schemes'")
+    try:
+        return {name: named_scheme(name) for name in names}
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--schemes'") from error
 
 
 def _sweep(program: ExportedProgram, inputs: Inputs, chosen: dict[str, Any], page: Path, options: Options) -> Sweep:

@@ -6,8 +6,11 @@ delayed.py      scales from the amaxes of earlier steps
 layer.py        what all layers share
 layers.py       Linear, Conv1d, Conv2d, Embedding
 conversion.py   from a float model to a quantized one, and back
-collection.py   calibration
+calibration.py  static scales from data
+report.py       what became of each of a model's parameters
 freezing.py     weights as codes
+sharing.py      inputs that several layers read, quantized once; siblings.py finds such layers
+quantizing.py   all of it in one call: hop.quantize_
 holding.py      codes of weights, kept over microbatches
 master.py       float weights that FSDP2 gathers as codes; gathering.py prepares a model for it
 """
@@ -17,7 +20,6 @@ from torch import nn as _nn
 from hop.nn.calibration import calibrate as calibrate
 from hop.nn.contexts import same_scheme as same_scheme
 from hop.nn.contexts import scheme as scheme
-from hop.nn.conversion import Report as Report
 from hop.nn.conversion import convert as convert
 from hop.nn.conversion import float_state_dict as float_state_dict
 from hop.nn.delayed import AmaxHistory as AmaxHistory
@@ -33,6 +35,9 @@ from hop.nn.layers import Conv2d as Conv2d
 from hop.nn.layers import Embedding as Embedding
 from hop.nn.layers import Linear as Linear
 from hop.nn.master import MasterWeight as MasterWeight
+from hop.nn.quantizing import quantize_ as quantize_
+from hop.nn.report import Report as Report
+from hop.nn.siblings import share_input as share_input
 from hop.nn.static import StaticScale as StaticScale
 
 

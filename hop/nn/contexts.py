@@ -25,6 +25,7 @@ class Plan:
     """A scheme as layers read it."""
 
     scheme: Scheme | None  # None: floats
+    settled: Scheme | None  # the same without random bits: what eval mode and frozen layers compute in
     quantizes_weight: bool
     needs: tuple[tuple[str, str], ...]  # the roles whose quantizers find no scale themselves, and their spellings
 
@@ -32,10 +33,10 @@ class Plan:
     def of(scheme: Scheme | None) -> "Plan":
         """The plan of `scheme`."""
         if scheme is None:
-            return Plan(None, False, ())
+            return Plan(None, None, False, ())
         quantizers = [(role, getattr(scheme, field)) for role, field in FIELDS.items()]
         needs = tuple((role, str(q)) for role, q in quantizers if q is not None and q.scale.missing() is not None)
-        return Plan(scheme, scheme.rhs is not None, needs)
+        return Plan(scheme, scheme.to_nearest(), scheme.rhs is not None, needs)
 
 
 class _Here(threading.local):
@@ -51,7 +52,7 @@ _here = _Here()
 class scheme:
     """A context in which layers compute in another scheme than their own. Contexts nest; each thread has its own.
 
-        with hop.nn.scheme(hop.schemes.FP8_HYBRID):
+        with hop.nn.scheme(hop.recipes.FP8_HYBRID):
             loss = model(x).sum()
 
     A backward runs as its forward was. What is computed again in the backward, by activation checkpointing, is computed

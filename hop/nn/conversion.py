@@ -1,95 +1,75 @@
-"""convert: quantized layers in the place of a model's float ones, and a report of it."""
+"""convert: quantized layers in the place of a model's float ones."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from hop.impls.quantize import dequantize
-from hop.nn.layer import Layer, modules_of, spelled
-from hop.nn.layers import LAYERS
-from hop.numerics.schemes import Scheme
+from hop.nn.layer import Layer, modules_of
+from hop.nn.layers import LAYERS, Linear
+from hop.nn.report import Report, Row, counted
+from hop.nn.siblings import share_input, siblings
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme, named
 from hop.tensor import QuantizedTensor
 
 _OPAQUE = (nn.RNNBase, nn.MultiheadAttention)  # whose own parameters are weights of products
 
 Selector = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 Rule = tuple[Selector, Scheme | None]
+Spelled = Scheme | Quantizer | str | None
+Rules = Scheme | Quantizer | str | Mapping[Selector, Spelled] | Sequence[tuple[Selector, Spelled]]
 
 
-@dataclass(frozen=True)
-class Row:
-    """What became of one layer."""
-
-    name: str
-    type: str  # that it had
-    scheme: Scheme | None  # None: it was left alone
-    reason: str = ""  # why
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `convert` did; str() is a table."""
-
-    model: nn.Module  # the converted model
-    rows: tuple[Row, ...]
-    unused: tuple[str, ...]  # selectors of which earlier rules took every layer
-
-    def __str__(self) -> str:
-        table = [("layer", "type", "scheme"), *((r.name or "(model)", r.type, _said(r)) for r in self.rows)]
-        widths = [max(len(row[i]) for row in table) for i in range(2)]
-        lines = [f"{name:{widths[0]}}  {kind:{widths[1]}}  {said}" for name, kind, said in table]
-        converted = sum(row.scheme is not None for row in self.rows)
-        lines.append(f"{converted} of {len(self.rows)} layers converted")
-        lines += [f"earlier rules take every layer that {selector} matches" for selector in self.unused]
-        return "\n".join(lines)
-
-
-def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool = False) -> Report:
+def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filter: Selector | None = None) -> Any:
     """Put quantized layers in the place of the Linear, Conv1d, Conv2d and Embedding of `model`, in place.
 
     They keep the Parameters, so that optimizers stay valid and tied weights tied; a module that stands in several
     places is converted once. A quantized layer gets the new scheme, and keeps its learn_scales. Subclasses are left
     alone, for they may compute something else; so are the projections of torch.nn.MultiheadAttention, which never calls
-    them.
+    them. Siblings that read one input, as query, key and value do, will quantize it once (hop.nn.share_input).
 
     Args:
-        model: its root may be such a layer itself: the report has what takes its place.
-        rules: a Scheme for all; or pairs of a selector and a Scheme, or None to leave a layer alone, of which the first
-            that matches counts. A selector is a module type, a pattern for the name such as "decoder.*.proj", or a
+        model: its root may be such a layer itself: what takes its place is returned.
+        rules: for all layers a Scheme, its name, such as "int8", or a Quantizer of weights; or several of them by
+            selectors, as a dict or as pairs, of which the first that matches counts. Their schemes may be None, to
+            leave a layer alone. A selector is a module type, a pattern for the name such as "decoder.*.proj", or a
             function (name, module) -> bool. Layers that none matches are left alone.
         learn_scales: whether static scales are Parameters.
+        filter: a selector of the layers that rules apply to; None for all.
 
     Returns:
-        A Report: its `model`, and a row for each layer with its scheme or why it has none.
+        The model. Its `hop_report` is a Report: a row for each layer, with its scheme or why it has none.
 
     Raises:
         TypeError: rules, a selector or a scheme is none, or model is no module.
-        ValueError: a selector matches no layer; the model is then as it was.
+        ValueError: a selector matches no layer, or no scheme has this name; the model is then as it was.
 
     Warns if no layer was converted though rules have a scheme, or if learn_scales finds none to learn.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
-    pairs = _checked(rules)
-    if not isinstance(rules, Scheme):
+    pairs = checked(rules, filter)
+    if len(pairs) > 1 or pairs[0][0] != "*":
         _check_matches(model, pairs)
     model, rows, matched = _walked(model, pairs, learn_scales)
     _unfuse(model)
+    _share_inputs(model)
     unused = tuple(repr(selector) for i, (selector, _) in enumerate(pairs) if rows and i not in matched)
-    report = Report(model, tuple(rows), unused)
-    if not any(row.scheme is not None for row in rows) and any(scheme is not None for _, scheme in pairs):
+    report = Report(counted(model, rows), unused)
+    model.hop_report = report  # type: ignore[assignment]  # a plain attribute
+    if not report.converted and any(scheme is not None for _, scheme in pairs):
         warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=2)
-    elif learn_scales and not any(_has_static_scale(row.scheme) for row in rows):
+    elif learn_scales and not any(has_static_scale(row.scheme) for row in rows):
         warnings.warn(
             "convert: learn_scales=True makes static scales Parameters, and no scheme has one: take one with "
             "hop.scale_rules.Static, such as hop.schemes.INT8_STATIC",
             stacklevel=2,
         )
-    return report
+    return model
 
 
 def _walked(model: nn.Module, pairs: Sequence[Rule], learn_scales: bool) -> tuple[nn.Module, list[Row], set[int]]:
@@ -135,24 +115,62 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _checked(rules: Any) -> list[Rule]:
-    if isinstance(rules, Scheme):
-        return [("*", rules)]
-    if not isinstance(rules, Sequence) or isinstance(rules, str):
-        raise TypeError(f"convert: rules must be a hop.Scheme, or pairs (selector, Scheme or None); got {rules!r}")
-    pairs = cast(Sequence[Any], rules)
-    for rule in pairs:
+def checked(rules: Any, filter: Any = None) -> list[Rule]:
+    """Rules as pairs of a selector and a Scheme or None. Raises as `convert` does."""
+    if isinstance(rules, Scheme | Quantizer | str):
+        pairs: Any = [("*", rules)]
+    else:
+        pairs = list(cast(Any, rules).items()) if isinstance(rules, Mapping) else rules
+    if not isinstance(pairs, Sequence) or not pairs:
+        raise TypeError(
+            "convert: rules must be a hop.Scheme, its name, a Quantizer of weights, or such by selectors in a dict or "
+            f"in pairs (selector, Scheme or None); got {rules!r}"
+        )
+    result: list[Rule] = []
+    for rule in cast(Sequence[Any], pairs):
         if not isinstance(rule, tuple) or len(cast(tuple[Any, ...], rule)) != 2:
             raise TypeError(f"convert: a rule must be a pair (selector, Scheme or None), got {rule!r}")
         selector, scheme = cast(tuple[Any, Any], rule)
-        if not isinstance(selector, str) and not callable(selector):
-            raise TypeError(
-                f"convert: a selector must be a module type, a name pattern or a function (name, module) -> bool; got "
-                f"{selector!r}"
-            )
-        if scheme is not None and not isinstance(scheme, Scheme):
-            raise TypeError(f"convert: the scheme for {selector!r} must be a hop.Scheme or None, got {scheme!r}")
-    return list(pairs)
+        _check_selector("a selector", selector)
+        result.append((selector, _scheme(selector, scheme)))
+    if filter is None:
+        return result
+    _check_selector("filter", filter)
+    return [(_Except(filter), None), *result]
+
+
+def _check_selector(name: str, selector: Any) -> None:
+    if not isinstance(selector, str) and not callable(selector):
+        raise TypeError(
+            f"convert: {name} must be a module type, a name pattern or a function (name, module) -> bool; got "
+            f"{selector!r}"
+        )
+
+
+def _scheme(selector: Any, scheme: Any) -> Scheme | None:
+    if isinstance(scheme, str):
+        return named(scheme)
+    if isinstance(scheme, Quantizer):
+        return Scheme(None, scheme)
+    if scheme is not None and not isinstance(scheme, Scheme):
+        raise TypeError(
+            f"convert: the scheme for {selector!r} must be a hop.Scheme, its name, a Quantizer of weights or None; got "
+            f"{scheme!r}"
+        )
+    return scheme
+
+
+class _Except:
+    """The selector of all layers that `filter` does not select."""
+
+    def __init__(self, filter: Selector) -> None:
+        self.filter = filter
+
+    def __call__(self, name: str, module: nn.Module) -> bool:
+        return not _matches(self.filter, name, module)
+
+    def __repr__(self) -> str:
+        return f"all but filter={self.filter!r}"
 
 
 def _check_matches(model: nn.Module, rules: Sequence[Rule]) -> None:
@@ -210,7 +228,8 @@ def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Modu
     return LAYERS[type(module)].from_float(module, scheme, learn_scales)
 
 
-def _has_static_scale(scheme: Scheme | None) -> bool:
+def has_static_scale(scheme: Scheme | None) -> bool:
+    """Whether a scheme has scales that are found once, from data."""
     quantizers = () if scheme is None else (scheme.lhs, scheme.rhs, scheme.output)
     return any(q is not None and q.scale.is_static for q in quantizers)
 
@@ -224,6 +243,14 @@ def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
     return model
 
 
+def _share_inputs(model: nn.Module) -> None:
+    """Let siblings that read one input quantize it once."""
+    for found in siblings(model):
+        layers = [layer for layer in found if isinstance(layer, Linear)]
+        if len(layers) > 1:
+            share_input(layers)
+
+
 def _unfuse(model: nn.Module) -> None:
     """Make torch's encoders call their layers: their fused form reads the weights itself."""
     for module in model.modules():
@@ -231,10 +258,3 @@ def _unfuse(model: nn.Module) -> None:
             module.activation_relu_or_gelu = 0
         if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, Layer) for m in module.modules()):
             module.use_nested_tensor = False
-
-
-def _said(row: Row) -> str:
-    if row.scheme is None:
-        return f"- {row.reason}"
-    named = spelled(row.scheme)
-    return f"{named} ({row.reason})" if row.reason else named

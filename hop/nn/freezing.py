@@ -9,48 +9,84 @@ from hop.nn.contexts import WEIGHT
 from hop.nn.delayed import AmaxHistory
 from hop.nn.layer import Layer
 from hop.nn.static import StaticScale
+from hop.numerics.quantizer import Quantizer
 
 
-def freeze(model: nn.Module) -> None:
-    """Replace the weights of quantized layers by QuantizedTensors, without gradients: the forward gives the same bits,
-    in less memory. Each is quantized by the scheme that is active, and that is then the layer's own.
+def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
+    """Replace the weights of quantized layers by QuantizedTensors, without gradients, in place: the forward gives the
+    same bits as in eval mode, in less memory. Each is quantized by the scheme that is active, and that is then the
+    layer's own; what rounds at random rounds to the nearest. From then on the layer draws no random bits.
 
     Layers whose scheme leaves the weight in floats are not changed. Layers that share a weight, a quantizer and a scale
-    share the frozen one.
+    share the frozen one. The float weights go one by one, the small ones first, so that little more memory is taken
+    than before.
+
+    Args:
+        pack: whether weights lie in the layout that products read fastest on this machine (hop.pack), which takes the
+            time of bringing them to it out of each call. A layer that is frozen already is brought to the form that
+            `pack` says. state_dicts hold the plain form in any case, and a layer packs what it loads for the machine
+            that it runs on. Embeddings stay plain: they are looked up by rows.
+
+    Returns:
+        model.
 
     Raises:
-        ValueError: there is no quantized layer, a scheme rounds weights at random, or a static scale is not set. No
-            layer is changed then.
+        ValueError: there is no quantized layer, or a static scale is not set. No layer is changed then.
     """
     if not any(isinstance(m, Layer) for m in model.modules()):
-        raise ValueError("freeze: model has no quantized layers; call hop.nn.convert before")
-    layers = [m for m in model.modules() if isinstance(m, Layer) and m.plan().quantizes_weight and not m.frozen]
-    made: dict[Any, nn.Parameter] = {}
-    found = [(layer, _frozen(layer, made)) for layer in layers]
-    for layer, weight in found:
-        layer.take_frozen(weight)
-
-
-def _frozen(layer: Layer, made: dict[Any, nn.Parameter]) -> nn.Parameter:
-    layer.prepare()
-    scheme = layer.plan().scheme
-    assert scheme is not None and scheme.rhs is not None
-    if scheme.rhs.stochastic:
         raise ValueError(
-            f"freeze: rhs={scheme.rhs} of the scheme rounds at random; take one that rounds to the nearest"
+            f"freeze: model={type(model).__name__} has no quantized layers; call hop.nn.convert(model, scheme) before"
         )
-    q = layer.weight_quantizer(scheme.rhs)
+    layers = [m for m in model.modules() if isinstance(m, Layer) and (m.plan().quantizes_weight or m.frozen)]
+    for layer in layers:
+        layer.prepare()
+        if not layer.frozen:
+            _check_scale(layer)
+    frozen: dict[Any, nn.Parameter] = {}  # by what they are made of; weights of the model keep their ids meanwhile
+    for layer in sorted(layers, key=lambda layer: layer.weight.numel()):
+        key = (*_identity(layer), pack and layer.is_packable)
+        if key not in frozen:
+            weight = layer.weight if layer.frozen else _codes(layer)
+            frozen[key] = nn.Parameter(layer.laid_out(weight, key[-1]), requires_grad=False)
+        layer.take_frozen(frozen[key], key[-1])
+    return model
+
+
+def _quantizer(layer: Layer) -> Quantizer:
+    scheme = layer.plan().settled
+    assert scheme is not None and scheme.rhs is not None
+    return layer.weight_quantizer(scheme.rhs)
+
+
+def _state(layer: Layer) -> Any:
+    """Where the scale of the weight is kept; None for one that is found from the weight."""
+    return layer.scales[WEIGHT] if _quantizer(layer).scale.missing() is not None else None
+
+
+def _check_scale(layer: Layer) -> None:
+    state = _state(layer)
+    if isinstance(state, StaticScale) and not state.ready:
+        raise ValueError(
+            f"freeze: the static scale of a weight ({_quantizer(layer)}) is not set; call hop.nn.calibrate before"
+        )
+
+
+def _identity(layer: Layer) -> tuple[Any, ...]:
+    """What layers have in common that share a frozen weight."""
+    if layer.frozen:
+        return (id(layer.weight),)
+    state = _state(layer)
+    return id(layer.weight), str(_quantizer(layer)), None if state is None else id(state)
+
+
+def _codes(layer: Layer) -> Any:
+    """The weight, quantized."""
     given: dict[str, Any] = {}
-    state = layer.scales[WEIGHT] if q.scale.missing() is not None else None
+    state = _state(layer)
     if isinstance(state, AmaxHistory):
         given = {"scale": state.amax}
     elif isinstance(state, StaticScale):
-        if not state.ready:
-            raise ValueError(f"freeze: the static scale of a weight ({q}) is not set; call hop.nn.calibrate before")
         given = {"scale": state.scale.detach()}
         if state.zero_point is not None:
             given["zero_point"] = state.zero_point.detach()
-    key = (id(layer.weight), str(q), None if state is None else id(state))
-    if key not in made:
-        made[key] = nn.Parameter(quantize(q, layer.weight.detach(), **given), requires_grad=False)
-    return made[key]
+    return quantize(_quantizer(layer), layer.weight.detach(), **given)

@@ -7,22 +7,29 @@ are the entries of a state_dict beside those of the float layer, for roles whose
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from hop.compat.eager import OpOverload
+from hop.impls.pack import layout_for, pack_operator
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active
 from hop.nn.delayed import AmaxHistory
+from hop.nn.sharing import SharedInput
 from hop.nn.static import StaticScale
 from hop.numerics import calibration
+from hop.numerics.layouts import Tiled
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.recipes import RECIPES
 from hop.numerics.schemes import SCHEMES, Scheme
 from hop.tensor import QuantizedTensor
+
+_NO_SCALES = Scales()
 
 
 def modules_of(model: nn.Module, every_name: bool = False) -> Sequence[tuple[str, nn.Module]]:
@@ -35,6 +42,7 @@ class Layer(nn.Module):
 
     float_type: type[nn.Module]  # what it is made from
     roles: tuple[str, ...] = ROLES  # those that its operator has
+    is_packable: ClassVar[bool] = True  # whether products read the weight
     example_dims: int  # the dimensions of one example of its input
     weight: Any
     scales: Any  # an nn.ModuleDict where there are any
@@ -67,7 +75,8 @@ class Layer(nn.Module):
 
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
         """What follows the constructor of the float layer."""
-        self.learn_scales, self.frozen, self.calibrating = learn_scales, False, False
+        self.learn_scales, self.frozen, self.calibrating, self.packs = learn_scales, False, False, False
+        self.shared_input: SharedInput | None = None
         self.scales = {}
         self.scheme = scheme
 
@@ -94,11 +103,27 @@ class Layer(nn.Module):
         """Build the state that the scheme needs which is active now."""
         self._build(self.plan())
 
-    def take_frozen(self, weight: nn.Parameter) -> None:
-        """Compute with `weight`, quantized, from now on, in the scheme that is active, outside of its context too."""
-        self._own, self.weight, self.frozen = self.plan(), weight, True
+    def take_frozen(self, weight: nn.Parameter, packs: bool) -> None:
+        """Compute with `weight`, quantized, from now on, in the scheme that is active, outside of its context too.
+        `packs` says whether it is to lie as products read it fastest, wherever the layer goes."""
+        if not self.frozen:
+            self._own, self.frozen = self.plan(), True
+        self.weight, self.packs = weight, packs
         if WEIGHT in self.scales:
             del self.scales[WEIGHT]
+
+    def laid_out(self, weight: Any, packs: bool) -> Any:
+        """A quantized weight in the layout that products of this layer read fastest where it lies; or plain."""
+        layout = self._layout(weight) if packs else None
+        return (
+            weight
+            if weight.quantizer.layout == layout
+            else pack_operator(weight, "" if layout is None else str(layout))
+        )
+
+    def _layout(self, weight: QuantizedTensor) -> Tiled | None:
+        layout = layout_for(replace(weight.quantizer, layout=None), weight.dim(), weight.device.type)
+        return layout if isinstance(layout, Tiled) else None  # of which plain codes can be made again
 
     def set_weight_scale(self) -> None:
         """Find the static scale of the weight, if it has one that is not set."""
@@ -145,9 +170,10 @@ class Layer(nn.Module):
                 )
             self._build(plan)
         given = self._given(plan, x)
-        assert plan.scheme is not None
+        scheme = plan.scheme if self.training and not self.frozen else plan.settled
+        assert scheme is not None
         args = tuple(master.opened(a) if a is self.weight else a for a in args)
-        y = self._run(op, plan.scheme, args, given)
+        y = self._run(op, scheme, args, given)
         if given.grad is None:
             return y
         gradient = self.scales[GRADIENT]
@@ -155,7 +181,7 @@ class Layer(nn.Module):
 
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
         """The result of the operator in a scheme that is not None."""
-        return quantized(op, scheme, *args, scales=scales)
+        return quantized(op, scheme, *args, scales=None if scales is _NO_SCALES else scales)
 
     def _computes_floats(self, plan: Plan) -> bool:
         return plan.scheme is None or self.calibrating
@@ -170,6 +196,8 @@ class Layer(nn.Module):
 
     def _given(self, plan: Plan, x: Tensor) -> Scales:
         """What the quantizers take that find no scale themselves."""
+        if not plan.needs:
+            return _NO_SCALES
         given: dict[str, Tensor | None] = {}
         for role, _ in plan.needs:
             if not self._keeps(role):
@@ -260,18 +288,52 @@ class Layer(nn.Module):
         """The quantizer of the weight, for the one of a scheme."""
         return q
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    # ---- files, and other devices
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        weight = destination.get(f"{prefix}{WEIGHT}")
+        if self.packs and isinstance(weight, QuantizedTensor):
+            destination[f"{prefix}{WEIGHT}"] = self.laid_out(weight, False)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
         if not any(
             key.startswith(f"{prefix}scales.") for key in state_dict
         ):  # a float layer's: scales keep their values
             own = nn.ModuleDict(self.scales).state_dict()
             state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in own.items()})
-        key = f"{prefix}{WEIGHT}"
+        key, assigns = f"{prefix}{WEIGHT}", local_metadata.get("assign_to_params_buffers", False)
         if key in state_dict:
-            state_dict[key] = master.gathered_like(self.weight, state_dict[key])
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+            state_dict[key] = self._loaded(master.gathered_like(self.weight, state_dict[key]))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        if assigns and isinstance(self.weight, QuantizedTensor) and not self.frozen:
+            self.take_frozen(cast(nn.Parameter, self.weight.requires_grad_(False)), self.packs)
+
+    def _loaded(self, weight: Any) -> Any:
+        """A weight of a file in the form of the layer's own."""
+        if self.packs and isinstance(weight, QuantizedTensor):
+            return self.laid_out(weight, True)
+        return weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self._lay_out()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Bring the weight to the layout for where it lies now."""
+        if self.packs and isinstance(self.weight, QuantizedTensor):
+            found = self.laid_out(self.weight, True)
+            if found is not self.weight:
+                self.weight = nn.Parameter(found, requires_grad=False)
 
 
 def spelled(scheme: Scheme) -> str:
-    """The name of `scheme` in hop.schemes, if it has one."""
-    return next((name for name, value in SCHEMES.items() if value == scheme), str(scheme))
+    """The name of `scheme` in hop.schemes or hop.recipes, if it has one."""
+    return next((name for name, value in (SCHEMES | RECIPES).items() if value == scheme), str(scheme))

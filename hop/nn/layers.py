@@ -62,6 +62,12 @@ class Linear(Layer, nn.Linear):
         self.holds, self._held = holds, (None, [])
 
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
+        if self.frozen:  # nothing to save for a gradient of the weight
+            x, *others = args
+            q, shared = scheme.lhs, self.shared_input
+            if shared is not None and q is not None and q.scale.missing() is None and not torch.compiler.is_compiling():
+                x = shared.codes(self, q, x)
+            return super()._run(op, scheme, (x, *others), scales)
         of, held = self._held
         y, kept = linear(
             scheme,
@@ -140,6 +146,7 @@ class Embedding(Layer, nn.Embedding):
     floats, so is the layer. Its gradient is dense: sparse=True is refused."""
 
     float_type = nn.Embedding
+    is_packable = False
     example_dims = 0
     roles = (WEIGHT, OUTPUT)
 

@@ -129,6 +129,11 @@ class Quantizer(Value):
         return self.layout is not None and self.layout.tiled
 
     @property
+    def plain(self) -> "Quantizer":
+        """The same with codes in the plain form."""
+        return self if self.layout is None else replace(self, layout=None)
+
+    @property
     def tiles(self) -> Tiled | None:
         """The tiles in which codes are held, if they are."""
         return None if self.layout is None else self.layout.tiles

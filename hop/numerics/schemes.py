@@ -1,18 +1,22 @@
 """Scheme: a frozen value that says how the operands of a matrix product, convolution or embedding are quantized, and
-how their gradient is computed; and the schemes that people use, by name. `SCHEMES` lists them.
+how their gradient is computed; and the schemes in which people deploy models, by name. Those in which they train are in
+hop.recipes.
+
+A name is the format, then what is quantized by it: WEIGHT alone, or activations too, with scales that are found in each
+call (DYNAMIC) or before (STATIC); then what shares a scale, where there is a choice. `A_DA_B_W` is dynamic activations
+in A, weights in B. `SCHEMES` lists them, `named` finds one by its name.
 
 A quantizer's last dimension is the one that the product sums over, whichever way the operator takes its operands: one
 of blocks (1, -1) has a scale for each row of the left factor, and one for each output channel of the right. In a
 convolution the rows are the examples of the input and the output channels of the weight.
 """
 
+import difflib
 import functools
 from dataclasses import dataclass, replace
 
 from hop.numerics import presets, spelling
-from hop.numerics.formats import E4M3, E5M2, INT8
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Delayed
 from hop.numerics.spelling import Value
 
 STE, ORIGINAL, QUANTIZED = "ste", "original", "quantized"
@@ -99,6 +103,14 @@ class Scheme(Value):
         """The scheme that `str` spelled so. Raises ValueError, with the position, for anything else."""
         return _parse(text)
 
+    def to_nearest(self) -> "Scheme":
+        """The same without random bits: what rounds at random rounds to the nearest. Layers compute so in eval mode,
+        and once they are frozen."""
+        if not self.is_stochastic():
+            return self
+        fields = {f: getattr(self, f) for f in ("lhs", "rhs", "grad")}
+        return replace(self, **{f: replace(q, stochastic=False) for f, q in fields.items() if q is not None})
+
     def is_stochastic(self) -> bool:
         """Whether a call draws random bits, in its forward or in its backward."""
         return any(q is not None and q.stochastic for q in (self.lhs, self.rhs, self.grad))
@@ -130,29 +142,57 @@ def for_convolution(q: Quantizer, ndim: int) -> Quantizer:
 
 # ---- integers
 
-INT8_DYNAMIC = Scheme(presets.INT8_ROW, presets.INT8_ROW)  # a scale for each row and channel, found in each call
+INT8_DYNAMIC = Scheme(presets.INT8_ROW, presets.INT8_ROW)  # a scale for each row and channel
 INT8_STATIC = Scheme(presets.INT8_TENSOR_STATIC_AFFINE, presets.INT8_ROW)  # calibrated or learned activations
-INT8_DA_INT4_W = Scheme(presets.INT8_ROW_AFFINE, presets.INT4_32)  # "8da4w"
-INT4_W = Scheme(None, presets.INT4_32)  # "4w": weights only
-INT8_TRAINING = Scheme(
-    presets.INT8_ROW, presets.INT8_ROW, grad=Quantizer(INT8, (1, -1), stochastic=True), backward=QUANTIZED
-)
-TERNARY_WEIGHT = Scheme(presets.INT8_ROW, presets.TERNARY_TENSOR)
+INT8_WEIGHT = Scheme(None, presets.INT8_ROW)
+INT4_WEIGHT_32 = Scheme(None, presets.INT4_32)  # groups of 32 along the input features
+INT4_WEIGHT_64 = Scheme(None, presets.INT4_64)
+INT4_WEIGHT_128 = Scheme(None, presets.INT4_128)
+INT4_WEIGHT_32_AFFINE = Scheme(None, presets.UINT4_32_AFFINE)  # with a zero point for each group
+INT4_WEIGHT_64_AFFINE = Scheme(None, presets.UINT4_64_AFFINE)
+INT4_WEIGHT_128_AFFINE = Scheme(None, presets.UINT4_128_AFFINE)
+INT8_DA_INT4_W = Scheme(presets.INT8_ROW_AFFINE, presets.INT4_32)
+INT8_DA_TERNARY_W = Scheme(presets.INT8_ROW, presets.TERNARY_TENSOR)
 
-# ---- 8-bit floats: e4m3 forward, e5m2 for gradients
+# ---- 8-bit floats, e4m3
 
-FP8_HYBRID = Scheme(presets.FP8_TENSOR, presets.FP8_TENSOR, grad=presets.FP8_E5M2_TENSOR, backward=QUANTIZED)
-FP8_DELAYED = Scheme(
-    Quantizer(E4M3, scale=Delayed()),
-    Quantizer(E4M3, scale=Delayed()),
-    grad=Quantizer(E5M2, scale=Delayed()),
-    backward=QUANTIZED,
-)
-FP8_BLOCKWISE = Scheme(presets.FP8_1X128, presets.FP8_128X128, grad=presets.FP8_1X128, backward=QUANTIZED)
+FP8_DYNAMIC_ROW = Scheme(presets.FP8_ROW, presets.FP8_ROW)
+FP8_DYNAMIC_TENSOR = Scheme(presets.FP8_TENSOR, presets.FP8_TENSOR)
+FP8_WEIGHT = Scheme(None, presets.FP8_ROW)
 
 # ---- block-scaled formats
 
-MXFP8 = Scheme(presets.MXFP8, presets.MXFP8, grad=presets.MXFP8, backward=QUANTIZED)
-NVFP4 = Scheme(presets.NVFP4_HADAMARD, presets.NVFP4_16X16, grad=presets.NVFP4_GRADIENT, backward=QUANTIZED)
+MXFP8_DYNAMIC = Scheme(presets.MXFP8, presets.MXFP8)
+MXFP8_WEIGHT = Scheme(None, presets.MXFP8)
+MXFP4_DYNAMIC = Scheme(presets.MXFP4, presets.MXFP4)
+MXFP4_WEIGHT = Scheme(None, presets.MXFP4)
+NVFP4_DYNAMIC = Scheme(presets.NVFP4, presets.NVFP4)
+NVFP4_WEIGHT = Scheme(None, presets.NVFP4)
 
 SCHEMES = {name: value for name, value in list(globals().items()) if isinstance(value, Scheme)}
+
+SHORT = {
+    "int8": "int8_dynamic",
+    "int4": "int4_weight_32",
+    "8da4w": "int8_da_int4_w",
+    "fp8": "fp8_dynamic_row",
+    **{name: f"{name}_dynamic" for name in ("mxfp8", "mxfp4", "nvfp4")},
+}
+"""The names that need not be written out."""
+
+
+def named(name: str) -> Scheme:
+    """The scheme of a name: "int8_weight" or "INT8_WEIGHT" for INT8_WEIGHT; or short, "int8", "int4", "8da4w", "fp8",
+    "mxfp8", "mxfp4", "nvfp4".
+
+    Raises ValueError, with the nearest names, for any other."""
+    lower = name.lower().replace("-", "_")
+    found = SCHEMES.get(SHORT.get(lower, lower).upper())
+    if found is None:
+        known = [*SHORT, *(scheme.lower() for scheme in SCHEMES)]
+        near = difflib.get_close_matches(lower, known, n=3) or known
+        raise ValueError(f"scheme: no scheme is called {name!r}; take {', '.join(near)}, or a hop.Scheme")
+    return found
+
+
+__all__ = ["SCHEMES", "SHORT", "Scheme", "named", *SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -16,7 +16,7 @@ from hop.compat.pytree import tree_leaves
 from hop.dispatch.hop import Hop
 from hop.export.analysis.arguments import Arguments, Data, placed
 from hop.export.rewrite.scheme import to_scheme
-from hop.numerics import presets, schemes
+from hop.numerics import schemes
 from hop.numerics.schemes import Scheme
 from hop.report.comparing import exported, inputs_of
 from hop.report.journal import Journal, fingerprint
@@ -26,19 +26,14 @@ from hop.report.sweep_result import Candidate, Sweep
 from hop.report.values import numbers
 
 CANDIDATES: Mapping[str, Scheme] = {
-    "int8": schemes.INT8_DYNAMIC,
-    "int8-weights": Scheme(None, presets.INT8_ROW),
-    "int8-int4": schemes.INT8_DA_INT4_W,
-    "int4-weights": schemes.INT4_W,
-    "fp8": Scheme(presets.FP8_ROW, presets.FP8_ROW),
-    "fp8-weights": Scheme(None, presets.FP8_ROW),
-    "mxfp8": Scheme(presets.MXFP8, presets.MXFP8),
-    "mxfp4": Scheme(presets.MXFP4, presets.MXFP4),
-    "mxfp4-weights": Scheme(None, presets.MXFP4),
-    "nvfp4": Scheme(presets.NVFP4, presets.NVFP4),
-    "nvfp4-weights": Scheme(None, presets.NVFP4),
+    name: schemes.named(name)
+    for name in (
+        *("int8", "int8_weight", "8da4w", "int4", "fp8", "fp8_weight"),
+        *("mxfp8", "mxfp4", "mxfp4_weight", "nvfp4", "nvfp4_weight"),
+    )
 }
-"""What `sweep` tries by default: activations and weights, or weights alone."""
+"""What `sweep` tries by default: schemes by their names in hop.schemes, of activations and weights, or of weights
+alone."""
 
 FLOAT = "float"  # the model as it is
 Loss = Callable[[list[Any]], float]

@@ -23,7 +23,7 @@ import hop
 import hop.checkpoint
 import hop.nn
 import hop.optim
-from hop import _aliases, formats, layouts, presets, requantization, scale_rules, schemes
+from hop import _aliases, formats, layouts, presets, recipes, requantization, scale_rules, schemes
 from hop.dispatch import hop as _hop
 from hop.numerics import spelling
 from hop.numerics.quantizer import Quantizer
@@ -91,7 +91,7 @@ class TestSpellings(unittest.TestCase):
         texts = spelled(version)
         for kind, cls, now in (
             ("quantizers", Quantizer, presets.PRESETS),
-            ("schemes", schemes.Scheme, schemes.SCHEMES),
+            ("schemes", schemes.Scheme, contents.NAMED),
             ("conventions", requantization.Requantization, {}),
         ):
             for name, text in texts[kind].items():
@@ -236,20 +236,26 @@ class TestComplete(unittest.TestCase):
 
     def test_spellings(self):
         known = {f.name: f for f in formats.FORMATS}
-        for kind, public in (
-            ("formats", known),
-            ("quantizers", presets.PRESETS),
-            ("schemes", schemes.SCHEMES),
-        ):
+        for kind, public in (("formats", known), ("quantizers", presets.PRESETS)):
             missing = self._missing(kind, public)
             assert not missing, f"no corpus has {kind} {missing}: python -m tests.corpus.write with the next version"
+
+    def test_schemes(self):
+        """Files hold them as quantizers; each of those is spelled in a corpus, by itself or in a scheme."""
+        texts = [text for version in VERSIONS for text in spelled(version)["quantizers"].values()]
+        older = [text for version in VERSIONS for text in spelled(version)["schemes"].values()]
+        known = {Quantizer.parse(text) for text in texts}
+        for scheme in map(schemes.Scheme.parse, older):
+            known |= {scheme.lhs, scheme.rhs, scheme.output, scheme.grad}
+        for name, scheme in {**schemes.SCHEMES, **recipes.RECIPES}.items():
+            assert {scheme.lhs, scheme.rhs, scheme.output, scheme.grad} <= known, name
 
     def test_classes(self):
         """Each rule, layout and convention of requantization is spelled in a quantizer."""
         texts = " ".join(text for version in VERSIONS for text in spelled(version)["quantizers"].values())
         for names in _aliases.NAMES.values():  # by which earlier versions spell them
             for old, new in names.items():
-                texts = texts.replace(f"{old}(", f"{new}(")
+                texts = texts.replace(f"{old}(", f"{new.rpartition('.')[2]}(")
         bases = {scale_rules.Rule: "Amax", layouts.Layout: "", requantization.Requantization: "Division"}  # the default
         for base, default in bases.items():
             for cls in subclasses(base):

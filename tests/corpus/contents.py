@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import hop
 import hop.optim
-from hop import formats, layouts, presets, requantization, scale_rules, schemes
+from hop import formats, layouts, presets, recipes, requantization, scale_rules, schemes
 from hop.dispatch import hop as _hop
 from hop.numerics.formats import E4M3, E5M2, INT8, UINT8, Codebook, Float, Integer, PowerOfTwo
 from hop.numerics.hadamard import Hadamard
@@ -99,10 +99,20 @@ def quantizers() -> dict[str, Quantizer]:
     }
 
 
+# What version 0.1 called them.
+NAMED = {
+    **{name: schemes.SCHEMES[name] for name in ("INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W")},
+    "INT4_W": schemes.INT4_WEIGHT_32,
+    "TERNARY_WEIGHT": schemes.INT8_DA_TERNARY_W,
+    **{name: recipes.RECIPES[name] for name in ("INT8_TRAINING", "FP8_HYBRID", "FP8_DELAYED", "FP8_BLOCKWISE")},
+    **{name: recipes.RECIPES[f"{name}_TRAINING"] for name in ("MXFP8", "NVFP4")},
+}
+
+
 def all_schemes() -> dict[str, schemes.Scheme]:
     return {
-        **schemes.SCHEMES,
-        "original": replace(schemes.INT4_W, backward=schemes.ORIGINAL),
+        **NAMED,
+        "original": replace(schemes.INT4_WEIGHT_32, backward=schemes.ORIGINAL),
         "output": replace(schemes.INT8_DYNAMIC, output=presets.INT8_TENSOR_STATIC_AFFINE),
     }
 
@@ -171,7 +181,7 @@ def converted(kind: str, scheme: schemes.Scheme) -> Any:
     model = nn.ModuleDict({"layer": layer})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert: no layer was converted")
-        row = hop.nn.convert(model, scheme).rows[0]
+        row = hop.nn.convert(model, scheme).hop_report.rows[0]
     return model["layer"] if row.scheme is not None else None
 
 
@@ -309,7 +319,7 @@ class Quantized(nn.Module):
         given = hop.Scales(output=scale, output_zero_point=torch.full((), 3.0))
         return [
             *(
-                hop.quantized(aten.mm.default, schemes.SCHEMES[name], x, w.t())
+                hop.quantized(aten.mm.default, NAMED[name], x, w.t())
                 for name in ("INT8_DYNAMIC", "INT8_DA_INT4_W", "INT4_W", "FP8_BLOCKWISE", "MXFP8", "TERNARY_WEIGHT")
             ),
             hop.dequantize(hop.quantized(aten.linear.default, all_schemes()["output"], x, w, scales=given)),

@@ -17,13 +17,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hop
-from hop import nn, presets, schemes
+from hop import nn, presets, recipes, schemes
 from tests.support.files import read_back
 from tests.support.processes import run
+from tests.support.schemes import EVERY
 
 aten = torch.ops.aten
-SCHEMES = ("INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "TERNARY_WEIGHT", "INT8_TRAINING")
-SCHEMES += ("FP8_HYBRID", "FP8_DELAYED", "FP8_BLOCKWISE", "MXFP8", "NVFP4")
+SCHEMES = ("INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_DA_TERNARY_W", "INT8_TRAINING")
+SCHEMES += ("FP8_HYBRID", "FP8_DELAYED", "FP8_BLOCKWISE", "MXFP8_TRAINING", "NVFP4_TRAINING")
 UNEVEN = (32, 10, 3, 16)  # 10 rows for 4 processes are 3, 3, 3, 1, and 3 rows 1, 1, 1, 0
 CUT = (160, 160, 130)  # blocks of 128 and of 16 rows are cut
 
@@ -87,9 +88,12 @@ class Gathered(TorchDispatchMode):
 
 def every_scheme(mesh: Any, rank: int) -> None:
     """Steps of AdamW: the codes are those of one process, and so, on the same data, is all else, to the bit."""
-    turns = [*((name, UNEVEN) for name in SCHEMES), *((name, CUT) for name in ("FP8_HYBRID", "FP8_BLOCKWISE", "NVFP4"))]
+    turns = [
+        *((name, UNEVEN) for name in SCHEMES),
+        *((name, CUT) for name in ("FP8_HYBRID", "FP8_BLOCKWISE", "NVFP4_TRAINING")),
+    ]
     for name, widths in turns:
-        one, many = (built(getattr(schemes, name), widths) for _ in range(2))
+        one, many = (built(EVERY[name], widths) for _ in range(2))
         sharded(many, mesh)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (one, many)]
         for optimizer, model in zip(optimizers, (one, many), strict=True):
@@ -107,8 +111,8 @@ def every_scheme(mesh: Any, rank: int) -> None:
 def own_data(mesh: Any, rank: int) -> None:
     """A batch spread over processes: forwards equal to the bit, gradients sums in another order."""
     count = mesh.size()
-    for name in ("INT8_DYNAMIC", "INT8_STATIC", "TERNARY_WEIGHT"):
-        one, many = (built(getattr(schemes, name)) for _ in range(2))
+    for name in ("INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_TERNARY_W"):
+        one, many = (built(EVERY[name]) for _ in range(2))
         sharded(many, mesh)
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, many)]
         x = batch(16 * count, 32, 1)
@@ -126,7 +130,7 @@ def convolutions(mesh: Any, rank: int) -> None:
     for name in ("INT8_DYNAMIC", "FP8_HYBRID"):
         torch.manual_seed(0)
         floats = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1))
-        one, many = (nn.convert(copy.deepcopy(floats), getattr(schemes, name)).model for _ in range(2))
+        one, many = (nn.convert(copy.deepcopy(floats), EVERY[name]) for _ in range(2))
         sharded(many, mesh)
         x = batch(4, 36, 0).view(4, 1, 6, 6)
         assert torch.equal(stepped(one, x), stepped(many, x)), name
@@ -135,9 +139,9 @@ def convolutions(mesh: Any, rank: int) -> None:
 
 def options_of_fsdp(mesh: Any, rank: int) -> None:
     """Not resharding, prefetching, gradients accumulated over microbatches, and a parameter dtype."""
-    one = built(schemes.MXFP8, CUT)
+    one = built(recipes.MXFP8_TRAINING, CUT)
     for reshard in (True, False):
-        many = sharded(built(schemes.MXFP8, CUT), mesh, reshard_after_forward=reshard)
+        many = sharded(built(recipes.MXFP8_TRAINING, CUT), mesh, reshard_after_forward=reshard)
         many[0].set_modules_to_forward_prefetch([many[2]])
         many[2].set_modules_to_backward_prefetch([many[0]])
         one.zero_grad()
@@ -185,9 +189,9 @@ def state(mesh: Any, rank: int) -> None:
 def wire(mesh: Any, rank: int) -> None:
     """A layer of 1024 x 1024: what is really given to the collective, of the bytes of float32."""
     bounds = {"INT8_DYNAMIC": 0.27, "FP8_HYBRID": 0.27, "FP8_BLOCKWISE": 0.27}
-    bounds |= {"NVFP4": 0.16, "INT8_DA_INT4_W": 0.16, "TERNARY_WEIGHT": 0.08}
+    bounds |= {"NVFP4_TRAINING": 0.16, "INT8_DA_INT4_W": 0.16, "INT8_DA_TERNARY_W": 0.08}
     for name, bound in bounds.items():
-        layer = nn.Linear(1024, 1024, bias=False, scheme=getattr(schemes, name))
+        layer = nn.Linear(1024, 1024, bias=False, scheme=EVERY[name])
         nn.gather_as_codes(layer)
         described = nn.bytes_gathered(layer, mesh.size())
         fully_shard(layer, mesh=mesh)
@@ -244,14 +248,14 @@ def meshes(mesh: Any, rank: int) -> None:
     hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     x = batch(16, 128, 0)
-    for name, bound in (("INT8_DYNAMIC", 0.0), ("MXFP8", 1e-6), ("NVFP4", 1e-6)):
-        one = built(getattr(schemes, name), (128, 256, 128))
+    for name, bound in (("INT8_DYNAMIC", 0.0), ("MXFP8_TRAINING", 1e-6), ("NVFP4_TRAINING", 1e-6)):
+        one = built(EVERY[name], (128, 256, 128))
         want = stepped(one, x)
         if name == "INT8_DYNAMIC":
-            many = sharded(built(getattr(schemes, name), (128, 256, 128)), hybrid)
+            many = sharded(built(EVERY[name], (128, 256, 128)), hybrid)
             assert torch.equal(stepped(many, x), want)
             assert_like(one, many, gradients=True)
-        many = built(getattr(schemes, name), (128, 256, 128))
+        many = built(EVERY[name], (128, 256, 128))
         parallelize_module(many, both["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         got = stepped(sharded(many, both["data"]), x)
         assert (got - want).abs().max() <= bound * want.abs().max()
@@ -260,10 +264,14 @@ def meshes(mesh: Any, rank: int) -> None:
 
 def compiled(mesh: Any, rank: int) -> None:
     """Blocks compiled under FSDP2, with one cache of Inductor for several formats in turn."""
-    turns = (("INT8_DYNAMIC", "aot_eager", True), ("INT8_DYNAMIC", "inductor", False), ("INT4_W", "inductor", False))
+    turns = (
+        ("INT8_DYNAMIC", "aot_eager", True),
+        ("INT8_DYNAMIC", "inductor", False),
+        ("INT4_WEIGHT_32", "inductor", False),
+    )
     for name, backend, dynamic in turns:
         torch._dynamo.reset()
-        one, many = (built(getattr(schemes, name), (32, 16)) for _ in range(2))
+        one, many = (built(EVERY[name], (32, 16)) for _ in range(2))
         for layer in many:
             layer.compile(fullgraph=True, dynamic=dynamic, backend=backend)
         sharded(many, mesh)
@@ -302,7 +310,7 @@ class TestRefused(unittest.TestCase):
             nn.gather_as_codes(model)
 
     def test_acts_as_the_float_weight(self):
-        one, other = (built(schemes.MXFP8, (32, 32)) for _ in range(2))
+        one, other = (built(recipes.MXFP8_TRAINING, (32, 32)) for _ in range(2))
         nn.gather_as_codes(other)
         x = batch(32, 32, 0)
         assert torch.equal(stepped(one, x), stepped(other, x))

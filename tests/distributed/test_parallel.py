@@ -16,8 +16,8 @@ from hop.distributed import ColwiseParallel, RowwiseParallel
 from hop.numerics.presets import PRESETS
 from hop.numerics.requantization import GEMMLOWP
 from hop.numerics.scale_rules import Static
-from hop.numerics.schemes import SCHEMES
 from tests.support.processes import run
+from tests.support.schemes import CROSSED
 
 aten = torch.ops.aten
 ROWS, IN, HIDDEN = 64, 256, 512
@@ -25,7 +25,7 @@ ROWS, IN, HIDDEN = 64, 256, 512
 # of sums of so many terms.
 CLOSE = 2.0**-20
 # Integers with one scale for each sum.
-BITS = ("INT8_DYNAMIC", "INT8_STATIC", "INT8_TRAINING", "TERNARY_WEIGHT")
+BITS = ("INT8_DYNAMIC", "INT8_STATIC", "INT8_TRAINING", "INT8_DA_TERNARY_W")
 
 
 class Net(nn.Module):
@@ -75,8 +75,8 @@ def assert_trains_alike(one: nn.Module, many: nn.Module, x: Tensor, exact: bool,
 
 
 def every_scheme(mesh: Any, rank: int) -> None:
-    for name in SCHEMES if mesh.size() == 2 else ("INT8_STATIC", "INT8_DA_INT4_W", "FP8_BLOCKWISE", "NVFP4"):
-        one, x = made(SCHEMES[name])
+    for name in CROSSED if mesh.size() == 2 else ("INT8_STATIC", "INT8_DA_INT4_W", "FP8_BLOCKWISE", "NVFP4_TRAINING"):
+        one, x = made(CROSSED[name])
         many = copy.deepcopy(one)
         parallel.parallelize_module(many, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         assert_trains_alike(one, many, x, name in BITS, name)
@@ -89,10 +89,10 @@ def styles_of_pytorch(mesh: Any, rank: int) -> None:
     many = parallel.parallelize_module(copy.deepcopy(one), mesh, plan)
     assert_trains_alike(one, many, x, True, "converted first")
     for name in ("INT8_DYNAMIC", "INT8_STATIC", "FP8_DELAYED"):
-        one, x = made(SCHEMES[name])
+        one, x = made(CROSSED[name])
         torch.manual_seed(0)
         many = parallel.parallelize_module(Net(), mesh, plan)
-        hop.nn.convert(many, SCHEMES[name])
+        hop.nn.convert(many, CROSSED[name])
         hop.nn.calibrate(many, [x])
         assert_trains_alike(one, many, x, name in BITS, f"parallelized first, {name}")
 
@@ -114,8 +114,8 @@ def learned_scales(mesh: Any, rank: int) -> None:
 
 def sequence_parallel(mesh: Any, rank: int) -> None:
     """Rows lie on the processes between the layers: in, gathered by the first, and out, kept by the second."""
-    for name in ("INT8_STATIC", "INT8_DYNAMIC", "FP8_BLOCKWISE", "MXFP8"):
-        one, x = made(SCHEMES[name])
+    for name in ("INT8_STATIC", "INT8_DYNAMIC", "FP8_BLOCKWISE", "MXFP8_TRAINING"):
+        one, x = made(CROSSED[name])
         want, want_grad = train(one, x)
         many = copy.deepcopy(one)
         plan = {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel(output_layouts=Shard(0))}
@@ -130,8 +130,8 @@ def sequence_parallel(mesh: Any, rank: int) -> None:
 
 def moves_little(mesh: Any, rank: int) -> None:
     """The forward adds up one result, and amaxes; weights and activations stay where they are."""
-    for name in SCHEMES:
-        model, x = made(SCHEMES[name])
+    for name in CROSSED:
+        model, x = made(CROSSED[name])
         parallel.parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         with profile(record_shapes=True) as seen, torch.no_grad():
             model(x)
@@ -144,7 +144,7 @@ def moves_little(mesh: Any, rank: int) -> None:
 def compiled(mesh: Any, rank: int) -> None:
     """Static and dynamic, several schemes in turn."""
     for name, dynamic in (("INT8_STATIC", False), ("INT8_DYNAMIC", True), ("FP8_HYBRID", False)):
-        one, x = made(SCHEMES[name])
+        one, x = made(CROSSED[name])
         many = copy.deepcopy(one)
         parallel.parallelize_module(many, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         torch._dynamo.reset()
@@ -216,8 +216,8 @@ def sums_where_they_lie(mesh: Any, rank: int) -> None:
 def two_dimensions(_: Any, rank: int) -> None:
     """Batches over one axis of a mesh, features over the other, as DTensors."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    for name in ("INT8_STATIC", "NVFP4"):
-        one, x = made(SCHEMES[name])
+    for name in ("INT8_STATIC", "NVFP4_TRAINING"):
+        one, x = made(CROSSED[name])
         many = copy.deepcopy(one)
         for layer, rows, columns in ((many.up, Shard(0), Shard(0)), (many.down, Shard(1), Replicate())):
             for key, placed in (("weight", rows), ("bias", columns)):
@@ -236,7 +236,7 @@ def two_dimensions(_: Any, rank: int) -> None:
 
 def amax_of_a_group(mesh: Any, rank: int) -> None:
     """Processes that train on parts of a batch use one amax, that of all of it."""
-    one, x = made(hop.schemes.FP8_DELAYED)
+    one, x = made(hop.recipes.FP8_DELAYED)
     many = copy.deepcopy(one)
     parts = x.tensor_split(mesh.size())
     for _ in range(3):

@@ -50,7 +50,7 @@ def frozen(scheme: hop.Scheme) -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "int8": lambda: plain(presets.INT8_ROW),
     "int4": lambda: plain(presets.INT4_32),
-    "frozen_4w": lambda: frozen(hop.schemes.INT4_W),
+    "frozen_4w": lambda: frozen(hop.schemes.INT4_WEIGHT_32),
     "frozen_8da4w": lambda: frozen(hop.schemes.INT8_DA_INT4_W),
 }
 
@@ -100,13 +100,15 @@ class TestOurs(unittest.TestCase):
 
         class Named(nn.Module):
             def forward(self, x: Tensor, w: Tensor) -> Tensor:
-                return hop.quantized(torch.ops.aten.linear.default, hop.schemes.INT4_W, x, w, dtype=torch.bfloat16)
+                return hop.quantized(
+                    torch.ops.aten.linear.default, hop.schemes.INT4_WEIGHT_32, x, w, dtype=torch.bfloat16
+                )
 
         x, w = torch.randn(3, 64), torch.randn(8, 64)
         again = reloaded(torch.export.export(Named(), (x.bfloat16(), w.bfloat16()))).module().float()
         assert again(x.bfloat16(), w.bfloat16()).dtype == torch.bfloat16
         with torch.autocast("cpu", torch.bfloat16):
-            program = torch.export.export(frozen(hop.schemes.INT4_W).float(), (x,))
+            program = torch.export.export(frozen(hop.schemes.INT4_WEIGHT_32).float(), (x,))
         assert reloaded(program).module()(x).dtype == torch.bfloat16
 
 

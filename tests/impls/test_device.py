@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 import hop
-from hop import optim, schemes
+from hop import optim
 from hop.kernels.cpu import native
 from hop.optim import step
 from tests.distributed.test_fsdp import batch, built, sharded, stepped
@@ -39,6 +39,7 @@ from tests.support.on_device import (
     restart,
 )
 from tests.support.processes import run
+from tests.support.schemes import EVERY
 
 pytestmark = pytest.mark.full
 KINDS = [(f"{kind}_{d}".replace("torch.", ""), kind, d) for kind in STEPS for d in DTYPES]
@@ -165,9 +166,9 @@ def one_process(mesh: Any, rank: int) -> None:
     optimizer gives the same bits."""
     device = mesh.device_type
     x = [batch(16, 32, i).to(device) for i in range(2)]
-    for name in ("INT8_DYNAMIC", "INT8_TRAINING", "FP8_HYBRID", "MXFP8"):
+    for name in ("INT8_DYNAMIC", "INT8_TRAINING", "FP8_HYBRID", "MXFP8_TRAINING"):
         for make in (optim.AdamW8bit, optim.AdamWFp8, lambda p, **o: optim.SGD(p, momentum=0.9, **o)):
-            one = built(getattr(schemes, name)).to(device)
+            one = built(EVERY[name]).to(device)
             many = sharded(copy.deepcopy(one), mesh)
             optimizers = [make(m.parameters(), lr=1e-2, min_numel=0) for m in (one, many)]
             pairs = list(zip(one.parameters(), many.parameters(), strict=True))

@@ -336,7 +336,7 @@ class TestOnePlace(unittest.TestCase):
             "quantize": ((hop.presets.MXFP8, x), (hop.presets.INT4_32, x), (hop.presets.INT8_ROW, x[None, None])),
             "dequantize": ((q,), (q, torch.bfloat16), (hop.pack(q),)),
             "scaled": ((aten.linear.default, torch.bfloat16, self.q, q), (aten.t.default, torch.float32, q)),
-            "quantized": (biased, (aten.mm.default, hop.schemes.FP8_HYBRID, x, w.t()), biased[:4]),
+            "quantized": (biased, (aten.mm.default, hop.recipes.FP8_HYBRID, x, w.t()), biased[:4]),
         }
         for name, every in calls.items():
             function = getattr(hop, name)

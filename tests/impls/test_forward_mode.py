@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import hop
-from hop import presets, schemes
+from hop import presets, recipes, schemes
 from hop.compat import eager
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.optim import AdamW
+from tests.support.schemes import EVERY
 
 aten = torch.ops.aten
 linear = aten.linear.default
@@ -30,10 +31,10 @@ TRAINING = (
     "INT8_TRAINING",
     "FP8_HYBRID",
     "FP8_BLOCKWISE",
-    "MXFP8",
-    "NVFP4",
-    "INT4_W",
-    "TERNARY_WEIGHT",
+    "MXFP8_TRAINING",
+    "NVFP4_TRAINING",
+    "INT4_WEIGHT_32",
+    "INT8_DA_TERNARY_W",
 )
 
 
@@ -194,7 +195,7 @@ class TestQuantized(unittest.TestCase):
         """Of hop.nn, by input, weight and bias: that of hop.quantized, and the transpose of a backward that is that of
         fake quantization."""
         torch.manual_seed(3)
-        scheme = getattr(schemes, name)
+        scheme = EVERY[name]
         layer = hop.nn.Linear(64, 32, scheme=scheme)
         names = ["weight", "bias"]
         given = [torch.randn(16, 64), *(getattr(layer, n).detach() for n in names)]
@@ -217,11 +218,11 @@ class TestQuantized(unittest.TestCase):
             close(want, tangent_of(functools.partial(hop.quantized, linear, floats), given, directions), 1e-5)  # type: ignore[arg-type]
 
     def test_delayed_scales(self):
-        layer = hop.nn.Linear(64, 32, scheme=schemes.FP8_DELAYED)
+        layer = hop.nn.Linear(64, 32, scheme=recipes.FP8_DELAYED)
         x, t = torch.randn(16, 64), torch.randn(16, 64)
         for state in layer.scales.values():
             state.amax.fill_(4.0)
-        want = t @ hop.fake_quantize(schemes.FP8_DELAYED.rhs, layer.weight.detach(), scale=torch.full((1, 1), 4.0)).mT
+        want = t @ hop.fake_quantize(recipes.FP8_DELAYED.rhs, layer.weight.detach(), scale=torch.full((1, 1), 4.0)).mT
         close(tangent_of(layer, [x], [t]), want, 1e-4)
 
     @parameterized.expand([("ste",), ("quantized",)])
@@ -244,7 +245,7 @@ class TestQuantized(unittest.TestCase):
         close(tangent_of(of(layer), [g], [t]), t @ floats, 1e-4)
 
     def test_of_a_backward_that_saved_codes(self):
-        layer = hop.nn.Linear(40, 8, scheme=schemes.INT8_TRAINING)
+        layer = hop.nn.Linear(40, 8, scheme=recipes.INT8_TRAINING)
         x = torch.randn(6, 40, requires_grad=True)
         y = layer(x)
         with forward_ad.dual_level(), pytest.raises(RuntimeError, match="save_original"):

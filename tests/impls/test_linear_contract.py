@@ -15,13 +15,14 @@ from hop.impls.quantized.contract import Contract, Needs, Options
 from hop.impls.quantized.linear import linear, linear_backward, linear_forward
 from hop.numerics.copies import COLUMNWISE, ROWWISE
 from hop.numerics.scale_rules import Static
-from hop.numerics.schemes import ORIGINAL, SCHEMES, Scheme
+from hop.numerics.schemes import ORIGINAL, Scheme
 from hop.tensor.proto import TensorProto
+from tests.support.schemes import CROSSED
 
 aten = torch.ops.aten
 INT8 = hop.presets.INT8_ROW
 ALL_SCHEMES = [
-    *SCHEMES.items(),
+    *CROSSED.items(),
     ("ORIGINAL", Scheme(INT8, INT8, backward=ORIGINAL)),
     ("TENSORS", Scheme(hop.presets.INT8_TENSOR, hop.presets.INT8_TENSOR, grad=INT8, backward="quantized")),
     ("FLOATS_AND_INT8", Scheme(None, INT8)),
@@ -153,10 +154,10 @@ class TestContract(unittest.TestCase):
 
     @parameterized.expand(
         [
-            ("rows_leave_the_sum", SCHEMES["INT8_TRAINING"], ROWWISE),
-            ("blocks_do_not", SCHEMES["MXFP8"], COLUMNWISE),
-            ("two_levels_do_not", SCHEMES["NVFP4"], COLUMNWISE),
-            ("ste_reads_the_forward's", SCHEMES["INT8_DYNAMIC"], ROWWISE),
+            ("rows_leave_the_sum", CROSSED["INT8_TRAINING"], ROWWISE),
+            ("blocks_do_not", CROSSED["MXFP8_TRAINING"], COLUMNWISE),
+            ("two_levels_do_not", CROSSED["NVFP4_TRAINING"], COLUMNWISE),
+            ("ste_reads_the_forward's", CROSSED["INT8_DYNAMIC"], ROWWISE),
         ]
     )
     def test_which_copy(self, _name, scheme, usage):
@@ -184,11 +185,11 @@ class TestSaved(unittest.TestCase):
         return args, [t for t in found if t.numel() > 1]
 
     def test_nothing(self):
-        assert self._of(SCHEMES["INT8_TRAINING"], (False,) * 3)[1] == []
-        assert self._of(SCHEMES["INT8_TRAINING"], (False, False, True))[1] == []
+        assert self._of(CROSSED["INT8_TRAINING"], (False,) * 3)[1] == []
+        assert self._of(CROSSED["INT8_TRAINING"], (False, False, True))[1] == []
 
     def test_codes_and_their_scales(self):
-        _, found = self._of(SCHEMES["INT8_TRAINING"], FLAGS[-1])
+        _, found = self._of(CROSSED["INT8_TRAINING"], FLAGS[-1])
         assert [(tuple(t.shape), t.dtype) for t in found] == [
             ((2, 4, K), torch.int8),
             ((2, 4, 1), torch.float32),
@@ -197,11 +198,11 @@ class TestSaved(unittest.TestCase):
         ]
 
     def test_columns_alone(self):
-        _, found = self._of(SCHEMES["MXFP8"], FLAGS[-1])
+        _, found = self._of(CROSSED["MXFP8_TRAINING"], FLAGS[-1])
         assert [tuple(t.shape) for t in found] == [(K, M), (K, 1), (K, N), (K, 2)]
 
     def test_aliases(self):
-        for scheme, options in ((SCHEMES["INT8_TRAINING"], {"save_original": True}), (ALL_SCHEMES[11][1], {})):
+        for scheme, options in ((CROSSED["INT8_TRAINING"], {"save_original": True}), (ALL_SCHEMES[11][1], {})):
             args, found = self._of(scheme, FLAGS[-1], **options)
             assert [t.data_ptr() for t in found] == [t.data_ptr() for t in args[:2]]
 
@@ -234,7 +235,7 @@ class TestGradients(unittest.TestCase):
 
     @parameterized.expand([("one", (K,)), ("three", (2, 2, 2)), ("no_rows", (0,))])
     def test_sizes(self, name, lead):
-        for scheme in (SCHEMES["INT8_TRAINING"], SCHEMES["INT8_DYNAMIC"], SCHEMES["MXFP8"]):
+        for scheme in (CROSSED["INT8_TRAINING"], CROSSED["INT8_DYNAMIC"], CROSSED["MXFP8_TRAINING"]):
             results = []
             for own in (True, False):
                 args = operands(lead=() if name == "one" else lead)
@@ -248,8 +249,8 @@ class TestGradients(unittest.TestCase):
 
     @parameterized.expand(
         [
-            (f"{name}_{autocast}", SCHEMES[name], autocast)
-            for name in ("INT8_DYNAMIC", "MXFP8")
+            (f"{name}_{autocast}", CROSSED[name], autocast)
+            for name in ("INT8_DYNAMIC", "MXFP8_TRAINING")
             for autocast in (False, True)
         ]
     )
@@ -280,7 +281,7 @@ class TestGradients(unittest.TestCase):
         assert all(map(same, *results)) and all(g is not None for g in results[0])
 
     def test_of_gradients(self):
-        scheme, results = SCHEMES["INT8_TRAINING"], []
+        scheme, results = CROSSED["INT8_TRAINING"], []
         for own in (True, False):
             args = operands(dtype=torch.float32)
             torch.manual_seed(1)
@@ -294,20 +295,20 @@ class TestGradients(unittest.TestCase):
 
     def test_of_gradients_needs_the_operands(self):
         args = operands()
-        y, _ = linear(SCHEMES["INT8_TRAINING"], *args, scales=hop.Scales(), options=Options())
+        y, _ = linear(CROSSED["INT8_TRAINING"], *args, scales=hop.Scales(), options=Options())
         with pytest.raises(RuntimeError, match="save_original=True"):
             torch.autograd.grad(y.sum(), args, create_graph=True)
 
     def test_weight_may_change_before_the_backward(self):
         args = operands((True, True, False))
-        y, _ = linear(SCHEMES["INT8_TRAINING"], *args, scales=hop.Scales(), options=Options())
+        y, _ = linear(CROSSED["INT8_TRAINING"], *args, scales=hop.Scales(), options=Options())
         with torch.no_grad():
             args[1].zero_()
         assert gradients(y, args)[0].any()
 
 
 class TestMainGrad(unittest.TestCase):
-    def _layer(self, scheme=SCHEMES["INT8_TRAINING"]):
+    def _layer(self, scheme=CROSSED["INT8_TRAINING"]):
         torch.manual_seed(0)
         return hop.nn.Linear(K, N, scheme=scheme)
 
@@ -346,8 +347,8 @@ class TestMainGrad(unittest.TestCase):
 class TestHolding(unittest.TestCase):
     @parameterized.expand(
         [
-            (f"{name}_{backend or 'eager'}", SCHEMES[name], backend)
-            for name in ("INT8_DYNAMIC", "INT8_TRAINING", "MXFP8")
+            (f"{name}_{backend or 'eager'}", CROSSED[name], backend)
+            for name in ("INT8_DYNAMIC", "INT8_TRAINING", "MXFP8_TRAINING")
             for backend in (None, "aot_eager")
         ]
     )
@@ -374,17 +375,17 @@ class TestHolding(unittest.TestCase):
         assert layer._held == (None, [])
 
     def test_another_scheme_inside(self):
-        layer = hop.nn.Linear(K, N, scheme=SCHEMES["INT8_DYNAMIC"])
+        layer = hop.nn.Linear(K, N, scheme=CROSSED["INT8_DYNAMIC"])
         x = torch.randn(M, K)
-        with hop.nn.scheme(SCHEMES["MXFP8"]):
+        with hop.nn.scheme(CROSSED["MXFP8_TRAINING"]):
             want = layer(x)
         with hop.nn.hold_weights(layer):
             layer(x)
-            with hop.nn.scheme(SCHEMES["MXFP8"]):
+            with hop.nn.scheme(CROSSED["MXFP8_TRAINING"]):
                 assert torch.equal(layer(x), want)
 
     def test_without_gradients_first(self):
-        layer = hop.nn.Linear(K, N, scheme=SCHEMES["MXFP8"])
+        layer = hop.nn.Linear(K, N, scheme=CROSSED["MXFP8_TRAINING"])
         x = torch.randn(M, K)
         with hop.nn.hold_weights(layer):
             with torch.no_grad():
@@ -393,7 +394,7 @@ class TestHolding(unittest.TestCase):
         assert layer.weight.grad is not None
 
     def test_weight_changed_inside(self):
-        layer = hop.nn.Linear(K, N, scheme=SCHEMES["INT8_DYNAMIC"])
+        layer = hop.nn.Linear(K, N, scheme=CROSSED["INT8_DYNAMIC"])
         with pytest.raises(RuntimeError, match="changed inside"), hop.nn.hold_weights(torch.nn.Sequential(layer)):
             layer(torch.randn(M, K))
             with torch.no_grad():
@@ -401,7 +402,7 @@ class TestHolding(unittest.TestCase):
         assert not layer.holds
 
     def test_not_nested(self):
-        layer = hop.nn.Linear(K, N, scheme=SCHEMES["INT8_DYNAMIC"])
+        layer = hop.nn.Linear(K, N, scheme=CROSSED["INT8_DYNAMIC"])
         with hop.nn.hold_weights(layer):
             with pytest.raises(RuntimeError, match="do not nest"), hop.nn.hold_weights(layer):
                 pass
@@ -410,7 +411,7 @@ class TestHolding(unittest.TestCase):
 
 class TestErrors(unittest.TestCase):
     def test_shapes(self):
-        layer = hop.nn.Linear(K, N, scheme=SCHEMES["INT8_DYNAMIC"])
+        layer = hop.nn.Linear(K, N, scheme=CROSSED["INT8_DYNAMIC"])
         for call in (layer, torch.compile(layer, backend="aot_eager")):
             with pytest.raises(Exception, match=r"input must be \(\.\.\., K\)"):
                 call(torch.randn(M, K + 1))

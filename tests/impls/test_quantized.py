@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import hop
-from hop import presets, schemes
+from hop import presets, recipes, schemes
 from hop.compat import eager
 from hop.kernels.cpu import native
 from hop.numerics.formats import INT4, INT8
@@ -22,6 +22,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static
 from hop.numerics.schemes import Scheme
 from tests.support import numerics
+from tests.support.schemes import CROSSED
 
 aten = torch.ops.aten
 linear = aten.linear.default
@@ -59,10 +60,10 @@ class TestValues(unittest.TestCase):
         got = hop.quantized(aten.mm.default, schemes.INT8_DYNAMIC, x[0], w.t())
         assert np.array_equal(got.numpy(), (sums[0].astype(f32) * steps[0][0]) * steps[1][:, 0])
 
-    @parameterized.expand([(name,) for name in schemes.SCHEMES])
+    @parameterized.expand([(name,) for name in CROSSED])
     def test_equals_scaled_of_quantized_operands(self, name):
         """Each operator as the linear layer that it is; every scheme."""
-        scheme = schemes.SCHEMES[name]
+        scheme = CROSSED[name]
         x, w = normal(48, 64), normal(32, 64, seed=1)
         scales = given(name)
         options = [scales[:2], scales[2:4]]
@@ -102,10 +103,10 @@ class TestValues(unittest.TestCase):
 
     def test_operands_that_are_quantized_already(self):
         x, w = normal(6, 64), normal(8, 64, seed=1)
-        want = hop.quantized(linear, schemes.INT8_TRAINING, x, w)
+        want = hop.quantized(linear, recipes.INT8_TRAINING, x, w)
         xq, wq = (hop.quantize(presets.INT8_ROW, t) for t in (x, w))
         for a, b in itertools.product((x, xq), (w, wq)):
-            assert torch.equal(hop.quantized(linear, schemes.INT8_TRAINING, a, b), want)
+            assert torch.equal(hop.quantized(linear, recipes.INT8_TRAINING, a, b), want)
         for as_columns in (wq.t(), hop.quantize(presets.INT8_ROW, w.t(), usages="columnwise")):
             assert torch.equal(hop.quantized(aten.mm.default, schemes.INT8_DYNAMIC, x, as_columns), want)
 
@@ -122,7 +123,7 @@ class TestValues(unittest.TestCase):
     def test_empty(self):
         for m, k, n in ((0, 8, 4), (3, 8, 0), (3, 0, 4)):
             x, w = torch.zeros(m, k, requires_grad=True), torch.zeros(n, k, requires_grad=True)
-            for scheme in (schemes.INT8_DYNAMIC, schemes.INT8_TRAINING):
+            for scheme in (schemes.INT8_DYNAMIC, recipes.INT8_TRAINING):
                 y = hop.quantized(linear, scheme, x, w, seed=torch.tensor(0))
                 assert y.shape == (m, n) and not y.any()
                 dx, dw = torch.autograd.grad(y.sum(), (x, w))
@@ -268,7 +269,7 @@ class TestProductsOfCodes(unittest.TestCase):
 
     @parameterized.expand([("nearest", False), ("stochastic", True)])
     def test_int8_rows(self, _name, stochastic):
-        scheme = replace(schemes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1), stochastic=stochastic))
+        scheme = replace(recipes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1), stochastic=stochastic))
         x, w, g = normal(24, 64).requires_grad_(), normal(16, 64, seed=1).requires_grad_(), normal(24, 16, seed=3)
         seed = torch.tensor(1234)
         y = hop.quantized(linear, scheme, x, w, seed=seed if stochastic else None)
@@ -284,7 +285,7 @@ class TestProductsOfCodes(unittest.TestCase):
     def test_one_scale_for_the_tensor(self):
         x, w, g = normal(24, 64).requires_grad_(), normal(16, 64, seed=1).requires_grad_(), normal(24, 16, seed=3)
         for name in ("FP8_HYBRID", "FP8_DELAYED"):
-            scheme, scales = schemes.SCHEMES[name], given(name)
+            scheme, scales = CROSSED[name], given(name)
             got = torch.autograd.grad(hop.quantized(linear, scheme, x, w, scales=scales), (x, w), g)
             q, e = presets.FP8_TENSOR, presets.FP8_E5M2_TENSOR
             xs, ws, gs = (
@@ -297,8 +298,8 @@ class TestProductsOfCodes(unittest.TestCase):
 
     def test_blocks_are_made_along_the_columns(self):
         """MX, and FP8 in blocks: every operand once more, transposed."""
-        for name in ("MXFP8", "FP8_BLOCKWISE"):
-            scheme = schemes.SCHEMES[name]
+        for name in ("MXFP8_TRAINING", "FP8_BLOCKWISE"):
+            scheme = CROSSED[name]
             x, w = normal(160, 192).requires_grad_(), normal(144, 192, seed=1).requires_grad_()
             g = normal(160, 144, seed=3)
             got = torch.autograd.grad(hop.quantized(linear, scheme, x, w), (x, w), g)
@@ -313,7 +314,7 @@ class TestProductsOfCodes(unittest.TestCase):
 
     def test_nvfp4_is_the_contract_of_columnwise_copies(self):
         """The weight in tiles of 16; x and the gradient, columns transformed: what hop.quantize makes column-wise."""
-        scheme, seed = schemes.NVFP4, torch.tensor(5)
+        scheme, seed = recipes.NVFP4_TRAINING, torch.tensor(5)
         x, w, g = normal(64, 96).requires_grad_(), normal(48, 96, seed=1).requires_grad_(), normal(64, 48, seed=3)
         got = torch.autograd.grad(hop.quantized(linear, scheme, x, w, seed=seed), (x, w), g)
         rows = hop.noise(seed, g.shape, stream=ROWS)
@@ -330,7 +331,7 @@ class TestProductsOfCodes(unittest.TestCase):
 
     def test_convolution(self):
         """Products of codes as loops over positions, in exact integers."""
-        scheme = replace(schemes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
+        scheme = replace(recipes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
         x, w = normal(2, 3, 6, 5).requires_grad_(), normal(4, 3, 3, 2, seed=1).requires_grad_()
         y = hop.quantized(aten.conv2d.default, scheme, x, w)
         g = normal(*y.shape, seed=3)
@@ -350,7 +351,7 @@ class TestProductsOfCodes(unittest.TestCase):
 
     def test_strided_padded_dilated_grouped_convolutions(self):
         """Near the gradient of PyTorch, for every way to slide the kernel."""
-        scheme = replace(schemes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
+        scheme = replace(recipes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
         for stride, padding, dilation, groups in itertools.product((1, 2), (0, 1), (1, 2), (1, 2)):
             x, w = normal(3, 4, 9, 8).requires_grad_(), normal(6, 4 // groups, 3, 2, seed=1).requires_grad_()
             rest = (None, [stride] * 2, [padding] * 2, [dilation] * 2, groups)
@@ -370,7 +371,7 @@ class TestProductsOfCodes(unittest.TestCase):
         sums = [torch.zeros(8, 32, dtype=torch.float64) for _ in range(2)]
         squares = [torch.zeros(8, 32, dtype=torch.float64) for _ in range(2)]
         for seed in range(draws):
-            y = hop.quantized(linear, schemes.INT8_TRAINING, x, w, seed=torch.tensor(seed))
+            y = hop.quantized(linear, recipes.INT8_TRAINING, x, w, seed=torch.tensor(seed))
             for i, d in enumerate(torch.autograd.grad(y, (x, w), g)):
                 sums[i] += d
                 squares[i] += d.double() ** 2
@@ -381,7 +382,7 @@ class TestProductsOfCodes(unittest.TestCase):
             deviation = (square / draws - mean**2).clamp(min=0).sqrt() / math.sqrt(draws)
             # r / 256 of a gap, r in 0..255, lies 1/512 of a gap below uniform: far below the deviation of 2000 draws
             assert float(((mean - one.double()).abs() / deviation).max()) < 5
-        nearest = replace(schemes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
+        nearest = replace(recipes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
         biased = torch.autograd.grad(hop.quantized(linear, nearest, x, w), (x, w), g)
         assert float((biased[0] - want[0]).norm()) > 5 * float((sums[0] / draws - want[0]).norm())
 
@@ -390,7 +391,7 @@ class TestProductsOfCodes(unittest.TestCase):
 
         def run(seed: int | None) -> tuple[Tensor, ...]:
             made = None if seed is None else torch.tensor(seed)
-            y = hop.quantized(linear, schemes.INT8_TRAINING, x, w, seed=made)
+            y = hop.quantized(linear, recipes.INT8_TRAINING, x, w, seed=made)
             return torch.autograd.grad(y.square().sum(), (x, w))
 
         first, again, other = run(1), run(1), run(2)
@@ -404,7 +405,7 @@ class TestProductsOfCodes(unittest.TestCase):
 
     def test_operands_that_are_quantized_already(self):
         """The codes are taken as they are, with the same products."""
-        scheme = replace(schemes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
+        scheme = replace(recipes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
         x, w, g = normal(24, 64).requires_grad_(), normal(16, 64, seed=1).requires_grad_(), normal(24, 16, seed=3)
         want = torch.autograd.grad(hop.quantized(linear, scheme, x, w), (x, w), g)
         xq, wq = (hop.quantize(presets.INT8_ROW, t) for t in (x, w))
@@ -443,7 +444,7 @@ class TestAutograd(unittest.TestCase):
                 normal(*s, seed=i).requires_grad_(f)
                 for i, (s, f) in enumerate(zip(((4, 32), (8, 32), (8,)), flags, strict=True))
             ]
-            for scheme in (schemes.INT8_DYNAMIC, schemes.INT8_TRAINING):
+            for scheme in (schemes.INT8_DYNAMIC, recipes.INT8_TRAINING):
                 y = hop.quantized(linear, scheme, *args)
                 assert y.requires_grad == any(flags)
                 if any(flags):
@@ -454,11 +455,11 @@ class TestAutograd(unittest.TestCase):
         x, w = normal(4, 32).requires_grad_(), normal(8, 32, seed=1).requires_grad_()
         for context in (torch.no_grad(), torch.inference_mode()):
             with context:
-                assert not hop.quantized(linear, schemes.INT8_TRAINING, x, w).requires_grad
+                assert not hop.quantized(linear, recipes.INT8_TRAINING, x, w).requires_grad
 
     def test_one_tensor_twice(self):
         x = normal(6, 32).requires_grad_()
-        for scheme in (schemes.INT8_DYNAMIC, replace(schemes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))):
+        for scheme in (schemes.INT8_DYNAMIC, replace(recipes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))):
             a, b = (x.detach().clone().requires_grad_() for _ in range(2))
             g = normal(6, 6, seed=3)
             (both,) = torch.autograd.grad(hop.quantized(linear, scheme, x, x), x, g)
@@ -469,7 +470,7 @@ class TestAutograd(unittest.TestCase):
     def test_checkpointing(self, use_reentrant):
         """What is computed again is the same, random bits included."""
         w = normal(32, 32, seed=1).requires_grad_()
-        scheme = replace(schemes.INT8_TRAINING, rhs=Quantizer(INT8, (1, -1), stochastic=True))
+        scheme = replace(recipes.INT8_TRAINING, rhs=Quantizer(INT8, (1, -1), stochastic=True))
 
         def layer(x: Tensor) -> Tensor:
             return hop.quantized(linear, scheme, x, w).relu()
@@ -488,7 +489,7 @@ class TestAutograd(unittest.TestCase):
     def test_second_derivatives(self):
         """Straight through the roundings of the backward, whichever it is."""
         x, w = normal(4, 32).requires_grad_(), normal(8, 32, seed=1).requires_grad_()
-        for scheme in (schemes.INT8_DYNAMIC, replace(schemes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))):
+        for scheme in (schemes.INT8_DYNAMIC, replace(recipes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))):
             y = hop.quantized(linear, scheme, x, w)
             (dx,) = torch.autograd.grad(y.square().sum() / 2, x, create_graph=True)
             v = normal(4, 32, seed=5)
@@ -524,8 +525,8 @@ class TestDeployment(unittest.TestCase):
     @pytest.mark.full
     def test_what_trains_is_what_is_deployed(self):
         """A trained layer, and the exported program of its codes: the same bits, on each route."""
-        for name in ("INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_TRAINING", "TERNARY_WEIGHT"):
-            scheme, scales = schemes.SCHEMES[name], given(name)
+        for name in ("INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_TRAINING", "INT8_DA_TERNARY_W"):
+            scheme, scales = CROSSED[name], given(name)
             x, w, b = normal(6, 64), normal(8, 64, seed=1), normal(8, seed=2)
             want = hop.quantized(linear, scheme, x, w, b, scales=scales, seed=torch.tensor(0))
             model = Deployed(scheme, scales, w, b)
@@ -541,7 +542,7 @@ class TestDeployment(unittest.TestCase):
         seed = torch.tensor(11)
 
         def loss(x: Tensor, w: Tensor) -> Tensor:
-            return hop.quantized(linear, schemes.INT8_TRAINING, x, w, seed=seed)
+            return hop.quantized(linear, recipes.INT8_TRAINING, x, w, seed=seed)
 
         for backend, dynamic in (("aot_eager", None), ("inductor", None), ("inductor", True)):
             torch._dynamo.reset()
@@ -579,10 +580,10 @@ class TestDeployment(unittest.TestCase):
 
 class TestSchemes(unittest.TestCase):
     def test_spelling(self):
-        for name, scheme in schemes.SCHEMES.items():
+        for name, scheme in CROSSED.items():
             again = Scheme.parse(str(scheme))
             assert again == scheme and hash(again) == hash(scheme) and repr(again) == repr(scheme), name
-        assert len({str(s) for s in schemes.SCHEMES.values()}) == len(schemes.SCHEMES)
+        assert len({str(s) for s in CROSSED.values()}) == len(CROSSED)
 
     def test_errors(self):
         row, affine = presets.INT8_ROW, presets.INT8_ROW_AFFINE
@@ -650,9 +651,14 @@ class TestErrors(unittest.TestCase):
                 (linear, dynamic, x, w),
                 {"scales": hop.Scales(rhs=torch.ones(3, 1))},
             ),
-            (ValueError, "seed must be an int64 tensor", (linear, schemes.INT8_TRAINING, x, w), {"seed": 3}),
+            (ValueError, "seed must be an int64 tensor", (linear, recipes.INT8_TRAINING, x, w), {"seed": 3}),
             (ValueError, "is quantized by .*and the scheme says", (linear, dynamic, tensor, w), {}),
-            (ValueError, "one scale for each example at most", (aten.conv2d.default, schemes.MXFP8, *conv), {}),
+            (
+                ValueError,
+                "one scale for each example at most",
+                (aten.conv2d.default, recipes.MXFP8_TRAINING, *conv),
+                {},
+            ),
             (ValueError, "leaves in floats", (embedding, left, w, torch.tensor([1])), {}),
         ]
         for error, message, args, options in cases:
@@ -672,13 +678,13 @@ class TestRowsOfNvfp4(unittest.TestCase):
     @parameterized.expand([(rows,) for rows in (1, 5, 7, 16, 20, 33)])
     def test_any_number_of_rows(self, rows):
         torch.manual_seed(1)
-        layer = hop.nn.Linear(64, 32, bias=False, scheme=schemes.NVFP4)
+        layer = hop.nn.Linear(64, 32, bias=False, scheme=recipes.NVFP4_TRAINING)
         torch._dynamo.reset()
         x, g = torch.randn(rows, 64) + 0.3, torch.randn(rows, 32)
         want = g.mT @ x
         for function in (
             layer,
-            lambda x: hop.quantized(linear, schemes.NVFP4, x, layer.weight),
+            lambda x: hop.quantized(linear, recipes.NVFP4_TRAINING, x, layer.weight),
             torch.compile(layer, dynamic=True, backend="aot_eager", fullgraph=True),
         ):
             layer.weight.grad = None

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import hop
-from hop import presets, schemes
+from hop import presets, recipes, schemes
 from hop.nn.static import StaticScale
 from hop.numerics.formats import E4M3, E5M2, INT8, UINT8
 from hop.numerics.hadamard import Hadamard
@@ -24,6 +24,7 @@ from hop.numerics.scale_rules import Delayed, MinMax, Static
 from hop.numerics.schemes import Scheme
 from tests.support.files import read_back
 from tests.support.layers import converted, randn
+from tests.support.schemes import EVERY
 
 STATIC = Quantizer(INT8, scale=Static())
 LEARNED = Scheme(STATIC, Quantizer(INT8, (1, -1), Static()))
@@ -79,7 +80,7 @@ class TestLayers(unittest.TestCase):
         assert torch.equal(layer(x), hop.quantized(aten.conv2d.default, schemes.INT8_DYNAMIC, *args))
 
     def test_embedding(self):
-        for scheme in (schemes.INT4_W, schemes.INT8_STATIC, schemes.FP8_HYBRID):
+        for scheme in (schemes.INT4_WEIGHT_32, schemes.INT8_STATIC, recipes.FP8_HYBRID):
             layer = hop.nn.Embedding(9, 32, padding_idx=2, scheme=scheme)
             index = torch.tensor([[1, 2], [2, 8]])
             rows = hop.dequantize(hop.quantize(scheme.rhs, layer.weight))
@@ -121,7 +122,7 @@ class TestLayers(unittest.TestCase):
         with pytest.raises(TypeError, match=r"must be a torch.nn.Linear itself.*got Conv1d"):
             hop.nn.Linear.from_float(nn.Conv1d(1, 1, 1), schemes.INT8_DYNAMIC)
         with pytest.raises(ValueError, match="one scale for each"):
-            hop.nn.Conv2d(4, 4, 3, scheme=schemes.MXFP8)
+            hop.nn.Conv2d(4, 4, 3, scheme=recipes.MXFP8_TRAINING)
         with pytest.raises(ValueError, match="looks up rows of its rhs"):
             hop.nn.Embedding(4, 4, scheme=Scheme(presets.INT8_ROW, None))
         with pytest.raises(ValueError, match="sparse=True"):
@@ -380,13 +381,13 @@ class TestDelayed(unittest.TestCase):
 class TestSchemes(unittest.TestCase):
     def test_nest_and_end_with_an_exception(self):
         layer, x = linear(), randn(5, 24)
-        one, two, three = (linear(s)(x) for s in (schemes.INT8_DYNAMIC, schemes.INT4_W, schemes.FP8_HYBRID))
-        again = hop.nn.scheme(schemes.INT4_W)
+        one, two, three = (linear(s)(x) for s in (schemes.INT8_DYNAMIC, schemes.INT4_WEIGHT_32, recipes.FP8_HYBRID))
+        again = hop.nn.scheme(schemes.INT4_WEIGHT_32)
         with again:
             assert torch.equal(layer(x), two)
-            with hop.nn.scheme(schemes.FP8_HYBRID), again:
+            with hop.nn.scheme(recipes.FP8_HYBRID), again:
                 assert torch.equal(layer(x), two)
-            with pytest.raises(KeyError), hop.nn.scheme(schemes.FP8_HYBRID):
+            with pytest.raises(KeyError), hop.nn.scheme(recipes.FP8_HYBRID):
                 assert torch.equal(layer(x), three)
                 raise KeyError
             assert torch.equal(layer(x), two)
@@ -396,10 +397,10 @@ class TestSchemes(unittest.TestCase):
         layer, x = linear(), randn(5, 24)
         for choice, want in (
             ({"input": presets.INT8_ROW, "weight": presets.INT8_ROW}, schemes.INT8_DYNAMIC),
-            ({"weight": presets.INT4_32}, schemes.INT4_W),
+            ({"weight": presets.INT4_32}, schemes.INT4_WEIGHT_32),
             (
                 {"input": presets.FP8_TENSOR, "weight": presets.FP8_TENSOR, "gradient": presets.FP8_E5M2_TENSOR},
-                schemes.FP8_HYBRID,
+                recipes.FP8_HYBRID,
             ),
         ):
             with hop.nn.scheme(choice.get):
@@ -424,7 +425,7 @@ class TestSchemes(unittest.TestCase):
         done = threading.Event()
 
         def other() -> None:
-            with hop.nn.scheme(schemes.INT4_W):
+            with hop.nn.scheme(schemes.INT4_WEIGHT_32):
                 inside.set()
                 done.wait(30)
                 seen.append(layer(x))
@@ -435,7 +436,7 @@ class TestSchemes(unittest.TestCase):
         assert torch.equal(layer(x), linear()(x))
         done.set()
         thread.join()
-        assert torch.equal(seen[0], linear(schemes.INT4_W)(x))
+        assert torch.equal(seen[0], linear(schemes.INT4_WEIGHT_32)(x))
 
     def test_state_is_built_where_quantizers_differ_and_stays(self):
         layer, x = linear(SHORT), randn(5, 24)
@@ -452,7 +453,7 @@ class TestSchemes(unittest.TestCase):
 
     def test_a_checkpoint_keeps_the_scheme(self):
         layer, x = linear(), randn(5, 24)
-        for scheme in (schemes.FP8_HYBRID, schemes.INT4_W):
+        for scheme in (recipes.FP8_HYBRID, schemes.INT4_WEIGHT_32):
             want, got = linear(scheme), linear()
             want(x).sum().backward()
             with hop.nn.scheme(scheme):
@@ -464,13 +465,13 @@ class TestSchemes(unittest.TestCase):
     def test_compiled_programs_follow(self):
         layer, x = linear(), randn(5, 24)
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        for scheme in (schemes.INT8_DYNAMIC, schemes.INT4_W, schemes.TERNARY_WEIGHT, schemes.INT8_DYNAMIC):
+        for scheme in (schemes.INT8_DYNAMIC, schemes.INT4_WEIGHT_32, schemes.INT8_DA_TERNARY_W, schemes.INT8_DYNAMIC):
             with hop.nn.scheme(scheme):
                 assert torch.equal(compiled(x), linear(scheme)(x))
         assert torch.equal(compiled(x), layer(x))
 
         def inside(x: Tensor) -> Tensor:
-            with hop.nn.scheme(schemes.INT4_W):
+            with hop.nn.scheme(schemes.INT4_WEIGHT_32):
                 y = layer(x)
             return y + layer(x)
 
@@ -505,7 +506,7 @@ class TestSchemes(unittest.TestCase):
                     b.sub_(b.grad)
 
     def test_compiled_programs_take_other_sizes(self):
-        for scheme, learn in ((SHORT, False), (schemes.INT8_TRAINING, False), (LEARNED, True)):
+        for scheme, learn in ((SHORT, False), (recipes.INT8_TRAINING, False), (LEARNED, True)):
             layer = linear(scheme, learn_scales=learn)
             hop.nn.calibrate(layer, [randn(4, 24)])
             compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
@@ -515,18 +516,18 @@ class TestSchemes(unittest.TestCase):
                 torch.testing.assert_close(y, layer(randn(n, 7, 24)), rtol=1e-5, atol=1e-5)
             assert layer.weight.grad.isfinite().all()
 
-    @parameterized.expand([("MXFP8", 2), ("NVFP4", 3)])
+    @parameterized.expand([("MXFP8_TRAINING", 2), ("NVFP4_TRAINING", 3)])
     def test_programs_of_eight_batch_sizes(self, name, programs):
         """Blocks lie along the rows in the products of the backward: a program for rows that are one block at most,
         one for multiples of a block, one for others."""
         compiled = CompileCounterWithBackend("aot_eager")
-        layer = torch.compile(hop.nn.Linear(64, 8, scheme=getattr(schemes, name)), backend=compiled, dynamic=True)
+        layer = torch.compile(hop.nn.Linear(64, 8, scheme=EVERY[name]), backend=compiled, dynamic=True)
         for n in (50, 64, 17, 24, 32, 48, 16, 100):
             layer(randn(n, 64)).sum().backward()
         assert compiled.frame_count <= programs
 
     def test_inputs_that_lie_channels_last(self):
-        layer, x = linear(schemes.FP8_HYBRID), randn(2, 3, 4, 24)
+        layer, x = linear(recipes.FP8_HYBRID), randn(2, 3, 4, 24)
         found = []
         for y in (x, x.to(memory_format=torch.channels_last)):
             layer.weight.grad = None

@@ -4,6 +4,7 @@ import builtins
 import copy
 import io
 import math
+import re
 import sys
 import tempfile
 import unittest
@@ -19,7 +20,7 @@ from parameterized import parameterized
 from torch import Tensor, nn
 
 import hop
-from hop import presets, schemes
+from hop import presets, recipes, schemes
 from hop.nn import calibration
 from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
@@ -27,12 +28,13 @@ from hop.numerics.scale_rules import Static
 from hop.numerics.schemes import Scheme
 from tests.support.files import read_back
 from tests.support.layers import converted, randn
+from tests.support.schemes import CROSSED
 
 STATIC = Quantizer(INT8, scale=Static())
 ALL_STATIC = Scheme(
     presets.INT8_TENSOR_STATIC_AFFINE, Quantizer(INT8, (1, -1), Static()), presets.INT8_TENSOR_STATIC_AFFINE
 )
-EXACT = {"INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_TRAINING", "TERNARY_WEIGHT"}  # integer arithmetic
+EXACT = {"INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W", "INT8_TRAINING", "INT8_DA_TERNARY_W"}  # integer arithmetic
 
 
 class Decoder(nn.Module):
@@ -68,9 +70,9 @@ def applicable() -> list[tuple[str, Scheme, str]]:
     found = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert: no layer was converted")
-        for name, scheme in schemes.SCHEMES.items():
+        for name, scheme in CROSSED.items():
             for kind in ("linear", "conv1d", "conv2d", "embedding"):
-                if hop.nn.convert(made(kind)[0], scheme).rows[0].scheme is not None:
+                if hop.nn.convert(made(kind)[0], scheme).hop_report.rows[0].scheme is not None:
                     found.append((name, scheme, kind))
     return found
 
@@ -79,15 +81,20 @@ class TestConvert(unittest.TestCase):
     def test_keeps_what_is_shared_and_tied(self):
         model, index = Decoder(), torch.arange(12).reshape(3, 4)
         weight, optimizer = model.head.weight, torch.optim.SGD(model.parameters(), 0.1)
-        report = hop.nn.convert(model, schemes.INT8_DYNAMIC)
-        assert report.model is model and model.first is model.again and isinstance(model.first, hop.nn.Linear)
+        same: Any = hop.nn.convert(model, schemes.INT8_DYNAMIC)
+        assert same is model
+        assert model.first is model.again and isinstance(model.first, hop.nn.Linear)
         assert model.head.weight is weight is model.embed.weight and isinstance(model.embed, hop.nn.Embedding)
-        assert [(r.name, r.type, r.reason) for r in report.rows] == [
+        assert [(r.name, r.type, r.reason) for r in same.hop_report.rows] == [
             ("embed", "Embedding", ""),
             ("first", "Linear", ""),
             ("again", "Linear", "the same module as 'first'"),
             ("head", "Linear", ""),
+            ("norm.weight", "LayerNorm", "no weight of a layer that is known"),
+            ("norm.bias", "LayerNorm", "no weight of a layer that is known"),
         ]
+        assert [r.parameters for r in same.hop_report.rows] == [384, 1056, 0, 0, 32, 32]
+        assert same.hop_report.summary == "1,408 of 1,504 parameters quantized (93.6 %)"
         model(index).sum().backward()
         optimizer.step()
         assert torch.equal(optimizer.param_groups[0]["params"][0], weight)
@@ -100,24 +107,24 @@ class TestConvert(unittest.TestCase):
             model,
             [
                 ("a", None),
-                (nn.Conv2d, schemes.MXFP8),
-                (lambda name, module: module.in_features == 32, schemes.INT4_W),
+                (nn.Conv2d, recipes.MXFP8_TRAINING),
+                (lambda name, module: module.in_features == 32, schemes.INT4_WEIGHT_32),
                 ("b", schemes.INT8_DYNAMIC),
             ],
-        )
+        ).hop_report
         a, b, c, d = report.rows
         assert (a.scheme, a.reason) == (None, "the rule for 'a' leaves it alone")
-        assert b.scheme == schemes.INT4_W == model["b"].scheme
+        assert b.scheme == schemes.INT4_WEIGHT_32 == model["b"].scheme
         assert c.scheme is None and "one scale for each example" in c.reason and type(model["c"]) is nn.Conv2d
         assert (d.scheme, d.reason) == (None, "no rule matches") and type(model["d"]) is nn.Linear
         assert str(report).splitlines() == [
-            "layer  type    scheme",
-            "a      Linear  - the rule for 'a' leaves it alone",
-            "b      Linear  INT4_W",
-            f"c      Conv2d  - {c.reason}",
-            "d      Linear  - no rule matches",
-            "1 of 4 layers converted",
+            "layer  type     parameters  scheme",
+            "a      Linear  264  41.4 %  - the rule for 'a' leaves it alone",
+            "b      Linear  264  41.4 %  INT4_WEIGHT_32",
+            f"c      Conv2d   38   6.0 %  - {c.reason}",
+            "d      Linear   72  11.3 %  - no rule matches",
             "earlier rules take every layer that 'b' matches",
+            "256 of 638 parameters quantized (40.1 %)",
         ]
 
     @parameterized.expand(
@@ -130,7 +137,7 @@ class TestConvert(unittest.TestCase):
     )
     def test_a_selector_that_matches_nothing(self, _name, selector, shown):
         model = nn.ModuleDict({"a": nn.Linear(32, 8), "b": nn.Linear(8, 8)})
-        for rules in ([(selector, schemes.INT8_DYNAMIC)], [("a", schemes.INT4_W), (selector, None)]):
+        for rules in ([(selector, schemes.INT8_DYNAMIC)], [("a", schemes.INT4_WEIGHT_32), (selector, None)]):
             with pytest.raises(
                 ValueError, match=r"no layer matches .*; the layers of the model are a \(Linear\), b"
             ) as e:
@@ -146,23 +153,23 @@ class TestConvert(unittest.TestCase):
             [
                 (nn.Conv2d, None),
                 (nn.MultiheadAttention, None),
-                (lambda name, module: module.in_features == 32, schemes.INT4_W),
+                (lambda name, module: module.in_features == 32, schemes.INT4_WEIGHT_32),
             ],
         )
         assert isinstance(model["b"], hop.nn.Linear)
 
     def test_a_root(self):
         plain = nn.Linear(32, 8)
-        report = hop.nn.convert(plain, schemes.INT8_DYNAMIC)
-        assert isinstance(report.model, hop.nn.Linear) and type(plain) is nn.Linear
-        assert "(model)  Linear  INT8_DYNAMIC" in str(report)
-        again = hop.nn.convert(report.model, schemes.INT4_W)
-        assert again.model is report.model and again.model.scheme == schemes.INT4_W
+        model = hop.nn.convert(plain, schemes.INT8_DYNAMIC)
+        assert isinstance(model, hop.nn.Linear) and type(plain) is nn.Linear
+        assert re.search(r"\(model\)  Linear  264 100.0 %  INT8_DYNAMIC", str(model.hop_report))
+        again = hop.nn.convert(model, schemes.INT4_WEIGHT_32)
+        assert again is model and again.scheme == schemes.INT4_WEIGHT_32
 
     def test_subclasses_are_left(self):
         model = nn.MultiheadAttention(8, 2)
         with pytest.warns(UserWarning, match="convert: no layer was converted"):
-            whole, row = hop.nn.convert(model, schemes.INT8_DYNAMIC).rows
+            whole, row = hop.nn.convert(model, schemes.INT8_DYNAMIC).hop_report.rows
         assert row.scheme is None and "is a subclass" in row.reason
         assert whole.scheme is None and whole.reason == "its products are no layers, and stay in floats"
         assert not isinstance(model.out_proj, hop.nn.Linear)
@@ -176,7 +183,7 @@ class TestConvert(unittest.TestCase):
     def test_transformer_layers_call_theirs(self):
         """In eval mode without gradients too, where torch has a fused form that reads the weights."""
         layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True).eval()
-        hop.nn.convert(layer, schemes.TERNARY_WEIGHT)
+        hop.nn.convert(layer, schemes.INT8_DA_TERNARY_W)
         with mock.patch.object(hop.nn.Linear, "forward", side_effect=lambda x: x.new_ones(2, 4, 32)), torch.no_grad():
             got = layer(randn(2, 4, 32))
         with torch.no_grad():
@@ -195,13 +202,18 @@ class TestConvert(unittest.TestCase):
 
     def test_errors(self):
         for rules, match in (
-            ("int8", "rules must be a hop"),
-            ([schemes.INT4_W], "a rule must be a pair"),
-            ([(3, schemes.INT4_W)], "a selector must be"),
-            ([("*", "int8")], r"scheme for '\*' must be a hop"),
+            (3, "rules must be a hop"),
+            ({}, "rules must be a hop"),
+            ([schemes.INT4_WEIGHT_32], "a rule must be a pair"),
+            ([(3, schemes.INT4_WEIGHT_32)], "a selector must be"),
+            ([("*", 8)], r"scheme for '\*' must be a hop"),
         ):
             with pytest.raises(TypeError, match=match):
                 hop.nn.convert(nn.Linear(2, 2), rules)
+        with pytest.raises(TypeError, match="filter must be a module type"):
+            hop.nn.convert(nn.Linear(2, 2), "int8", filter=3)
+        with pytest.raises(ValueError, match="no scheme is called 'int9'; take int8, int4"):
+            hop.nn.convert(nn.Linear(2, 2), "int9")
 
     def test_float_state_dict_of_a_frozen_model(self):
         model = Decoder()
@@ -229,7 +241,7 @@ class TestCalibrate(unittest.TestCase):
             with pytest.raises(error, match=words):
                 hop.nn.calibrate(*args)
             assert not model[0].scales.input.ready
-        with pytest.raises(ValueError, match="freeze: model has no quantized layers"):
+        with pytest.raises(ValueError, match="freeze: model=Linear has no quantized layers"):
             hop.nn.freeze(floats)
         hop.nn.calibrate(model, [nothing, x])
         assert model[0].scales.input.ready
@@ -359,10 +371,10 @@ class TestFreeze(unittest.TestCase):
 
     def test_schemes_that_apply(self):
         found = {(name, kind) for name, _, kind in applicable()}
-        assert {name for name, kind in found if kind == "linear"} == set(schemes.SCHEMES)
-        assert {name for name, kind in found if kind == "embedding"} == set(schemes.SCHEMES)
-        blocks = {"INT8_DA_INT4_W", "FP8_BLOCKWISE", "MXFP8", "NVFP4"}
-        assert {name for name, kind in found if kind == "conv2d"} == set(schemes.SCHEMES) - blocks
+        assert {name for name, kind in found if kind == "linear"} == set(CROSSED)
+        assert {name for name, kind in found if kind == "embedding"} == set(CROSSED)
+        blocks = {"INT8_DA_INT4_W", "FP8_BLOCKWISE", "MXFP8_TRAINING", "NVFP4_TRAINING"}
+        assert {name for name, kind in found if kind == "conv2d"} == set(CROSSED) - blocks
 
     def test_keeps_the_bits_in_less_memory(self):
         for name, scheme, kind in applicable():
@@ -427,21 +439,21 @@ class TestFreeze(unittest.TestCase):
 
     def test_in_the_scheme_that_is_active(self):
         layer, x = hop.nn.Linear(32, 4, scheme=schemes.INT8_DYNAMIC), randn(3, 32)
-        with hop.nn.scheme(schemes.INT4_W):
+        with hop.nn.scheme(schemes.INT4_WEIGHT_32):
             want = layer(x)
             hop.nn.freeze(layer)
-        assert torch.equal(layer(x), want) and layer.scheme == schemes.INT4_W
+        assert torch.equal(layer(x), want) and layer.scheme == schemes.INT4_WEIGHT_32
 
     def test_only_the_input_may_change_then(self):
         for kind in ("linear", "conv2d", "embedding"):
             model, x = self._ready(kind, schemes.INT8_DYNAMIC)
             hop.nn.freeze(model)
             other = Scheme(presets.INT8_TENSOR, presets.INT8_ROW)
-            assert hop.nn.convert(model, other).rows[0].scheme == other and model(x) is not None
+            assert hop.nn.convert(model, other).hop_report.rows[0].scheme == other and model(x) is not None
             with pytest.warns(UserWarning, match="no layer was converted"):
-                (row,) = hop.nn.convert(model, schemes.INT4_W).rows
+                (row,) = hop.nn.convert(model, schemes.INT4_WEIGHT_32).hop_report.rows
             assert row.scheme is None and "argument 'weight'" in row.reason and model.scheme == other
-            with hop.nn.scheme(schemes.INT4_W), pytest.raises(ValueError, match="argument 'weight'"):
+            with hop.nn.scheme(schemes.INT4_WEIGHT_32), pytest.raises(ValueError, match="argument 'weight'"):
                 model(x)
 
     def test_learned_scales(self):
@@ -453,12 +465,7 @@ class TestFreeze(unittest.TestCase):
         hop.nn.freeze(layer)
         assert torch.equal(hop.dequantize(layer(x)), want)
 
-    def test_leaves_floats_and_refuses_chance(self):
+    def test_leaves_floats(self):
         only_input = hop.nn.Linear(8, 4, scheme=Scheme(presets.INT8_ROW, None))
         hop.nn.freeze(only_input)
         assert not isinstance(only_input.weight, hop.QuantizedTensor)
-        random = hop.nn.Linear(8, 4, scheme=Scheme(None, Quantizer(INT8, (1, -1), stochastic=True)))
-        both = nn.Sequential(hop.nn.Linear(8, 8, scheme=schemes.INT8_DYNAMIC), random)
-        with pytest.raises(ValueError, match="rounds at random"):
-            hop.nn.freeze(both)
-        assert not both[0].frozen

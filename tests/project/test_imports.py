@@ -267,7 +267,8 @@ class TestAliases(unittest.TestCase):
     def test_names_in_modules(self):
         for module, names in _aliases.NAMES.items():
             for old, new in names.items():
-                code = f"from {module} import {old} as old, {new} as new; print(old is new)"
+                place, _, name = new.rpartition(".")
+                code = f"import hop; from {module} import {old} as old; print(old is {place}.{name})"
                 command = [sys.executable, "-W", "always", "-c", code]
                 said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
                 assert said.stdout.strip() == "True" and f"{old} is now {new}" in said.stderr, said

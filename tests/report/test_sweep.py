@@ -99,7 +99,7 @@ class TestSweep(unittest.TestCase):
         [
             ({"model": 3}, TypeError, "sweep: model must be"),
             ({"candidates": {"x": 3}}, TypeError, r"candidates\['x'\] must be a hop.Scheme"),
-            ({"candidates": [hop.schemes.MXFP8]}, TypeError, "candidates must be a dict of schemes by name"),
+            ({"candidates": [hop.recipes.MXFP8_TRAINING]}, TypeError, "candidates must be a dict of schemes by name"),
         ]
     )
     def test_errors(self, options, error, words):
@@ -197,7 +197,7 @@ class TestCommand(InFolder):
         assert len((self.folder / "page.sweep.jsonl").read_text().splitlines()) == 4
 
     @parameterized.expand(
-        [(("--schemes", "int8"), "it goes with --sweep"), (("--sweep", "--schemes", "x"), "'x' is none of")]
+        [(("--schemes", "int8"), "it goes with --sweep"), (("--sweep", "--schemes", "x"), "no scheme is called 'x'")]
     )
     def test_wrong_schemes(self, words, message):
         status, _, err = self.run_command(self.folder / "float.pt2", *words)

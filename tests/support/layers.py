@@ -10,7 +10,7 @@ from hop.numerics.schemes import Scheme
 
 
 def converted(model: nn.Module, scheme: Scheme) -> Any:
-    return hop.nn.convert(model, scheme).model
+    return hop.nn.convert(model, scheme)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

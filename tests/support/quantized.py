@@ -188,8 +188,8 @@ QUANTIZED = [
     QuantizedOperator("linear", linear, (F((2, 3, 40)), _W, _B), schemes.INT8_DYNAMIC),
     QuantizedOperator("linear_static", linear, (_X, _W, _B), schemes.INT8_STATIC, (0.03, 5.0)),
     QuantizedOperator("linear_groups", linear, (_X, _W), schemes.INT8_DA_INT4_W),
-    QuantizedOperator("linear_weight_only", linear, (_X, _W), schemes.INT4_W, exact=False),
-    QuantizedOperator("linear_ternary", linear, (_X, _W), schemes.TERNARY_WEIGHT),
+    QuantizedOperator("linear_weight_only", linear, (_X, _W), schemes.INT4_WEIGHT_32, exact=False),
+    QuantizedOperator("linear_ternary", linear, (_X, _W), schemes.INT8_DA_TERNARY_W),
     QuantizedOperator("linear_output", linear, (_X, _W, _B), _OUTPUT, (None, None, None, None, 0.2, 3.0)),
     QuantizedOperator("linear_codes", linear, (_X, _W), _PLAIN_GRAD, inner=CodesOfRows.apply),
     QuantizedOperator("linear_mx", linear, (_X, _W, _B), Scheme(presets.MXFP8, presets.MXFP8), exact=False),
@@ -210,5 +210,5 @@ QUANTIZED = [
         (0.03, 5.0),
     ),
     QuantizedOperator("conv3d", aten.conv3d.default, (F((1, 2, 4, 5, 4)), F((3, 2, 2, 3, 2))), schemes.INT8_DYNAMIC),
-    QuantizedOperator("embedding", aten.embedding.default, (F((9, 40)), F((2, 3), 9)), schemes.INT4_W),
+    QuantizedOperator("embedding", aten.embedding.default, (F((9, 40)), F((2, 3), 9)), schemes.INT4_WEIGHT_32),
 ]

@@ -155,7 +155,7 @@ def _check_operands(call: Call) -> None:
         own = getattr(functorch.innermost(x), "quantizer", None)
         wanted = call.quantizer(role) if role != BIAS else None
         fits = [wanted, wanted.transposed(x.dim())] if wanted is not None and call.is_transposed(role) else [wanted]
-        if own is not None and own not in fits:
+        if own is not None and own.plain not in fits:
             raise ValueError(
                 f"quantized: argument {name!r} of {call.op} is quantized by {own}, and the scheme says {wanted}; give "
                 "it as a float tensor, or a scheme that fits"

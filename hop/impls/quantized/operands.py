@@ -10,6 +10,7 @@ from hop.buffers.noise import noise
 from hop.buffers.operators import quantize_buffers
 from hop.compat import eager, functorch
 from hop.dispatch.operators import LHS
+from hop.impls.pack import unpack
 from hop.impls.quantize import dequantize, fake_quantize_operator, quantize_operator
 from hop.impls.quantize import quantize as found_scales
 from hop.impls.quantized.calls import Call, is_quantized
@@ -75,6 +76,9 @@ def quantized_rows(call: Call, role: str) -> QuantizedTensor:
     x = call.find(role)
     if not is_quantized(x):
         return rows(call, role)
+    inner: Any = functorch.innermost(x)
+    if inner.quantizer.layout is not None:
+        x = unpack(x)
     if not call.is_transposed(role):
         return x
     return swapped_codes(x) if copies.ROWWISE in x.usages else rows_of_columns(x)

@@ -1,0 +1,64 @@
+"""quantize_: a model, quantized in one call."""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from hop.nn.calibration import calibrate as set_scales
+from hop.nn.conversion import Rules, Selector, checked, convert, has_static_scale
+from hop.nn.freezing import freeze
+from hop.nn.report import Report
+
+log = logging.getLogger("hop")
+
+
+def quantize_(
+    model: nn.Module,
+    scheme: Rules,
+    *,
+    filter: Selector | None = None,
+    calibrate: Iterable[Any] | None = None,
+    pack: bool = True,
+) -> Any:
+    """Quantize a model, in place: convert its layers, find static scales where the scheme has some, and replace the
+    float weights by their codes, in the layout that this machine reads fastest.
+
+    It prints nothing; the logger "hop" gets a summary, at the level INFO, and `model.hop_report` is a table of what
+    became of every parameter. The steps by themselves are hop.nn.convert, calibrate and freeze.
+
+    Args:
+        model: a float model, on any device. On "meta" there is nothing to quantize yet, and
+            load_state_dict(..., assign=True) gives it the weights of a model that was quantized alike and saved.
+        scheme: a name, such as "int8", "int4_weight_64" or "fp8" (hop.schemes.named); a hop.Scheme; a hop.Quantizer,
+            for weights alone; or several by selectors, such as {"lm_head": "int8", "*": "int4"}, None to leave layers
+            in floats, of which the first that matches counts. See hop.nn.convert.
+        filter: which layers: a module type, a pattern for their names, or a function (name, module) -> bool; None for
+            all Linear, Conv1d, Conv2d and Embedding.
+        calibrate: batches of inputs, as hop.nn.calibrate takes them, for schemes with static scales of activations;
+            they are not read for others.
+        pack: whether weights are laid out for the kernels of this machine. False keeps the plain form, which is what
+            programs for other machines should hold. state_dicts are plain in any case.
+
+    Returns:
+        The model; another one where its root was a layer itself.
+
+    Raises:
+        ValueError: as convert; or the scheme has static scales, and calibrate is None.
+        TypeError: as convert and calibrate.
+    """
+    static = [s for _, s in checked(scheme, filter) if s is not None and has_static_scale(s)]
+    if static and calibrate is None:
+        raise ValueError(
+            f"quantize_: calibrate=None, and the scheme {static[0]} has static scales, which are found from data; give "
+            "calibrate=batches of inputs, or take a dynamic scheme such as 'int8'"
+        )
+    converted: Any = convert(model, scheme, filter=filter)
+    if static and calibrate is not None:
+        set_scales(converted, calibrate)
+    report: Report = converted.hop_report
+    if report.converted:
+        freeze(converted, pack)
+    log.info("quantize_: %s layers; %s", report.converted, report.summary)
+    return converted

@@ -1,0 +1,92 @@
+"""Report: what became of the weights of a model that was converted."""
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from hop.nn.contexts import WEIGHT
+from hop.nn.layer import modules_of, spelled
+from hop.numerics.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one layer, or of a parameter that belongs to none."""
+
+    name: str
+    type: str  # of the layer before, or of the module that holds the parameter
+    scheme: Scheme | None  # None: it was left in floats
+    reason: str = ""  # why
+    parameters: int = 0  # its own, floating point; 0 where another row has counted them
+    quantized: int = 0  # how many of them are quantized: a bias stays in floats
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `convert` did, as `model.hop_report`; str() is a table.
+
+    Every floating-point parameter is in a row: those of layers in theirs, others in one of their own."""
+
+    rows: tuple[Row, ...]
+    unused: tuple[str, ...]  # selectors of which earlier rules took every layer
+
+    @property
+    def converted(self) -> int:
+        """How many layers."""
+        return sum(row.scheme is not None for row in self.rows)
+
+    @property
+    def parameters(self) -> int:
+        """How many floating-point parameters the model has."""
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def quantized(self) -> int:
+        """How many of them are weights that are quantized."""
+        return sum(row.quantized for row in self.rows)
+
+    @property
+    def summary(self) -> str:
+        """One line: how many parameters of all."""
+        of = self.parameters
+        return f"{self.quantized:,} of {of:,} parameters quantized ({_share(self.quantized, of)})"
+
+    def __str__(self) -> str:
+        table = [("layer", "type", "parameters", "scheme")]
+        table += [(r.name or "(model)", r.type, self._counted(r), _said(r)) for r in self.rows]
+        widths = [max(len(row[i]) for row in table) for i in range(3)]
+        lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in table]
+        lines += [f"earlier rules take every layer that {selector} matches" for selector in self.unused]
+        return "\n".join([*lines, self.summary])
+
+    def _counted(self, row: Row) -> str:
+        return f"{row.parameters:,} {_share(row.parameters, self.parameters):>7}" if row.parameters else ""
+
+
+def counted(model: nn.Module, rows: list[Row]) -> tuple[Row, ...]:
+    """The rows of layers with the sizes of their weights, and rows for the parameters that are in none of them."""
+    modules, seen = dict(modules_of(model, every_name=True)), set[int]()
+    result: list[Row] = []
+    for row in rows:
+        module, is_quantized = modules[row.name], row.scheme is not None and row.scheme.rhs is not None
+        own = {name: p for name, p in module.named_parameters() if p.is_floating_point() and id(p) not in seen}
+        sizes = {name: p.numel() for name, p in own.items()}
+        seen |= {id(p) for p in own.values()}
+        quantized = sizes.get(WEIGHT, 0) if is_quantized else 0
+        result.append(replace(row, parameters=sum(sizes.values()), quantized=quantized))
+    for name, p in model.named_parameters():
+        if id(p) not in seen and p.is_floating_point():
+            module = modules[name.rpartition(".")[0]]
+            result.append(Row(name, type(module).__name__, None, "no weight of a layer that is known", p.numel()))
+    return tuple(result)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.1f} %"
+
+
+def _said(row: Row) -> str:
+    if row.scheme is None:
+        return f"- {row.reason}"
+    named = spelled(row.scheme)
+    return f"{named} ({row.reason})" if row.reason else named

@@ -1,0 +1,51 @@
+"""Layers that read one input, as query, key and value of an attention do, and gate and up projection of a gated MLP:
+found by their names, and told to quantize it once (sharing.py)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from hop.nn.layers import Linear
+from hop.nn.sharing import SharedInput
+
+SIBLINGS = (
+    ("query", "key", "value"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("to_q", "to_k", "to_v"),
+    ("wq", "wk", "wv"),
+    ("gate_proj", "up_proj"),
+    ("wi_0", "wi_1"),
+    ("w1", "w3"),
+)
+"""The names of layers of one module that read one tensor, as in transformers, diffusers and Llama's own code."""
+
+
+def share_input(layers: Sequence[Any]) -> None:
+    """Let quantized layers that read one tensor, in one forward, quantize it once.
+
+    Args:
+        layers: hop.nn.Linear layers. Nothing may change the tensor in place between their calls in inference mode,
+            where PyTorch does not count changes.
+
+    Raises:
+        TypeError: one of them is none.
+    """
+    for layer in layers:
+        if not isinstance(layer, Linear):
+            raise TypeError(
+                f"share_input: layers must be hop.nn.Linear, got a {type(layer).__name__}; call hop.nn.convert before"
+            )
+    shared = SharedInput(len(layers))
+    for layer in layers:
+        layer.shared_input = shared
+
+
+def siblings(model: nn.Module) -> Iterable[list[nn.Module]]:
+    """The children of one module, of SIBLINGS' names, that are there."""
+    for module in model.modules():
+        children = dict(module.named_children())
+        for names in SIBLINGS:
+            if len(found := [children[name] for name in names if name in children]) > 1:
+                yield found

@@ -1,0 +1,382 @@
+"""quantize_, packed layers, layers that draw nothing, inputs that are shared."""
+
+import copy
+import io
+import logging
+import os
+import tempfile
+import unittest
+import warnings
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from parameterized import parameterized
+from torch import nn
+
+import hop
+from hop import presets, recipes, schemes
+from hop.kernels.cpu import native
+from hop.nn.sharing import SharedInput
+from hop.numerics.layouts import Tiled
+from hop.numerics.schemes import Scheme
+from tests.support.layers import randn
+from tests.support.schemes import EVERY
+
+DYNAMIC = {name: scheme for name, scheme in EVERY.items() if "STATIC" not in name}
+INDEX = torch.arange(12).reshape(3, 4)
+
+
+class Net(nn.Module):
+    """A layer of each kind, whose sizes all blocks divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 256)
+        self.first = nn.Linear(256, 256)
+        self.second = nn.Linear(256, 128)
+        self.conv = nn.Conv2d(8, 32, 3, padding=1)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.first(self.embed(index)).relu())
+        return self.conv(x.reshape(-1, 8, 4, 16))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(64, 32) for _ in range(3))
+        self.dense = nn.Linear(32, 64)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        other = x if other is None else other
+        scores = torch.softmax(self.query(x) @ self.key(other).mT, -1)
+        return self.dense(scores @ self.value(other))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def quantized(scheme: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error")
+        return hop.quantize_(net(), scheme, **options)
+
+
+def saved(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state_dict, written and read."""
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def quantizers(model: nn.Module) -> list[hop.Quantizer]:
+    return [p.quantizer for p in model.parameters() if isinstance(p, hop.QuantizedTensor)]
+
+
+class TestQuantize(unittest.TestCase):
+    def test_by_a_name_a_scheme_a_quantizer_and_patterns(self):
+        by_name = quantized("int8")
+        assert all(p.quantizer.plain in (presets.INT8_ROW, presets.INT8_CONV) for p in (by_name.first.weight,))
+        want = by_name(INDEX)
+        assert torch.equal(quantized(schemes.INT8_DYNAMIC)(INDEX), want)
+        assert torch.equal(quantized({"*": "int8"})(INDEX), want)
+        assert torch.equal(quantized([("*", schemes.INT8_DYNAMIC)])(INDEX), want)
+        weights = quantized(presets.INT8_ROW)
+        assert weights.first.scheme == Scheme(None, presets.INT8_ROW) == schemes.INT8_WEIGHT
+        mixed = quantized({"first": "int4", "conv": None, "*": "fp8"})
+        assert mixed.first.scheme == schemes.INT4_WEIGHT_32 and mixed.second.scheme == schemes.FP8_DYNAMIC_ROW
+        assert type(mixed.conv) is nn.Conv2d
+
+    def test_filter(self):
+        for filter in (nn.Linear, "*st", lambda name, module: name == "first"):
+            model = quantized("int8", filter=filter)
+            assert isinstance(model.first, hop.nn.Linear) and type(model.embed) is nn.Embedding
+        assert "all but filter=" in str(model.hop_report)
+        with pytest.warns(UserWarning, match="no layer was converted"):
+            hop.quantize_(net(), "int8", filter="third")
+
+    def test_says_what_it_did_to_the_logger_alone(self):
+        with self.assertLogs("hop", logging.INFO) as log, mock.patch("builtins.print") as printed:
+            model = quantized("int8")
+        assert not printed.called
+        (line,) = log.output
+        assert line.endswith(f"quantize_: 4 layers; {model.hop_report.summary}")
+        of = sum(p.numel() for p in net().parameters())
+        biases = 256 + 128 + 32
+        assert model.hop_report.summary == f"{of - biases:,} of {of:,} parameters quantized (99.6 %)"
+
+    def test_static_scales(self):
+        with pytest.raises(ValueError, match=r"calibrate=None, and the scheme .* has static scales"):
+            quantized("int8_static")
+        model = net()
+        with pytest.raises(ValueError, match="calibrate=None"):
+            hop.quantize_(model, schemes.INT8_STATIC)
+        assert type(model.first) is nn.Linear, "an error leaves the model as it was"
+        model = quantized("int8_static", calibrate=[INDEX])
+        assert model.first.scales.input.ready and model.first.frozen
+        torch.testing.assert_close(model(INDEX), net()(INDEX), rtol=0.0, atol=0.1)
+
+    def test_is_the_steps(self):
+        model = hop.nn.freeze(hop.nn.convert(net(), "int8"), pack=True)
+        assert torch.equal(model(INDEX), quantized("int8")(INDEX))
+
+    def test_little_memory_is_taken_beside_the_model(self):
+        """The float weights go while the codes come: never more than a tenth above the float model."""
+        model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
+        floats = sum(p.nbytes for p in model.parameters())
+        most = 0
+
+        def watched(*args: Any, **options: Any) -> Any:
+            nonlocal most
+            codes = quantize(*args, **options)
+            most = max(most, sum(p.nbytes for p in model.parameters()) + codes.nbytes)
+            return codes
+
+        from hop.nn import freezing
+
+        quantize = freezing.quantize
+        with mock.patch.object(freezing, "quantize", watched):
+            hop.quantize_(model, "int8")
+        assert 0 < most <= 1.1 * floats
+        assert sum(p.nbytes for p in model.parameters()) < 0.3 * floats
+
+    @parameterized.expand(DYNAMIC.items())
+    def test_every_scheme(self, name, scheme):
+        """Eval, frozen, packed, trained further: the same bits, from the same input."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(12, 256), nn.Linear(256, 128), nn.Linear(128, 64)).eval()
+        hop.nn.convert(model, scheme)
+        state = torch.get_rng_state()
+        want = model(INDEX)
+        assert torch.equal(model(INDEX), want)
+        hop.nn.freeze(model)
+        for module in (model, model.train(), hop.nn.freeze(model, pack=True), model.eval()):
+            assert torch.equal(module(INDEX), want)
+        assert torch.equal(torch.get_rng_state(), state), "no random number was drawn"
+        program = torch.export.export(model, (INDEX,))
+        assert torch.equal(program.module()(INDEX), want)
+        assert not [n for n in program.graph.nodes if "rand" in str(n.target)]
+
+    def test_recipes_draw_in_training_alone(self):
+        layer = hop.nn.Linear(64, 32, scheme=recipes.INT8_TRAINING)
+        for training, frozen in ((True, False), (False, False), (True, True)):
+            layer.train(training)
+            if frozen:
+                hop.nn.freeze(layer)
+            found = []
+            for _ in range(2):
+                x = randn(4, 64).requires_grad_()
+                (layer(x) * randn(4, 32, seed=1)).sum().backward()
+                found.append(x.grad)
+            assert torch.equal(*found) == (not training or frozen)
+
+
+class TestPacked(unittest.TestCase):
+    def setUp(self):
+        if native.library().missing is not None:
+            self.skipTest("weights are packed for native kernels alone")
+
+    def test_what_is_packed(self):
+        model = quantized("int8")
+        layouts = [q.layout for q in quantizers(model)]
+        assert layouts[0] is None and all(isinstance(layout, Tiled) for layout in layouts[1:]) and len(layouts) == 4
+        assert all(q.layout is None for q in quantizers(quantized("int8", pack=False)))
+        assert all(q.layout is None for q in quantizers(hop.nn.freeze(model, pack=False)))
+        assert torch.equal(model(INDEX), quantized("int8")(INDEX))
+
+    @parameterized.expand(["int8", "int4", "fp8", "mxfp8", "nvfp4"])
+    def test_saved_plain_and_packed_where_it_is_loaded(self, name):
+        model = quantized(name)
+        want, state = model(INDEX), saved(model)
+        assert all(t.quantizer.layout is None for t in state.values() if isinstance(t, hop.QuantizedTensor))
+        with torch.device("meta"):
+            fresh = Net().eval()
+        hop.quantize_(fresh, name)
+        fresh.load_state_dict(state, assign=True)
+        assert quantizers(fresh) == quantizers(model) and torch.equal(fresh(INDEX), want)
+        other = quantized(name)
+        with torch.no_grad():
+            for p in other.parameters():
+                if not isinstance(p, hop.QuantizedTensor):
+                    p.zero_()
+        other.load_state_dict(saved(model))
+        assert quantizers(other) == quantizers(model) and torch.equal(other(INDEX), want)
+        plain = hop.quantize_(net(), name, pack=False)
+        plain.load_state_dict(saved(model))
+        assert torch.equal(plain(INDEX), want) and all(q.layout is None for q in quantizers(plain))
+
+    def test_codes_that_are_assigned_freeze_a_layer(self):
+        state, want = saved(quantized("int8")), quantized("int8")(INDEX)
+        model = hop.nn.convert(net(), "int8")
+        model.load_state_dict(state, assign=True)
+        assert model.first.frozen and torch.equal(model(INDEX), want)
+        with mock.patch("hop.impls.quantized.operands.found_scales", side_effect=hop.quantize) as quantize:
+            model(INDEX)
+        assert all(call.args[1].shape[0] == 3 for call in quantize.call_args_list), "activations alone"
+
+    def test_float_weights_into_a_packed_model(self):
+        other = Net().eval()
+        model = quantized("int8")
+        model.load_state_dict(other.state_dict())
+        want = hop.quantize_(copy.deepcopy(other), "int8")
+        assert quantizers(model) == quantizers(want) and torch.equal(model(INDEX), want(INDEX))
+
+    def test_safetensors(self):
+        model = quantized("int8")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.safetensors")
+            hop.storage.save_file(model.state_dict(), path)
+            state = hop.storage.load_file(path)
+        fresh = quantized("int8")
+        fresh.load_state_dict(state)
+        assert torch.equal(fresh(INDEX), model(INDEX))
+
+    def test_copies_moves_and_casts(self):
+        model = quantized("int8")
+        want = model(INDEX)
+        for other in (copy.deepcopy(model), self._pickled(model)):
+            assert quantizers(other) == quantizers(model) and torch.equal(other(INDEX), want)
+        away = copy.deepcopy(model).to("meta")
+        assert all(q.layout is None for q in quantizers(away)) and away.first.packs
+        half = copy.deepcopy(model).to(torch.bfloat16)
+        assert half(INDEX).dtype == torch.bfloat16 and isinstance(half.first.weight.quantizer.layout, Tiled)
+        torch.testing.assert_close(half(INDEX).float(), want, rtol=0.0, atol=0.05)
+
+    def _pickled(self, model):
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        return torch.load(file, weights_only=False)
+
+    def test_exported_both_ways(self):
+        model = quantized("int8")
+        want = model(INDEX)
+        for pack in (True, False):
+            program = torch.export.export(hop.nn.freeze(model, pack=pack), (INDEX,))
+            layouts = ["layout" in str(n.args) for n in program.graph.nodes if "hop" in str(n.target)]
+            assert layouts and torch.equal(program.module()(INDEX), want)
+            lowered = program.run_decompositions(hop.decompositions())
+            assert torch.equal(lowered.module()(INDEX), want)
+
+    def test_gradients_of_inputs(self):
+        """As of the plain weight, bit for bit: what an adapter before the layer learns from."""
+        for scheme in (schemes.INT8_DYNAMIC, recipes.INT8_TRAINING, recipes.MXFP8_TRAINING, schemes.INT4_WEIGHT_32):
+            layer = hop.nn.Linear(256, 128, scheme=scheme)
+            found = []
+            for pack in (False, True):
+                hop.nn.freeze(layer, pack=pack)
+                x = randn(8, 256).requires_grad_()
+                layer(x).square().sum().backward()
+                found.append(x.grad)
+            assert torch.equal(*found) and found[0].any()
+
+
+class TestSharedInput(unittest.TestCase):
+    def model(self) -> Any:
+        torch.manual_seed(0)
+        return hop.quantize_(Attention().eval(), "int8")
+
+    def count(self, model: nn.Module, *args: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """The result, and how often an input was quantized."""
+        calls = []
+
+        def counted(q: Any, x: Any, **options: Any) -> Any:
+            calls.append(x)
+            return hop.quantize(q, x, **options)
+
+        of_layers = mock.patch("hop.impls.quantized.operands.found_scales", counted)
+        with mock.patch("hop.nn.sharing.quantize", counted), of_layers, torch.no_grad():
+            return model(*args), len(calls)
+
+    def unshared(self, model: nn.Module) -> nn.Module:
+        model = copy.deepcopy(model)
+        for layer in model.modules():
+            if isinstance(layer, hop.nn.Linear):
+                layer.shared_input = None
+        return model
+
+    def test_quantizes_it_once(self):
+        model, x = self.model(), randn(2, 5, 64)
+        assert model.query.shared_input is model.key.shared_input is model.value.shared_input
+        assert model.dense.shared_input is None
+        want, each = self.count(self.unshared(model), x)
+        for _ in range(2):
+            got, calls = self.count(model, x)
+            assert torch.equal(got, want) and (calls, each) == (2, 4)
+        with torch.inference_mode():
+            got, calls = self.count(model, x.clone())
+        assert torch.equal(got, want) and calls == 2
+        other = randn(2, 7, 64, seed=1)
+        got, calls = self.count(model, x, other)
+        want, _ = self.count(self.unshared(model), x, other)
+        assert torch.equal(got, want) and calls == 3
+
+    def test_an_input_that_changes(self):
+        """In place, counted or not: each forward finds its codes anew."""
+        model, x = self.model(), randn(2, 5, 64)
+        plain = self.unshared(model)
+        with torch.no_grad():
+            model(x)
+            for change in (lambda: x.mul_(3), lambda: x.data.mul_(3), lambda: x.numpy().__imul__(3)):
+                change()
+                assert torch.equal(model(x), plain(x))
+            q = model.query(x)
+            x.mul_(0.1)
+            assert torch.equal(model.key(x), plain.key(x)) and not torch.equal(model.query(x), q)
+            assert torch.equal(model.value(x), plain.value(x))
+
+    def test_codes_go_with_their_input(self):
+        model, x = self.model(), randn(5, 64)
+        with torch.no_grad():
+            model.query(x)
+        assert model.query.shared_input._last is not None
+        del x
+        assert model.query.shared_input._last is None
+
+    def test_gradients_and_other_routes(self):
+        model, plain = self.model(), self.unshared(self.model())
+        grads = []
+        for m in (model, plain):
+            x = randn(2, 5, 64).requires_grad_()
+            m(x).square().sum().backward()
+            grads.append(x.grad)
+        assert torch.equal(*grads)
+        x = randn(2, 5, 64)
+        want = plain(x)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), want)
+        assert torch.equal(torch.export.export(model, (x,)).module()(x), want)
+        assert torch.equal(torch.func.vmap(model)(x), torch.stack([plain(y) for y in x]))
+
+    def test_groups_of_ones_own(self):
+        model = nn.ModuleDict({"a": nn.Linear(64, 8), "b": nn.Linear(64, 8)})
+        hop.quantize_(model, "int8")
+        assert model["a"].shared_input is None
+        hop.nn.share_input([model["a"], model["b"]])
+        assert isinstance(model["a"].shared_input, SharedInput) and model["b"].shared_input is model["a"].shared_input
+        with pytest.raises(TypeError, match=r"layers must be hop\.nn\.Linear, got a Linear"):
+            hop.nn.share_input([nn.Linear(2, 2)])
+
+
+class TestNames(unittest.TestCase):
+    def test_of_schemes(self):
+        for name, scheme in schemes.SCHEMES.items():
+            assert schemes.named(name) is schemes.named(name.lower().replace("_", "-")) is scheme
+        for short, full in schemes.SHORT.items():
+            assert schemes.named(short) is schemes.SCHEMES[full.upper()]
+        assert schemes.named("8da4w") is schemes.INT8_DA_INT4_W
+        with pytest.raises(ValueError, match="no scheme is called 'int5_weight'; take int"):
+            schemes.named("int5_weight")
+
+    def test_one_meaning(self):
+        """A name that stands in several places is one value."""
+        assert not set(schemes.SCHEMES) & set(recipes.RECIPES)
+        assert not (set(schemes.SCHEMES) | set(recipes.RECIPES)) & set(presets.PRESETS)
+        from hop.report import CANDIDATES
+
+        assert all(schemes.named(name) == scheme for name, scheme in CANDIDATES.items())
