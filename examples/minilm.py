@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from common import find_compiler, ignore_warnings_of_export, require
-from quantized_bert import SCHEMES, Batch, Embedder, ScaledLinear, capture_inputs, load, megabytes, quantize
+from quantized_bert import FORMS, Batch, Embedder, capture_inputs, load, megabytes, quantize
 from torch import Tensor, nn
 
 import hop
@@ -131,19 +131,20 @@ def routes(module: nn.Module, args: tuple[Any, ...], shapes: Any, folder: Path) 
 def quantized(bert: nn.Module, batch: Batch) -> dict[str, nn.Module]:
     """The model in every scheme."""
     models = {}
-    for name, scheme in SCHEMES.items():
-        model = models[name] = Embedder(quantize(bert, scheme)).eval()
+    for name, form in FORMS.items():
+        model = models[name] = Embedder(quantize(bert, form)).eval()
         layers, inputs = capture_inputs(model, batch)
         last = [_kernel(layer, x) for layer, x in zip(layers, inputs, strict=True)]
         chosen = ", ".join(f"{last.count(k)} by {k!r}" for k in dict.fromkeys(last))
-        say(f"{name}: {len(layers)} linear layers, {chosen}; weights {scheme.weights}".replace("hop1:", ""))
-    say("embeddings, attention and norms stay float32, or bfloat16 around fp8 and nvfp4")
+        say(f"{name}: {model.bert.hop_report.summary}; {len(layers)} linear layers, {chosen}")
+    say("attention and norms stay float32, or bfloat16 around fp8 and nvfp4")
     return models
 
 
-def _kernel(layer: ScaledLinear, x: Tensor) -> str:
+def _kernel(layer: hop.nn.Linear, x: Tensor) -> str:
     """The kernel that a layer's product takes."""
-    codes = hop.quantize(layer.activations, x)
+    assert layer.scheme.lhs is not None
+    codes = hop.quantize(layer.scheme.lhs, x)
     lines = hop.explain(aten.linear.default, x.dtype, codes, layer.weight, layer.bias).splitlines()
     return lines[-1].removesuffix(": chosen")
 
@@ -202,8 +203,7 @@ def print_summary(models: dict[str, nn.Module], embeddings: dict[str, Tensor], t
     close = {name: cosines(x, embeddings["float32"]) for name, x in embeddings.items()}
     same = {name: same_neighbour(x, embeddings["float32"]) for name, x in embeddings.items()}
     rows = [
-        ("linear weights, scales, MB stored", ".1f", {name: stored for name, (stored, _) in sizes.items()}),
-        ("the same in memory, MB", ".1f", {name: memory for name, (_, memory) in sizes.items()}),
+        ("parameters, scales among them, MB", ".1f", sizes),
         ("ms per sentence", ".2f", times),
         *(
             (f"times as fast as {peer}", ".2f", {name: times[peer] / ms for name, ms in times.items()})
@@ -227,7 +227,7 @@ def main() -> None:
     count, sample = sum(len(ids) for ids, _ in batches), batches[len(batches) // 2]
     say(f"{count} sentences, {sum(int(mask.sum()) for _, mask in batches)} tokens, {len(batches)} batches")
 
-    step(2, f"quantize the encoder: {', '.join(SCHEMES)}")
+    step(2, f"quantize the encoder: {', '.join(FORMS)}")
     bfloat16 = Embedder(copy.deepcopy(bert).to(torch.bfloat16)).eval()
     models = {"float32": Embedder(bert).eval(), "bfloat16": bfloat16, **quantized(bert, sample)}
 

@@ -1,9 +1,4 @@
-"""all-MiniLM-L6-v2 with quantized linear layers, each one call of `hop.scaled`.
-
-A scheme says how the two factors of a layer are quantized, the activations for each batch, the weights once:
-
-    y = scaled(linear, dtype, quantize(activations, x), weights, bias)
-"""
+"""all-MiniLM-L6-v2, quantized in one line: hop.quantize_(model, "int8")."""
 
 import copy
 import os
@@ -21,68 +16,36 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import hop
-from hop import presets
-from hop.numerics.formats import Integer
 
-aten = torch.ops.aten
 Batch = tuple[Tensor, Tensor]  # token ids and attention mask, (sentences, tokens) each
 SENTENCES = Path(__file__).with_name("sentences.txt")
 BATCH = 32
 
 
-# ---- the quantized layer
-
-
 @dataclass(frozen=True)
-class Scheme:
-    """How a linear layer is quantized, and the dtype of everything around it."""
+class Form:
+    """How the model is quantized, and the dtype of what lies between its layers."""
 
-    activations: hop.Quantizer
-    weights: hop.Quantizer
+    scheme: str
     dtype: torch.dtype
 
     def is_exact(self) -> bool:
         """Whether its products are sums of integers, which are the same on every route, bit for bit."""
-        return isinstance(self.weights.format, Integer)
+        weights = hop.schemes.named(self.scheme).rhs
+        return weights is not None and weights.format.is_integer
 
 
-SCHEMES = {
-    "int8": Scheme(presets.INT8_ROW, presets.INT8_ROW, torch.float32),
-    "8da4w": Scheme(presets.INT8_ROW_AFFINE, presets.INT4_32, torch.float32),
-    "fp8": Scheme(presets.FP8_ROW, presets.FP8_ROW, torch.bfloat16),
-    "nvfp4": Scheme(presets.NVFP4, presets.NVFP4, torch.bfloat16),
+FORMS = {
+    "int8": Form("int8", torch.float32),
+    "8da4w": Form("8da4w", torch.float32),
+    "fp8": Form("fp8", torch.bfloat16),
+    "nvfp4": Form("nvfp4", torch.bfloat16),
 }
 
 
-class ScaledLinear(nn.Module):
-    """A linear layer by a scheme: (..., in) -> (..., out), in the dtype of x."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, linear: nn.Linear, scheme: Scheme) -> None:
-        super().__init__()
-        self.activations = scheme.activations
-        weight = hop.quantize(scheme.weights, linear.weight.detach())
-        self.stored_bytes = weight.nbytes  # of a checkpoint; hop.pack trades memory for time
-        self.weight = nn.Parameter(hop.pack(weight), requires_grad=False)
-        self.bias = nn.Parameter(linear.bias.detach(), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        codes = hop.quantize(self.activations, x)
-        return hop.scaled(aten.linear.default, x.dtype, codes, self.weight, self.bias)
-
-
-def quantize(model: nn.Module, scheme: Scheme) -> nn.Module:
-    """A copy of `model`, in the dtype of the scheme, in which every linear layer is a ScaledLinear."""
-    linears = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    model = copy.deepcopy(model).to(scheme.dtype)
-    for name, layer in linears:  # of the original weights
-        parent, _, leaf = name.rpartition(".")
-        made = ScaledLinear(layer, scheme)
-        made.bias.data = made.bias.to(scheme.dtype)
-        setattr(model.get_submodule(parent), leaf, made)
-    return model
+def quantize(model: nn.Module, form: Form) -> Any:
+    """A quantized copy of `model`: of the float32 weights, then in the dtype."""
+    return hop.quantize_(copy.deepcopy(model), form.scheme).to(form.dtype)
 
 
 # ---- the model and its data
@@ -123,19 +86,19 @@ def load() -> tuple[nn.Module, list[Batch]]:
     return bert, batches
 
 
-def megabytes(model: nn.Module) -> tuple[float, float]:
-    """The weights of the linear layers with their scales: in a checkpoint, and in memory."""
-    stored = memory = 0
-    for layer in model.modules():
-        if isinstance(layer, ScaledLinear | nn.Linear):
-            memory += layer.weight.nbytes
-            stored += layer.stored_bytes if isinstance(layer, ScaledLinear) else layer.weight.nbytes
-    return stored / 1e6, memory / 1e6
+def megabytes(model: nn.Module) -> float:
+    """The parameters, scales among them, as a checkpoint holds them."""
+    return sum(t.nbytes for t in model.state_dict().values()) / 1e6
 
 
-def capture_inputs(model: nn.Module, batch: Batch) -> tuple[list[ScaledLinear], list[Tensor]]:
-    """The quantized layers, and what each one gets for `batch`."""
-    layers = [m for m in model.modules() if isinstance(m, ScaledLinear)]
+def linear_layers(model: nn.Module) -> list[hop.nn.Linear]:
+    """Those that are quantized."""
+    return [m for m in model.modules() if isinstance(m, hop.nn.Linear)]
+
+
+def capture_inputs(model: nn.Module, batch: Batch) -> tuple[list[hop.nn.Linear], list[Tensor]]:
+    """The quantized linear layers, and what each one gets for `batch`."""
+    layers = linear_layers(model)
     inputs: dict[nn.Module, Tensor] = {}
     hooks = [layer.register_forward_pre_hook(lambda m, args: inputs.update({m: args[0]})) for layer in layers]
     model(*batch)

@@ -464,7 +464,7 @@ class TestMiniLM(unittest.TestCase):
         encoder.encoder.layer = encoder.encoder.layer[:1]
         ids, mask = (x[:4] for x in batches[0])
         with torch.no_grad():
-            model = bert.Embedder(bert.quantize(encoder, bert.SCHEMES["int8"])).eval()
+            model = bert.Embedder(bert.quantize(encoder, bert.FORMS["int8"])).eval()
             layers, inputs = bert.capture_inputs(model, (ids, mask))
             assert len(layers) == 6
             whole = exported(Both(model, layers), (ids, mask, *inputs))
