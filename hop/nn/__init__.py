@@ -9,6 +9,7 @@ conversion.py   from a float model to a quantized one, and back
 calibration.py  static scales from data
 report.py       what became of each of a model's parameters
 freezing.py     weights as codes
+reminder.py     a word to somebody who forgot that
 sharing.py      inputs that several layers read, quantized once; siblings.py finds such layers
 quantizing.py   all of it in one call: hop.quantize_
 holding.py      codes of weights, kept over microbatches

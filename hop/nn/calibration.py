@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from hop.nn import reminder
 from hop.nn.contexts import INPUT, OUTPUT
 from hop.nn.layer import Layer, modules_of
 from hop.nn.static import StaticScale
@@ -60,7 +61,7 @@ def calibrate(
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
     collected = [_Range() if method is calibration.amax else _Sample() for _ in watched]
     count = 0
-    with _observed(model, [(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]):
+    with reminder.silent(), _observed(model, [(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]):
         for batch in _shown(islice(batches, steps), batches, steps, progress):
             _run(model, batch, count)
             count += 1

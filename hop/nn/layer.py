@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hop.compat.eager import OpOverload
 from hop.impls.pack import layout_for, pack_operator
 from hop.impls.quantized import Scales, quantized
-from hop.nn import master
+from hop.nn import master, reminder
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active
 from hop.nn.delayed import AmaxHistory
 from hop.nn.sharing import SharedInput
@@ -171,6 +171,8 @@ class Layer(nn.Module):
             self._build(plan)
         given = self._given(plan, x)
         scheme = plan.scheme if self.training and not self.frozen else plan.settled
+        if plan.quantizes_weight and not (self.frozen or self.training):
+            reminder.of_freeze()
         assert scheme is not None
         args = tuple(master.opened(a) if a is self.weight else a for a in args)
         y = self._run(op, scheme, args, given)

@@ -162,6 +162,22 @@ class TestQuantize(unittest.TestCase):
         assert torch.equal(program.module()(INDEX), want)
         assert not [n for n in program.graph.nodes if "rand" in str(n.target)]
 
+    def test_says_once_that_freeze_was_forgotten(self):
+        model = hop.nn.convert(net(), "int8")
+        with mock.patch("hop.nn.reminder._said", False), warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model(INDEX)  # something may learn from it
+            hop.nn.calibrate(model, [INDEX])
+            with torch.no_grad():
+                torch.compile(model, backend="aot_eager")(INDEX)
+                model.train()(INDEX)
+                assert not found
+                model.eval()(INDEX)
+                model(INDEX)
+            assert len(found) == 1 and "call hop.nn.freeze(model)" in str(found[0].message)
+        with mock.patch("hop.nn.reminder._said", False), torch.no_grad():
+            hop.nn.freeze(model)(INDEX)
+
     def test_recipes_draw_in_training_alone(self):
         layer = hop.nn.Linear(64, 32, scheme=recipes.INT8_TRAINING)
         for training, frozen in ((True, False), (False, False), (True, True)):
