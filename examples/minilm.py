@@ -132,11 +132,12 @@ def quantized(bert: nn.Module, batch: Batch) -> dict[str, nn.Module]:
     """The model in every scheme."""
     models = {}
     for name, form in FORMS.items():
-        model = models[name] = Embedder(quantize(bert, form)).eval()
+        encoder = quantize(bert, form)
+        model = models[name] = Embedder(encoder).eval()
         layers, inputs = capture_inputs(model, batch)
         last = [_kernel(layer, x) for layer, x in zip(layers, inputs, strict=True)]
         chosen = ", ".join(f"{last.count(k)} by {k!r}" for k in dict.fromkeys(last))
-        say(f"{name}: {model.bert.hop_report.summary}; {len(layers)} linear layers, {chosen}")
+        say(f"{name}: {encoder.hop_report.summary}; {len(layers)} linear layers, {chosen}")
     say("attention and norms stay float32, or bfloat16 around fp8 and nvfp4")
     return models
 

@@ -61,7 +61,10 @@ def calibrate(
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
     collected = [_Range() if method is calibration.amax else _Sample() for _ in watched]
     count = 0
-    with reminder.silent(), _observed(model, [(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]):
+    with (
+        reminder.silent(),
+        _observed(model, [(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]),
+    ):
         for batch in _shown(islice(batches, steps), batches, steps, progress):
             _run(model, batch, count)
             count += 1

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hop.compat.eager import OpOverload
 from hop.impls.pack import layout_for, pack_operator
+from hop.impls.quantize import quantize
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master, reminder
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active
@@ -94,6 +95,15 @@ class Layer(nn.Module):
         self._check(scheme)
         self._own = Plan.of(scheme)
         self._build(self._own)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_float = isinstance(value, Tensor) and not isinstance(value, QuantizedTensor)
+        if is_float and name == WEIGHT and self.__dict__.get("frozen"):
+            raise RuntimeError(
+                f"hop.nn.{type(self).__name__}: weight is frozen, and a tensor of {value.dtype} would bring floats "
+                "back; fold batch norms, prune or merge before hop.nn.freeze, or give a QuantizedTensor"
+            )
+        super().__setattr__(name, value)
 
     def plan(self) -> Plan:
         """What it computes in now."""
@@ -308,13 +318,15 @@ class Layer(nn.Module):
             state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in own.items()})
         key, assigns = f"{prefix}{WEIGHT}", local_metadata.get("assign_to_params_buffers", False)
         if key in state_dict:
-            state_dict[key] = self._loaded(master.gathered_like(self.weight, state_dict[key]))
+            state_dict[key] = self._loaded(master.gathered_like(self.weight, state_dict[key]), assigns)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         if assigns and isinstance(self.weight, QuantizedTensor) and not self.frozen:
             self.take_frozen(cast(nn.Parameter, self.weight.requires_grad_(False)), self.packs)
 
-    def _loaded(self, weight: Any) -> Any:
+    def _loaded(self, weight: Any, assigns: bool) -> Any:
         """A weight of a file in the form of the layer's own."""
+        if self.frozen and assigns and not isinstance(weight, QuantizedTensor):
+            weight = quantize(self.weight.quantizer.plain, weight)
         if self.packs and isinstance(weight, QuantizedTensor):
             return self.laid_out(weight, True)
         return weight

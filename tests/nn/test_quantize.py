@@ -242,6 +242,15 @@ class TestPacked(unittest.TestCase):
         want = hop.quantize_(copy.deepcopy(other), "int8")
         assert quantizers(model) == quantizers(want) and torch.equal(model(INDEX), want(INDEX))
 
+    @pytest.mark.filterwarnings("ignore:aten.mul.Tensor has no rule for a QuantizedTensor")
+    def test_floats_do_not_come_back(self):
+        model = hop.quantize_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval(), "int8")
+        with pytest.raises(RuntimeError, match=r"hop\.nn\.Conv2d: weight is frozen, .* fold batch norms"):
+            torch.nn.utils.fusion.fuse_conv_bn_eval(model[0], model[1])
+        model = quantized("int8")
+        model.load_state_dict(net().state_dict(), assign=True)
+        assert torch.equal(model(INDEX), quantized("int8")(INDEX)) and len(quantizers(model)) == 4
+
     def test_safetensors(self):
         model = quantized("int8")
         with tempfile.TemporaryDirectory() as folder:
