@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
         from hop.export.rewrite.patching import patch_torch
 
         return patch_torch
-    raise AttributeError(f"module 'hop' has no attribute {name!r}")
+    raise _aliases.no_attribute("hop", name)
 
 
 def __dir__() -> list[str]:

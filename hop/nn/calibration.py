@@ -51,10 +51,12 @@ def calibrate(
     if isinstance(batches, Tensor):
         raise TypeError("calibrate: batches must be an iterable of batches, got one tensor; give [x], or a DataLoader")
     if steps is not None and steps < 1:
-        raise ValueError(f"calibrate: steps must be 1 or more, or None for all batches; got {steps}")
+        raise ValueError(f"calibrate: steps must be 1 or more, got {steps}; give None for all batches")
     layers = [m for m in model.modules() if isinstance(m, Layer)]
     if not layers:
-        raise ValueError("calibrate: model has no quantized layers; call hop.nn.convert before")
+        raise ValueError(
+            f"calibrate: model has no quantized layers, and is a {type(model).__name__}; call hop.nn.convert before"
+        )
     for layer in layers:
         layer.prepare()
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
@@ -65,7 +67,7 @@ def calibrate(
             _run(model, batch, count)
             count += 1
     if not count:
-        raise ValueError("calibrate: batches is empty; give one input of the model or more")
+        raise ValueError("calibrate: batches is empty, and must hold an input; give one input of the model or more")
     for (layer, role, _), seen in zip(watched, collected, strict=True):
         if seen.has_only_others():
             name = next(name for name, module in modules_of(model) if module is layer)

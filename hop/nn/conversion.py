@@ -73,7 +73,7 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
     Warns if no layer was converted though rules have a scheme, or if learn_scales finds none to learn.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
+        raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}; give the model first")
     pairs = _checked(rules)
     if not isinstance(rules, Scheme):
         _check_matches(model, pairs)
@@ -139,19 +139,28 @@ def _checked(rules: Any) -> list[Rule]:
     if isinstance(rules, Scheme):
         return [("*", rules)]
     if not isinstance(rules, Sequence) or isinstance(rules, str):
-        raise TypeError(f"convert: rules must be a hop.Scheme, or pairs (selector, Scheme or None); got {rules!r}")
+        raise TypeError(
+            f"convert: rules must be a hop.Scheme, or pairs (selector, Scheme or None); got {rules!r}; give one such "
+            "as hop.schemes.INT8_DYNAMIC"
+        )
     pairs = cast(Sequence[Any], rules)
     for rule in pairs:
         if not isinstance(rule, tuple) or len(cast(tuple[Any, ...], rule)) != 2:
-            raise TypeError(f"convert: a rule must be a pair (selector, Scheme or None), got {rule!r}")
+            raise TypeError(
+                f"convert: rules: a rule must be a pair (selector, Scheme or None), got {rule!r}; give one such as "
+                "('*', hop.schemes.INT8_DYNAMIC)"
+            )
         selector, scheme = cast(tuple[Any, Any], rule)
         if not isinstance(selector, str) and not callable(selector):
             raise TypeError(
-                f"convert: a selector must be a module type, a name pattern or a function (name, module) -> bool; got "
-                f"{selector!r}"
+                "convert: rules: a selector must be a module type, a name pattern or a function (name, module) -> bool"
+                f"; got {selector!r}; give '*' for all layers"
             )
         if scheme is not None and not isinstance(scheme, Scheme):
-            raise TypeError(f"convert: the scheme for {selector!r} must be a hop.Scheme or None, got {scheme!r}")
+            raise TypeError(
+                f"convert: rules: the scheme for {selector!r} must be a hop.Scheme or None, got {scheme!r}; give "
+                "one such as hop.schemes.INT8_DYNAMIC"
+            )
     return list(pairs)
 
 
@@ -181,8 +190,8 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule]) -> None:
     if idle:
         known = ", ".join(f"{name or '(model)'} ({type(module).__name__})" for name, module in layers) or "none"
         raise ValueError(
-            f"convert: rules: no layer matches {', '.join(map(repr, idle))}; the layers of the model are {known}. "
-            "Leave the rule out, or mend its selector"
+            f"convert: rules: no layer matches {', '.join(map(repr, idle))}; the layers of the model are {known}"
+            "; leave the rule out, or mend its selector"
         )
 
 

@@ -23,7 +23,9 @@ def freeze(model: nn.Module) -> None:
             layer is changed then.
     """
     if not any(isinstance(m, Layer) for m in model.modules()):
-        raise ValueError("freeze: model has no quantized layers; call hop.nn.convert before")
+        raise ValueError(
+            f"freeze: model has no quantized layers, and is a {type(model).__name__}; call hop.nn.convert before"
+        )
     layers = [m for m in model.modules() if isinstance(m, Layer) and m.plan().quantizes_weight and not m.frozen]
     made: dict[Any, nn.Parameter] = {}
     found = [(layer, _frozen(layer, made)) for layer in layers]

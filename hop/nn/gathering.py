@@ -73,7 +73,10 @@ def bytes_gathered(layer: Layer, processes: int) -> int:
     weight = layer.weight
     local = dtensor.own_part(weight)
     if not isinstance(local, MasterWeight):
-        raise ValueError(f"bytes_gathered: layer must be one that gather_as_codes has prepared, got {layer}")
+        raise ValueError(
+            f"bytes_gathered: layer must be one that gather_as_codes has prepared, got {layer}; call "
+            "hop.nn.gather_as_codes before"
+        )
     own = local.gathering
     return sum(fsdp.bytes_sent(q, own.shape, processes) for q in own.quantizers())
 

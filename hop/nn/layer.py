@@ -81,7 +81,10 @@ class Layer(nn.Module):
     @scheme.setter
     def scheme(self, scheme: Scheme) -> None:
         if not isinstance(scheme, Scheme):
-            raise TypeError(f"{type(self).__name__}: scheme must be a hop.Scheme, got {scheme!r}")
+            raise TypeError(
+                f"{type(self).__name__}: scheme must be a hop.Scheme, got {scheme!r}; give one such as "
+                "hop.schemes.INT8_DYNAMIC"
+            )
         self._check(scheme)
         self._own = Plan.of(scheme)
         self._build(self._own)

@@ -114,7 +114,9 @@ def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if not written or args[0] is plain_args[0]:
         return out
     if out.shape != args[0].shape:
-        raise NotImplementedError(f"{op} has no rule for a QuantizedTensor, whose shape it would change")
+        raise NotImplementedError(
+            f"{op} has no rule for a QuantizedTensor, whose shape it would change; call hop.dequantize first"
+        )
     return args[0].copy_(out)
 
 

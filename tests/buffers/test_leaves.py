@@ -171,7 +171,7 @@ ERRORS = [
     ("float8", TypeError, ["x must be", "float8"], presets.INT8_ROW, X.to(torch.float8_e4m3fn), {}),
     ("no_scale", ValueError, ["no rule", "scale="], STATIC, X, {}),
     ("no_scale_affine", ValueError, ["scale= and zero_point="], ROW_STATIC, X, {}),
-    ("zero_alone", ValueError, ["zero_point is given without scale"], ROW_STATIC, X, {"zero_point": ZERO}),
+    ("zero_alone", ValueError, ["zero_point must be given with scale"], ROW_STATIC, X, {"zero_point": ZERO}),
     ("no_zero", ValueError, ["needs zero_point beside scale"], ROW_STATIC, X, {"scale": SCALE}),
     ("zero_too_many", ValueError, ["has no zero point"], STATIC, X, {"scale": SCALE, "zero_point": ZERO}),
     ("scale_shape", ValueError, ["(4, 1)", "(3, 1)"], STATIC, X, {"scale": torch.ones(3, 1)}),

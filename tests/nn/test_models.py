@@ -224,7 +224,7 @@ class TestCalibrate(unittest.TestCase):
             (TypeError, r"batch 0 is given as model\(\*\*batch\), of \['y'\]", (model, [{"y": x}])),
             (ValueError, "the input of layer '0' has no finite number in 2 batches", (model, [nothing, nothing])),
             (ValueError, "the input of layer '0' has no finite number", (model, [nothing], mse)),
-            (ValueError, "calibrate: model has no quantized layers; call hop.nn.convert before", (floats, [x])),
+            (ValueError, "calibrate: model has no quantized layers, .*; call hop.nn.convert before", (floats, [x])),
         ):
             with pytest.raises(error, match=words):
                 hop.nn.calibrate(*args)

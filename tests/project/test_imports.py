@@ -219,7 +219,7 @@ class TestImports(unittest.TestCase):
         code = "import hop, sys; print('hop.optim' in sys.modules, hop.optim.AdamW8bit.__name__, 'report' in dir(hop))"
         assert run(code).split() == ["False", "AdamW8bit", "True"]
         code = "import hop\ntry: hop.linear\nexcept AttributeError as e: print(e)"
-        assert run(code).strip() == "module 'hop' has no attribute 'linear'"
+        assert run(code).startswith("module 'hop' has no attribute 'linear'; ")
 
     @pytest.mark.full
     def test_importing_dynamo_first_or_last(self):
