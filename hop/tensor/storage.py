@@ -35,7 +35,7 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
         RuntimeError: tensors that share memory; from safetensors, with their names.
     """
     if _KEY in (metadata or {}):
-        raise ValueError(f"save_file: the key {_KEY!r} of metadata is taken by the library; rename it")
+        raise ValueError(f"save_file: the key {_KEY!r} of the metadata is taken by the library; rename it")
     if not all(isinstance(text, str) for pair in (metadata or {}).items() for text in pair):
         raise TypeError(
             f"save_file: metadata must be a mapping from text to text, got {shown(metadata)}; give one such as "
