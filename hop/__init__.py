@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
         return found
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(_FUNCTIONS[name]), name)
-    raise AttributeError(f"module 'hop' has no attribute {name!r}")
+    raise _aliases.no_attribute("hop", name)
 
 
 def __dir__() -> list[str]:

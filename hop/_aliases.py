@@ -1,5 +1,6 @@
 """Other names of modules: `hop.formats` for hop.numerics.formats, and the names of earlier versions, which warn."""
 
+import difflib
 import functools
 import importlib
 import importlib.abc
@@ -70,7 +71,8 @@ sys.meta_path.insert(0, _Aliases())  # before what may lie about from an earlier
 
 def install() -> None:
     """Let modules that are imported have their other names as attributes too."""
-    for parent in {name.rpartition(".")[0] for name in (*PUBLIC, *RENAMED)} - {"hop", "hop.export"} | set(NAMES):
+    parents = {name.rpartition(".")[0] for name in (*PUBLIC, *RENAMED)} - {"hop", "hop.export"}
+    for parent in parents | set(NAMES) | set(PUBLIC.values()) & set(sys.modules):
         vars(sys.modules[parent])["__getattr__"] = functools.partial(_named, parent)
 
 
@@ -82,5 +84,16 @@ def _named(parent: str, name: str) -> Any:
         of, _, own = new.rpartition(".")
         return getattr(importlib.import_module(of), own)
     if (found := module(f"{parent}.{name}")) is None:
-        raise AttributeError(f"module {parent!r} has no attribute {name!r}")
+        raise no_attribute(parent, name)
     return found
+
+
+def no_attribute(parent: str, name: str) -> AttributeError:
+    """What a module says of a name that it has not: the name that is nearest, if one is near."""
+    shown = next((public for public, own in PUBLIC.items() if own == parent), parent)
+    message = f"module {shown!r} has no attribute {name!r}"
+    if name.startswith("_"):  # asked of every module, by Python itself
+        return AttributeError(message)
+    known = {own.lower(): own for own in dir(sys.modules[parent]) if not own.startswith("_")}
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return AttributeError(f"{message}; {f'take {known[near[0]]}' if near else f'call dir({shown}) for its names'}")

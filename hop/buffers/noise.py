@@ -22,7 +22,9 @@ from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel
 from hop.kernels.cpu import noise as native
 from hop.numerics import blocks
+from hop.numerics.spelling import shown
 
+_MAKE = "make one with torch.tensor"
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key between rounds
@@ -35,11 +37,11 @@ class Noise(Hop):
 
     def check(self, seed: Tensor, stream: int, shape: Sequence[int], /) -> Any:
         if not isinstance(seed, Tensor):
-            raise TypeError(f"noise: seed must be a tensor, got {type(seed).__name__}")
+            raise TypeError(f"noise: seed must be an int64 tensor of shape (), got {shown(seed)}; {_MAKE}")
         if seed.dtype != torch.int64 or seed.dim():
-            raise ValueError(f"noise: seed must be int64 of shape (), got {seed.dtype} of {tuple(seed.shape)}")
+            raise ValueError(f"noise: seed must be an int64 tensor of shape (), got {shown(seed)}; {_MAKE}")
         if isinstance(stream, bool) or not isinstance(stream, int | torch.SymInt) or not 0 <= stream <= _WORD:
-            raise ValueError(f"noise: stream must be an integer from 0 to 2^32 - 1, got {stream!r}")
+            raise ValueError(f"noise: stream must be an integer from 0 to 2^32 - 1, got {stream!r}; give one such as 0")
         return (seed, stream, list(blocks.checked_shape("noise", shape))), {}
 
     def reference(self, seed: Tensor, stream: int, shape: Sequence[int], /) -> Tensor:

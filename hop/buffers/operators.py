@@ -27,6 +27,9 @@ from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
 from hop.numerics import copies, memory_format
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
+
+_MAKE = "make one with hop.quantize"
 
 
 class QuantizeBuffers(Hop):
@@ -157,18 +160,18 @@ class Dequantize(Composite):
 
     def check(self, x: Tensor, dtype: torch.dtype | None = None, /) -> Any:
         if not isinstance(x, Tensor):
-            raise TypeError(f"dequantize: x must be a QuantizedTensor, got {type(x).__name__}")
+            raise TypeError(f"dequantize: x must be a QuantizedTensor, got {shown(x)}; {_MAKE}")
         if dtype is None or dtype == x.dtype:
             return (x,), {}
         if not isinstance(dtype, torch.dtype) or dtype not in copies.APPEARANCES:
-            raise TypeError(f"dequantize: dtype must be float16, bfloat16, float32 or float64, got {dtype}")
+            raise TypeError(
+                f"dequantize: dtype must be float16, bfloat16, float32 or float64, got {dtype!r}; take one of them"
+            )
         return (x, dtype), {}
 
     def reference(self, x: Any, dtype: torch.dtype | None = None, /) -> Tensor:
         if not hasattr(x, "quantizer"):
-            raise TypeError(
-                f"dequantize: x must be a QuantizedTensor, as hop.quantize makes it; got a {type(x).__name__}"
-            )
+            raise TypeError(f"dequantize: x must be a QuantizedTensor, got {shown(x)}; {_MAKE}")
         x.check()
         tensors = list(x.buffers().values())
         return dequantize_buffers(str(x.quantizer), tensors, list(x.usages), list(x.shape), dtype or x.dtype)

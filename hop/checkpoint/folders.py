@@ -25,6 +25,7 @@ import torch.distributed.checkpoint as dcp
 from hop.checkpoint.loading import LoadPlanner
 from hop.checkpoint.saving import SavePlanner
 from hop.compat import process_groups
+from hop.numerics.spelling import shown
 
 _MANIFEST = "hop.json"
 _METADATA = ".metadata"  # DCP's, which are pickled
@@ -48,10 +49,11 @@ def save(
     Raises:
         ValueError: what SavePlanner refuses; `step` or `keep` out of range.
         FileExistsError: there is a checkpoint of `step`."""
+    _check("save", state_dict, folder)
     if type(step) is not int or step < 0:
-        raise ValueError(f"step must be an integer of 0 or more, got {step!r}")
+        raise ValueError(f"save: step must be an integer of 0 or more, got {step!r}; give one such as 0")
     if keep is not None and (type(keep) is not int or keep < 1):
-        raise ValueError(f"keep must be an integer of 1 or more, or None; got {keep!r}")
+        raise ValueError(f"save: keep must be an integer of 1 or more, or None; got {keep!r}; give None to keep all")
     folder = Path(folder)
     temporary = folder / f".step_{step}.tmp"
     together = process_groups.processes(process_group)
@@ -91,6 +93,9 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
         ValueError: a file is missing, or not what was saved; an entry does not fit, as LoadPlanner says.
         pickle.UnpicklingError: metadata that are not DCP's.
         RuntimeError: an entry is missing."""
+    _check("load", state_dict, folder)
+    if step is not None and (type(step) is not int or step < 0):
+        raise ValueError(f"load: step must be an integer of 0 or more, or None; got {step!r}; give None for the last")
     folder = Path(folder)
     together = process_groups.processes(process_group)
     with _own_exceptions():
@@ -109,6 +114,7 @@ def load(state_dict: dict[str, Any], folder: str | Path, *, step: int | None = N
 
 def steps(folder: str | Path) -> list[int]:
     """The steps of which `folder` has checkpoints, in order."""
+    _check_folder("steps", folder)
     if not Path(folder).is_dir():
         return []
     matches = (re.fullmatch(r"step_(0|[1-9]\d*)", path.name) for path in Path(folder).iterdir())
@@ -118,6 +124,21 @@ def steps(folder: str | Path) -> list[int]:
 def latest(folder: str | Path) -> int | None:
     """The last of `steps`, None if there is none."""
     return max(steps(folder), default=None)
+
+
+def _check(caller: str, state_dict: Any, folder: Any) -> None:
+    if not isinstance(state_dict, dict):
+        raise TypeError(
+            f"{caller}: state_dict must be a dict, got {shown(state_dict)}; give one such as model.state_dict()"
+        )
+    _check_folder(caller, folder)
+
+
+def _check_folder(caller: str, folder: Any) -> None:
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(
+            f"{caller}: folder must be text or a pathlib.Path, got {shown(folder)}; give one such as 'checkpoints'"
+        )
 
 
 # ---- saving, in one of the processes
@@ -177,8 +198,12 @@ def _find(folder: Path, step: int | None) -> tuple[int, dict[str, Any]]:
     result = latest(folder) if step is None else step
     if result is None or result not in steps(folder):
         wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        there = f"it has those of steps {steps(folder)}" if steps(folder) else "save one first, or name its folder"
-        raise FileNotFoundError(f"{folder} has {wanted}; {there}")
+        there = (
+            f"it has those of steps {steps(folder)}; take one of them"
+            if steps(folder)
+            else "save one first, or name its folder"
+        )
+        raise FileNotFoundError(f"load: folder {folder} has {wanted}; {there}")
     path = folder / f"step_{result}" / _MANIFEST
     try:
         manifest: Any = json.loads(path.read_text())

@@ -54,7 +54,7 @@ def operator(text: str) -> OpOverload:
     overloads = [] if packet is None or not hasattr(packet, "overloads") else packet.overloads()
     result = getattr(packet, overload or "default", None) if (overload or "default") in overloads else None
     if not isinstance(result, OpOverload):
-        known = f"; its overloads are {', '.join(overloads)}" if overloads else ""
+        known = f"; take one of {', '.join(overloads)}" if overloads else "; spell it as aten.linear.default"
         raise typer.BadParameter(f"torch.ops has no operator {text}{known}", param_hint="OP")
     return result
 
@@ -115,7 +115,9 @@ def _tensor(name: str, sizes: str, modifiers: str, *, device: torch.device) -> T
         raise _unknown(name, "ARG")
     shape = [int(n) for n in sizes.split("x")] if sizes else []
     if odd := [m for m in asked if m not in _MODIFIERS]:
-        raise typer.BadParameter(f"{odd[0]!r} must be one of {', '.join(_MODIFIERS)}", param_hint="ARG")
+        raise typer.BadParameter(
+            f"{odd[0]!r} must be one of {', '.join(_MODIFIERS)}; take one of them", param_hint="ARG"
+        )
     x = _random(shape, torch.float32 if isinstance(kind, Quantizer) else kind, device)
     if "channels_last" in asked:
         x = x.to(memory_format=torch.channels_last)
@@ -159,7 +161,7 @@ def _unknown(name: str, where: str) -> typer.BadParameter:
     )
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return typer.BadParameter(
-        f"{name!r} is neither a dtype of torch, such as int8 or bf16, nor a preset, as hop formats --presets lists "
-        f"them{hint}",
+        f"{name!r} is neither a dtype of torch, such as int8 or bf16, nor a preset; run hop formats --presets for "
+        f"all{hint}",
         param_hint=where,
     )

@@ -77,7 +77,7 @@ def _device(name: str) -> torch.device:
         result = torch.device(name)
     except RuntimeError as error:
         raise typer.BadParameter(
-            f"{name!r} is no device of PyTorch: cpu, cuda, cuda:1", param_hint="'--device'"
+            f"{name!r} is no device of PyTorch; take one such as cpu, cuda or cuda:1", param_hint="'--device'"
         ) from error
     try:
         torch.empty(0, device=result)

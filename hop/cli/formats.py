@@ -59,9 +59,9 @@ def formats(
     chosen = next((f for f in FORMATS if f.name == name.lower()), None)
     if chosen is None:
         known = ", ".join(f.name for f in FORMATS)
-        rule = "is no format; there are"
+        rule = "is no format; take one of"
         if name.upper() in PRESETS:
-            rule = "is a preset; hop formats --presets lists them, and there are the formats"
+            rule = "is a preset; hop formats --presets lists them; take one of"
         raise typer.BadParameter(f"{name!r} {rule} {known}", param_hint="NAME")
     if as_json:
         show_json({**facts(chosen), "codes": [{"code": c, "number": n} for c, n in codes(chosen)]})

@@ -126,4 +126,4 @@ def _ahead(arch: str):
 
 
 def _none(pattern: str) -> LookupError:
-    return LookupError(f"no kernel is named {pattern!r}; hop kernels list shows all")
+    return LookupError(f"no kernel is named {pattern!r}; run hop kernels list for all")

@@ -5,6 +5,7 @@ from typing import Any
 
 from hop.compat.export import as_decomposition, core_decompositions
 from hop.dispatch.hop import Hop, hops
+from hop.numerics.spelling import flag, shown
 
 
 def decompositions(*, keep: Iterable[Any] = (), native: bool = False) -> Any:
@@ -20,13 +21,16 @@ def decompositions(*, keep: Iterable[Any] = (), native: bool = False) -> Any:
 
     Raises TypeError for a string, and ValueError for what names no operator of ours.
     """
-    if isinstance(keep, str | Hop) or callable(keep):
-        raise TypeError(f"decompositions: keep must be a list, got {keep!r}; for one operator, a list of one")
+    if isinstance(keep, str | Hop) or callable(keep) or not isinstance(keep, Iterable):
+        raise TypeError(f"decompositions: keep must be a list, got {shown(keep)}; give a list of one for one operator")
+    flag(native, "decompositions: native")
     kept = set[str]()
     for x in keep:
         if not (found := operators_named(x)):
             known = ", ".join(sorted(h.name() for h in hops))
-            raise ValueError(f"decompositions: keep must name operators of ours, which are {known}; got {x!r}")
+            raise ValueError(
+                f"decompositions: keep must name operators of ours, which are {known}; got {x!r}; take names of these"
+            )
         kept.update(h.name() for h in found)
     table: Any = {} if native else core_decompositions()
     for hop in hops:

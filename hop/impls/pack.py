@@ -39,7 +39,7 @@ class Pack(Composite):
 
     def check(self, x: Tensor, layout: str, /) -> Any:
         if not isinstance(x, Tensor):
-            raise TypeError(f"pack: weight must be a QuantizedTensor, got {type(x).__name__}")
+            raise TypeError(_no_weight(x))
         return (x, layout), {}
 
     def reference(self, x: Any, layout: str, /) -> Tensor:
@@ -49,6 +49,9 @@ class Pack(Composite):
             return x.rebuilt({name: b.clone() for name, b in x.buffers().items()})
         if x.usages != (copies.ROWWISE,):
             raise ValueError(f"pack: weight must have its row-wise copy alone, got usages {x.usages}; quantize it so")
+        if wanted is not None:
+            wanted.check(q.format, q.scale)
+            wanted.check_shape(x.shape)
         tiles = None if wanted is None else wanted.tiles
         if tiles is not None and q.layout is None and _is_native(x, tiles):
             codes = x.codes if x.dim() == 2 else x.codes.movedim(1, -1)
@@ -83,9 +86,13 @@ def _is_native(x: QuantizedTensor, layout: Tiled) -> bool:
     return whole and native.library().declines() is None
 
 
+def _no_weight(x: Any) -> str:
+    return f"pack: weight must be a QuantizedTensor, got {spelling.shown(x)}; make one with hop.quantize"
+
+
 def _quantizer(x: Any) -> Quantizer:
     if not isinstance(x, QuantizedTensor):
-        raise TypeError(f"pack: weight must be a QuantizedTensor, as hop.quantize makes it; got a {type(x).__name__}")
+        raise TypeError(_no_weight(x))
     return x.quantizer
 
 
@@ -114,7 +121,10 @@ def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
         ValueError: weight has a column-wise copy, or is none that `layout` can hold.
     """
     if layout is not None and not isinstance(layout, Layout):
-        raise TypeError(f"pack: layout must be one of hop.layouts, or None for the fastest; got {layout!r}")
+        raise TypeError(
+            f"pack: layout must be one of hop.layouts, or None for the fastest; got {spelling.shown(layout)}; give one "
+            "such as hop.layouts.Tiled()"
+        )
     if layout is None and isinstance(weight, QuantizedTensor):
         layout = layout_for(weight.quantizer, weight.dim(), weight.device.type)
     return pack_operator(weight, "" if layout is None else str(layout))  # type: ignore[return-value]

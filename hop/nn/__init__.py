@@ -31,6 +31,7 @@ from hop.nn.gathering import bytes_gathered as bytes_gathered
 from hop.nn.gathering import gather_as_codes as gather_as_codes
 from hop.nn.holding import hold_weights as hold_weights
 from hop.nn.layer import Layer as Layer
+from hop.nn.layer import not_a_model as not_a_model
 from hop.nn.layers import Conv1d as Conv1d
 from hop.nn.layers import Conv2d as Conv2d
 from hop.nn.layers import Embedding as Embedding
@@ -45,6 +46,8 @@ from hop.nn.static import StaticScale as StaticScale
 def prepare(model: _nn.Module) -> None:
     """Build the state of scales that the active scheme needs, in all layers of `model`: what a compiled program cannot
     do itself. Layers in eager mode do it in their forward."""
+    if not isinstance(model, _nn.Module):
+        raise not_a_model("prepare", model)
     for module in model.modules():
         if isinstance(module, Layer):
             module.prepare()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hop.nn import reminder
 from hop.nn.contexts import INPUT, OUTPUT
-from hop.nn.layer import Layer, modules_of
+from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.static import StaticScale
 from hop.numerics import calibration
 from hop.numerics.quantizer import Quantizer
@@ -49,13 +49,21 @@ def calibrate(
         ValueError: there is no batch, or no quantized layer; a layer has seen no finite number. No scale of an
             activation is set then.
     """
-    if isinstance(batches, Tensor):
-        raise TypeError("calibrate: batches must be an iterable of batches, got one tensor; give [x], or a DataLoader")
-    if steps is not None and steps < 1:
-        raise ValueError(f"calibrate: steps must be 1 or more, or None for all batches; got {steps}")
+    if not isinstance(model, nn.Module):
+        raise not_a_model("calibrate", model)
+    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
+        got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
+        raise TypeError(f"calibrate: batches must be an iterable of batches, got {got}; give [x], or a DataLoader")
+    if not callable(method):
+        raise TypeError(f"calibrate: method must be a function, got {method!r}; take one of hop.calibration")
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        error = ValueError if isinstance(steps, int) else TypeError
+        raise error(f"calibrate: steps must be 1 or more, an int, got {steps}; give None for all batches")
     layers = [m for m in model.modules() if isinstance(m, Layer)]
     if not layers:
-        raise ValueError("calibrate: model has no quantized layers; call hop.nn.convert before")
+        raise ValueError(
+            f"calibrate: model has no quantized layers, and is a {type(model).__name__}; call hop.nn.convert before"
+        )
     for layer in layers:
         layer.prepare()
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
@@ -69,7 +77,7 @@ def calibrate(
             _run(model, batch, count)
             count += 1
     if not count:
-        raise ValueError("calibrate: batches is empty; give one input of the model or more")
+        raise ValueError("calibrate: batches is empty, and must hold an input; give one input of the model or more")
     for (layer, role, _), seen in zip(watched, collected, strict=True):
         if seen.has_only_others():
             name = next(name for name, module in modules_of(model) if module is layer)

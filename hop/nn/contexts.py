@@ -106,12 +106,16 @@ class _Plans:
 def _chosen(choice: Any) -> Scheme | None:
     if not callable(choice):
         raise TypeError(
-            f"scheme: choice must be a hop.Scheme, or a function from a role to a Quantizer or None; got {choice!r}"
+            f"scheme: choice must be a hop.Scheme, or a function from a role to a Quantizer or None; got {choice!r}; "
+            "give one such as hop.schemes.INT8_DYNAMIC"
         )
     found = {role: choice(role) for role in ROLES}
     for role, q in found.items():
         if q is not None and not isinstance(q, Quantizer):
-            raise TypeError(f"scheme: choice({role!r}) must be a Quantizer or None, got {q!r}")
+            raise TypeError(
+                f"scheme: choice({role!r}) must be a Quantizer or None, got {q!r}; give one such as "
+                "hop.presets.INT8_ROW"
+            )
     if all(q is None for q in found.values()):
         return None
     quantizers: list[Any] = list(found.values())

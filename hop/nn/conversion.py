@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hop.impls.quantize import dequantize
-from hop.nn.layer import Layer, modules_of
+from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import LAYERS, Linear
 from hop.nn.report import Report, Row, counted
 from hop.nn.siblings import share_input, siblings
@@ -51,7 +51,7 @@ def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filte
     Warns if no layer was converted though rules have a scheme, or if learn_scales finds none to learn.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
+        raise not_a_model("convert", model)
     pairs = checked(rules, filter)
     if len(pairs) > 1 or pairs[0][0] != "*":
         _check_matches(model, pairs)
@@ -103,6 +103,8 @@ def _walked(model: nn.Module, pairs: Sequence[Rule], learn_scales: bool) -> tupl
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state_dict of the float model: without the state of scales, and with frozen weights as the numbers that they
     stand for."""
+    if not isinstance(model, nn.Module):
+        raise not_a_model("float_state_dict", model)
     own = tuple(
         f"{name}.scales." if name else "scales."
         for name, module in modules_of(model, every_name=True)
@@ -124,14 +126,17 @@ def checked(rules: Any, filter: Any = None) -> list[Rule]:
     if not isinstance(pairs, Sequence) or not pairs:
         raise TypeError(
             "convert: rules must be a hop.Scheme, its name, a Quantizer of weights, or such by selectors in a dict or "
-            f"in pairs (selector, Scheme or None); got {rules!r}"
+            f"in pairs (selector, Scheme or None); got {rules!r}; give one such as 'int8'"
         )
     result: list[Rule] = []
     for rule in cast(Sequence[Any], pairs):
         if not isinstance(rule, tuple) or len(cast(tuple[Any, ...], rule)) != 2:
-            raise TypeError(f"convert: a rule must be a pair (selector, Scheme or None), got {rule!r}")
+            raise TypeError(
+                f"convert: rules: a rule must be a pair (selector, Scheme or None), got {rule!r}; give one such as "
+                "('*', 'int8')"
+            )
         selector, scheme = cast(tuple[Any, Any], rule)
-        _check_selector("a selector", selector)
+        _check_selector("rules: a selector", selector)
         result.append((selector, _scheme(selector, scheme)))
     if filter is None:
         return result
@@ -143,7 +148,7 @@ def _check_selector(name: str, selector: Any) -> None:
     if not isinstance(selector, str) and not callable(selector):
         raise TypeError(
             f"convert: {name} must be a module type, a name pattern or a function (name, module) -> bool; got "
-            f"{selector!r}"
+            f"{selector!r}; give '*' for all layers"
         )
 
 
@@ -154,8 +159,8 @@ def _scheme(selector: Any, scheme: Any) -> Scheme | None:
         return Scheme(None, scheme)
     if scheme is not None and not isinstance(scheme, Scheme):
         raise TypeError(
-            f"convert: the scheme for {selector!r} must be a hop.Scheme, its name, a Quantizer of weights or None; got "
-            f"{scheme!r}"
+            f"convert: rules: the scheme for {selector!r} must be a hop.Scheme, its name, a Quantizer of weights or "
+            f"None; got {scheme!r}; give one such as 'int8'"
         )
     return scheme
 
@@ -199,8 +204,8 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule]) -> None:
     if idle:
         known = ", ".join(f"{name or '(model)'} ({type(module).__name__})" for name, module in layers) or "none"
         raise ValueError(
-            f"convert: rules: no layer matches {', '.join(map(repr, idle))}; the layers of the model are {known}. "
-            "Leave the rule out, or mend its selector"
+            f"convert: rules: no layer matches {', '.join(map(repr, idle))}; the layers of the model are {known}"
+            "; leave the rule out, or mend its selector"
         )
 
 

@@ -75,6 +75,8 @@ def advance(model: nn.Module, group: Any = None) -> None:
             of the step become the largest that one of them saw, by one collective for all layers. None for one process;
             what tensor parallelism spreads over processes is combined by the layers themselves.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"advance: model must be a torch.nn.Module, got {model!r}; give the model first")
     histories = [module for module in model.modules() if isinstance(module, AmaxHistory)]
     if group is not None and histories:
         _combine([dtensor.own_part(h.history) for h in histories], group)

@@ -7,7 +7,7 @@ from torch import nn
 from hop.impls.quantize import quantize
 from hop.nn.contexts import WEIGHT
 from hop.nn.delayed import AmaxHistory
-from hop.nn.layer import Layer
+from hop.nn.layer import Layer, not_a_model
 from hop.nn.static import StaticScale
 from hop.numerics.quantizer import Quantizer
 
@@ -33,6 +33,10 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
     Raises:
         ValueError: there is no quantized layer, or a static scale is not set. No layer is changed then.
     """
+    if not isinstance(model, nn.Module):
+        raise not_a_model("freeze", model)
+    if not isinstance(pack, bool):
+        raise TypeError(f"freeze: pack must be True or False, got {pack!r}; give one of them")
     if not any(isinstance(m, Layer) for m in model.modules()):
         raise ValueError(
             f"freeze: model={type(model).__name__} has no quantized layers; call hop.nn.convert(model, scheme) before"

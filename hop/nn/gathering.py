@@ -9,7 +9,7 @@ from torch import nn
 from hop.buffers.sharding import keeps_blocks
 from hop.compat import dtensor
 from hop.nn.contexts import WEIGHT
-from hop.nn.layer import Layer, modules_of
+from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.master import Gathering, MasterWeight, parameter_like
 from hop.nn.static import StaticScale
@@ -36,6 +36,8 @@ def gather_as_codes(model: nn.Module) -> list[str]:
         ValueError: a scheme that needs more than the codes of the weight, or a weight that a layer shares with a module
             that is not quantized so. No layer is changed then.
     """
+    if not isinstance(model, nn.Module):
+        raise not_a_model("gather_as_codes", model)
     layers = {
         name: layer
         for name, layer in modules_of(model)
@@ -73,7 +75,10 @@ def bytes_gathered(layer: Layer, processes: int) -> int:
     weight = layer.weight
     local = dtensor.own_part(weight)
     if not isinstance(local, MasterWeight):
-        raise ValueError(f"bytes_gathered: layer must be one that gather_as_codes has prepared, got {layer}")
+        raise ValueError(
+            f"bytes_gathered: layer must be one that gather_as_codes has prepared, got {layer}; call "
+            "hop.nn.gather_as_codes before"
+        )
     own = local.gathering
     return sum(fsdp.bytes_sent(q, own.shape, processes) for q in own.quantizers())
 

@@ -4,7 +4,7 @@ from types import TracebackType
 
 from torch import Tensor, nn
 
-from hop.nn.layer import modules_of
+from hop.nn.layer import modules_of, not_a_model
 from hop.nn.layers import Linear
 
 
@@ -25,6 +25,8 @@ class hold_weights:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise not_a_model("hold_weights", model)
         self._layers = {name: layer for name, layer in modules_of(model) if isinstance(layer, Linear)}
         self._before: dict[str, tuple[Tensor, int]] = {}
 

@@ -38,6 +38,11 @@ def modules_of(model: nn.Module, every_name: bool = False) -> Sequence[tuple[str
     return tuple(cast(Iterable[tuple[str, nn.Module]], model.named_modules(remove_duplicate=not every_name)))
 
 
+def not_a_model(function: str, given: Any) -> TypeError:
+    """What a function says that takes a model, and was given something else."""
+    return TypeError(f"{function}: model must be a torch.nn.Module, got {given!r}; give the model first")
+
+
 class Layer(nn.Module):
     """A float layer that computes in low precision. Subclasses name their operator and call `_compute`."""
 
@@ -91,7 +96,10 @@ class Layer(nn.Module):
     @scheme.setter
     def scheme(self, scheme: Scheme) -> None:
         if not isinstance(scheme, Scheme):
-            raise TypeError(f"{type(self).__name__}: scheme must be a hop.Scheme, got {scheme!r}")
+            raise TypeError(
+                f"{type(self).__name__}: scheme must be a hop.Scheme, got {scheme!r}; give one such as "
+                "hop.schemes.INT8_DYNAMIC"
+            )
         self._check(scheme)
         self._own = Plan.of(scheme)
         self._build(self._own)

@@ -175,7 +175,9 @@ class Embedding(Layer, nn.Embedding):
 
     def _check(self, scheme: Scheme) -> None:
         if self.sparse:
-            raise ValueError("hop.nn.Embedding: sparse=True would need a sparse gradient; take sparse=False")
+            raise ValueError(
+                "hop.nn.Embedding: sparse must be False, as sparse=True would need a sparse gradient; leave it out"
+            )
         super()._check(scheme)
 
 

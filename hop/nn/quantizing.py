@@ -48,6 +48,8 @@ def quantize_(
         ValueError: as convert; or the scheme has static scales, and calibrate is None.
         TypeError: as convert and calibrate.
     """
+    if not isinstance(pack, bool):  # before anything is converted
+        raise TypeError(f"quantize_: pack must be True or False, got {pack!r}; give one of them")
     static = [s for _, s in checked(scheme, filter) if s is not None and has_static_scale(s)]
     if static and calibrate is None:
         raise ValueError(

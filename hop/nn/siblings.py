@@ -34,9 +34,7 @@ def share_input(layers: Sequence[Any]) -> None:
     """
     for layer in layers:
         if not isinstance(layer, Linear):
-            raise TypeError(
-                f"share_input: layers must be hop.nn.Linear, got a {type(layer).__name__}; call hop.nn.convert before"
-            )
+            raise TypeError(f"share_input: layers must be hop.nn.Linear, got {layer!r}; call hop.nn.convert before")
     shared = SharedInput(len(layers))
     for layer in layers:
         layer.shared_input = shared

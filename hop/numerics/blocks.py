@@ -11,7 +11,7 @@ further ones of size 1 in front. A whole dimension of size 0 counts as one block
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,29 +19,29 @@ from torch import Tensor
 from hop.compat import tracing
 
 Block = tuple[int, ...]
+_SUCH_SHAPE = "give one such as (2, 4)"
 
 
-def checked(block: Any) -> Block:
+def checked(block: Any, what: str = "block") -> Block:
     """`block` as a tuple, if it is one."""
     sizes = tuple(block) if isinstance(block, tuple | list) else (block,)
     if not sizes or any(
         isinstance(b, bool) or not isinstance(b, int) or (b < 1 and b != -1) or b >= 2**31 for b in sizes
     ):
         raise ValueError(
-            f"block must be a tuple of sizes over the last dimensions, each -1 or from 1 to 2^31 - 1, got {block!r}"
+            f"{what} must be a tuple of sizes over the last dimensions, each -1 or from 1 to 2^31 - 1, got {block!r}; "
+            "give one such as (1, -1)"
         )
     return sizes
 
 
 def checked_shape(what: str, shape: Any) -> tuple[Any, ...]:
     """`shape` as a tuple, if it is one of sizes, symbolic ones included."""
-    if not isinstance(shape, tuple | list):
-        raise TypeError(f"{what}: shape must be a tuple of sizes, got {type(shape).__name__}")
-    for n in shape:
-        if isinstance(n, bool | float | str) or n is None:
-            raise TypeError(f"{what}: shape must be a tuple of integers, each 0 or more; got {tuple(shape)}")
-        if isinstance(n, int) and n < 0:
-            raise ValueError(f"{what}: shape must have sizes of 0 or more, got {tuple(shape)}")
+    sizes = cast(Sequence[Any], shape) if isinstance(shape, tuple | list) else (None,)
+    if any(isinstance(n, bool) or not isinstance(n, int | torch.SymInt) for n in sizes):
+        raise TypeError(f"{what}: shape must be a tuple of integers, each 0 or more; got {shape!r}; {_SUCH_SHAPE}")
+    if any(isinstance(n, int) and n < 0 for n in sizes):
+        raise ValueError(f"{what}: shape must have sizes of 0 or more, got {shape!r}; {_SUCH_SHAPE}")
     return tuple(shape)
 
 

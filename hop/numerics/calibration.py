@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from hop.compat import memory
-from hop.numerics import blocks
+from hop.numerics import blocks, spelling
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST, Amax, Blocks
+
+_ONE_BY_ONE = "give them one by one, as in amax(q, *batches)"
 
 
 def amax(q: Quantizer, *batches: Tensor) -> dict[str, Tensor]:
@@ -41,9 +43,10 @@ def percentile(q: Quantizer, *batches: Tensor, percent: float = 99.9) -> dict[st
 
     Args and returns: as `amax`; percent of 1 to 100."""
     _check("percentile", q, batches)
-    if not 1 <= percent <= 100:
-        hint = f"; {percent} of 1 is percent={100 * percent:g}" if 0 < percent < 1 else ""
-        raise ValueError(f"percentile: percent must be from 1 to 100, got {percent}{hint}")
+    if not isinstance(percent, int | float) or not 1 <= percent <= 100:
+        is_part = isinstance(percent, int | float) and 0 < percent < 1
+        such = f"give percent={100 * percent:g}" if is_part else "give one such as 99.9"
+        raise ValueError(f"percentile: percent must be from 1 to 100, got {percent!r}; {such}")
     if not q.scale.has_zero_point():
         high = _joined(q, batches, lambda x: x.abs(), percent)
         return _from_range(q, -high, high)
@@ -55,8 +58,10 @@ def mse(q: Quantizer, *batches: Tensor, steps: int = 80, least: float = 0.2) -> 
 
     Args and returns: as `amax`."""
     _check("mse", q, batches)
-    if steps < 2 or not 0 < least < 1:
-        raise ValueError(f"mse: steps must be 2 or more and least between 0 and 1, got {steps} and {least}")
+    if not isinstance(steps, int) or steps < 2:
+        raise ValueError(f"mse: steps must be an integer of 2 or more, got {steps!r}; give one such as 80")
+    if not isinstance(least, int | float) or not 0 < least < 1:
+        raise ValueError(f"mse: least must be between 0 and 1, got {least!r}; give one such as 0.2")
     low, high = _range(q, batches)
     best: dict[str, Tensor] = {}
     least_error: Tensor | None = None
@@ -126,15 +131,21 @@ def _from_range(q: Quantizer, low: Tensor, high: Tensor) -> dict[str, Tensor]:
 
 def _check(name: str, q: Any, batches: tuple[Any, ...]) -> None:
     if not isinstance(q, Quantizer):
-        raise TypeError(f"{name}: q must be a Quantizer, got {type(q).__name__}")
+        raise TypeError(
+            f"{name}: q must be a Quantizer, got {spelling.shown(q)}; give one such as hop.presets.INT8_ROW"
+        )
     if not batches:
-        raise ValueError(f"{name}: batches must hold one tensor or more")
+        raise ValueError(f"{name}: batches must hold one tensor or more, got none; {_ONE_BY_ONE}")
     for x in batches:
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"{name}: batches must be floating-point tensors, got {got}")
+            raise TypeError(f"{name}: batches must be floating-point tensors, got {spelling.shown(x)}; {_ONE_BY_ONE}")
+    if len(devices := {str(x.device) for x in batches}) > 1:
+        raise ValueError(f"{name}: batches must be on one device, got {', '.join(sorted(devices))}; move them to one")
     memory.check(batches)
     own = _served(q)
     if len({tuple(blocks.counts(own.rows(x.shape), own.block)) for x in batches}) > 1:
         shapes = [tuple(x.shape) for x in batches]
-        raise ValueError(f"{name}: batches must cut into the same number of blocks of {own.block}, got shapes {shapes}")
+        raise ValueError(
+            f"{name}: batches must cut into the same number of blocks of {own.block}, got shapes {shapes}; give "
+            "batches of one shape"
+        )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hop.numerics import spelling
 from hop.numerics.quantizer import Quantizer
 
 ROWWISE, COLUMNWISE = "rowwise", "columnwise"
@@ -34,11 +35,15 @@ def checked(quantizer: Quantizer, usages: Any) -> Usages:
     """`usages` as a tuple in order, if it names copies that `quantizer` can make."""
     found = (usages,) if isinstance(usages, str) else tuple(usages) if isinstance(usages, tuple | list) else ()
     if not found or any(u not in USAGES for u in found):
-        raise ValueError(f"usages must name one or both of {USAGES}, got {usages!r}")
+        raise ValueError(f"usages must name one or both of {USAGES}, got {usages!r}; take one of them, or both")
     if COLUMNWISE in found and quantizer.flat:
-        raise ValueError(f"usages {usages!r}: a quantizer with flat=True has no column-wise copy")
+        raise ValueError(
+            f"usages {usages!r}: a quantizer with flat=True has no column-wise copy; take usages={ROWWISE!r}"
+        )
     if COLUMNWISE in found and quantizer.is_tiled():
-        raise ValueError(f"usages {usages!r}: layout={quantizer.layout} is for the row-wise copy alone")
+        raise ValueError(
+            f"usages {usages!r}: layout={quantizer.layout} is for the row-wise copy alone; take usages={ROWWISE!r}"
+        )
     return tuple(u for u in USAGES if u in found)
 
 
@@ -81,7 +86,7 @@ def describe(quantizer: Quantizer, shape: Sequence[int], usages: Usages) -> list
 def check(described: Sequence[Buffer], buffers: Sequence[Any], device: torch.device | None = None) -> None:
     """Raise TypeError or ValueError unless `buffers` are dense tensors as described, on one device, or on `device`."""
     if len(buffers) != len(described):
-        raise ValueError(f"buffers must be {[b.name for b in described]}, got {len(buffers)} of them")
+        raise ValueError(f"buffers must be {[b.name for b in described]}, got {len(buffers)}; give a list of these")
     for b, tensor in zip(described, buffers, strict=True):
         check_one(b, tensor, device)
         device = tensor.device
@@ -91,10 +96,10 @@ def check_one(described: Buffer, buffer: Any, device: torch.device | None) -> No
     """Raise TypeError or ValueError unless `buffer` is what is described, dense, on `device` if there is one."""
     name, shape, dtype = described
     if not isinstance(buffer, Tensor):
-        raise TypeError(f"buffer {name} must be a tensor, got {type(buffer).__name__}")
+        raise TypeError(f"buffer {name} must be a tensor, got {spelling.shown(buffer)}; give such a tensor")
     own = tuple(buffer.shape)
     if own != shape or buffer.dtype != dtype:
-        raise ValueError(f"buffer {name} must be {dtype} of {shape}, got {buffer.dtype} of {own}")
+        raise ValueError(f"buffer {name} must be {dtype} of {shape}, got {buffer.dtype} of {own}; give such a tensor")
     if buffer.layout != torch.strided:
         raise ValueError(f"buffer {name} must be dense, got one of layout {buffer.layout}; use to_dense()")
     if device is not None and buffer.device != device:

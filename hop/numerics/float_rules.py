@@ -95,20 +95,29 @@ class Delayed(Rule):
         for name, least in (("margin", -64), ("history", 1)):
             n = getattr(self, name)
             if isinstance(n, bool) or not isinstance(n, int) or not least <= n <= 2**20:
-                raise ValueError(f"Delayed: {name} must be an integer from {least} to 2^20, got {n!r}")
+                raise ValueError(
+                    f"Delayed: {name} must be an integer from {least} to 2^20, got {n!r}; give such a number"
+                )
         spelling.flag(self.most_recent, "Delayed: most_recent")
 
     def check(self, format: Format, block: Block) -> None:
         if not format.is_float:
-            raise ValueError(f"scale=Delayed() is for 8-bit floats, and {format.name} is none")
+            raise ValueError(
+                f"scale=Delayed() is for 8-bit floats, and {format.name} is none; take hop.formats.E4M3 or E5M2"
+            )
         if any(b != -1 for b in block):
-            raise ValueError(f"scale=Delayed() has one amax for the whole tensor: block must be (-1, -1), got {block}")
+            raise ValueError(
+                f"scale=Delayed() has one amax for the whole tensor: block must be (-1, -1), got {block}; leave it out"
+            )
 
     def find(self, parts: Blocks, format: Format) -> Found:
         raise ValueError(self.missing())
 
     def missing(self, prefix: str = "") -> str:
-        return f"this quantizer takes the amax of earlier steps, which hop.nn.AmaxHistory keeps; pass {prefix}scale="
+        return (
+            f"{prefix}scale is None, and this quantizer takes the amax of earlier steps, which hop.nn.AmaxHistory "
+            f"keeps; pass {prefix}scale="
+        )
 
     def top(self, format: Format) -> float:
         """The number that amax becomes."""
@@ -146,9 +155,14 @@ class Microscaling(Rule):
 
     def __post_init__(self) -> None:
         if not isinstance(self.exponent, PowerOfTwo):
-            raise TypeError(f"Microscaling: exponent must be a format of powers of two, got {self.exponent!r}")
+            raise TypeError(
+                f"Microscaling: exponent must be a format of powers of two, got {spelling.shown(self.exponent)}; give "
+                "one such as hop.formats.E8M0"
+            )
         if self.rounding not in MX_ROUNDINGS:
-            raise ValueError(f"Microscaling: rounding must be one of {MX_ROUNDINGS}, got {self.rounding!r}")
+            raise ValueError(
+                f"Microscaling: rounding must be one of {MX_ROUNDINGS}, got {self.rounding!r}; take one of them"
+            )
 
     def check(self, format: Format, block: Block) -> None:
         if self.rounding != RCEIL and not format.is_float:
@@ -229,9 +243,12 @@ class TwoLevel(Rule):
     given_name: ClassVar[str] = "global_amax"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "outer", blocks.checked(self.outer))
+        object.__setattr__(self, "outer", blocks.checked(self.outer, "TwoLevel: outer"))
         if not isinstance(self.inner, Float):
-            raise TypeError(f"TwoLevel: inner must be a format of floats, such as hop.formats.E4M3; got {self.inner!r}")
+            raise TypeError(
+                f"TwoLevel: inner must be a format of floats, got {spelling.shown(self.inner)}; give one such as "
+                "hop.formats.E4M3"
+            )
 
     @property
     def outer_block(self) -> Block:
@@ -247,7 +264,10 @@ class TwoLevel(Rule):
         ndim = max(len(block), len(self.outer))
         sizes = zip(blocks.per_dimension(block, ndim), blocks.per_dimension(self.outer, ndim), strict=True)
         if any(o not in (-1, b) for b, o in sizes):
-            raise ValueError(f"scale=TwoLevel(outer={self.outer}): each size must be -1 or that of the block, {block}")
+            raise ValueError(
+                f"scale=TwoLevel(outer={self.outer}): each size must be -1 or that of the block, {block}; give such "
+                "sizes"
+            )
 
     def find(self, parts: Blocks, format: Format) -> Found:
         amax = parts.once(parts.amax())

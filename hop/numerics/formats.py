@@ -58,13 +58,13 @@ class Format(Value):
     def _check(self, *integers: str) -> None:
         """Raise ValueError for a name, bits or a dtype that a format cannot have, or where `integers` are none."""
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"{type(self).__name__}: name must be text, got {self.name!r}")
+            raise ValueError(f"{type(self).__name__}: name must be text, got {self.name!r}; give one such as 'int8'")
         for which in ("bits", *integers):
             spelling.integer(getattr(self, which), f"{self.name}: {which}")
-        if self.bits not in range(1, 9) or self.dtype not in _DTYPES:
-            raise ValueError(
-                f"{self.name}: bits must be 1 to 8 and dtype one of {_DTYPES}, got {self.bits} and {self.dtype}"
-            )
+        if self.bits not in range(1, 9):
+            raise ValueError(f"{self.name}: bits must be 1 to 8, got {self.bits}; give such a number")
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"{self.name}: dtype must be one of {_DTYPES}, got {self.dtype}; take one of them")
 
     def _derive(self, numbers: Sequence[float], **tables: Sequence[float]) -> None:
         for name, value in {"numbers": numbers, "max": numbers[-1], "min": numbers[0], **tables}.items():
@@ -115,7 +115,14 @@ class Integer(Format):
     def __post_init__(self) -> None:
         self._check("low", "high")
         if self.low >= self.high or self.high - self.low >= 2**self.bits:
-            raise ValueError(f"{self.name}: {self.low}..{self.high} must be ascending and fit {self.bits} bits")
+            raise ValueError(
+                f"{self.name}: low and high must be ascending and fit {self.bits} bits, got {self.low} to {self.high}; "
+                "give such numbers"
+            )
+        if not self.dtype.is_floating_point and not _fits(self.dtype, self.low, self.high):
+            raise ValueError(
+                f"{self.name}: low and high must fit {self.dtype}, got {self.low} to {self.high}; give such numbers"
+            )
         self._derive([float(n) for n in range(self.low, self.high + 1)])
 
     def encode(self, x: Tensor, noise: Tensor | None = None, zero: Tensor | int = 0) -> Tensor:
@@ -167,17 +174,19 @@ class Float(Format):
     def __post_init__(self) -> None:
         self._check("exponent_bits", "mantissa_bits", "bias", "largest")
         if self.dtype == torch.int8:
-            raise ValueError(f"{self.name}: dtype of floats must be uint8 or an 8-bit float, got {self.dtype}")
+            raise ValueError(
+                f"{self.name}: dtype of floats must be uint8 or an 8-bit float, got {self.dtype}; take one"
+            )
         half = 2 ** (self.bits - 1)
         if 1 + self.exponent_bits + self.mantissa_bits != self.bits or min(self.exponent_bits, self.mantissa_bits) < 0:
             raise ValueError(
-                f"{self.name}: a sign, {self.exponent_bits} exponent and {self.mantissa_bits} mantissa bits must be "
-                f"{self.bits} bits"
+                f"{self.name}: a sign, exponent_bits and mantissa_bits must be {self.bits} bits, got "
+                f"{self.exponent_bits} and {self.mantissa_bits}; give such numbers"
             )
         if not 1 <= self.largest < half or not -64 <= self.bias <= 64:
             raise ValueError(
                 f"{self.name}: largest must be a code below {half}, and bias within 64 of 0; got {self.largest} and "
-                f"{self.bias}"
+                f"{self.bias}; give such numbers"
             )
         magnitudes = [self._magnitude(code) for code in range(self.largest + 1)]
         above = [*magnitudes, *[math.nan] * (half - len(magnitudes))]
@@ -230,14 +239,21 @@ class Codebook(Format):
 
     def __post_init__(self) -> None:
         self._check()
-        if not isinstance(self.book, tuple | list) or any(isinstance(v, bool | str) for v in self.book):
-            raise ValueError(f"{self.name}: book must be a tuple of numbers, got {self.book!r}")
+        numbers = self.book if isinstance(self.book, tuple | list) else (None,)
+        if any(isinstance(v, bool | str) or not hasattr(v, "__float__") for v in numbers):
+            raise ValueError(
+                f"{self.name}: book must be a tuple of numbers, got {spelling.shown(self.book)}; give one such as "
+                "(-1.0, 0.0, 1.0)"
+            )
         if self.dtype != torch.uint8:
-            raise ValueError(f"{self.name}: dtype of a codebook must be uint8, the places in it; got {self.dtype}")
+            raise ValueError(
+                f"{self.name}: dtype of a codebook must be uint8, the places in it; got {self.dtype}; give torch.uint8"
+            )
         book = tuple(float32(spelling.real(float(v), f"{self.name}: book")) for v in self.book)
         if not 2 <= len(book) <= 2**self.bits or any(not a < b for a, b in itertools.pairwise(book)):
             raise ValueError(
-                f"{self.name}: book must be 2 to {2**self.bits} numbers, ascending in float32; got {len(book)}: {book}"
+                f"{self.name}: book must be 2 to {2**self.bits} numbers, ascending in float32; got {len(book)}: "
+                f"{spelling.shown(book)}; give such numbers"
             )
         object.__setattr__(self, "book", book)
         object.__setattr__(self, "_zero_code", min(range(len(book)), key=lambda i: abs(book[i])))
@@ -245,7 +261,7 @@ class Codebook(Format):
 
     def encode(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         if noise is not None:
-            raise ValueError(f"{self.name}: a codebook has no stochastic rounding")
+            raise ValueError(f"{self.name}: noise must be None, as a codebook has no stochastic rounding; leave it out")
         code = search(x, self._thresholds)
         return torch.where(x.isnan(), self._zero_code, code).to(self.dtype)
 
@@ -270,7 +286,7 @@ class PowerOfTwo(Format):
         if low < -127 or high > 127:
             raise ValueError(
                 f"{self.name}: bits={self.bits} and bias={self.bias} give powers from 2^{low} to 2^{high}; they must "
-                "lie between 2^-127 and 2^127, as those of float32 do"
+                "lie between 2^-127 and 2^127, as those of float32 do; give one such as 127"
             )
         self._derive([math.ldexp(1.0, e - self.bias) for e in range(2**self.bits - 1)])
 
@@ -300,6 +316,11 @@ class PowerOfTwo(Format):
     def inside(self, x: Tensor) -> Tensor:
         """Whether x is at most the largest number."""
         return x <= self.max
+
+
+def _fits(dtype: torch.dtype, low: int, high: int) -> bool:
+    """Whether a dtype of integers holds them."""
+    return torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max
 
 
 _DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)

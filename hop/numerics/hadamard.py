@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import dtensor, tracing
-from hop.numerics import blocks
+from hop.numerics import blocks, spelling
 from hop.numerics.spelling import Value
 from hop.numerics.tables import tensor
 
@@ -24,10 +24,13 @@ class Hadamard(Value):
     signs: tuple[int, ...] = SIGNS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "signs", tuple(self.signs))
-        n = len(self.signs)
-        if n not in (4, 16, 64, 256) or any(s not in (1, -1) for s in self.signs):
-            raise ValueError(f"Hadamard: signs must be 4, 16, 64 or 256 numbers 1 and -1, got {self.signs}")
+        signs = tuple(self.signs) if isinstance(self.signs, list | tuple) else ()
+        if len(signs) not in (4, 16, 64, 256) or any(s not in (1, -1) for s in signs):
+            raise ValueError(
+                f"Hadamard: signs must be 4, 16, 64 or 256 numbers 1 and -1, got {spelling.shown(self.signs)}; give so "
+                "many"
+            )
+        object.__setattr__(self, "signs", signs)
 
     def apply(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., K) of the same dtype; computed in float32. What is left after the last n stays as it is, so

@@ -83,11 +83,13 @@ class Decoded(Layout):
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, torch.dtype):
-            raise TypeError(f"Decoded: dtype must be torch.bfloat16, got {self.dtype!r}")
+            raise TypeError(f"Decoded: dtype must be torch.bfloat16, got {self.dtype!r}; give torch.bfloat16")
 
     def check(self, format: Format, rule: Rule) -> None:
         if not format.is_float or self.dtype != torch.bfloat16:
-            raise ValueError(f"layout={self} is for formats of floats, in bfloat16; got {format.name}")
+            raise ValueError(
+                f"layout={self} is for formats of floats, in bfloat16; got {format.name}; take another layout, or None"
+            )
 
     def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
         return tuple(shape), self.dtype
@@ -138,13 +140,16 @@ class Tiled(Layout):
 
     def check(self, format: Format, rule: Rule) -> None:
         if format.bits not in (4, 8):
-            raise ValueError(f"layout={self} is for codes of 4 or 8 bits; {format.name} has {format.bits}")
+            raise ValueError(
+                f"layout={self} is for codes of 4 or 8 bits, and {format.name} has {format.bits}; take another layout, "
+                "or None"
+            )
 
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) < 2 or (self.columns and len(shape) != 2):
             raise ValueError(
                 f"layout={self} is for {'matrices' if self.columns else 'matrices and weights of convolutions'}; "
-                f"got shape {tuple(shape)}"
+                f"got shape {tuple(shape)}; give such a tensor, or take layout=None"
             )
 
     def matrix(self, shape: Sequence[int]) -> tuple[int, int]:

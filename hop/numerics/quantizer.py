@@ -67,28 +67,48 @@ class Quantizer(Value):
     def __post_init__(self) -> None:
         object.__setattr__(self, "block", blocks.checked(self.block))
         if not isinstance(self.format, Format):
-            raise TypeError(f"format must be one of hop.formats, such as hop.formats.INT8; got {self.format!r}")
+            raise TypeError(
+                f"format must be one of hop.formats, got {spelling.shown(self.format)}; give one such as "
+                "hop.formats.INT8"
+            )
         if self.format.is_for_scales:
-            raise ValueError(f"format must be a format of elements, and {self.format!r} is one of scales")
+            raise ValueError(
+                f"format must be a format of elements, and {self.format!r} is one of scales; give one such as "
+                "hop.formats.INT8"
+            )
         if not isinstance(self.scale, Rule):
-            raise TypeError(f"scale must be a rule, such as hop.scale_rules.Amax(); got {self.scale!r}")
+            raise TypeError(
+                f"scale must be a rule, got {spelling.shown(self.scale)}; give one such as hop.scale_rules.Amax()"
+            )
         if self.hadamard is not None and not isinstance(self.hadamard, Hadamard):
-            raise TypeError(f"hadamard must be hop.hadamard.Hadamard(), or None; got {self.hadamard!r}")
+            raise TypeError(
+                f"hadamard must be a Hadamard or None, got {spelling.shown(self.hadamard)}; give "
+                "hop.hadamard.Hadamard()"
+            )
         spelling.flag(self.stochastic, "stochastic")
         spelling.flag(self.flat, "flat")
         if self.stochastic and self.format.is_codebook:
-            raise ValueError(f"stochastic=True: {self.format.name} is a codebook, which rounds to the nearest only")
+            raise ValueError(
+                f"stochastic=True: {self.format.name} is a codebook, which rounds to the nearest only; take "
+                "stochastic=False"
+            )
         if self.flat and len(self.block) != 1:
-            raise ValueError(f"flat=True needs a block of one size, such as (256,); got {self.block}")
+            raise ValueError(f"flat=True needs a block of one size, got {self.block}; give one such as (256,)")
         if self.flat and self.hadamard is not None:
-            raise ValueError("flat=True and hadamard= exclude each other: a flat tensor has no columns")
+            raise ValueError(
+                f"flat=True and hadamard={self.hadamard} exclude each other, as a flat tensor has no columns; leave "
+                "one out"
+            )
         self.scale.check(self.format, self.block)
         if self.layout is not None:
             if not isinstance(self.layout, Layout):
-                raise TypeError(f"layout must be one of hop.layouts, or None; got {self.layout!r}")
+                raise TypeError(
+                    f"layout must be one of hop.layouts, or None; got {spelling.shown(self.layout)}; give one such as "
+                    "hop.layouts.Tiled()"
+                )
             self.layout.check(self.format, self.scale)
             if self.flat and self.layout.tiled:
-                raise ValueError(f"flat=True: layout={self.layout} is for matrices")
+                raise ValueError(f"flat=True: layout={self.layout} is for matrices; take layout=None")
         if spelling.declares_fields(type(self)):
             str(self)  # raises TypeError for a field that no text can stand for
 
@@ -213,7 +233,10 @@ class Quantizer(Value):
     def packed(self, buffers: Mapping[str, Tensor], shape: Sequence[int], layout: Layout | None) -> dict[str, Tensor]:
         """The buffers of a tensor of `shape`, its codes in `layout` instead of its own; None for the plain form."""
         if self.is_decoded():
-            raise ValueError(f"numbers in layout={self.layout} do not become codes again")
+            raise ValueError(
+                f"weight holds numbers in layout={self.layout}, which do not become codes again; keep the tensor that "
+                "was packed"
+            )
         if layout is not None:
             layout.check_shape(shape)
         rows, cut, tensors = self._cut(buffers, shape)

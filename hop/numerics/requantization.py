@@ -34,6 +34,7 @@ from hop.numerics.spelling import Value
 from hop.numerics.tables import lookup
 
 _MANTISSA_BITS = 31
+_ROUNDINGS = ("gemmlowp", "tflite", "away", "even")
 _INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -51,7 +52,9 @@ class Requantization(Value):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, spelling.real(value, f"{type(self).__name__}: {name}"))
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"{type(self).__name__}: low={self.low} is above high={self.high}")
+            raise ValueError(
+                f"{type(self).__name__}: low must not be above high, got {self.low} and {self.high}; swap them"
+            )
 
     def codes(
         self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor, zero_point: Tensor | int, format: Integer
@@ -124,9 +127,9 @@ class FixedPoint(Requantization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rounding not in ("gemmlowp", "tflite", "away", "even"):
+        if self.rounding not in _ROUNDINGS:
             raise ValueError(
-                f'FixedPoint: rounding must be "gemmlowp", "tflite", "away" or "even", got {self.rounding!r}'
+                f"FixedPoint: rounding must be one of {_ROUNDINGS}, got {self.rounding!r}; take one of them"
             )
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:

@@ -45,13 +45,15 @@ class Static(Rule):
         spelling.flag(self.affine, "Static: affine")
         if not isinstance(self.requantize, Requantization):
             raise TypeError(
-                "Static: requantize must be a convention of hop.requantization, such as hop.requantization.Division(); "
-                f"got {self.requantize!r}"
+                f"Static: requantize must be a convention of hop.requantization, got {spelling.shown(self.requantize)}"
+                "; give one such as hop.requantization.TFLITE"
             )
 
     def check(self, format: Format, block: Block) -> None:
         if not format.is_integer and self.requantize != Division():
-            raise ValueError(f"Static: requantize={self.requantize} gives integers, and {format.name} has others")
+            raise ValueError(
+                f"Static: requantize={self.requantize} gives integers, and {format.name} has others; take Division()"
+            )
 
     def has_zero_point(self) -> bool:
         return self.affine
@@ -73,8 +75,9 @@ class Static(Rule):
         return Found(tensors, parts.x * parts.once(self.scale_of(tensors, format).reciprocal()))
 
     def missing(self, prefix: str = "") -> str:
-        needed = f"{prefix}scale= and {prefix}zero_point=" if self.affine else f"{prefix}scale="
-        return f"this quantizer has no rule to find a scale; pass {needed}"
+        names = [f"{prefix}scale", *[f"{prefix}zero_point"] * self.affine]
+        lacks = f"{' and '.join(names)} {'are' if self.affine else 'is'} None"
+        return f"{lacks}, and this quantizer has no rule to find a scale; pass {'= and '.join(names)}="
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -50,19 +50,25 @@ class Scheme(Value):
         for name in ("lhs", "rhs", "output", "grad"):
             q = getattr(self, name)
             if q is not None and not isinstance(q, Quantizer):
-                raise TypeError(f"Scheme: {name} must be a Quantizer or None, got {type(q).__name__}")
+                raise TypeError(
+                    f"Scheme: {name} must be a Quantizer or None, got {spelling.shown(q)}; give one such as "
+                    "hop.presets.INT8_ROW"
+                )
             if q is not None and (q.flat or q.layout is not None):
-                raise ValueError(f"Scheme: {name}={q} has flat=True or a layout, which operands of a product have not")
+                raise ValueError(
+                    f"Scheme: {name}={q} has flat=True or a layout, which operands of a product have not; take one "
+                    "without"
+                )
         if self.lhs is None and self.rhs is None:
             raise ValueError("Scheme: lhs and rhs are both None, so nothing would be quantized; give one of them")
         if self.output is not None and self.output.stochastic:
             raise ValueError(f"Scheme: output={self.output} rounds at random; take one that rounds to the nearest")
         if self.backward not in BACKWARDS:
-            raise ValueError(f"Scheme: backward must be one of {BACKWARDS}, got {self.backward!r}")
+            raise ValueError(f"Scheme: backward must be one of {BACKWARDS}, got {self.backward!r}; take one of them")
         if (self.grad is not None) != (self.backward == QUANTIZED):
             raise ValueError(
                 f"Scheme: grad is what backward='quantized' quantizes gradients with, and goes with it alone; got "
-                f"grad={self.grad} and backward={self.backward!r}"
+                f"grad={self.grad} and backward={self.backward!r}; give both, or neither"
             )
         if self.backward == QUANTIZED:
             self._check_quantized()
@@ -95,7 +101,7 @@ class Scheme(Value):
             raise ValueError(
                 "Scheme: with backward='quantized' the gradient of rhs is a product of the columns of lhs and grad, "
                 "whose transforms cancel: hadamard of lhs and grad must be the same, and rhs has none; got "
-                f"lhs={self.lhs.hadamard}, grad={self.grad.hadamard}, rhs={self.rhs.hadamard}"
+                f"lhs={self.lhs.hadamard}, grad={self.grad.hadamard}, rhs={self.rhs.hadamard}; give both one transform"
             )
 
     @staticmethod

@@ -16,7 +16,7 @@ import functools
 import json
 import math
 import re
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +33,7 @@ _TOKEN = re.compile(
     r"|(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<mark>[(),=]))"
 )
 _DEEPEST = 32
+_LONGEST = 120  # characters of a value in a message
 _LARGEST = torch.finfo(torch.float32).max
 _WORDS = {"True": True, "False": False, "None": None}
 
@@ -148,12 +149,14 @@ def _fields(value: Any) -> list[Any]:
 class _Parser:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
-            raise TypeError(f"text must be a str, got {type(text).__name__}")
+            raise TypeError(f"text must be a str, got {shown(text)}; give what str(quantizer) spells")
         self.text, self.at, self.depth = text, 0, 0
 
     def read(self, expected: type) -> Any:
         if not self.text.startswith(_PREFIX):
-            raise self.error(f"expected {_PREFIX!r}, the version that this library reads")
+            raise self.error(
+                f"text: expected {_PREFIX!r}, the version that this library reads; give what str(quantizer) spells"
+            )
         self.at = len(_PREFIX)
         start = self.at
         value = self.value()
@@ -271,24 +274,37 @@ class _Parser:
 def real(value: Any, what: str) -> float:
     """`value` as a float, if it is a number that float32 holds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
-        raise ValueError(f"{what} must be a finite number within float32's range; got {value!r}")
+        raise ValueError(f"{what} must be a finite number within float32's range; got {value!r}; give such a number")
     return float(value)
 
 
 def flag(value: Any, what: str) -> None:
     """Raise ValueError unless `value` is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{what} must be True or False, got {value!r}")
+        raise ValueError(f"{what} must be True or False, got {value!r}; give one of them")
 
 
 def integer(value: Any, what: str) -> None:
     """Raise ValueError unless `value` is an integer that 64 bits hold."""
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise ValueError(f"{what} must be an integer, got {value!r}")
+        raise ValueError(f"{what} must be an integer, got {value!r}; give such a number")
 
 
 def finite(value: Any, what: str) -> float:
     """`value` as a float, if it is a finite number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{what} must be a finite number, 0 or more; got {value!r}")
+        raise ValueError(f"{what} must be a finite number, 0 or more; got {value!r}; give such a number")
     return float(value)
+
+
+def shown(value: Any) -> str:
+    """A value that was given, in the words of a message: a tensor by its dtype, shape and device, others as Python
+    spells them, cut where that is long."""
+    if isinstance(value, torch.Tensor):
+        kind = "QuantizedTensor" if hasattr(value, "quantizer") else "tensor"  # a FakeTensor too: the same when traced
+        return f"a {kind} of {value.dtype} and shape {tuple(value.shape)} on {value.device}"
+    many = cast(list[Any], value) if isinstance(value, list) else []
+    if any(isinstance(x, torch.Tensor) for x in many):
+        return f"[{', '.join(shown(x) if isinstance(x, torch.Tensor) else repr(x) for x in many)}]"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,7 +1,7 @@
 """What all optimizers share: their states, and the way of a step."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from hop.compat import eager
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import flag, integer, shown
 from hop.optim.states import BITS8, States, fresh, is_placed, local, quantizer, spelled
 from hop.optim.step import step_
 from hop.optim.updates import Rule
@@ -21,6 +22,9 @@ _OWN = (
     "decoupled_weight_decay",
 )  # options that a state_dict does not change
 _OF_TORCH = ("foreach", "fused", "capturable", "differentiable")  # which say how torch.optim computes, not what
+_PARAMETERS = "give one such as model.parameters()"
+_OF_AN_OPTIMIZER = "must have 'state' and 'param_groups'"
+_SAVED = "give what state_dict() of an optimizer returns"
 _STREAMS = 2**16  # of random numbers, for each param group
 
 
@@ -59,14 +63,33 @@ class Optimizer(torch.optim.Optimizer):
         differentiable: bool = False,
     ) -> None:
         if differentiable:
-            raise ValueError(f"{self._name}: differentiable must be False, as codes have no gradient; got True")
+            raise ValueError(
+                f"{self._name}: differentiable must be False, as codes have no gradient; got True; leave it out"
+            )
         if isinstance(min_numel, bool) or not isinstance(min_numel, int) or min_numel < 0:
-            raise ValueError(f"{self._name}: min_numel must be an integer of at least 0, got {min_numel!r}")
-        if seed is None:
+            raise ValueError(
+                f"{self._name}: min_numel must be an integer of at least 0, got {min_numel!r}; give one such as 4096"
+            )
+        flags = {"maximize": maximize, "stochastic_rounding": stochastic_rounding}
+        for which, value in (flags | {"error_if_nonfinite": error_if_nonfinite}).items():
+            flag(value, f"{self._name}: {which}")
+        if seed is not None:
+            integer(seed, f"{self._name}: seed")
+        else:
             seed = int(torch.randint(2**62, ())) if stochastic_rounding else 0
         options = {"state": state, "min_numel": min_numel, "error_if_nonfinite": error_if_nonfinite}
-        options |= {"maximize": maximize, "stochastic_rounding": stochastic_rounding, "seed": seed}
-        super().__init__(params, defaults | options)
+        super().__init__(self._checked(params), defaults | options | flags | {"seed": seed})
+
+    def _checked(self, params: Any) -> list[Any]:
+        """The parameters or groups of them that an optimizer is given."""
+        if isinstance(params, Tensor | str | Mapping) or not isinstance(params, Iterable):
+            raise TypeError(
+                f"{self._name}: params must be an iterable of parameters, got {shown(params)}; {_PARAMETERS}"
+            )
+        listed = list(cast(Iterable[Any], params))
+        if not listed:
+            raise ValueError(f"{self._name}: params must hold one parameter or more, got []; {_PARAMETERS}")
+        return listed
 
     @property
     def _name(self) -> str:
@@ -79,7 +102,7 @@ class Optimizer(torch.optim.Optimizer):
         for p in group["params"]:
             if not p.is_floating_point():
                 raise TypeError(
-                    f"{self._name}: parameters must be floating point, got one of {p.dtype} and shape "
+                    f"{self._name}: params: parameters must be floating point, got one of {p.dtype} and shape "
                     f"{tuple(p.shape)}; pass those that are trained"
                 )
 
@@ -111,6 +134,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
+            if not callable(closure):
+                raise TypeError(f"{self._name}.step: closure must be a function, got {closure!r}; leave it out")
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
@@ -145,8 +170,8 @@ class Optimizer(torch.optim.Optimizer):
                     zeros.append(total.full_tensor() if isinstance(total, DTensor) else total)
                     errors.append(
                         f"{self._name}: the gradient of parameter {place} of group {number}, of shape "
-                        f"{tuple(p.shape)}, has a NaN or an infinity; nothing was changed. Skip the step, or scale the "
-                        "loss down"
+                        f"{tuple(p.shape)}, has a NaN or an infinity, and must be finite; nothing was changed; leave "
+                        "out the step, or scale the loss down"
                     )
         return zeros, errors
 
@@ -193,6 +218,10 @@ class Optimizer(torch.optim.Optimizer):
         States may be placed otherwise than the parameters are: whole where these are DTensors, or the other way round.
         They are then quantized anew; all processes of the mesh must call this. hop.checkpoint.save and load, with
         torch.distributed.checkpoint.state_dict, do the same from files, for any number of processes."""
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"{self._name}: state_dict {_OF_AN_OPTIMIZER}, got {shown(state_dict)}; {_SAVED}")
+        if not {"state", "param_groups"} <= set(state_dict):
+            raise ValueError(f"{self._name}: state_dict {_OF_AN_OPTIMIZER}, got {list(state_dict)}; {_SAVED}")
         own = [{k: group[k] for k in _OWN if k in group} for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, kept in zip(self.param_groups, own, strict=True):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from typing_extensions import Unpack
@@ -114,6 +114,7 @@ class SGD(Optimizer):
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError(
                 f"{self._name}: nesterov needs a momentum above 0 and a dampening of 0, got {momentum} and {dampening}"
+                "; give such numbers"
             )
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(params, defaults | {"nesterov": nesterov}, **options)
@@ -154,16 +155,24 @@ class Lion(Optimizer):
         return *group["betas"], group["weight_decay"]
 
 
-def _check(name: str, *, betas: tuple[Any, ...] = (), **numbers: Any) -> None:
+def _check(name: str, *, betas: Any = None, **numbers: Any) -> None:
     """Refuse what torch.optim refuses."""
     for key, x in numbers.items():
         if isinstance(x, Tensor):
             if x.numel() != 1:
                 raise ValueError(
-                    f"{name}: {key} must be a number or a tensor of one element, got shape {tuple(x.shape)}"
+                    f"{name}: {key} must be a number or a tensor of one element, got shape {tuple(x.shape)}; give such "
+                    "a number"
                 )
+        elif not isinstance(x, int | float):
+            raise TypeError(f"{name}: {key} must be at least 0, and finite; got {x!r}; give such a number")
         elif not x >= 0 or x == math.inf:
-            raise ValueError(f"{name}: {key} must be at least 0, and finite; got {x}")
-    for i, beta in enumerate(betas):
+            raise ValueError(f"{name}: {key} must be at least 0, and finite; got {x}; give such a number")
+    if betas is None:
+        return
+    pair = cast(Sequence[Any], betas) if isinstance(betas, list | tuple) else ()
+    if len(pair) != 2 or not all(isinstance(beta, int | float | Tensor) for beta in pair):
+        raise TypeError(f"{name}: betas must be two numbers, got {betas!r}; give such numbers")
+    for i, beta in enumerate(pair):
         if not isinstance(beta, Tensor) and not 0 <= beta < 1:
-            raise ValueError(f"{name}: betas[{i}] must be at least 0 and below 1, got {beta}")
+            raise ValueError(f"{name}: betas[{i}] must be at least 0 and below 1, got {beta}; give such a number")

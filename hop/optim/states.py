@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from hop.impls.quantize import dequantize, quantize
 from hop.numerics.presets import STATE4, STATE4_UNSIGNED, STATE8, STATE8_UNSIGNED, STATE_FP8
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import VERSION, shown
 from hop.tensor import QuantizedTensor
 
 SIGNED = ("exp_avg", "momentum_buffer")
@@ -29,6 +30,9 @@ FP8 = _of(STATE_FP8, STATE_FP8)
 BITS8_FP8 = _of(STATE8, STATE_FP8)
 
 
+_SPELLED = f"hop{VERSION}:"
+
+
 def spelled(name: str, state: Quantizer | States | None) -> dict[str, str]:
     """The spelling of the quantizer of each state that has one: what a param group holds, which is saved with it."""
     if state is None:
@@ -37,17 +41,27 @@ def spelled(name: str, state: Quantizer | States | None) -> dict[str, str]:
         state = dict.fromkeys(STATES, state)
     if not isinstance(state, Mapping):
         raise TypeError(
-            f"{name}: state must be a hop.Quantizer, a mapping from names of states to quantizers, such as "
-            f"hop.optim.BITS8, or None; got {type(state).__name__}"
+            f"{name}: state must be a Quantizer, a mapping from names of states to quantizers, or None; got "
+            f"{shown(state)}; give one such as hop.optim.BITS8"
         )
     result: dict[str, str] = {}
     for key, q in state.items():
         if key not in STATES:
-            raise ValueError(f"{name}: state has the key {key!r}; the names of states are {', '.join(STATES)}")
-        if isinstance(q, str):  # of a group that was saved
+            raise ValueError(
+                f"{name}: the keys of state must be names of states, got {key!r}; take one of {', '.join(STATES)}"
+            )
+        if isinstance(q, str) and q.startswith(_SPELLED):  # of a group that was saved
             q = quantizer(q)
         if q is not None and not isinstance(q, Quantizer):
-            raise TypeError(f"{name}: state[{key!r}] must be a hop.Quantizer or None, got {type(q).__name__}")
+            raise TypeError(
+                f"{name}: state[{key!r}] must be a Quantizer or None, got {shown(q)}; give one such as "
+                "hop.presets.STATE8"
+            )
+        if q is not None and (q.stochastic or q.scale.missing() is not None):
+            raise ValueError(
+                f"{name}: state[{key!r}] must find its scale and round to the nearest, got {q}; give one such as "
+                "hop.optim.BITS8"
+            )
         if q is not None:
             result[key] = str(q)
     return result

@@ -45,11 +45,15 @@ def load_torchao_state(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> N
             than torchao's.
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"load_torchao_state: optimizer must be one of hop.optim, got {type(optimizer).__name__}")
+        raise TypeError(
+            f"load_torchao_state: optimizer must be one of hop.optim, got {type(optimizer).__name__}; make "
+            "one such as hop.optim.AdamW8bit"
+        )
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         keys = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else type(state_dict).__name__
         raise ValueError(
-            f"load_torchao_state: state_dict must be an optimizer's, with 'state' and 'param_groups'; got {keys}"
+            f"load_torchao_state: state_dict must be an optimizer's, with 'state' and 'param_groups'; got {keys}; "
+            "give what state_dict() of an optimizer returns"
         )
     states = {
         number: {name: _converted(f"state {name!r} of parameter {number}", x) for name, x in state.items()}

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from hop.compat.pytree import tree_leaves, tree_map
 from hop.export.analysis.arguments import Arguments, Data, parse
 from hop.export.analysis.running import compare as run_both
+from hop.numerics.spelling import shown
 from hop.report.listing import parameter_bytes, rows_of
 from hop.report.measuring import Meter, Pair, Progress
 from hop.report.pairing import pairs
@@ -45,8 +46,8 @@ def compare(
         TypeError: model or reference is no program and no module, or data no tuple, no dict and no list of these.
         ValueError: there is no data, or it does not fit a program; or `runs` is below 1.
     """
-    if runs < 1:
-        raise ValueError(f"compare: runs must be at least 1, got {runs}; each node's time is the median of so many")
+    check_count("compare: runs", runs, 3)
+    check_function("compare: progress", progress)
     given = inputs_of("compare", data, {"model": model} | ({} if reference is None else {"reference": reference}))
     tell = progress or _silent
     a = Meter(exported("compare", model, given), "model", "compare")
@@ -70,13 +71,25 @@ def compare(
     return Report(rows_of(a, found), len(given), b is not None, parameter_bytes(a), name)
 
 
+def check_count(what: str, count: Any, such: int) -> None:
+    """Raise ValueError unless `count` is a number of runs."""
+    if type(count) is not int or count < 1:
+        raise ValueError(f"{what} must be an integer of at least 1, got {count!r}; give one such as {such}")
+
+
+def check_function(what: str, function: Any) -> None:
+    """Raise TypeError unless it is a function, or None."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{what} must be a function, got {function!r}; leave it out")
+
+
 def inputs_of(caller: str, data: Data | None, models: dict[str, Any]) -> list[Arguments]:
     """The arguments of each run of models, which are named for errors."""
     for name, model in models.items():
         if not isinstance(model, Program | nn.Module):
             raise TypeError(
                 f"{caller}: {name} must be a torch.export.ExportedProgram, its module() or a torch.nn.Module; got "
-                f"{type(model).__name__}"
+                f"{shown(model)}; make one with torch.export.export"
             )
     if data is None:
         kept = (m.example_inputs for m in models.values() if isinstance(m, ExportedProgram))

@@ -18,7 +18,7 @@ from hop.export.analysis.arguments import Arguments, Data, placed
 from hop.export.rewrite.scheme import to_scheme
 from hop.numerics import schemes
 from hop.numerics.schemes import Scheme
-from hop.report.comparing import exported, inputs_of
+from hop.report.comparing import check_count, check_function, exported, inputs_of
 from hop.report.journal import Journal, fingerprint
 from hop.report.listing import parameter_bytes
 from hop.report.measuring import Meter, Progress
@@ -54,8 +54,8 @@ class Options:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"sweep: rounds must be at least 1, got {self.rounds}")
+        check_count("sweep: rounds", self.rounds, 5)
+        check_function("sweep: progress", self.progress)
 
     def tell(self, what: str, done: int, of: int) -> None:
         if self.progress is not None:
@@ -95,7 +95,12 @@ def sweep(
         ValueError: there is no data, the journal is of another model or other data, or the model computes in low
             precision already.
     """
-    chosen, given = options or Options(), inputs_of("sweep", data, {"model": model})
+    chosen, given = Options() if options is None else options, inputs_of("sweep", data, {"model": model})
+    if not isinstance(chosen, Options):
+        raise TypeError(
+            f"sweep: options must be hop.report.Options, got {chosen!r}; give one such as hop.report.Options(rounds=5)"
+        )
+    check_function("sweep: loss", loss)
     program = exported("sweep", model, given)
     if not isinstance(program, ExportedProgram):
         raise TypeError(
@@ -110,11 +115,15 @@ def sweep(
     wanted = CANDIDATES if candidates is None else candidates
     if not isinstance(wanted, Mapping):
         raise TypeError(
-            f"sweep: candidates must be a dict of schemes by name, got {wanted!r}; hop.report.CANDIDATES is one"
+            f"sweep: candidates must be a dict of schemes by name, got {wanted!r}; give one such as "
+            "hop.report.CANDIDATES"
         )
     for name, scheme in wanted.items():
         if not isinstance(scheme, Scheme):
-            raise TypeError(f"sweep: candidates[{name!r}] must be a hop.Scheme, got {scheme!r}")
+            raise TypeError(
+                f"sweep: candidates[{name!r}] must be a hop.Scheme, got {scheme!r}; give one such as "
+                "hop.schemes.INT8_DYNAMIC"
+            )
     given = [placed(program, x, "sweep", "model") for x in given]
     notes = Journal(journal, fingerprint(program, given, [chosen.rounds, loss is not None]))
     known = {(row["name"], row["scheme"]): Candidate(**row) for row in notes.lines}

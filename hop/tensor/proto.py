@@ -10,6 +10,7 @@ from torch import Tensor
 from hop.numerics import blocks, copies
 from hop.numerics.copies import Buffer
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
 
@@ -40,32 +41,49 @@ class TensorProto:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", blocks.checked_shape("TensorProto", self.shape))
         if not isinstance(self.dtype, torch.dtype):
-            raise TypeError(f"TensorProto: dtype must be a torch.dtype, got {self.dtype!r}")
+            raise TypeError(
+                f"TensorProto: dtype must be a torch.dtype, got {self.dtype!r}; give one such as torch.float32"
+            )
         if isinstance(self.device, Quantizer):
             raise TypeError(f"TensorProto: device={self.device} is a quantizer; pass it by name, quantizer=")
         if not isinstance(self.device, str | torch.device):
-            raise TypeError(f"TensorProto: device must be a torch.device or its name, got {self.device!r}")
+            raise TypeError(
+                f"TensorProto: device must be a torch.device or its name, got {self.device!r}; give one such as 'cuda'"
+            )
         try:
             object.__setattr__(self, "device", torch.device(self.device))
         except RuntimeError as error:
-            raise ValueError(f"TensorProto: device={self.device!r} is none that PyTorch knows: {error}") from error
+            raise ValueError(
+                f"TensorProto: device must be one that PyTorch knows, got {self.device!r}; give one such as 'cuda': "
+                f"{error}"
+            ) from error
         if not isinstance(self.requires_grad, bool):
-            raise TypeError(f"TensorProto: requires_grad must be True or False, got {self.requires_grad!r}")
+            raise TypeError(
+                f"TensorProto: requires_grad must be True or False, got {self.requires_grad!r}; give one of them"
+            )
         if self.requires_grad and not (self.dtype.is_floating_point or self.dtype.is_complex):
-            raise ValueError(f"TensorProto: requires_grad=True is for floats, and dtype is {self.dtype}")
+            raise ValueError(f"TensorProto: requires_grad=True is for floats, and dtype is {self.dtype}; leave it out")
         if not isinstance(self.usages, str | tuple | list):
-            raise TypeError(f"TensorProto: usages must be a tuple of {copies.USAGES}, got {self.usages!r}")
+            raise TypeError(f"TensorProto: usages must be a tuple of {copies.USAGES}, got {self.usages!r}; give such")
         if self.quantizer is None:
             return
         if not isinstance(self.quantizer, Quantizer):
-            raise TypeError(f"TensorProto: quantizer must be a Quantizer or None, got {type(self.quantizer).__name__}")
+            raise TypeError(
+                f"TensorProto: quantizer must be a Quantizer or None, got {shown(self.quantizer)}; give one such as "
+                "hop.presets.INT8_ROW"
+            )
         if self.dtype not in copies.APPEARANCES:
-            raise TypeError(f"TensorProto: dtype must be floating point for a quantized tensor, got {self.dtype}")
+            raise TypeError(
+                f"TensorProto: dtype must be floating point for a quantized tensor, got {self.dtype}; "
+                "give one such as torch.float32"
+            )
         object.__setattr__(self, "usages", copies.checked(self.quantizer, self.usages))
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorProto":
         """What describes `tensor`, plain or quantized."""
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"TensorProto.of: tensor must be a tensor, got {shown(tensor)}; make one with torch.tensor")
         if not isinstance(tensor, QuantizedTensor):
             return cls(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
         return cls(

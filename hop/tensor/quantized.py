@@ -16,6 +16,7 @@ from hop.dispatch.operand import Operand
 from hop.kernels.cpu import forms
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import flag, shown
 from hop.tensor import table
 
 
@@ -65,6 +66,7 @@ class QuantizedTensor(Tensor):
         requires_grad: bool = False,
     ) -> "QuantizedTensor":
         _check(buffers, quantizer, shape, dtype)
+        flag(requires_grad, "QuantizedTensor: requires_grad")
         return _empty(cls, buffers, quantizer, shape, dtype, requires_grad)
 
     def __init__(
@@ -200,7 +202,7 @@ class QuantizedTensor(Tensor):
     @data.setter
     def data(self, new: Any) -> None:
         if not isinstance(new, QuantizedTensor):
-            raise TypeError(f"data of a QuantizedTensor must be another, got {type(new).__name__}; copy_ takes numbers")
+            raise TypeError(f"data of a QuantizedTensor must be another, got {shown(new)}; use copy_ for numbers")
         Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         _fill(self, new.buffers(), new.quantizer)
 
@@ -258,20 +260,23 @@ _BUFFERS = frozenset(
 def _check(buffers: Any, quantizer: Any, shape: Any, dtype: Any) -> None:
     """Raise TypeError or ValueError for what makes no QuantizedTensor."""
     if not isinstance(quantizer, Quantizer):
-        raise TypeError(f"quantizer must be a Quantizer, such as hop.presets.INT8_ROW; got {type(quantizer).__name__}")
+        raise TypeError(f"quantizer must be a Quantizer, got {shown(quantizer)}; give one such as hop.presets.INT8_ROW")
     if dtype not in copies.APPEARANCES:
         raise TypeError(
-            f"dtype of a QuantizedTensor must be floating point, float16, bfloat16, float32 or float64; got {dtype!r}"
+            f"dtype of a QuantizedTensor must be floating point, float16, bfloat16, float32 or float64; got {dtype!r}; "
+            "take one of them"
         )
     sizes = blocks.checked_shape("QuantizedTensor", shape)
     if not isinstance(buffers, Mapping):
-        raise TypeError(f"buffers must be a mapping from names to tensors, got {type(buffers).__name__}")
+        raise TypeError(
+            f"buffers must be a mapping from names to tensors, got {shown(buffers)}; give one such as t.buffers()"
+        )
     names: list[str] = list(buffers)  # pyright: ignore[reportUnknownArgumentType]
     usages = copies.of(names)
     described = copies.describe(quantizer, sizes, copies.checked(quantizer, usages)) if usages else []
     if not usages or names != [b.name for b in described]:
         wanted = [b.name for b in described or copies.describe(quantizer, sizes, (copies.ROWWISE,))]
-        raise ValueError(f"buffers must be {wanted}, in this order, for {quantizer}; got {names}")
+        raise ValueError(f"buffers must be {wanted}, in this order, for {quantizer}; got {names}; give all of them")
     copies.check(described, list(buffers.values()))  # pyright: ignore[reportUnknownArgumentType]
 
 

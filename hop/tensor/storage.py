@@ -10,6 +10,7 @@ Needs the package `safetensors`: pip install 'torch-hop[safetensors]'.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from hop.numerics import spelling
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 
@@ -33,12 +35,22 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
         RuntimeError: tensors that share memory; from safetensors, with their names.
     """
     if _KEY in (metadata or {}):
-        raise ValueError(f"save_file: the key {_KEY!r} of the metadata is taken by the library")
+        raise ValueError(f"save_file: the key {_KEY!r} of the metadata is taken by the library; rename it")
+    if not all(isinstance(text, str) for pair in (metadata or {}).items() for text in pair):
+        raise TypeError(
+            f"save_file: metadata must be a mapping from text to text, got {shown(metadata)}; give one such as "
+            "{'version': '1'}"
+        )
+    if not isinstance(tensors, Mapping):
+        raise TypeError(
+            f"save_file: tensors must be a mapping from names to tensors, got {shown(tensors)}; give one such as "
+            "model.state_dict()"
+        )
+    file = _checked_path("save_file", path)
     flat: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"save_file: tensors[{name!r}] must be a Tensor, got {type(tensor).__name__}")
+        _check_tensor(name, tensor)
         parts: dict[str, Tensor] = {name: tensor}
         if isinstance(tensor, QuantizedTensor):
             parts = {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
@@ -50,9 +62,32 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
             }
         for key, data in parts.items():
             if key in flat:
-                raise ValueError(f"save_file: two tensors would be called {key!r}; rename {name!r}")
+                raise ValueError(f"save_file: tensors: two tensors would be called {key!r}; rename {name!r}")
             flat[key] = data.detach().contiguous()
+    if not file.parent.is_dir():
+        raise FileNotFoundError(
+            f"save_file: path must lie in a folder that is there, got {path}; make the folder first"
+        )
     _safetensors().torch.save_file(flat, str(path), {**(metadata or {}), _KEY: json.dumps(described)})
+
+
+def _checked_path(caller: str, path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"{caller}: path must be text or a pathlib.Path, got {shown(path)}; give one such as 'model.safetensors'"
+        )
+    return Path(cast("str | os.PathLike[str]", path))
+
+
+def _check_tensor(name: Any, tensor: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"save_file: names must be text in tensors, got {name!r}; rename it")
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"save_file: tensors[{name!r}] must be a tensor, got {shown(tensor)}; make one with torch.tensor"
+        )
+    if tensor.is_meta:
+        raise ValueError(f"save_file: tensors[{name!r}] must hold numbers, got {shown(tensor)}; load them first")
 
 
 def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
@@ -61,7 +96,17 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
     Raises:
         ValueError: the file does not hold what its metadata describes.
     """
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"load_file: device must be one that PyTorch knows, got {device!r}; give one such as 'cuda'"
+        ) from error
     safetensors = _safetensors()
+    if not _checked_path("load_file", path).is_file():
+        raise FileNotFoundError(
+            f"load_file: path must be a file that is there, got {path}; save one with hop.storage.save_file"
+        )
     try:
         with safetensors.safe_open(str(path), "pt", device=str(device)) as file:
             held: dict[str, str] = file.metadata() or {}

@@ -110,12 +110,13 @@ def _dequantized(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise NotImplementedError(f"{op} has no rule for a QuantizedTensor; use an operator that returns a new tensor")
     plain_args, plain_kwargs = _plain((args, kwargs))
     out = op(*plain_args, **plain_kwargs)
+    changes = bool(written) and args[0] is not plain_args[0]
+    if changes and out.shape != args[0].shape:
+        raise NotImplementedError(
+            f"{op} has no rule for a QuantizedTensor, whose shape it would change; call hop.dequantize first"
+        )
     _warn(op, f"{op} has no rule for a QuantizedTensor and runs on dequantized numbers")
-    if not written or args[0] is plain_args[0]:
-        return out
-    if out.shape != args[0].shape:
-        raise NotImplementedError(f"{op} has no rule for a QuantizedTensor, whose shape it would change")
-    return args[0].copy_(out)
+    return args[0].copy_(out) if changes else out
 
 
 def _plain(tree: Any) -> Any:

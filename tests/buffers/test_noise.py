@@ -82,9 +82,13 @@ class TestNoise(unittest.TestCase):
     def test_errors(self):
         good = torch.tensor(1)
         for seed, stream, message in (
-            (1, 0, "seed must be a tensor, got int"),
-            (torch.tensor(1.0), 0, r"seed must be int64 of shape \(\), got torch.float32"),
-            (torch.tensor([1]), 0, r"seed must be int64 of shape \(\), got torch.int64 of \(1,\)"),
+            (1, 0, r"seed must be an int64 tensor of shape \(\), got 1"),
+            (torch.tensor(1.0), 0, r"seed must be an int64 tensor of shape \(\), got a tensor of torch.float32"),
+            (
+                torch.tensor([1]),
+                0,
+                r"seed must be an int64 tensor of shape \(\), got a tensor of torch.int64 and shape \(1,\)",
+            ),
             (good, -1, "stream must be an integer from 0"),
             (good, 2**32, "stream must be an integer from 0"),
         ):

@@ -211,7 +211,7 @@ class TestLeft(unittest.TestCase):
         program = exported(perceptron(Division()), torch.randn(3, 48))
         with pytest.raises(ValueError, match="target must be"):
             to_qdq(program, target="vulkan")
-        with pytest.raises(TypeError, match=r"must be a torch\.export\.ExportedProgram, got a int"):
+        with pytest.raises(TypeError, match=r"must be a torch\.export\.ExportedProgram, got "):
             to_qdq(3)  # type: ignore[arg-type]
 
 

@@ -365,14 +365,14 @@ class TestInputs(unittest.TestCase):
 
     def test_errors(self):
         p = program(lambda a: a + 1, torch.zeros(4, dtype=torch.int8))
-        with pytest.raises(ValueError, match=r"inputs names 'x', and the program's inputs are args_0"):
+        with pytest.raises(ValueError, match=r"inputs must name inputs of the program, got 'x'; take one of args_0"):
             ranges(p, {"x": (0, 1)})
         for wrong in ((1, 0), (0.5, 1), (0, 1, 2), 3):
             with pytest.raises(ValueError, match=r"inputs\['args_0'\] must be a pair of ascending numbers"):
                 ranges(p, {"args_0": wrong})  # type: ignore[dict-item]
         with pytest.raises(ValueError, match=r"torch.int8 holds -128 to 127"):
             ranges(p, {"args_0": (0, 200)})
-        with pytest.raises(TypeError, match=r"must be a torch.export.ExportedProgram, got a Linear"):
+        with pytest.raises(TypeError, match=r"must be a torch.export.ExportedProgram, got Linear"):
             ranges(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 

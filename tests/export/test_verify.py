@@ -403,14 +403,16 @@ class TestRunning(unittest.TestCase):
             verify(program, program, x)  # type: ignore[arg-type]
         for bad, got in (
             ({1: x}, "a dict with the keys [1]"),
-            ([x], "Tensor at 0"),
-            ("x", "str at 0"),
-            ([{"x": x}, None], "NoneType at 1"),
+            ([x], "a tensor of torch.float32 and shape (2, 8) on cpu at 0"),
+            ("x", "'x' at 0"),
+            ([{"x": x}, None], "None at 1"),
         ):
-            words = f"a dict of arguments by name, or a list of such tuples or dicts; got {got}"
+            words = (
+                f"a dict of arguments by name, or a list of such tuples or dicts; got {got}; give (x,) for one tensor"
+            )
             with pytest.raises(TypeError, match=f"{re.escape(words)}$"):
                 verify(program, program, bad)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="inputs is an empty list"):
+        with pytest.raises(ValueError, match=r"inputs must hold one .* got an empty list"):
             verify(program, program, [])
         with pytest.raises(ValueError, match="program_a takes 1 tensors or numbers, and inputs have 2"):
             verify(program, program, (x, x))

@@ -173,7 +173,7 @@ class TestForm(unittest.TestCase):
             (codes.float(), ValueError, "got torch.float32"),
             (codes.to("meta"), ValueError, "codes must be on cpu, got one on meta"),
             (codes.to_sparse(), ValueError, "must be dense, got one of layout torch.sparse_coo"),
-            (None, TypeError, "codes must be a tensor, got NoneType"),
+            (None, TypeError, "codes must be a tensor, got None"),
         ):
             with self.assertRaisesRegex(error, words):
                 self.t.codes = value
@@ -192,7 +192,7 @@ class TestForm(unittest.TestCase):
             ("no_mapping", lambda b: [*b.values()], TypeError, "buffers must be a mapping"),
             ("none", lambda b: {}, ValueError, r"got \[\]"),
             ("device", lambda b: {**b, "scale": b["scale"].to("meta")}, ValueError, "scale must be on cpu"),
-            ("number", lambda b: {**b, "scale": 1.0}, TypeError, "scale must be a tensor, got float"),
+            ("number", lambda b: {**b, "scale": 1.0}, TypeError, "scale must be a tensor, got 1.0"),
         ]
     )
     def test_constructor(self, _: str, change: Callable[..., Any], error: type[Exception], words: str):
@@ -294,9 +294,9 @@ class TestConstructors(unittest.TestCase):
             ),
             ("proto_sizes", lambda: TensorProto((4, -4)), ValueError, "0 or more"),
             ("proto_float_size", lambda: TensorProto((4, 4.0)), TypeError, "integers"),
-            ("proto_no_shape", lambda: TensorProto(4), TypeError, "tuple of sizes"),
+            ("proto_no_shape", lambda: TensorProto(4), TypeError, "tuple of integers"),
             ("proto_dtype", lambda: TensorProto((4,), "float32"), TypeError, "dtype must be a torch.dtype"),
-            ("proto_device", lambda: TensorProto((4,), device="gpu"), ValueError, "device='gpu'"),
+            ("proto_device", lambda: TensorProto((4,), device="gpu"), ValueError, "device must be .* got 'gpu'"),
             (
                 "proto_grad",
                 lambda: TensorProto((4,), requires_grad=1),
@@ -371,7 +371,7 @@ class TestConstructors(unittest.TestCase):
         for value in (float("nan"), float("inf")):
             with self.assertRaisesRegex(ValueError, "zero_point must be finite"):
                 hop.quantize(q, x, scale=one, zero_point=torch.full((1, 1), value))
-        with self.assertRaisesRegex(TypeError, "zero_point must be a tensor, got float"):
+        with self.assertRaisesRegex(TypeError, "zero_point must be a tensor, got "):
             hop.quantize(q, x, scale=one, zero_point=7.4)
 
 

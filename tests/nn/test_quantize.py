@@ -384,7 +384,7 @@ class TestSharedInput(unittest.TestCase):
         assert model["a"].shared_input is None
         hop.nn.share_input([model["a"], model["b"]])
         assert isinstance(model["a"].shared_input, SharedInput) and model["b"].shared_input is model["a"].shared_input
-        with pytest.raises(TypeError, match=r"layers must be hop\.nn\.Linear, got a Linear"):
+        with pytest.raises(TypeError, match=r"layers must be hop\.nn\.Linear, got Linear"):
             hop.nn.share_input([nn.Linear(2, 2)])
 
 

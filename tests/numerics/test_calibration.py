@@ -236,10 +236,10 @@ class TestEdges(unittest.TestCase):
     def test_errors(self, name):
         rule, q, x = getattr(calibration, name), presets.INT8_ROW, torch.ones(2, 3)
         for error, message, args, kwargs in [
-            (TypeError, "q must be a Quantizer, got str", ("int8", x), {}),
+            (TypeError, "q must be a Quantizer, got 'int8'", ("int8", x), {}),
             (ValueError, "batches must hold one tensor or more", (q,), {}),
-            (TypeError, "batches must be floating-point tensors, got list", (q, [1.0]), {}),
-            (TypeError, "batches must be floating-point tensors, got torch.int64", (q, x, x.long()), {}),
+            (TypeError, r"batches must be floating-point tensors, got \[1.0\]", (q, [1.0]), {}),
+            (TypeError, "batches must be floating-point tensors, got a tensor of torch.int64", (q, x, x.long()), {}),
             (
                 ValueError,
                 r"batches must cut into the same number of blocks .*\(2, 3\), \(3, 3\)",
@@ -255,10 +255,12 @@ class TestEdges(unittest.TestCase):
         for percent in (0, -1, 0.999, 100.5, math.nan):
             with self.assertRaisesRegex(ValueError, "^percentile: percent must be from 1 to 100, got"):
                 calibration.percentile(q, x, percent=percent)
-        with self.assertRaisesRegex(ValueError, "0.999 of 1 is percent=99.9"):
+        with self.assertRaisesRegex(ValueError, "got 0.999; give percent=99.9"):
             calibration.percentile(q, x, percent=0.999)
         for wrong in ({"steps": 1}, {"least": 0.0}, {"least": 1.0}):
-            with self.assertRaisesRegex(ValueError, "^mse: steps must be 2 or more and least between 0 and 1, got"):
+            with self.assertRaisesRegex(
+                ValueError, "^mse: (steps must be an integer of 2 or more|least must be between 0 and 1), got"
+            ):
                 calibration.mse(q, x, **wrong)
 
     def test_affine_range_holds_zero(self):

@@ -1159,12 +1159,12 @@ class TestErrors(unittest.TestCase):
 
     @parameterized.expand([("bad", "nearest"), ("upper", "GEMMLOWP"), ("none", None), ("number", 1)])
     def test_rounding(self, _name, rounding):
-        with self.assertRaisesRegex(ValueError, 'FixedPoint: rounding .*"gemmlowp", "tflite", "away" or "even"'):
+        with self.assertRaisesRegex(ValueError, "FixedPoint: rounding .*'gemmlowp', 'tflite', 'away', 'even'"):
             FixedPoint(rounding=rounding)
 
     @parameterized.expand([(cls.__name__, cls) for cls in (Division, Reciprocal, FloatMultiplier, FixedPoint)])
     def test_range(self, name, cls):
-        with self.assertRaisesRegex(ValueError, f"{name}: low=1.0 is above high=0.5"):
+        with self.assertRaisesRegex(ValueError, f"{name}: low must not be above high, got 1.0 and 0.5"):
             cls(low=1, high=0.5)
         for bound in ("low", "high"):
             for bad in (math.inf, -math.inf, math.nan, True, "0", torch.tensor(0.0)):

@@ -175,7 +175,7 @@ class TestValues(unittest.TestCase):
             ("format", lambda: Quantizer("int4"), "format must be one of hop.formats"),  # type: ignore[arg-type]
             ("rule", lambda: Quantizer(formats.INT8, scale="amax"), "scale must be a rule"),  # type: ignore[arg-type]
             ("layout", lambda: Quantizer(formats.INT8, layout="tiles"), "layout must be one"),  # type: ignore[arg-type]
-            ("requantize", lambda: Static(requantize="tflite"), "hop.requantization.Division()"),  # type: ignore[arg-type]
+            ("requantize", lambda: Static(requantize="tflite"), "hop.requantization.TFLITE"),  # type: ignore[arg-type]
         ]
     )
     def test_types_are_checked(self, _name, make, words):

@@ -486,9 +486,9 @@ class TestErrors(unittest.TestCase):
         for error, text, options in (
             (ValueError, r"AdamW: lr must be at least 0, and finite; got -1", {"lr": -1}),
             (ValueError, r"AdamW: betas\[1\] must be at least 0 and below 1, got 1.0", {"betas": (0.9, 1.0)}),
-            (ValueError, r"AdamW: state has the key 'exp'; the names of states are", {"state": {"exp": STATE8}}),
-            (TypeError, r"AdamW: state must be a hop.Quantizer, a mapping", {"state": 8}),
-            (TypeError, r"AdamW: state\['exp_avg'\] must be a hop.Quantizer or None", {"state": {"exp_avg": 8}}),
+            (ValueError, r"AdamW: the keys of state must be names of states, got 'exp'", {"state": {"exp": STATE8}}),
+            (TypeError, r"AdamW: state must be a Quantizer, a mapping", {"state": 8}),
+            (TypeError, r"AdamW: state\['exp_avg'\] must be a Quantizer or None", {"state": {"exp_avg": 8}}),
             (ValueError, r"AdamW: min_numel must be an integer of at least 0, got -1", {"min_numel": -1}),
         ):
             with pytest.raises(error, match=text):

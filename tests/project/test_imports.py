@@ -219,7 +219,7 @@ class TestImports(unittest.TestCase):
         code = "import hop, sys; print('hop.optim' in sys.modules, hop.optim.AdamW8bit.__name__, 'report' in dir(hop))"
         assert run(code).split() == ["False", "AdamW8bit", "True"]
         code = "import hop\ntry: hop.linear\nexcept AttributeError as e: print(e)"
-        assert run(code).strip() == "module 'hop' has no attribute 'linear'"
+        assert run(code).startswith("module 'hop' has no attribute 'linear'; ")
 
     @pytest.mark.full
     def test_importing_dynamo_first_or_last(self):
@@ -272,8 +272,6 @@ class TestAliases(unittest.TestCase):
                 command = [sys.executable, "-W", "always", "-c", code]
                 said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
                 assert said.stdout.strip() == "True" and f"{old} is now {new}" in said.stderr, said
-            assert (
-                run(f"import {module} as m\ntry: m.nothing\nexcept AttributeError as e: print(e)")
-                .strip()
-                .endswith("'nothing'")
+            assert "has no attribute 'nothing'; " in run(
+                f"import {module} as m\ntry: m.nothing\nexcept AttributeError as e: print(e)"
             )

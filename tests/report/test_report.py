@@ -161,7 +161,7 @@ class TestCompare(unittest.TestCase):
                 "compare: data has arguments of different names: x=, y=",
             ),
             ((), {"data": []}, ValueError, "empty list"),
-            ((), {"runs": 0}, ValueError, "runs must be at least 1, got 0"),
+            ((), {"runs": 0}, ValueError, "runs must be an integer of at least 1, got 0"),
             ((), {"data": (torch.zeros(16, 64), torch.zeros(1))}, ValueError, "compare: model takes 1 tensors"),
         ]
     )

@@ -118,7 +118,7 @@ class TestSweep(unittest.TestCase):
         assert "mxfp4" not in Sweep((BASE, same, candidate("a", 10.0, 20, 0.5)), 1).summary
 
     def test_rounds(self):
-        with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
+        with pytest.raises(ValueError, match="rounds must be an integer of at least 1, got 0"):
             Options(rounds=0)
 
 

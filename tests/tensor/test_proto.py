@@ -229,7 +229,7 @@ class TestProto(unittest.TestCase):
         proto = TensorProto((4, 8), quantizer=presets.INT8_ROW)
         codes, scale = torch.zeros(4, 8, dtype=torch.int8), torch.ones(4, 1)
         for buffers, words in (
-            ([codes], "got 1 of them"),
+            ([codes], "got 1; give a list of these"),
             ([codes[:3], scale], r"buffer codes must be torch.int8 of \(4, 8\), got torch.int8 of \(3, 8\)"),
             ([codes, scale.half()], "buffer scale must be torch.float32"),
         ):

@@ -888,7 +888,7 @@ class TestModules(unittest.TestCase):
         assert isinstance(w.data, QuantizedTensor) and not w.data.requires_grad
         w.data = other
         assert w.quantizer == P.MXFP8 and w.dtype == torch.bfloat16 and torch.equal(numbers(w.data), numbers(other))
-        with self.assertRaisesRegex(TypeError, "data of a QuantizedTensor must be another, got Tensor"):
+        with self.assertRaisesRegex(TypeError, "data of a QuantizedTensor must be another, got a tensor"):
             w.data = torch.ones(4, 64)
 
     def test_shared_memory(self):

@@ -8,6 +8,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from hop.compat.tracing import nesting
+from hop.numerics.spelling import shown
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,16 @@ def parse(caller: str, name: str, data: Any) -> list[Arguments]:
     if len(whole) != len(found):
         wrong = found.index(None)
         place, x = (f" at {wrong}", cast(Any, data)[wrong]) if several else ("", cast(Any, data))
-        got = f"a dict with the keys {list(cast(Any, x))}" if isinstance(x, Mapping) else type(x).__name__
+        got = f"a dict with the keys {list(cast(Any, x))}" if isinstance(x, Mapping) else shown(x)
         raise TypeError(
             f"{caller}: {name} must be the tuple of a program's positional arguments, a dict of arguments by name, or "
-            f"a list of such tuples or dicts; got {got}{place}"
+            f"a list of such tuples or dicts; got {got}{place}; give (x,) for one tensor"
         )
     if not whole:
-        raise ValueError(f"{caller}: {name} is an empty list; pass at least one tuple or dict of arguments")
+        raise ValueError(
+            f"{caller}: {name} must hold one tuple or dict of arguments or more, got an empty list, []; give "
+            "(x,) for one tensor"
+        )
     return whole
 
 

@@ -45,7 +45,7 @@ def check(
     kinds = None if dtypes is None else _collection("dtypes", dtypes)
     for kind in kinds or ():
         if not isinstance(kind, torch.dtype):
-            raise TypeError(f"check: dtypes must be of torch.dtype, got {kind!r}")
+            raise TypeError(f"check: dtypes must be of torch.dtype, got {kind!r}; give one such as torch.float32")
     found = [(node, reason) for node in _nodes(program) if (reason := _reason(node, names, kinds))]
     if found:
         lines = "\n".join(f"  {node.name}: {reason}{_source(node)}" for node, reason in found)
@@ -55,7 +55,7 @@ def check(
 
 def _collection(name: str, given: Any) -> list[Any]:
     if isinstance(given, str) or not isinstance(given, Collection):
-        raise TypeError(f"check: {name} must be a list, a tuple or a set, got {given!r}")
+        raise TypeError(f"check: {name} must be a list, a tuple or a set, got {given!r}; give a list of one for one")
     return list(cast(Collection[Any], given))
 
 
@@ -66,7 +66,10 @@ def _names(x: Any) -> list[str]:
         return [str(cast(Any, x))]
     if ours := operators_named(x):
         return [h.name() for h in ours]
-    raise TypeError(f"check: operators must be operators of torch.ops, functions of hop, or their names, got {x!r}")
+    raise TypeError(
+        f"check: operators must be operators of torch.ops, functions of hop, or their names, got {x!r}; give one such "
+        "as torch.ops.aten.mm.default"
+    )
 
 
 def _nodes(program: ExportedProgram) -> Iterator[Node]:

@@ -23,6 +23,7 @@ from hop.export.analysis.intervals import Integers, Known, Reals, Sum
 from hop.export.rewrite.lowering import lower
 from hop.export.rewrite.program import check_program
 from hop.export.table import table
+from hop.numerics.spelling import shown
 
 aten = torch.ops.aten
 PROVEN, MAY_OVERFLOW, UNKNOWN = "proven", "may overflow", "unknown"
@@ -122,6 +123,11 @@ def ranges(program: ExportedProgram, inputs: Mapping[str, tuple[float, float]] |
             dtype holds.
     """
     check_program(program, "ranges")
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise TypeError(
+            f"ranges: inputs must be a mapping from names to pairs, got {shown(inputs)}; give one such as "
+            "{'input': (0, 1)}"
+        )
     lowered = lower(program)
     owners = {node: own.name for own, group in provenance.descendants(program.graph, lowered.graph) for node in group}
     with torch.no_grad():
@@ -172,7 +178,9 @@ class _Analysis:
                     self.found[node] = Known(value.detach())
         wrong = [name for name in inputs if name not in given]
         if wrong:
-            raise ValueError(f"ranges: inputs names {wrong[0]!r}, and the program's inputs are {', '.join(given)}")
+            raise ValueError(
+                f"ranges: inputs must name inputs of the program, got {wrong[0]!r}; take one of {', '.join(given)}"
+            )
 
     # ---- nodes
 
@@ -290,13 +298,16 @@ def _given(node: Node, limits: Any) -> Any:
     if not isinstance(value, Tensor) or not pair or not ends[0] <= ends[1]:
         raise ValueError(
             f"ranges: inputs[{node.name!r}] must be a pair of ascending numbers, of integers for a tensor of "
-            f"integers; got {limits!r}"
+            f"integers; got {limits!r}; give one such as (0, 1)"
         )
     if kind is not int:
         return Reals(float(ends[0]), float(ends[1]), False)
     least, greatest = intervals.dtype_range(value.dtype)
     if ends[0] < least or ends[1] > greatest:
-        raise ValueError(f"ranges: inputs[{node.name!r}] is {limits!r}, and {value.dtype} holds {least} to {greatest}")
+        raise ValueError(
+            f"ranges: inputs[{node.name!r}] is {limits!r}, and {value.dtype} holds {least} to {greatest}; give "
+            "such bounds"
+        )
     return intervals.integers(*ends)
 
 

@@ -12,6 +12,7 @@ from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_leaves
 from hop.export.analysis.arguments import Arguments, placed
 from hop.export.analysis.metrics import Figures
+from hop.numerics.spelling import shown
 
 
 class Runner:
@@ -20,7 +21,8 @@ class Runner:
     def __init__(self, program: Any, name: str, caller: str = "verify") -> None:
         if not isinstance(program, ExportedProgram | GraphModule):
             raise TypeError(
-                f"{caller}: {name} must be a torch.export.ExportedProgram or its module(), got {type(program).__name__}"
+                f"{caller}: {name} must be a torch.export.ExportedProgram or its module(), got {shown(program)}; make "
+                "one with torch.export.export"
             )
         self.program, self.name, self.caller = program, name, caller
         self.module = program.graph_module if isinstance(program, ExportedProgram) else program
@@ -91,7 +93,9 @@ class Runner:
 
     def _check(self, wanted: int, got: int) -> None:
         if wanted != got:
-            raise ValueError(f"{self.caller}: {self.name} takes {wanted} tensors or numbers, and inputs have {got}")
+            raise ValueError(
+                f"{self.caller}: {self.name} takes {wanted} tensors or numbers, and inputs have {got}; give so many"
+            )
 
     def _own(self, x: Any) -> Any:
         """x, which the program may write to."""

@@ -95,7 +95,8 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
     check_program(program, "to_integer")
     if requantize is not None and not isinstance(requantize, Requantization):
         raise TypeError(
-            f"to_integer: requantize must be a convention of hop.requantization or None, got {requantize!r}"
+            f"to_integer: requantize must be a convention of hop.requantization or None, got {requantize!r}; give one "
+            "such as hop.requantization.TFLITE"
         )
     plain = program.run_decompositions({})  # functional; subclasses as the tensors that they hold
     graph = graph_of(plain)

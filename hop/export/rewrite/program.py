@@ -14,14 +14,15 @@ from hop.compat.export import traced
 from hop.compat.pytree import tree_leaves, tree_map, tree_map_only
 from hop.compat.subclasses import FakeTensor
 from hop.dispatch.operators import VIEW, of
+from hop.numerics.spelling import shown
 
 
 def check_program(program: Any, name: str) -> None:
     """Raise TypeError for what is no exported program, in the words of the function of that name."""
     if not isinstance(program, ExportedProgram):
         raise TypeError(
-            f"{name}: program must be a torch.export.ExportedProgram, got a {type(program).__name__}; "
-            "torch.export.export makes one of a model, torch.export.load reads one"
+            f"{name}: program must be a torch.export.ExportedProgram, got {shown(program)}; make one with "
+            "torch.export.export, or read one with torch.export.load"
         )
 
 

@@ -61,7 +61,7 @@ def to_qdq(program: ExportedProgram, *, target: str | None = None) -> Rewritten:
     """
     check_program(program, "to_qdq")
     if target not in (None, "xnnpack"):
-        raise ValueError(f'to_qdq: target must be "xnnpack" or None, got {target!r}')
+        raise ValueError(f'to_qdq: target must be "xnnpack" or None, got {target!r}; take one of them')
     writer = _Writer(program.run_decompositions({}), target)
     writer.run()
     constants = writer.constants

@@ -11,7 +11,7 @@ from torch.fx import Node
 from hop.compat.export import faked
 from hop.compat.pytree import tree_map_only
 from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, RHS, TABLE, aten
-from hop.export.rewrite.program import constant, graph_of, rebuilt, value, without_unused
+from hop.export.rewrite.program import check_program, constant, graph_of, rebuilt, value, without_unused
 from hop.export.rewrite.report import Report, Rewritten, Row
 from hop.impls.pack import pack
 from hop.impls.quantize import quantize, quantize_operator
@@ -63,10 +63,11 @@ def to_scheme(program: ExportedProgram, scheme: Scheme) -> Rewritten:
 
 
 def _check(program: Any, scheme: Any) -> None:
-    if not isinstance(program, ExportedProgram):
-        raise TypeError(f"to_scheme: program must be a torch.export.ExportedProgram, got {type(program).__name__}")
+    check_program(program, "to_scheme")
     if not isinstance(scheme, Scheme):
-        raise TypeError(f"to_scheme: scheme must be a hop.Scheme, such as hop.schemes.INT8_DYNAMIC; got {scheme!r}")
+        raise TypeError(
+            f"to_scheme: scheme must be a hop.Scheme, got {scheme!r}; give one such as hop.schemes.INT8_DYNAMIC"
+        )
     if scheme.output is not None:
         raise ValueError(f"to_scheme: the scheme quantizes results ({scheme.output}); take one with output=None")
     for name in ("lhs", "rhs"):

@@ -51,24 +51,31 @@ class Inner:
             return self._with_lists(args), kwargs
         if len(args) > len(self.positional):
             raise RuntimeError(
-                f"{self.op} takes {len(self.positional)} positional arguments, got {len(args)}: {self.op._schema}"
+                f"{self.op} takes {len(self.positional)} positional arguments, got {len(args)}; leave out the others: "
+                f"{self.op._schema}"
             )
         given = dict(zip((a.name for a in self.positional), args, strict=False))
         keywords = {}
         for name, value in kwargs.items():
             if name in given:
-                raise RuntimeError(f"{self.op} got two values for argument {name!r}: {self.op._schema}")
+                raise RuntimeError(
+                    f"{self.op} got two values for argument {name!r}, which takes one; leave one out: {self.op._schema}"
+                )
             if name in self.keyword_only:
                 keywords[name] = value
             elif any(a.name == name for a in self.positional):
                 given[name] = value
             else:
-                raise RuntimeError(f"{self.op} has no argument {name!r}: {self.op._schema}")
+                known = ", ".join([*(a.name for a in self.positional), *self.keyword_only])
+                raise RuntimeError(f"{self.op} has no argument {name!r}; take one of {known}: {self.op._schema}")
         last = max((i for i, a in enumerate(self.positional) if a.name in given), default=-1)
         missing = [a.name for i, a in enumerate(self.positional) if a.name not in given and not a.has_default_value()]
         missing += [n for n, a in self.keyword_only.items() if n not in keywords and not a.has_default_value()]
         if missing:
-            raise RuntimeError(f"{self.op} is missing a value for argument {missing[0]!r}: {self.op._schema}")
+            raise RuntimeError(
+                f"{self.op} is missing a value for argument {missing[0]!r}, which has no default; give it: "
+                f"{self.op._schema}"
+            )
         ordered = tuple(given.get(a.name, a.default_value) for a in self.positional[: last + 1])
         return self._with_lists(ordered), keywords
 
@@ -130,9 +137,12 @@ def describe(op: OpOverload) -> Inner:
     """Read the schema of `op`; raises ValueError for an operator that out_dtype cannot run."""
     schema = op._schema
     if schema.is_mutable:
-        raise ValueError(f"out_dtype: op must be functional, but {op} writes to its arguments: {schema}")
+        raise ValueError(
+            f"out_dtype: op must be functional, but {op} writes to its arguments; take one that returns a new tensor: "
+            f"{schema}"
+        )
     if len(schema.returns) != 1 or str(schema.returns[0].type) != "Tensor":
-        raise ValueError(f"out_dtype: op must return exactly one tensor: {schema}")
+        raise ValueError(f"out_dtype: op must return exactly one tensor, got {op}; take one that does: {schema}")
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise ValueError(
             f"out_dtype: op must be a function of its arguments, but {op} draws random numbers; call it outside"

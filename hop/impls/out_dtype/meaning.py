@@ -13,9 +13,11 @@ from torch import Tensor
 from hop.compat.eager import OpOverload, OpOverloadPacket
 from hop.dispatch.compiled import operators
 from hop.impls.out_dtype.arguments import Inner, describe
+from hop.impls.out_dtype.fitting import check_shapes, check_types
 from hop.impls.out_dtype.forms import CONVOLUTIONS
 from hop.impls.out_dtype.promotion import DTYPES, common_dtype, is_integer, run_dtype
 from hop.kernels.aten.convolution import lay_out
+from hop.numerics.spelling import shown
 
 
 def reference(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Tensor:
@@ -41,17 +43,21 @@ def check(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Raise for a call that breaks a rule; return its arguments in canonical form."""
     if not isinstance(op, OpOverload):
-        raise ValueError(f"out_dtype: op must be an operator overload such as torch.ops.aten.mm.default, {_hint(op)}")
+        raise ValueError(f"out_dtype: op must be an operator overload of torch.ops, got {shown(op)}; {_such(op)}")
     if not isinstance(output_dtype, torch.dtype):
         raise TypeError(
-            f"out_dtype: output_dtype must be a torch.dtype such as torch.int32, got {output_dtype!r} of type "
-            f"{type(output_dtype).__name__}"
+            f"out_dtype: output_dtype must be a torch.dtype, got {shown(output_dtype)}; give one such as torch.int32"
         )
     if output_dtype not in DTYPES:
-        raise TypeError(f"out_dtype: output_dtype {output_dtype} is no dtype that tensors can be cast to")
+        raise TypeError(
+            f"out_dtype: output_dtype must be a dtype that tensors can be cast to, got {output_dtype}; give one such "
+            "as torch.int32"
+        )
     inner = describe(op)
     args, kwargs = inner.bind(args, kwargs)
+    check_types("out_dtype", op, args, kwargs)
     _check_operands(inner, args, kwargs)
+    check_shapes("out_dtype", op, args)
     if not (output_dtype.is_floating_point or output_dtype.is_complex):
         _check_integers(inner, output_dtype, args, kwargs)
     return args, kwargs
@@ -67,10 +73,10 @@ def _check_integers(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ..
             )
 
 
-def _hint(op: Any) -> str:
+def _such(op: Any) -> str:
     if isinstance(op, OpOverloadPacket):
-        return f"got {op}, which stands for several; choose one of {', '.join(f'{op}.{o}' for o in op.overloads())}"
-    return f"got {op!r} of type {type(op).__name__}"
+        return f"take one of {', '.join(f'{op}.{o}' for o in op.overloads())}"
+    return "take one such as torch.ops.aten.mm.default"
 
 
 def _check_operands(inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -121,7 +121,10 @@ def _traced(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs: 
     """What Dynamo sees of out_dtype. Only an overload can stand in its graph; for anything else Dynamo's own error
     would name neither the argument nor the rule."""
     if not isinstance(op, OpOverload):
-        raise ValueError(f"out_dtype: op must be an operator overload such as torch.ops.aten.mm.default, got {op}")
+        raise ValueError(
+            f"out_dtype: op must be an operator overload of torch.ops, got {op}; take one such as "
+            "torch.ops.aten.mm.default"
+        )
     return _node(op, output_dtype, *args, **kwargs)
 
 

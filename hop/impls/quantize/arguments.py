@@ -13,6 +13,7 @@ from hop.numerics import copies
 from hop.numerics.formats import NOISE_BITS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST
+from hop.numerics.spelling import shown
 
 GRADIENTS = ("clipped", "plain")
 
@@ -29,13 +30,13 @@ def checked(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The scale and zero point in the shapes of their buffers. Raises for what breaks a rule."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
+        raise TypeError(f"{name}: x must be a tensor, got {shown(x)}; make one with torch.tensor")
     if x.dtype not in copies.APPEARANCES:
         raise TypeError(f"{name}: x must be float16, bfloat16, float32 or float64, got {x.dtype}; cast it first")
     if x.layout != torch.strided:
         raise TypeError(f"{name}: x must be dense, got one of layout {x.layout}; use x.to_dense()")
     if gradient not in GRADIENTS:
-        raise ValueError(f"{name}: gradient must be one of {GRADIENTS}, got {gradient!r}")
+        raise ValueError(f"{name}: gradient must be one of {GRADIENTS}, got {gradient!r}; take one of them")
     if q.layout is not None:
         q.layout.check_shape(x.shape)
     _check_noise(name, q, x, noise)
@@ -43,58 +44,89 @@ def checked(
         rows, n = copies.columns(x.shape)[1], len(q.hadamard.signs)
         if rows % n:
             raise ValueError(
-                f"{name}: {q} transforms columns in blocks of {n}, so x's rows must be a multiple; got {rows}"
+                f"{name}: {q} transforms columns in blocks of {n}, of which x's rows must be a multiple; got {rows}; "
+                "pad x, or take usages='rowwise'"
             )
     if scale is not None and not q.shares_scale() and copies.COLUMNWISE in usages:
         raise ValueError(f"{name}: scale is that of one copy, but usages are {usages}; quantize them one by one")
-    return fitting_scales(name, "", q, x.shape, x.device, scale, zero_point)
+    return fitting_scales(name, _NAMES, q, x.shape, x.device, scale, zero_point)
 
 
 def fitting_scales(
-    name: str, prefix: str, q: Quantizer, shape: Sequence[int] | None, device: torch.device, scale: Any, zero_point: Any
+    name: str,
+    names: tuple[str, str],
+    q: Quantizer,
+    shape: Sequence[int] | None,
+    device: torch.device,
+    scale: Any,
+    zero_point: Any,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The given scale and zero point in the shapes of their buffers for a tensor of `shape`, if that is known; errors
-    put a prefix before their names."""
+    """The given scale and zero point in the shapes of their buffers for a tensor of `shape`, if that is known. `names`
+    are what the caller calls the two."""
     if scale is None:
         if zero_point is not None:
-            raise ValueError(f"{name}: {prefix}zero_point is given without {prefix}scale; give both, or neither")
-        if (missing := q.scale.missing(prefix)) is not None:
+            raise ValueError(f"{name}: {names[1]} must be given with {names[0]}, and {names[0]} is None; {_BOTH}")
+        if (missing := q.scale.missing(names[0].removesuffix("scale"))) is not None:
             raise ValueError(f"{name}: {missing}")
         return None, None
     memory.check((scale, zero_point))
     described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.stored().items()}
     if shape is not None:
         described = q.buffers(shape)
-    scale = _fitting(name, f"{prefix}scale", scale, device, *described[q.scale.given_name])
+    scale = _fitting(name, names[0], scale, device, *described[q.scale.given_name])
     if q.scale.has_zero_point() != (zero_point is not None):
-        needs = f"needs {prefix}zero_point beside {prefix}scale"
-        rule = needs if q.scale.has_zero_point() else "has no zero point; use scale=MinMax()"
-        raise ValueError(f"{name}: {q} {rule}")
+        raise ValueError(f"{name}: {_zero_point_rule(names, q, zero_point)}")
     if zero_point is not None:
-        zero_point = _fitting(name, f"{prefix}zero_point", zero_point, device, *described["zero_point"])
-    _check_numbers(name, prefix, q, scale, zero_point)
+        zero_point = _fitting(name, names[1], zero_point, device, *described["zero_point"])
+    _check_numbers(name, names, q, scale, zero_point)
     return scale, zero_point
 
 
-def check_values(name: str, prefix: str, q: Quantizer, scale: Tensor, zero_point: Tensor | None) -> None:
+def _zero_point_rule(names: tuple[str, str], q: Quantizer, zero_point: Any) -> str:
+    scale, own = names
+    if q.scale.has_zero_point():
+        return f"{own} is None, and {q} needs {own} beside {scale}; pass {own}="
+    return f"{own} must be None, as {q} has no zero point, got {shown(zero_point)}; leave it out, or use scale=MinMax()"
+
+
+def check_values(name: str, names: tuple[str, str], q: Quantizer, scale: Tensor, zero_point: Tensor | None) -> None:
     """Raise ValueError for numbers that are no scale or no zero point, of given tensors whose numbers are at hand:
     plain ones on the CPU, in eager mode. A graph has none, and one would have to wait for those of a GPU."""
     memory.check((scale, zero_point))
-    _check_numbers(name, prefix, q, scale, zero_point)
+    _check_numbers(name, names, q, scale, zero_point)
 
 
-def _check_numbers(name: str, prefix: str, q: Quantizer, scale: Tensor, zero_point: Tensor | None) -> None:
+def _check_numbers(name: str, names: tuple[str, str], q: Quantizer, scale: Tensor, zero_point: Tensor | None) -> None:
     if not eager.is_plain_eager():
         return
     least, ends = (0.0, True) if q.scale.takes_ends else (_LEAST, False)
     if (found := _outside(scale, least, math.inf if ends else LARGEST)) is not None:
         rule = "0 or more" if ends else "above 0 and finite"
-        raise ValueError(f"{name}: {prefix}scale must be {rule} for {q}; got {found}")
-    if zero_point is not None and (found := _outside(zero_point, -LARGEST, LARGEST)) is not None:
-        raise ValueError(f"{name}: {prefix}zero_point must be finite; got {found}")
+        raise ValueError(f"{name}: {names[0]} must be {rule} for {q}; got {found}; {_FIND}")
+    if zero_point is None:
+        return
+    if (found := _outside(zero_point, -LARGEST, LARGEST)) is not None:
+        raise ValueError(f"{name}: {names[1]} must be finite; got {found}; {_FIND}")
+    if q.format.bits < _BYTE and (found := _no_code(zero_point, q)) is not None:
+        low, high = int(q.format.min), int(q.format.max)
+        raise ValueError(
+            f"{name}: {names[1]} must be a code of {q.format.name}, from {low} to {high}; got {found}; {_FIND}"
+        )
 
 
 _LEAST = 2.0**-149  # above 0, in float32
+_BYTE = 8  # bits: a dtype of so many holds codes alone
+_NAMES = ("scale", "zero_point")
+_BOTH = "give both, or neither"
+_FIND = "find one with hop.calibration"
+
+
+def _no_code(zero_point: Tensor, q: Quantizer) -> int | None:
+    """A number of integers that is no code of the format; None if there is none, or none can be looked at."""
+    if type(zero_point) not in PLAIN or zero_point.is_floating_point() or not zero_point.is_cpu:
+        return None
+    outside = (zero_point < q.format.min) | (zero_point > q.format.max)
+    return int(zero_point[outside][0]) if bool(outside.any()) else None
 
 
 def _outside(x: Tensor, least: float, most: float) -> float | None:
@@ -109,18 +141,27 @@ def _outside(x: Tensor, least: float, most: float) -> float | None:
 
 
 def _check_noise(name: str, q: Quantizer, x: Tensor, noise: Any) -> None:
+    if noise is not None and not isinstance(noise, Tensor):
+        raise TypeError(f"{name}: noise must be a tensor, got {shown(noise)}; make one with torch.tensor")
     if (noise is not None) == q.stochastic:
         if noise is not None and (noise.shape != x.shape or noise.dtype != torch.uint8 or noise.device != x.device):
             raise ValueError(
                 f"{name}: noise must be uint8 of x's shape {tuple(x.shape)} on {x.device}, got {noise.dtype} of "
-                f"{tuple(noise.shape)} on {noise.device}"
+                f"{tuple(noise.shape)} on {noise.device}; make it with torch.randint"
             )
         return
     if noise is not None:
-        raise ValueError(f"{name}: noise is given, but {q} rounds to the nearest; use stochastic=True, or no noise")
+        raise ValueError(f"{name}: {needless('noise', q, noise)}")
     raise ValueError(
-        f"{name}: {q} rounds at random; pass noise=torch.randint(0, {2**NOISE_BITS}, x.shape, dtype=torch.uint8), or "
-        "generator= in eager mode"
+        f"{name}: noise is None, and {q} rounds at random; pass noise=torch.randint(0, {2**NOISE_BITS}, x.shape, "
+        "dtype=torch.uint8), or generator= in eager mode"
+    )
+
+
+def needless(which: str, q: Quantizer, given: Any) -> str:
+    """What to say of random bits for a quantizer that takes none."""
+    return (
+        f"{which} must be None, as {q} rounds to the nearest, got {shown(given)}; leave it out, or use stochastic=True"
     )
 
 
@@ -128,11 +169,18 @@ def _fitting(
     name: str, which: str, given: Any, device: torch.device, shape: Sequence[int] | None, dtype: torch.dtype
 ) -> Tensor:
     if not isinstance(given, Tensor):
-        raise TypeError(f"{name}: {which} must be a tensor, got {type(given).__name__}")
+        raise TypeError(f"{name}: {which} must be a tensor, got {shown(given)}; make one with torch.tensor")
     if given.device != device:
-        raise ValueError(f"{name}: {which} is on {given.device} and the operands on {device}; move one of them")
+        raise ValueError(
+            f"{name}: {which} must be on the device of the operands, {device}, got one on {given.device}; move one of "
+            "them"
+        )
     if not given.is_floating_point() and given.dtype != dtype:
-        raise TypeError(f"{name}: {which} must be floating point or {dtype}, got {given.dtype}")
+        integers = "" if dtype.is_floating_point else f" or {dtype}"
+        wanted = torch.float32 if dtype.is_floating_point else dtype
+        raise TypeError(
+            f"{name}: {which} must be floating point{integers}, got {given.dtype}; cast it with .to({wanted})"
+        )
     if given.is_floating_point() and given.dtype != torch.float32:
         given = given.to(torch.float32)
     if shape is None or (given.dim() == len(shape) and all(map(tracing.known_equal, given.shape, shape))):
@@ -141,6 +189,6 @@ def _fitting(
         return given.expand(tuple(shape))
     except RuntimeError as error:
         raise ValueError(
-            f"{name}: {which} must have a shape that broadcasts to {tuple(shape)}, one number for each block; got "
-            f"{tuple(given.shape)}"
+            f"{name}: {which} must have a shape that broadcasts to {tuple(shape)}, got {tuple(given.shape)}; give one "
+            "number for each block"
         ) from error

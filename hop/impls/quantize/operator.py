@@ -15,13 +15,14 @@ from hop.dispatch.composite import Composite
 from hop.dispatch.hop import PLAIN, Hop
 from hop.dispatch.kernel import Kernel
 from hop.impls.quantize import batching
-from hop.impls.quantize.arguments import checked
+from hop.impls.quantize.arguments import checked, needless
 from hop.impls.quantize.kernels import dequantizing, quantizing
 from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.formats import NOISE_BITS
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
 _Optional = Tensor | None
@@ -265,7 +266,7 @@ def _traced_quantize(
     gradient: str = "clipped",
 ) -> QuantizedTensor:
     text, noise = _prepared("quantize", q, x, noise, generator)
-    named = [usages] if isinstance(usages, str) else list(usages)
+    named = [usages] if isinstance(usages, str) else list(usages) if isinstance(usages, list | tuple) else usages
     return _quantize_node(text, x, scale, zero_point, noise, named, gradient)  # type: ignore[return-value]
 
 
@@ -318,10 +319,16 @@ def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
 
 def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:
     if not isinstance(q, Quantizer):
-        raise TypeError(f"{name}: q must be a Quantizer, such as hop.presets.INT8_ROW; got {type(q).__name__}")
+        raise TypeError(f"{name}: q must be a Quantizer, got {shown(q)}; give one such as hop.presets.INT8_ROW")
     if generator is not None:
+        if not isinstance(generator, torch.Generator):
+            raise TypeError(f"{name}: generator must be a torch.Generator, got {generator!r}; give one, or None")
         if noise is not None:
-            raise ValueError(f"{name}: noise and generator are both given; give one")
+            raise ValueError(
+                f"{name}: noise and generator exclude each other, got noise of {noise.dtype}; give one of them"
+            )
+        if not q.stochastic:
+            raise ValueError(f"{name}: {needless('generator', q, generator)}")
         noise = torch.randint(0, 2**NOISE_BITS, x.shape, dtype=torch.uint8, device=x.device, generator=generator)
     return str(q), noise
 

@@ -10,11 +10,13 @@ from torch import Tensor
 from hop.compat import functorch
 from hop.compat.eager import OpOverload
 from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, TABLE, Operator, aten
+from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.arguments import check_devices
 from hop.numerics import copies, schemes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import QUANTIZED, Scheme
+from hop.numerics.spelling import shown
 
 OPERATORS = (
     *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.linear.default),
@@ -103,13 +105,16 @@ def check(call: Call) -> None:
     """Raise for a call that breaks a rule."""
     check_op(call.op)
     if not isinstance(call.dtype, torch.dtype) or call.dtype not in copies.APPEARANCES:
-        raise TypeError(f"quantized: dtype must be float16, bfloat16, float32 or float64, got {call.dtype}")
+        raise TypeError(
+            f"quantized: dtype must be float16, bfloat16, float32 or float64, got {call.dtype!r}; take one of them"
+        )
     _check_operands(call)
     _check_scales(call)
     scheme, seed = call.scheme, call.seed
     if seed is not None and (not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.dim()):
-        got = f"{seed.dtype} of {tuple(seed.shape)}" if isinstance(seed, Tensor) else type(seed).__name__
-        raise ValueError(f"quantized: seed must be an int64 tensor of shape (), got {got}")
+        raise ValueError(
+            f"quantized: seed must be an int64 tensor of shape (), got {shown(seed)}; make one with torch.tensor"
+        )
     if scheme.is_stochastic() and seed is None:
         raise ValueError(f"quantized: {scheme!r} rounds at random; pass seed=, an int64 tensor of shape ()")
     if call.roles.family is CONVOLUTION and scheme.backward == QUANTIZED:
@@ -133,7 +138,7 @@ def check_op(op: Any) -> None:
     """Raise unless it is an operator that quantized knows."""
     if op not in OPERATORS:
         known = ", ".join(sorted(str(o) for o in OPERATORS))
-        raise ValueError(f"quantized: op must be one of {known}; got {op}")
+        raise ValueError(f"quantized: op must be one of {known}; got {op}; take one of them")
 
 
 def _check_operands(call: Call) -> None:
@@ -145,12 +150,12 @@ def _check_operands(call: Call) -> None:
             continue
         x, name = call.args[place], names[place]
         if not isinstance(x, Tensor):
-            raise TypeError(f"quantized: argument {name!r} of {call.op} must be a tensor, got {type(x).__name__}")
+            raise TypeError(_no_tensor(call.op, name, x))
         found.append((name, x))
         if x.dtype not in copies.APPEARANCES:
             raise TypeError(
                 f"quantized: argument {name!r} of {call.op} must be float16, bfloat16, float32 or float64, got "
-                f"{x.dtype}; hop.out_dtype runs operators on bare codes"
+                f"{x.dtype}; cast it, or use hop.out_dtype for bare codes"
             )
         own = getattr(functorch.innermost(x), "quantizer", None)
         wanted = call.quantizer(role) if role != BIAS else None
@@ -161,8 +166,12 @@ def _check_operands(call: Call) -> None:
                 "it as a float tensor, or a scheme that fits"
             )
     check_devices("quantized", call.op, found)
+    check_shapes("quantized", call.op, call.args)
     if call.roles.family is EMBEDDING and call.scheme.rhs is None:
-        raise ValueError(f"quantized: {call.op} looks up rows of its rhs, which {call.scheme!r} leaves in floats")
+        raise ValueError(
+            f"quantized: {call.op} looks up rows of its rhs, which {call.scheme!r} leaves in floats; take a scheme "
+            "with rhs"
+        )
 
 
 def _check_scales(call: Call) -> None:
@@ -177,12 +186,15 @@ def _check_scales(call: Call) -> None:
         q = getattr(call.scheme, role)
         if q is None:
             if scale is not None or zero_point is not None:
-                raise ValueError(f"quantized: scales.{role} is given, and the scheme's {role} is None; leave it out")
+                raise ValueError(
+                    f"quantized: scales.{role} is given, as {shown(zero_point if scale is None else scale)}, and the "
+                    f"scheme's {role} is None; leave it out"
+                )
         elif scale is None and _uses(call, role) and (missing := q.scale.missing()) is not None:
             affine = f", {role}_zero_point=..." if q.scale.has_zero_point() else ""
             option = f"scales=hop.Scales({role}=...{affine})"
-            words = missing.replace(" and zero_point=", "", 1).replace("scale=", option, 1)
-            raise ValueError(f"quantized: {role}={q} of the scheme: {words}")
+            words = missing.partition("; pass ")[0]
+            raise ValueError(f"quantized: {role}={q} of the scheme: {words}; pass {option}")
         elif role in (LHS, RHS) and call.place(role) is not None and not is_quantized(call.find(role)):
             x = call.find(role)
             fitted(call, role, x.mT if call.is_transposed(role) else x)
@@ -206,6 +218,10 @@ def taken(op: OpOverload, scheme: str, dtype: torch.dtype | None, rest: Sequence
     return Call(op, Scheme.parse(scheme), dtype, seed, Scales(*more[:count]), args, kwargs)
 
 
+def _no_tensor(op: OpOverload, name: str, x: Any) -> str:
+    return f"quantized: argument {name!r} of {op} must be a tensor, got {shown(x)}; make one with torch.tensor"
+
+
 def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
     """The factors among the arguments. Raises if one is missing or no tensor."""
     names = [a.name for a in op._schema.arguments]
@@ -213,8 +229,7 @@ def operands_of(op: OpOverload, args: Sequence[Any]) -> list[Tensor]:
     for place, role in enumerate(TABLE[op].roles[: len(args)]):
         if role in (LHS, RHS):
             if not isinstance(args[place], Tensor):
-                got = type(args[place]).__name__
-                raise TypeError(f"quantized: argument {names[place]!r} of {op} must be a tensor, got {got}")
+                raise TypeError(_no_tensor(op, names[place], args[place]))
             result.append(args[place])
     return result
 
@@ -240,4 +255,6 @@ def fitted(call: Call, role: str, rows: Tensor) -> tuple[Tensor | None, Tensor |
     q = call.scheme.output if role == OUTPUT else call.quantizer(role)
     given = call.scales[4:6] if role == OUTPUT else call.given(role)
     assert q is not None
-    return fitting_scales("quantized", f"{role}_", q, rows.shape, rows.device, *given)
+    return fitting_scales(
+        "quantized", (f"scales.{role}", f"scales.{role}_zero_point"), q, rows.shape, rows.device, *given
+    )

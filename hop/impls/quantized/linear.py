@@ -297,11 +297,13 @@ def _check(main_grad: _Optional, x: Tensor, weight: Tensor, bias: _Optional) -> 
     """Raise unless the operands fit together."""
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
         raise RuntimeError(
-            f"hop.nn.Linear: input must be (..., K) for a weight of (N, K); got {tuple(x.shape)} and "
-            f"{tuple(weight.shape)}"
+            f"hop.nn.Linear: input must be (..., K) for a weight of (N, K), got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}; give one of as many features"
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise RuntimeError(f"hop.nn.Linear: bias must be of ({weight.shape[0]},), got {tuple(bias.shape)}")
+        raise RuntimeError(
+            f"hop.nn.Linear: bias must be of ({weight.shape[0]},), got {tuple(bias.shape)}; give one for each output"
+        )
     if main_grad is None:
         return
     if not isinstance(main_grad, Tensor):

@@ -16,6 +16,7 @@ from hop.dispatch.composite import Composite
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
+from hop.impls.out_dtype.fitting import check_types
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantized import calls, gradient, operands
 from hop.impls.quantized.calls import Call, Scales, check_op, taken
@@ -23,6 +24,7 @@ from hop.impls.scaled import activated, scaled, through_activation
 from hop.impls.scaled import explain as explain_scaled
 from hop.impls.scaled.gradient import with_derivatives
 from hop.numerics.schemes import Scheme
+from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
 _Optional = Tensor | None
@@ -41,6 +43,7 @@ class Quantized(Composite):
         check_op(op)
         count = _FIXED - 3
         bound, kwargs = describe(op).bind(tuple(rest[count:]), kwargs)
+        check_types("quantized", op, bound, kwargs)
         calls.check(taken(op, scheme, dtype, (*rest[:count], *bound), kwargs))
         return (op, scheme, dtype, *rest[:count], *bound), kwargs
 
@@ -228,10 +231,14 @@ def _traced(
 ) -> Any:
     """quantized, as Dynamo sees it."""
     if not isinstance(scheme, Scheme):
-        raise TypeError(f"quantized: scheme must be a hop.Scheme, such as hop.schemes.INT8_DYNAMIC; got {scheme!r}")
+        raise TypeError(
+            f"quantized: scheme must be a hop.Scheme, got {shown(scheme)}; give one such as hop.schemes.INT8_DYNAMIC"
+        )
     scales = Scales() if scales is None else scales
     if not isinstance(scales, Scales):
-        raise TypeError(f"quantized: scales must be hop.Scales, got {type(scales).__name__}")
+        raise TypeError(
+            f"quantized: scales must be hop.Scales, got {shown(scales)}; give one such as hop.Scales(lhs=...)"
+        )
     return _node(op, str(scheme), dtype, scales, seed, *args, **kwargs)
 
 

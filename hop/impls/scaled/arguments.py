@@ -9,14 +9,16 @@ from torch import Tensor
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
 from hop.dispatch.operators import BIAS, CONVOLUTION, INDEX, LHS, MATRIX, RHS, SCALED
+from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
-from hop.impls.scaled.calls import Call, by_sum, tensors, usage
+from hop.impls.scaled.calls import OUTPUT_NAMES, Call, by_sum, tensors, usage
 from hop.impls.scaled.exact import exact_declines
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import is_transposed
 from hop.numerics import copies
 from hop.numerics.formats import Codebook, Float, Integer
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
 
 _KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}
 
@@ -42,13 +44,16 @@ def check_output(output: Any) -> None:
     if isinstance(output, torch.dtype):
         if output not in copies.APPEARANCES:
             raise TypeError(
-                f"scaled: output must be float16, bfloat16, float32, float64 or a Quantizer, got {output}; integers "
-                "that stand for real numbers need a Quantizer, such as hop.presets.INT8_TENSOR, and bare sums are "
-                "what hop.out_dtype gives"
+                f"scaled: output must be float16, bfloat16, float32, float64 or a Quantizer, got {output}; give a "
+                "Quantizer such as hop.presets.INT8_TENSOR for integers that stand for real numbers, or use "
+                "hop.out_dtype for bare sums"
             )
         return
     if not isinstance(output, Quantizer):
-        raise TypeError(f"scaled: output must be a torch.dtype or a Quantizer, got {output!r}")
+        raise TypeError(
+            f"scaled: output must be a torch.dtype or a Quantizer, got {shown(output)}; give one such as torch.float32 "
+            "or hop.presets.INT8_TENSOR"
+        )
     if output.stochastic:
         raise ValueError(f"scaled: output {output} rounds at random; take a dtype, and hop.quantize with noise")
 
@@ -62,7 +67,9 @@ def check_op(op: Any) -> None:
     if named:
         raise ValueError(f"scaled: op must be an operator overload of torch.ops, got {op}; take {' or '.join(named)}")
     known = ", ".join(sorted({o._schema.name.removeprefix("aten::") for o in SCALED}))
-    raise ValueError(f"scaled: op must be one of these operators of torch.ops.aten, got {op}: {known}")
+    raise ValueError(
+        f"scaled: op must be an operator that hop.scaled knows, got {op}; take one of these of torch.ops.aten: {known}"
+    )
 
 
 def check(call: Call) -> Call:
@@ -74,7 +81,10 @@ def check(call: Call) -> Call:
     if isinstance(call.output, torch.dtype):
         for name in ("output_scale", "output_zero_point"):
             if getattr(call, name) is not None:
-                raise ValueError(f"scaled: {name} is given, but output {call.output} is no Quantizer; give one of them")
+                raise ValueError(
+                    f"scaled: {name} must be None where output is a dtype, got it with output {call.output}; leave it "
+                    "out, or give a Quantizer"
+                )
         return call
     if by_sum(call.output) and (reason := exact_declines(call)) is not None:
         raise ValueError(
@@ -82,7 +92,7 @@ def check(call: Call) -> Call:
             "Static(requantize=Division())"
         )
     scale, zero_point = fitting_scales(
-        "scaled", "output_", call.output, None, call.device, call.output_scale, call.output_zero_point
+        "scaled", OUTPUT_NAMES, call.output, None, call.device, call.output_scale, call.output_zero_point
     )
     return call._replace(output_scale=scale, output_zero_point=zero_point)
 
@@ -96,20 +106,27 @@ def _check_roles(call: Call) -> None:
             found.append((name, x))
             if not isinstance(x, Tensor):
                 if role not in (LHS, RHS, "other"):
-                    raise ValueError(f"scaled: argument {name!r} of {call.op} is its {role}, which cannot be quantized")
+                    raise ValueError(
+                        f"scaled: argument {name!r} of {call.op} is its {role}, which cannot be quantized, got a "
+                        "QuantizedTensor; call hop.dequantize on it"
+                    )
             elif role == BIAS:
                 if not (x.is_floating_point() or x.dtype == torch.int32):
                     raise TypeError(
                         f"scaled: argument {name!r} of {call.op} must be floating point, or int32 in units of the "
-                        f"product of the scales; got {x.dtype}"
+                        f"product of the scales; got {x.dtype}; cast it to torch.float32"
                     )
             elif role != INDEX and x.dtype not in copies.APPEARANCES:
                 raise TypeError(
                     f"scaled: argument {name!r} of {call.op} must be a QuantizedTensor or float16, bfloat16, float32 "
-                    f"or float64, got {x.dtype}; hop.out_dtype runs operators on bare codes"
+                    f"or float64, got {x.dtype}; quantize it with hop.quantize, or use hop.out_dtype for bare codes"
                 )
     if all(isinstance(x, Tensor) for _, x in found):
-        raise TypeError(f"scaled: one argument of {call.op} at least must be a QuantizedTensor; use {call.op} itself")
+        given = " or ".join(dict.fromkeys(repr(name) for name, _ in found))
+        raise TypeError(
+            f"scaled: argument {given} of {call.op} must be a QuantizedTensor, got plain tensors; quantize one with "
+            f"hop.quantize, or use {call.op} itself"
+        )
     check_devices("scaled", call.op, found)
 
 
@@ -129,24 +146,35 @@ def _check_product(call: Call) -> None:
     kinds = kind(lhs), kind(rhs)
     if kinds not in PAIRS and kinds[::-1] not in PAIRS:
         supported = "; ".join(f"{a} with {b}" for a, b in PAIRS)
-        raise ValueError(f"scaled: {call.op} takes {supported}; got {_described(lhs)} with {_described(rhs)}")
-    if call.roles.family is MATRIX:
-        _check_shapes(call)
+        raise ValueError(
+            f"scaled: {call.op} takes {supported}; got {name_of(call, LHS)} by {_described(lhs)} with "
+            f"{name_of(call, RHS)} by {_described(rhs)}; quantize both by formats of one kind"
+        )
+    check_shapes("scaled", call.op, call.args)
     integers = kinds == ("integers", "integers")
     if bias is not None and not bias.is_floating_point():
         if not integers:
-            raise ValueError(f"scaled: an int32 bias of {call.op} is for two operands of integers; give a float one")
+            raise ValueError(
+                f"scaled: argument {name_of(call, BIAS)} of {call.op}, an int32 bias, is for two operands of integers, "
+                f"got {bias.dtype}; give a float one"
+            )
         if call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("beta", 1) != 1:
-            raise ValueError(f"scaled: with an int32 bias, alpha and beta of {call.op} must be 1; got {call.kwargs}")
+            raise ValueError(
+                f"scaled: with an int32 bias, alpha and beta of {call.op} must be 1; got {call.kwargs}; leave them out"
+            )
     if not integers:
         return
-    if any(x.quantizer.flat for x in (lhs, rhs)):
-        raise ValueError(f"scaled: {call.op} of integers takes no blocks over the flattened tensor; got flat=True")
+    for role, x in ((LHS, lhs), (RHS, rhs)):
+        if x.quantizer.flat:
+            raise ValueError(
+                f"scaled: {call.op} of integers takes no blocks over the flattened tensor; got {name_of(call, role)} "
+                "with flat=True; take one with flat=False"
+            )
     if call.roles.family is CONVOLUTION:
         _check_convolution(call)
         return
     blocked = []
-    for name, role, along in (("lhs", LHS, -1), ("rhs", RHS, call.roles.rhs_sums)):
+    for role, along in ((LHS, -1), (RHS, call.roles.rhs_sums)):
         x = call.find(role)
         if x.dim() == 0:
             continue
@@ -155,36 +183,14 @@ def _check_product(call: Call) -> None:
         blocked.append(block[dim])
         if block[dim] == 1 and not tracing.known_equal(x.shape[dim], 1):
             raise ValueError(
-                f"scaled: the scale of {name} changes with each element of the dimension that {call.op} sums over "
-                f"({x.quantizer}); take a block along it, of all of it or of a "
-                "group, or quantize with usages='columnwise'"
+                f"scaled: the scale of {name_of(call, role)} must not change with each element of the dimension that "
+                f"{call.op} sums over, got {x.quantizer}; take a block along it, of all of it or of a group, or "
+                "quantize with usages='columnwise'"
             )
     if bias is not None and not bias.is_floating_point() and any(b != -1 for b in blocked):
         raise ValueError(
             f"scaled: an int32 bias of {call.op} has no unit where scales come in groups; give a float one"
         )
-
-
-def _check_shapes(call: Call) -> None:
-    """Raise for matrices that do not fit, where their sizes are known; the operator itself does for the others."""
-    found: dict[str, tuple[str, tuple[Any, ...]]] = {}
-    for position, argument in enumerate(call.op._schema.arguments[: len(call.args)]):
-        role, x = call.roles.role(position), call.args[position]
-        if role in (LHS, RHS, BIAS) and x is not None:
-            found[role] = argument.name, tuple(x.shape)
-    (lhs, left), (rhs, right), along = found[LHS], found[RHS], call.roles.rhs_sums
-    if min(len(left), len(right)) < 2 or not all(isinstance(n, int) for n in (*left, *right)):
-        return
-    if left[-1] != right[along]:
-        which = "last" if along == -1 else "last but one"
-        raise RuntimeError(
-            f"scaled: {call.op} sums over the last dimension of {lhs!r} and the {which} of {rhs!r}, which must be "
-            f"equal; got shapes {left} and {right}"
-        )
-    bias, shape = found.get(BIAS, ("", ()))
-    width = right[-2 if along == -1 else -1]
-    if shape and isinstance(shape[-1], int) and shape[-1] not in (1, width):
-        raise RuntimeError(f"scaled: {bias!r} of {call.op} must have {width} elements for {rhs!r} {right}; got {shape}")
 
 
 def _check_convolution(call: Call) -> None:
@@ -193,15 +199,23 @@ def _check_convolution(call: Call) -> None:
     batch = 0 if x.dim() == weight.dim() else None
     for name, own, free in (("input", x, batch), ("weight", weight, channel)):
         if copies.ROWWISE not in own.usages:
-            raise ValueError(f"scaled: {call.op} reads row-wise copies, and {name} has usages {own.usages}")
+            raise ValueError(
+                f"scaled: {call.op} reads row-wise copies, and {name} has usages {own.usages}; quantize it with "
+                "usages='rowwise'"
+            )
         block = block_of(own, copies.ROWWISE)
         for dim, b in enumerate(block):
             if dim != free and b != -1 and not tracing.known_equal(own.shape[dim], 1):
                 raise ValueError(
                     f"scaled: {call.op} of integers takes one scale for each "
                     f"{'example' if name == 'input' else 'output channel'} at most; the blocks of {name} are "
-                    f"{block}"
+                    f"{block}; take a preset such as hop.presets.INT8_CONV"
                 )
+
+
+def name_of(call: Call, role: str) -> str:
+    """The name of the argument with a role, as messages have it."""
+    return repr(call.op._schema.arguments[call.roles.roles.index(role)].name)
 
 
 def _described(x: Any) -> str:

@@ -14,6 +14,7 @@ from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 
 Output = torch.dtype | Quantizer
+OUTPUT_NAMES = ("output_scale", "output_zero_point")
 
 
 class Call(NamedTuple):
@@ -83,7 +84,7 @@ def fitted(call: Call, shape: Sequence[int]) -> tuple[Tensor | None, Tensor | No
     """The scale and zero point of the output in the shapes of their buffers, for a result of `shape`."""
     assert isinstance(call.output, Quantizer)
     return fitting_scales(
-        "scaled", "output_", call.output, shape, call.device, call.output_scale, call.output_zero_point
+        "scaled", OUTPUT_NAMES, call.output, shape, call.device, call.output_scale, call.output_zero_point
     )
 
 

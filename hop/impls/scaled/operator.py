@@ -18,6 +18,7 @@ from hop.dispatch.operand import Operand, decode, encode
 from hop.dispatch.operators import LHS, OTHER, RHS, TABLE
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
+from hop.impls.out_dtype.fitting import check_types
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantize.arguments import check_values
 from hop.impls.scaled import batching, calls, gradient, kernels, meaning, sharding
@@ -107,6 +108,7 @@ class Scaled(Composite):
         check_op(op)
         check_output(_read(output))
         bound, kwargs = describe(op).bind(tuple(rest), kwargs)
+        check_types("scaled", op, bound, kwargs)
         return (op, output, scale, zero_point, *bound), kwargs
 
     def reference(
@@ -270,7 +272,7 @@ def scaled(
         given: Any = (*args, output_scale, output_zero_point) if codes else args
         if (known := _key((op, output), given)) is not None:
             if output_scale is not None:
-                check_values("scaled", "output_", output, output_scale, output_zero_point)  # type: ignore[arg-type]
+                check_values("scaled", calls.OUTPUT_NAMES, output, output_scale, output_zero_point)  # type: ignore[arg-type]
             found = _find(known)
             return found(*given) if found is not None else _planned(known, op, output, given)
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
@@ -280,6 +282,7 @@ def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given:
     """The result of a call of which no plan is known, and the plan."""
     check_op(op)
     check_output(output)
+    check_types("scaled", op, *describe(op).bind(given[:-2] if isinstance(output, Quantizer) else given, {}))
     asked = _of_given(op, output, given)
     call = check(asked)
     kernel = next((k for k in kernels.TABLE if k.supports(call)), kernels.REFERENCE)

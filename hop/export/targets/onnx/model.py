@@ -48,7 +48,7 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
     """
     check_program(program, "to_onnx")
     if weights not in BYTES:
-        raise ValueError(f"to_onnx: weights must be torch.uint8 or torch.int8, got {weights}")
+        raise ValueError(f"to_onnx: weights must be torch.uint8 or torch.int8, got {weights!r}; take one of them")
     try:
         import onnxscript.optimizer
     except ImportError as error:

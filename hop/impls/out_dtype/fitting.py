@@ -1,0 +1,213 @@
+"""What an operator can be given, whoever runs it: arguments of the types that its schema has, and shapes that fit.
+
+PyTorch says the same of some of it, in other words on each route; here they are the same on all, and name the argument.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hop.compat.eager import OpOverload
+from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, INDEX, LHS, MATRIX, RHS, TABLE, VECTOR, Operator, aten
+from hop.numerics.spelling import shown
+
+_NEEDS_TENSORS = (MATRIX, VECTOR, CONVOLUTION, EMBEDDING)  # the others take numbers for tensors, as PyTorch does
+_INDICES = (torch.int32, torch.int64)
+_TEXTS = (str, bytes)
+_LISTS = (list, tuple)
+_LEAST = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1}
+_RANKS = {aten.mm.default: 2, aten.bmm.default: 3}
+
+# ---- types
+
+
+def check_types(caller: str, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise TypeError for an argument of a type that the schema of `op` does not have in its place."""
+    positional, named = _rules(op)
+    given = [(*rule, x) for rule, x in zip(positional, args, strict=False)]
+    given += [(name, *named[name], x) for name, x in kwargs.items() if name in named]
+    for name, is_one, words, x in given:
+        if not is_one(x):
+            raise TypeError(f"{caller}: argument {name!r} of {op} must be {words[0]}, got {shown(x)}; {words[1]}")
+    roles = TABLE.get(op)
+    if roles is not None and INDEX in roles.roles:
+        _check_indices(caller, op, args, roles.roles.index(INDEX))
+
+
+def _check_indices(caller: str, op: OpOverload, args: Sequence[Any], place: int) -> None:
+    x = args[place] if place < len(args) else None
+    if isinstance(x, Tensor) and x.dtype not in _INDICES and not hasattr(x, "quantizer"):
+        name = op._schema.arguments[place].name
+        raise TypeError(
+            f"{caller}: argument {name!r} of {op} must be int32 or int64, got {x.dtype}; cast it with .long()"
+        )
+
+
+_SUCH_NUMBERS = "give such numbers"
+_WORDS = {
+    "Tensor": ("a tensor", "make one with torch.tensor"),
+    "List[Tensor]": ("a list of tensors", "give such a list"),
+    "int": ("an integer", "give such a number"),
+    "List[int]": ("an integer or a list of integers", _SUCH_NUMBERS),
+    "number": ("a number", "give one such as 1"),
+}
+
+
+@functools.cache
+def _rules(op: OpOverload) -> tuple[list[tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
+    """Of each argument its name, what says whether it can be given, and what to say; those by name apart."""
+    roles = TABLE.get(op)
+    takes_numbers = roles is None or roles.family not in _NEEDS_TENSORS
+    tests = {
+        "Tensor": lambda x: isinstance(x, Tensor) or (takes_numbers and not isinstance(x, (*_LISTS, *_TEXTS))),
+        "List[Tensor]": lambda x: isinstance(x, _LISTS) and all(isinstance(v, Tensor) for v in x),
+        "int": lambda x: not isinstance(x, (float, complex, *_LISTS, *_TEXTS)),
+        "List[int]": lambda x: all(map(tests["int"], x if isinstance(x, _LISTS) else [x])),
+        "number": lambda x: not isinstance(x, (*_LISTS, *_TEXTS)),
+    }
+    positional: list[tuple[Any, ...]] = []
+    named: dict[str, tuple[Any, ...]] = {}
+    for a in op._schema.arguments:
+        kind = str(a.real_type).replace("SymInt", "int")
+        is_optional = kind.startswith("Optional[")
+        kind = kind.removeprefix("Optional[").removesuffix("]" if is_optional else "")
+        test, words = tests.get(kind), _WORDS.get(kind)
+        rule = _always if test is None else functools.partial(_fits, test, is_optional)
+        if a.kwarg_only:
+            named[a.name] = (rule, words)
+        else:
+            positional.append((a.name, rule, words))
+    return positional, named
+
+
+def _fits(test: Any, is_optional: bool, x: Any) -> bool:
+    return is_optional if x is None else test(x)
+
+
+def _always(x: Any) -> bool:
+    return True
+
+
+# ---- shapes
+
+
+def check_shapes(caller: str, op: OpOverload, args: Sequence[Any]) -> None:
+    """Raise RuntimeError for operands of a product or a convolution that do not fit, where their sizes are known."""
+    roles = TABLE.get(op)
+    if roles is None or roles.family not in (MATRIX, CONVOLUTION):
+        return
+    shapes = [getattr(roles.find(role, args), "shape", ()) for role in (LHS, RHS, BIAS)]  # type: ignore[arg-type]
+    if not all(isinstance(n, int) for shape in shapes for n in shape):
+        return
+    check = _check_matrices if roles.family is MATRIX else _check_convolution
+    check(_Said(caller, op), roles, args, *map(tuple, shapes))
+
+
+class _Said:
+    """The words that all messages about an operator share."""
+
+    def __init__(self, caller: str, op: OpOverload) -> None:
+        self.caller, self.op = caller, op
+
+    def name(self, roles: Operator, role: str) -> str:
+        return repr(self.op._schema.arguments[roles.roles.index(role)].name)
+
+    def refuse(self, what: str, rule: str) -> NoReturn:
+        raise RuntimeError(f"{self.caller}: {what} of {self.op} {rule}")
+
+
+def _check_matrices(
+    said: _Said, roles: Operator, args: Sequence[Any], left: tuple[int, ...], right: tuple[int, ...], bias: Any
+) -> None:
+    lhs, rhs = said.name(roles, LHS), said.name(roles, RHS)
+    rank = _RANKS.get(roles.product) if roles.product is not None else None
+    for name, shape in ((lhs, left), (rhs, right)):
+        if rank is not None and len(shape) != rank:
+            said.refuse(
+                f"argument {name}",
+                f"must have {rank} dimensions, got shape {shape}; use another operator, such as aten.matmul.default",
+            )
+    if min(len(left), len(right)) < 2:
+        return
+    along = roles.rhs_sums
+    if left[-1] != right[along]:
+        which = "last" if along == -1 else "last but one"
+        raise RuntimeError(
+            f"{said.caller}: {said.op} sums over the last dimension of {lhs} and the {which} of {rhs}, which must be "
+            f"equal; got shapes {left} and {right}; transpose or reshape one of them"
+        )
+    if rank == 3 and left[0] != right[0]:
+        said.refuse(
+            f"arguments {lhs} and {rhs}",
+            f"must have as many matrices, got shapes {left} and {right}; give both one batch size",
+        )
+    width = right[-2 if along == -1 else -1]
+    if bias and bias[-1] not in (1, width):
+        _refuse_bias(said, roles, width, right, bias)
+
+
+def _refuse_bias(said: _Said, roles: Operator, width: int, weight: tuple[int, ...], bias: tuple[int, ...]) -> None:
+    said.refuse(
+        f"argument {said.name(roles, BIAS)}",
+        f"must have {width} elements for {said.name(roles, RHS)} {weight}, got {bias}; give one for each output",
+    )
+
+
+def _check_convolution(
+    said: _Said, roles: Operator, args: Sequence[Any], x: tuple[int, ...], weight: tuple[int, ...], bias: Any
+) -> None:
+    names = [a.name for a in said.op._schema.arguments]
+    given = {a.name: a.default_value for a in said.op._schema.arguments if a.has_default_value()}
+    given |= dict(zip(names, args, strict=False))
+    spatial = roles.spatial or len(weight) - 2
+    _check_ranks(said, spatial, x, weight)
+    found = {name: _spatial(said, name, given[name], spatial) for name in _LEAST if name in given}
+    steps = {name: numbers for name, numbers in found.items() if numbers is not None}
+    groups = given["groups"]
+    if not isinstance(groups, int) or len(steps) < len(found):
+        return
+    if groups < 1:
+        said.refuse("argument 'groups'", f"must be 1 or more, got {groups}; give such a number")
+    transposed = roles.transposed or bool(given.get("transposed"))
+    channels, out = (weight[0], weight[1] * groups) if transposed else (weight[1] * groups, weight[0])
+    if x[-1 - spatial] != channels:
+        said.refuse(
+            "argument 'input'",
+            f"must have {channels} channels for 'weight' {weight}, got shape {x}; give an input with as many",
+        )
+    if bias and bias != (out,):
+        _refuse_bias(said, roles, out, weight, bias)
+    if not transposed and not isinstance(given["padding"], str):
+        sizes = zip(x[-spatial:], weight[2:], steps["padding"], steps["dilation"], strict=True)
+        if any(size + 2 * pad < dilation * (k - 1) + 1 for size, k, pad, dilation in sizes):
+            said.refuse(
+                "argument 'weight'",
+                f"must not be larger than the padded input, got {weight} for an input of {x}; pad the input, or take a "
+                "smaller one",
+            )
+
+
+def _check_ranks(said: _Said, spatial: int, x: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    for name, shape, ranks in (("weight", weight, (spatial + 2,)), ("input", x, (spatial + 1, spatial + 2))):
+        if spatial < 1 or len(shape) not in ranks:
+            said.refuse(
+                f"argument {name!r}",
+                f"must have {' or '.join(map(str, ranks))} dimensions, got shape {shape}; reshape it",
+            )
+
+
+def _spatial(said: _Said, name: str, value: Any, spatial: int) -> Sequence[Any] | None:
+    """A number for each dimension that a convolution slides over; () for padding by name, None if not all are known."""
+    if isinstance(value, str):
+        return ()
+    numbers = list(value) if isinstance(value, _LISTS) else [value]
+    if not all(isinstance(n, int) for n in numbers):
+        return None
+    if len(numbers) not in (1, spatial):
+        said.refuse(f"argument {name!r}", f"must have {spatial} numbers, got {numbers}; give one for each dimension")
+    if any(n < _LEAST[name] for n in numbers):
+        said.refuse(f"argument {name!r}", f"must be {_LEAST[name]} or more, got {numbers}; {_SUCH_NUMBERS}")
+    return numbers * (spatial // len(numbers))

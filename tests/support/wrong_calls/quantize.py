@@ -1,0 +1,306 @@
+"""Wrong calls of quantize, fake_quantize and dequantize."""
+
+import torch
+
+import hop
+from hop import presets, recipes, schemes
+from tests.support.wrong_calls.row import floats, int8, rows, traced, wrong
+
+STATIC, AFFINE, RANDOM = presets.INT8_TENSOR_STATIC, presets.INT8_TENSOR_STATIC_AFFINE, presets.NVFP4_STOCHASTIC
+ONE = "make one with torch.tensor"
+MADE = "make one with hop.quantize"
+FLOATS = "must be float16, bfloat16, float32 or float64"
+PRESET = "give one such as hop.presets.INT8_ROW"
+
+
+def quantize(q, x=None, **options):
+    return hop.quantize(q, floats(2, 16) if x is None else x, **options)
+
+
+def one(x: float = 1.0):
+    return torch.tensor(x)
+
+
+QUANTIZE = [
+    traced(
+        "quantize_q_text", TypeError, lambda: quantize("INT8_ROW"), f"q | 'INT8_ROW' | must be a Quantizer | {PRESET}"
+    ),
+    traced("quantize_q_none", TypeError, lambda: quantize(None), f"q | None | must be a Quantizer | {PRESET}"),
+    wrong(
+        "quantize_q_scheme",
+        TypeError,
+        lambda: quantize(schemes.INT8_DYNAMIC),
+        f"q | Scheme(lhs= | must be a Quantizer | {PRESET}",
+    ),
+    wrong(
+        "quantize_q_format", TypeError, lambda: quantize(hop.formats.INT8), f"q | int8 | must be a Quantizer | {PRESET}"
+    ),
+    wrong(
+        "quantize_swapped",
+        TypeError,
+        lambda: hop.quantize(floats(2, 4), presets.INT8_ROW),
+        f"q | shape (2, 4) | must be a Quantizer | {PRESET}",
+    ),
+    traced(
+        "quantize_x_list",
+        TypeError,
+        lambda: quantize(presets.INT8_ROW, [[1.0]]),
+        f"x | [[1.0]] | must be a tensor | {ONE}",
+    ),
+    traced(
+        "quantize_x_none",
+        TypeError,
+        lambda: hop.quantize(presets.INT8_ROW, None),
+        f"x | None | must be a tensor | {ONE}",
+    ),
+    traced(
+        "quantize_x_int8",
+        TypeError,
+        lambda: quantize(presets.INT8_ROW, int8(2, 4)),
+        f"x | torch.int8 | {FLOATS} | cast it first",
+    ),
+    wrong(
+        "quantize_x_complex",
+        TypeError,
+        lambda: quantize(presets.INT8_ROW, floats(2, 4) + 1j),
+        f"x | torch.complex64 | {FLOATS} | cast it first",
+    ),
+    wrong(
+        "quantize_x_sparse",
+        TypeError,
+        lambda: quantize(presets.INT8_ROW, floats(2, 4).to_sparse()),
+        "x | torch.sparse_coo | must be dense | use x.to_dense()",
+    ),
+    traced(
+        "quantize_scale_missing",
+        ValueError,
+        lambda: quantize(STATIC),
+        "scale | None | has no rule to find a scale | pass scale=",
+    ),
+    traced(
+        "quantize_scales_missing",
+        ValueError,
+        lambda: quantize(AFFINE),
+        "zero_point | None | has no rule to find a scale | pass scale= and zero_point=",
+    ),
+    traced(
+        "quantize_amax_missing",
+        ValueError,
+        lambda: quantize(recipes.FP8_DELAYED.lhs),
+        "scale | None | takes the amax of earlier steps | pass scale=",
+    ),
+    traced(
+        "quantize_scale_float",
+        TypeError,
+        lambda: quantize(STATIC, scale=0.5),
+        f"scale | 0.5 | must be a tensor | {ONE}",
+    ),
+    traced(
+        "quantize_scale_list",
+        TypeError,
+        lambda: quantize(STATIC, scale=[0.5]),
+        f"scale | [0.5] | must be a tensor | {ONE}",
+    ),
+    wrong(
+        "quantize_scale_negative",
+        ValueError,
+        lambda: quantize(STATIC, scale=one(-1.0)),
+        "scale | -1.0 | must be above 0 and finite | find one with hop.calibration",
+    ),
+    wrong(
+        "quantize_scale_nan",
+        ValueError,
+        lambda: quantize(STATIC, scale=one(float("nan"))),
+        "scale | nan | must be above 0 and finite | find one with hop.calibration",
+    ),
+    traced(
+        "quantize_scale_dtype",
+        TypeError,
+        lambda: quantize(STATIC, scale=torch.tensor(1)),
+        "scale | torch.int64 | must be floating point | cast it with .to(torch.float32)",
+    ),
+    traced(
+        "quantize_scale_shape",
+        ValueError,
+        lambda: quantize(presets.INT8_ROW, scale=floats(4)),
+        "scale | (4,) | must have a shape that broadcasts to (2, 1) | give one number for each block",
+    ),
+    wrong(
+        "quantize_scale_device",
+        ValueError,
+        lambda: quantize(STATIC, scale=torch.tensor(1.0, device="meta")),
+        "scale | on meta | must be on the device of the operands, cpu | move one of them",
+    ),
+    traced(
+        "quantize_zero_point_missing",
+        ValueError,
+        lambda: quantize(AFFINE, scale=one()),
+        "zero_point | None | needs zero_point beside scale | pass zero_point=",
+    ),
+    traced(
+        "quantize_zero_point_alone",
+        ValueError,
+        lambda: quantize(AFFINE, zero_point=one()),
+        "zero_point | scale is None | must be given with scale | give both, or neither",
+    ),
+    traced(
+        "quantize_zero_point_extra",
+        ValueError,
+        lambda: quantize(STATIC, scale=one(), zero_point=one()),
+        "zero_point | torch.float32 | has no zero point | leave it out",
+    ),
+    traced(
+        "quantize_zero_point_int",
+        TypeError,
+        lambda: quantize(AFFINE, scale=one(), zero_point=3),
+        f"zero_point | 3 | must be a tensor | {ONE}",
+    ),
+    traced(
+        "quantize_zero_point_dtype",
+        TypeError,
+        lambda: quantize(AFFINE, scale=one(), zero_point=torch.tensor(3)),
+        "zero_point | torch.int64 | must be floating point or torch.int8 | cast it with .to(torch.int8)",
+    ),
+    wrong(
+        "quantize_zero_point_infinite",
+        ValueError,
+        lambda: quantize(AFFINE, scale=one(), zero_point=one(float("inf"))),
+        "zero_point | inf | must be finite | find one with hop.calibration",
+    ),
+    wrong(
+        "quantize_zero_point_range",
+        ValueError,
+        lambda: quantize(
+            hop.Quantizer(hop.formats.INT4, scale=hop.scale_rules.Static(affine=True)),
+            scale=one(),
+            zero_point=int8(1) * 100,
+        ),
+        "zero_point | got 100 | must be a code of int4, from -8 to 7 | find one with hop.calibration",
+    ),
+    traced(
+        "quantize_noise_missing",
+        ValueError,
+        lambda: quantize(RANDOM),
+        "noise | None | rounds at random | pass noise=torch.randint(0, 256, x.shape, dtype=torch.uint8)",
+    ),
+    traced(
+        "quantize_noise_dtype",
+        ValueError,
+        lambda: quantize(RANDOM, noise=floats(2, 16)),
+        "noise | torch.float32 | must be uint8 of x's shape (2, 16) | make it with torch.randint",
+    ),
+    traced(
+        "quantize_noise_list", TypeError, lambda: quantize(RANDOM, noise=[0]), f"noise | [0] | must be a tensor | {ONE}"
+    ),
+    traced(
+        "quantize_noise_extra",
+        ValueError,
+        lambda: quantize(presets.INT8_ROW, noise=torch.zeros(2, 16, dtype=torch.uint8)),
+        "noise | torch.uint8 | rounds to the nearest | leave it out, or use stochastic=True",
+    ),
+    wrong(
+        "quantize_generator_type",
+        TypeError,
+        lambda: quantize(RANDOM, generator=3),
+        "generator | 3 | must be a torch.Generator | give one, or None",
+    ),
+    wrong(
+        "quantize_generator_extra",
+        ValueError,
+        lambda: quantize(presets.INT8_ROW, generator=torch.Generator()),
+        "generator | torch._C.Generator | rounds to the nearest | leave it out, or use stochastic=True",
+    ),
+    wrong(
+        "quantize_noise_twice",
+        ValueError,
+        lambda: quantize(RANDOM, noise=torch.zeros(2, 16, dtype=torch.uint8), generator=torch.Generator()),
+        "generator | torch.uint8 | noise and generator exclude each other | give one of them",
+    ),
+    traced(
+        "quantize_usages_name",
+        ValueError,
+        lambda: quantize(presets.INT8_ROW, usages="rows"),
+        "usages | 'rows' | must name one or both of ('rowwise', 'columnwise') | take one of them, or both",
+    ),
+    wrong(
+        "quantize_usages_number",
+        ValueError,
+        lambda: quantize(presets.INT8_ROW, usages=3),
+        "usages | 3 | must name one or both of ('rowwise', 'columnwise') | take one of them, or both",
+    ),
+    wrong(
+        "quantize_usages_none",
+        ValueError,
+        lambda: quantize(presets.INT8_ROW, usages=None),
+        "usages | None | must name one or both of ('rowwise', 'columnwise') | take one of them, or both",
+    ),
+    traced(
+        "quantize_usages_flat",
+        ValueError,
+        lambda: quantize(presets.STATE8, usages="columnwise"),
+        "usages | columnwise | has no column-wise copy | take usages='rowwise'",
+    ),
+    traced(
+        "quantize_gradient",
+        ValueError,
+        lambda: quantize(presets.INT8_ROW, gradient="ste"),
+        "gradient | 'ste' | must be one of ('clipped', 'plain') | take one of them",
+    ),
+    traced(
+        "quantize_hadamard",
+        ValueError,
+        lambda: quantize(presets.NVFP4_HADAMARD, floats(3, 16), usages="columnwise"),
+        "x | got 3 | must be a multiple | pad x, or take usages='rowwise'",
+    ),
+    traced(
+        "quantize_scale_of_copies",
+        ValueError,
+        lambda: quantize(presets.INT8_ROW, scale=floats(2, 1), usages=("rowwise", "columnwise")),
+        "scale | ('rowwise', 'columnwise') | is that of one copy | quantize them one by one",
+    ),
+    wrong(
+        "quantize_tiles",
+        ValueError,
+        lambda: quantize(hop.Quantizer(hop.formats.INT8, (1, -1), layout=hop.layouts.Tiled()), floats(4)),
+        "layout | (4,) | is for matrices and weights of convolutions | give such a tensor, or take layout=None",
+    ),
+    traced(
+        "fake_quantize_q_text",
+        TypeError,
+        lambda: hop.fake_quantize("INT8_ROW", floats(2, 4)),
+        f"q | 'INT8_ROW' | must be a Quantizer | {PRESET}",
+    ),
+    traced(
+        "fake_quantize_x_int8",
+        TypeError,
+        lambda: hop.fake_quantize(presets.INT8_ROW, int8(2, 4)),
+        f"x | torch.int8 | {FLOATS} | cast it first",
+    ),
+    traced(
+        "fake_quantize_scale_missing",
+        ValueError,
+        lambda: hop.fake_quantize(STATIC, floats(2)),
+        "scale | None | has no rule to find a scale | pass scale=",
+    ),
+    traced(
+        "dequantize_plain",
+        TypeError,
+        lambda: hop.dequantize(floats(2)),
+        f"x | torch.float32 | must be a QuantizedTensor | {MADE}",
+    ),
+    wrong(
+        "dequantize_list", TypeError, lambda: hop.dequantize([1.0]), f"x | [1.0] | must be a QuantizedTensor | {MADE}"
+    ),
+    traced(
+        "dequantize_dtype",
+        TypeError,
+        lambda: hop.dequantize(rows(2, 4), torch.int8),
+        f"dtype | torch.int8 | {FLOATS} | take one of them",
+    ),
+    wrong(
+        "dequantize_dtype_text",
+        TypeError,
+        lambda: hop.dequantize(rows(2, 4), "float32"),
+        f"dtype | 'float32' | {FLOATS} | take one of them",
+    ),
+]

@@ -1,0 +1,234 @@
+"""Wrong quantizers and schemes."""
+
+import torch
+
+import hop
+from hop import presets
+from hop.numerics import formats, layouts, requantization
+from hop.numerics import scale_rules as rules
+from tests.support.wrong_calls.row import wrong
+
+SIZES = "must be a tuple of sizes over the last dimensions"
+SUCH = "give one such as (1, -1)"
+FLAG = "must be True or False"
+ROW = presets.INT8_ROW
+
+
+QUANTIZERS = [
+    wrong(
+        "quantizer_format_text",
+        TypeError,
+        lambda: hop.Quantizer("int8"),
+        "format | 'int8' | must be one of hop.formats | give one such as hop.formats.INT8",
+    ),
+    wrong(
+        "quantizer_format_dtype",
+        TypeError,
+        lambda: hop.Quantizer(torch.int8),
+        "format | torch.int8 | must be one of hop.formats | give one such as hop.formats.INT8",
+    ),
+    wrong(
+        "quantizer_format_of_scales",
+        ValueError,
+        lambda: hop.Quantizer(formats.E8M0),
+        "format | e8m0 | must be a format of elements | give one such as hop.formats.INT8",
+    ),
+    wrong(
+        "quantizer_block_zero", ValueError, lambda: hop.Quantizer(formats.INT8, 0), f"block | got 0 | {SIZES} | {SUCH}"
+    ),
+    wrong(
+        "quantizer_block_float",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, (1, 2.5)),
+        f"block | (1, 2.5) | {SIZES} | {SUCH}",
+    ),
+    wrong(
+        "quantizer_block_text",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, "row"),
+        f"block | 'row' | {SIZES} | {SUCH}",
+    ),
+    wrong(
+        "quantizer_block_nested",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, ((1, -1),)),
+        f"block | ((1, -1),) | {SIZES} | {SUCH}",
+    ),
+    wrong(
+        "quantizer_rule_class",
+        TypeError,
+        lambda: hop.Quantizer(formats.INT8, scale=rules.Amax),
+        "scale | Amax'> | must be a rule | give one such as hop.scale_rules.Amax()",
+    ),
+    wrong(
+        "quantizer_rule_number",
+        TypeError,
+        lambda: hop.Quantizer(formats.INT8, scale=0.5),
+        "scale | 0.5 | must be a rule | give one such as hop.scale_rules.Amax()",
+    ),
+    wrong(
+        "quantizer_stochastic",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, stochastic=1),
+        f"stochastic | 1 | {FLAG} | give one of them",
+    ),
+    wrong(
+        "quantizer_codebook",
+        ValueError,
+        lambda: hop.Quantizer(formats.DYNAMIC8, stochastic=True),
+        "stochastic | dynamic8 | rounds to the nearest only | take stochastic=False",
+    ),
+    wrong(
+        "quantizer_flat_block",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, flat=True),
+        "block | (-1, -1) | needs a block of one size | give one such as (256,)",
+    ),
+    wrong(
+        "quantizer_hadamard",
+        TypeError,
+        lambda: hop.Quantizer(formats.E2M1, hadamard=True),
+        "hadamard | True | must be a Hadamard or None | give hop.hadamard.Hadamard()",
+    ),
+    wrong(
+        "quantizer_flat_hadamard",
+        ValueError,
+        lambda: hop.Quantizer(formats.E2M1, (16,), flat=True, hadamard=hop.hadamard.Hadamard()),
+        "hadamard | Hadamard() | exclude each other | leave one out",
+    ),
+    wrong(
+        "quantizer_layout",
+        TypeError,
+        lambda: hop.Quantizer(formats.INT8, layout="tiled"),
+        "layout | 'tiled' | must be one of hop.layouts | give one such as hop.layouts.Tiled()",
+    ),
+    wrong(
+        "quantizer_flat_layout",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, (4,), flat=True, layout=layouts.Tiled()),
+        "layout | flat=True | is for matrices | take layout=None",
+    ),
+    wrong(
+        "quantizer_zero_point",
+        ValueError,
+        lambda: hop.Quantizer(formats.E4M3, scale=rules.MinMax()),
+        "scale | e4m3 | makes a zero point | use an integer format",
+    ),
+    wrong(
+        "quantizer_delayed",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, scale=rules.Delayed()),
+        "scale | int8 | is for 8-bit floats | take hop.formats.E4M3 or E5M2",
+    ),
+    wrong(
+        "quantizer_delayed_block",
+        ValueError,
+        lambda: hop.Quantizer(formats.E4M3, (1, -1), scale=rules.Delayed()),
+        "block | (1, -1) | must be (-1, -1) | leave it out",
+    ),
+    wrong(
+        "quantizer_microscaling",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, (1, 32), scale=rules.Microscaling(rounding="floor")),
+        "scale | int8 | is for formats of floats | take rounding='rceil'",
+    ),
+    wrong(
+        "quantizer_requantize",
+        ValueError,
+        lambda: hop.Quantizer(formats.E4M3, scale=rules.Static(requantize=requantization.TFLITE)),
+        "requantize | e4m3 | gives integers | take Division()",
+    ),
+    wrong(
+        "quantizer_outer",
+        ValueError,
+        lambda: hop.Quantizer(formats.E2M1, (1, 16), scale=rules.TwoLevel(outer=(1, 8))),
+        "outer | (1, 8) | each size must be -1 or that of the block, (1, 16) | give such sizes",
+    ),
+    wrong(
+        "quantizer_parse",
+        ValueError,
+        lambda: hop.Quantizer.parse("INT8_ROW"),
+        "text | 'INT8_ROW' | expected 'hop1:' | give what str(quantizer) spells",
+    ),
+    wrong(
+        "quantizer_parse_number",
+        TypeError,
+        lambda: hop.Quantizer.parse(3),
+        "text | 3 | must be a str | give what str(quantizer) spells",
+    ),
+]
+
+SCHEMES = [
+    wrong(
+        "scheme_nothing",
+        ValueError,
+        lambda: hop.Scheme(None, None),
+        "lhs | None | nothing would be quantized | give one of them",
+    ),
+    wrong(
+        "scheme_text",
+        TypeError,
+        lambda: hop.Scheme("INT8_ROW", None),
+        "lhs | 'INT8_ROW' | must be a Quantizer or None | give one such as hop.presets.INT8_ROW",
+    ),
+    wrong(
+        "scheme_flat",
+        ValueError,
+        lambda: hop.Scheme(presets.STATE8, None),
+        "lhs | flat=True | which operands of a product have not | take one without",
+    ),
+    wrong(
+        "scheme_kinds",
+        ValueError,
+        lambda: hop.Scheme(ROW, presets.FP8_ROW),
+        "rhs | format=e4m3 | integers are multiplied by integers | take formats of one kind",
+    ),
+    wrong(
+        "scheme_backward",
+        ValueError,
+        lambda: hop.Scheme(ROW, ROW, backward="quant"),
+        "backward | 'quant' | must be one of ('ste', 'original', 'quantized') | take one of them",
+    ),
+    wrong(
+        "scheme_grad_alone",
+        ValueError,
+        lambda: hop.Scheme(ROW, ROW, grad=ROW),
+        "grad | Quantizer(format=int8 | goes with it alone | give both, or neither",
+    ),
+    wrong(
+        "scheme_grad_missing",
+        ValueError,
+        lambda: hop.Scheme(ROW, ROW, backward="quantized"),
+        "grad | grad=None | goes with it alone | give both, or neither",
+    ),
+    wrong(
+        "scheme_quantized_half",
+        ValueError,
+        lambda: hop.Scheme(None, ROW, grad=ROW, backward="quantized"),
+        "lhs | None | multiplies codes | give a quantizer",
+    ),
+    wrong(
+        "scheme_output_random",
+        ValueError,
+        lambda: hop.Scheme(ROW, ROW, presets.NVFP4_STOCHASTIC),
+        "output | stochastic=True | rounds at random | take one that rounds to the nearest",
+    ),
+    wrong(
+        "scheme_zero_points",
+        ValueError,
+        lambda: hop.Scheme(presets.INT8_ROW_AFFINE, ROW, grad=ROW, backward="quantized"),
+        "lhs | scale=MinMax() | whose zero points differ | take a symmetric quantizer",
+    ),
+    wrong(
+        "scheme_hadamard",
+        ValueError,
+        lambda: hop.Scheme(presets.NVFP4, presets.NVFP4, grad=presets.NVFP4_HADAMARD, backward="quantized"),
+        "hadamard | grad=hop1:Hadamard() | must be the same | give both one transform",
+    ),
+    wrong(
+        "scheme_parse",
+        ValueError,
+        lambda: hop.Scheme.parse("INT8"),
+        "text | 'INT8' | expected 'hop1:' | give what str(quantizer) spells",
+    ),
+]
