@@ -21,6 +21,8 @@ from hop.numerics import blocks
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST, Amax, Blocks
 
+__all__ = ["amax", "mse", "percentile"]
+
 
 def amax(q: Quantizer, *batches: Tensor) -> dict[str, Tensor]:
     """The scale that holds every number: what q's own rule finds for the whole of `batches`.

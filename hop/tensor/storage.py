@@ -22,6 +22,8 @@ from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 
+__all__ = ["load_file", "save_file"]
+
 _KEY = "hop"
 
 
