@@ -52,12 +52,14 @@ class Library:
         name: of the table.
         package: that must be installed, as it is imported.
         imports: the code before each row of theirs.
+        least: the version of torch from which on their calls do what the page says.
     """
 
     name: str
     package: str
     imports: str
     rows: tuple[Row, ...]
+    least: tuple[int, int] = (2, 11)
 
 
 class Mixed(nn.Module):

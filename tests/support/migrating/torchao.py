@@ -281,6 +281,6 @@ LIBRARIES = (
     Library("torchao: schemes", "torchao", _IMPORTS, WEIGHTS),
     Library("torchao: which layers, files", "torchao", _IMPORTS, CHOICES),
     Library("torchao: training", "torchao", _IMPORTS, TRAINING),
-    Library("PT2E", "torchao", _PT2E, PT2E),
+    Library("PT2E", "torchao", _PT2E, PT2E, least=(2, 13)),
     Library("torch.ao", "torch", "import torch", TORCH_AO),
 )
