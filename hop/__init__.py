@@ -24,6 +24,30 @@ from hop.numerics.schemes import Scheme as Scheme
 from hop.tensor import QuantizedTensor as QuantizedTensor
 from hop.tensor.proto import TensorProto as TensorProto
 
+__all__ = [
+    "QuantizedTensor",
+    "Quantizer",
+    "Scales",
+    "Scheme",
+    "TensorProto",
+    "decompositions",
+    "dequantize",
+    "explain",
+    "fake_quantize",
+    "noise",
+    "out_dtype",
+    "pack",
+    "patch_torch",
+    "presets",
+    "quantize",
+    "quantize_",
+    "quantized",
+    "recipes",
+    "scaled",
+    "schemes",
+    "unpack",
+]
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:

@@ -17,6 +17,8 @@ from hop.compat.process_groups import gloo_of_one_thread
 from hop.compat.tensor_parallel import PlacesLayers
 from hop.nn.layer import Layer
 
+__all__ = ["ColwiseParallel", "RowwiseParallel", "gloo"]
+
 
 class _Style(PlacesLayers):
     def is_placed(self, module: nn.Module, mesh: Any, placements: Mapping[str, Placement]) -> bool:

@@ -13,3 +13,5 @@ from hop.checkpoint.folders import save as save
 from hop.checkpoint.folders import steps as steps
 from hop.checkpoint.loading import LoadPlanner as LoadPlanner
 from hop.checkpoint.saving import SavePlanner as SavePlanner
+
+__all__ = ["LoadPlanner", "SavePlanner", "latest", "load", "save", "steps"]

@@ -16,3 +16,22 @@ from hop.export.rewrite.stock import to_torch as to_torch
 from hop.export.targets import onnx as onnx
 from hop.export.targets.executorch import to_executorch as to_executorch
 from hop.export.targets.onnx import to_onnx as to_onnx
+
+__all__ = [
+    "Comparison",
+    "Ranges",
+    "check",
+    "follow_dtype",
+    "from_torch",
+    "lower",
+    "native_library",
+    "onnx",
+    "ranges",
+    "to_executorch",
+    "to_integer",
+    "to_onnx",
+    "to_qdq",
+    "to_scheme",
+    "to_torch",
+    "verify",
+]

@@ -42,6 +42,32 @@ from hop.nn.report import Report as Report
 from hop.nn.siblings import share_input as share_input
 from hop.nn.static import StaticScale as StaticScale
 
+__all__ = [
+    "AmaxHistory",
+    "Conv1d",
+    "Conv2d",
+    "Embedding",
+    "Layer",
+    "Linear",
+    "MasterWeight",
+    "Report",
+    "StaticScale",
+    "advance",
+    "advance_after",
+    "bytes_gathered",
+    "calibrate",
+    "convert",
+    "float_state_dict",
+    "freeze",
+    "gather_as_codes",
+    "hold_weights",
+    "prepare",
+    "quantize_",
+    "same_scheme",
+    "scheme",
+    "share_input",
+]
+
 
 def prepare(model: _nn.Module) -> None:
     """Build the state of scales that the active scheme needs, in all layers of `model`: what a compiled program cannot

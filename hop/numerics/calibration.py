@@ -21,6 +21,8 @@ from hop.numerics import blocks, spelling
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST, Amax, Blocks
 
+__all__ = ["amax", "mse", "percentile"]
+
 _ONE_BY_ONE = "give them one by one, as in amax(q, *batches)"
 
 

@@ -25,6 +25,30 @@ from hop.numerics.spelling import Value
 from hop.numerics.tables import float32, halfway, lookup, search
 from hop.numerics.tables import tensor as tensor
 
+__all__ = [
+    "DYNAMIC4",
+    "DYNAMIC8",
+    "DYNAMIC8_UNSIGNED",
+    "E2M1",
+    "E4M3",
+    "E5M2",
+    "E8M0",
+    "FORMATS",
+    "INT4",
+    "INT8",
+    "LINEAR4_UNSIGNED",
+    "LINEAR4_UNSIGNED_ZERO",
+    "TERNARY",
+    "UINT4",
+    "UINT8",
+    "Codebook",
+    "Float",
+    "Format",
+    "Integer",
+    "PowerOfTwo",
+    "dynamic_map",
+]
+
 NOISE_BITS = 8  # of the random integers of stochastic rounding
 
 

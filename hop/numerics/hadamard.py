@@ -11,6 +11,8 @@ from hop.numerics import blocks, spelling
 from hop.numerics.spelling import Value
 from hop.numerics.tables import tensor
 
+__all__ = ["SIGNS", "Hadamard"]
+
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 

@@ -18,6 +18,8 @@ from hop.numerics.packing import PACKED
 from hop.numerics.scale_rules import Rule
 from hop.numerics.spelling import Value
 
+__all__ = ["Decoded", "Layout", "Tiled"]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Layout(Value):

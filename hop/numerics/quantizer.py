@@ -23,6 +23,8 @@ from hop.numerics.layouts import Layout, Tiled
 from hop.numerics.scale_rules import Amax, Blocks, Found, Rule
 from hop.numerics.spelling import Value
 
+__all__ = ["Quantizer"]
+
 
 class Derivatives(NamedTuple):
     """Of x̂ = fake_quantize(x) with the rounding taken for the identity, element by element:

@@ -33,6 +33,17 @@ from hop.numerics.formats import Integer
 from hop.numerics.spelling import Value
 from hop.numerics.tables import lookup
 
+__all__ = [
+    "GEMMLOWP",
+    "TFLITE",
+    "Division",
+    "FixedPoint",
+    "FloatMultiplier",
+    "Reciprocal",
+    "Requantization",
+    "fixed_point",
+]
+
 _MANTISSA_BITS = 31
 _ROUNDINGS = ("gemmlowp", "tflite", "away", "even")
 _INT32 = (-(2**31), 2**31 - 1)

@@ -28,6 +28,22 @@ from hop.numerics.rule import Blocks as Blocks
 from hop.numerics.rule import Found as Found
 from hop.numerics.rule import Rule as Rule
 
+__all__ = [
+    "MX_ROUNDINGS",
+    "AbsMean",
+    "Amax",
+    "BlockScaling",
+    "Blocks",
+    "CurrentScaling",
+    "Delayed",
+    "Found",
+    "Microscaling",
+    "MinMax",
+    "Rule",
+    "Static",
+    "TwoLevel",
+]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Static(Rule):

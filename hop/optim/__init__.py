@@ -20,3 +20,18 @@ from hop.optim.states import BITS8 as BITS8
 from hop.optim.states import BITS8_FP8 as BITS8_FP8
 from hop.optim.states import FP8 as FP8
 from hop.optim.torchao_states import load_torchao_state as load_torchao_state
+
+__all__ = [
+    "BITS4",
+    "BITS8",
+    "BITS8_FP8",
+    "FP8",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "AdamW4bit",
+    "AdamW8bit",
+    "AdamWFp8",
+    "Lion",
+    "load_torchao_state",
+]

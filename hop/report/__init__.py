@@ -22,3 +22,18 @@ from hop.report.sweeps import Options as Options
 from hop.report.sweeps import sweep as sweep
 from hop.report.values import Spread as Spread
 from hop.report.values import Type as Type
+
+__all__ = [
+    "CANDIDATES",
+    "Candidate",
+    "Error",
+    "Operand",
+    "Options",
+    "Report",
+    "Row",
+    "Spread",
+    "Sweep",
+    "Type",
+    "compare",
+    "sweep",
+]

@@ -24,6 +24,8 @@ from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 
+__all__ = ["load_file", "save_file"]
+
 _KEY = "hop"
 
 

@@ -16,3 +16,5 @@ model.py      the ONNX model; constant codes of 4 bits are stored as INT4
 """
 
 from hop.export.targets.onnx.model import to_onnx as to_onnx
+
+__all__ = ["to_onnx"]
