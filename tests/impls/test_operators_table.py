@@ -42,7 +42,7 @@ from hop.export.targets import executorch
 from hop.export.targets.onnx import others
 from hop.impls.out_dtype import batching, forms, gradient, promotion
 from hop.impls.quantized import calls
-from hop.impls.scaled import exact, meaning, sharding
+from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.operands import Operand
 from hop.numerics import copies
@@ -64,11 +64,11 @@ def known(knows: Callable[[Any], bool]) -> set[Any]:
 
 
 def is_exact(op: Any) -> bool:
-    return op in SCALED and exact.exact_declines(call_of(op)) is None
+    return op in SCALED and meaning.exact_declines(call_of(op)) is None
 
 
 def is_placed(op: Any) -> bool:
-    return op in SCALED and sharding._maps(call_of(op), 2) is not None
+    return op in SCALED and meaning.of(call := call_of(op)).places(call, 2) is not None
 
 
 COVERED: dict[str, set[Any]] = {
@@ -237,7 +237,7 @@ class TestTable(unittest.TestCase):
         assert LEFT.keys() == COVERED.keys()
 
     def test_every_family_that_scaled_runs_has_a_meaning(self):
-        assert {row.family for row in SCALED.values()} == meaning._REAL.keys()
+        assert {row.family for row in SCALED.values()} == meaning.MEANINGS.keys()
 
     def test_rows_say_what_schemas_say(self):
         """Roles are of arguments that take tensors, biases are called so, and a product is one of the same family."""

@@ -9,12 +9,11 @@ from hop.compat import eager, inductor, tracing
 from hop.compat.memory import holds
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS, aten
+from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.dispatch.plan import Plan
-from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, misfit, usage
-from hop.impls.scaled.exact import given_buffers
 from hop.impls.scaled.operands import Grid, grid
+from hop.impls.scaled.outputs import finish, given_buffers
 from hop.impls.scaled.products import group_scale, zeros
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
@@ -46,8 +45,6 @@ def _declines(call: Call) -> str | None:
 
 def asked(call: Call) -> "Asked | str":
     """The call as a product of cutlass_kernels, or why it is none."""
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
     if call.kwargs:
         return f"alpha and beta are {call.kwargs}"
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
@@ -229,7 +226,7 @@ def _run(call: Call) -> Any:
     given = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
     y = gpu.mm(p.lhs, p.rhs, p.out, **{n: v for n, v in given.items() if v is not None})
     y = y.reshape([*call.find(LHS).shape[:-1], y.shape[-1]])
-    return [y, *found.stored] if found.stored else meaning.finish(call, y)
+    return [y, *found.stored] if found.stored else finish(call, y)
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:

@@ -8,33 +8,27 @@ bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are 
 rows                an embedding that dequantizes the rows that it takes
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_buffers
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, EMBEDDING, LHS, MATRIX, RHS
+from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.impls.out_dtype.forms import Product, as_product
-from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
-from hop.impls.scaled.exact import requantized, with_bias
 from hop.impls.scaled.gpu import GPU
 from hop.impls.scaled.native import NATIVE
-from hop.impls.scaled.native_convolution import NATIVE_CONVOLUTION
 from hop.impls.scaled.native_parts import PARTS
 from hop.impls.scaled.operands import Grid, block_of, grid, spread
-from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, zeros
+from hop.impls.scaled.outputs import finish, requantized
+from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, with_bias, zeros
 from hop.kernels.aten import integer
 from hop.kernels.aten.quantize import fast, fast_format
 from hop.numerics import blocks, copies
 from hop.numerics.layouts import Decoded
-
-REFERENCE = Kernel("reference", lambda call: None, meaning.reference)
 
 # ---- integer products
 
@@ -51,8 +45,6 @@ def _form(call: Call, lhs: Tensor, rhs: Tensor) -> Product | None:
 
 def _declines_others(call: Call) -> str | None:
     """Why a call is no product of two matrices of integers, or of batches of them; None if it is one."""
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
     lhs, rhs = call.find(LHS), call.find(RHS)
     if not (is_integer(lhs) and is_integer(rhs)):
         return "for two operands of integers"
@@ -144,7 +136,7 @@ def _run_groups(call: Call) -> Any:
     else:
         y = added([torch.mm(*_cut(a, b, start, n)) * r * c for start, n, r, c in scales])
     y = y.reshape([*lead, b.shape[1]])
-    return meaning.finish(call, biased(call, y, call.find(BIAS)))
+    return finish(call, biased(call, y, call.find(BIAS)))
 
 
 def _in_parts(a: Tensor, b: Tensor, scales: list[Any]) -> Tensor:
@@ -205,11 +197,11 @@ def _epilogue(call: Call, found: Sum) -> Any:
     if bias is not None and not bias.is_floating_point():
         found, bias = found._replace(total=found.total + bias), None
     if not eager.is_plain_eager() or call.kwargs:
-        return meaning.finish(call, biased(call, found.real(), bias))
+        return finish(call, biased(call, found.real(), bias))
     y = found.total.to(torch.float32).mul_(found.lhs).mul_(found.rhs)
     if bias is not None:
         y = y.add_(bias) if bias.dtype == torch.float32 else y.add_(bias.to(torch.float32))
-    return meaning.finish(call, y)
+    return finish(call, y)
 
 
 # ---- products in bfloat16
@@ -277,8 +269,6 @@ def _factors(call: Call) -> tuple[_Factor, _Factor]:
 
 
 def _declines_bfloat16(call: Call) -> str | None:
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
     if call.output is not torch.bfloat16:
         return f"gives bfloat16, and the output is {call.output}"
     lhs, rhs = call.find(LHS), call.find(RHS)
@@ -305,58 +295,13 @@ def _run_bfloat16(call: Call) -> Tensor:
     return biased(call, wide, bias).to(torch.bfloat16)
 
 
-# ---- rows of an embedding
-
-
-def _declines_rows(call: Call) -> str | None:
-    if call.roles.family is not EMBEDDING:
-        return f"for embeddings, not {call.roles.family.name}"
-    weight = call.args[0]
-    q = weight.quantizer
-    if q.flat or q.is_tiled() or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
-        return "for a matrix with its row-wise copy, in rows and in blocks of its dimensions"
-    return None
-
-
-def _run_rows(call: Call) -> Any:
-    weight, indices = call.args[:2]
-    q, rows = weight.quantizer, indices.reshape(-1)
-    named = weight.buffers
-    taken = [_take(named["codes"], rows)]
-    for name, (_, block) in q.stored().items():
-        along = blocks.per_dimension(block, 2)[0]
-        t = named[name]
-        taken.append(
-            t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
-        )
-    own = replace(q, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
-    shape = [*rows.shape, weight.shape[1]]
-    values = dequantize_buffers(str(own), taken, [copies.ROWWISE], shape, torch.float32)
-    return meaning.finish(call, values.reshape([*indices.shape, weight.shape[1]]))
-
-
-def _of_rows(block: tuple[int, ...]) -> tuple[int, ...]:
-    """The block of rows that were taken one by one."""
-    rows, columns = blocks.per_dimension(block, 2)
-    return (-1 if rows == -1 else 1, columns)
-
-
-def _take(t: Tensor, rows: Tensor) -> Tensor:
-    """t[rows]; 8-bit floats have no index_select everywhere."""
-    if t.dtype.is_floating_point and t.dtype.itemsize == 1:
-        return t.view(torch.uint8).index_select(0, rows).view(t.dtype)
-    return t.index_select(0, rows)
-
-
 INTEGERS = Kernel("integer product", _declines_integers, _run_integers)
 BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
     NATIVE,
     PARTS,
-    NATIVE_CONVOLUTION,
     GPU,
     INTEGERS,
     Kernel("integer groups", _declines_groups, _run_groups),
     BFLOAT16,
-    Kernel("rows", _declines_rows, _run_rows),
 )

@@ -11,11 +11,10 @@ from torch import Tensor
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS
+from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
-from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
-from hop.impls.scaled.exact import are_buffers, given_buffers
+from hop.impls.scaled.outputs import are_buffers, finish, given_buffers
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import copies
@@ -25,8 +24,6 @@ from hop.numerics.quantizer import Quantizer
 def _declines(call: Call) -> str | None:
     if (reason := native.declines_here()) is not None:
         return reason
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
     if call.kwargs:
@@ -148,7 +145,7 @@ def _run(call: Call) -> Any:
     stored = given_buffers(call, [*lhs.shape[:-1], _columns(call)]) if _gives_codes(call) else []
     with eager.below_autograd():
         y = _multiplied(call)(lhs, rhs, bias, *(*stored, None, None)[:2])
-    return [y, *stored] if stored else meaning.finish(call, y)
+    return [y, *stored] if stored else finish(call, y)
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:

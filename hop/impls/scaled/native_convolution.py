@@ -11,13 +11,13 @@ from torch import Tensor
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, CONVOLUTION, LHS, RHS, aten
+from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.forms import as_convolution
-from hop.impls.scaled import calls, meaning
+from hop.impls.scaled import calls
 from hop.impls.scaled.calls import Call, by_sum, is_integer
-from hop.impls.scaled.exact import are_buffers, given_buffers
 from hop.impls.scaled.operands import grid
+from hop.impls.scaled.outputs import are_buffers, finish, given_buffers
 from hop.impls.scaled.products import is_transposed
 from hop.kernels.aten.convolution import channels_last
 from hop.kernels.aten.quantize import fast_format
@@ -41,8 +41,6 @@ class Convolution(NamedTuple):
 def _declines(call: Call) -> str | None:
     if (reason := native.declines_here()) is not None:
         return reason
-    if call.roles.family is not CONVOLUTION:
-        return f"for convolutions, not {call.roles.family.name}"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
     if is_transposed(call)[0]:
@@ -227,7 +225,7 @@ def _run(call: Call) -> Any:
         shape = known if eager.is_plain_eager() else calls.shape(call.op, list(call.args), call.kwargs)
         stored = given_buffers(call, shape)
         return [memory_format.dense(run(*(*stored, None)[:2])), *stored]
-    return meaning.finish(call, run(None, None))
+    return finish(call, run(None, None))
 
 
 def _held(x: Operand) -> tuple[Any, ...]:

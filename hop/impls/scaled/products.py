@@ -55,6 +55,19 @@ def real_product(call: Call) -> Tensor:
     return biased(call, y, bias)
 
 
+def one_sum(call: Call) -> Sum:
+    """The sum of a product of integers whose scales come in one group, its bias included."""
+    (found,) = sums(call)
+    return with_bias(call, found)
+
+
+def declines_one_sum(call: Call) -> str | None:
+    """Why a product is not one of integers alone, or None."""
+    if call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("beta", 1) != 1:
+        return f"alpha and beta are {call.kwargs}"
+    return None if all(is_integer(call.find(role)) for role in (LHS, RHS)) else "one factor is plain"
+
+
 def in_order(found: Sequence[Sum]) -> Tensor:
     """The sum of all groups."""
     return added([one.real() for one in found])
@@ -77,6 +90,20 @@ def biased(call: Call, y: Tensor, bias: Tensor | None) -> Tensor:
         return y
     bias = aligned(call, bias.to(y.dtype))
     return y + (bias if beta == 1 else bias * beta)
+
+
+def with_bias(call: Call, found: Sum) -> Sum:
+    """The sum with its bias. One of floats is rounded to the unit of the sum, and the two saturate."""
+    bias = call.find(BIAS)
+    if bias is None or call.kwargs.get("beta", 1) == 0:
+        return found
+    bias = aligned(call, bias)
+    if not bias.is_floating_point():
+        return found._replace(total=found.total + bias)
+    unit = found.lhs.to(torch.float64) * found.rhs.to(torch.float64)
+    steps = (bias.to(torch.float64) / unit).round().clamp(-(2.0**32), 2.0**32).to(torch.int64)
+    total = (found.total.to(torch.int64) + steps).clamp(-(2**31), 2**31 - 1)
+    return found._replace(total=total.to(torch.int32))
 
 
 def aligned(call: Call, bias: Tensor) -> Tensor:
