@@ -26,7 +26,7 @@ from hop.export.rewrite.program import check_program, propagate, rebuilt, value,
 from hop.export.rewrite.report import Report, Rewritten, Row
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.calls import Call, is_integer, usage
-from hop.impls.scaled.operands import grid
+from hop.impls.scaled.operands import centered, permuted, plain
 from hop.numerics import copies
 from hop.numerics.formats import INT4, INT8, Format
 from hop.numerics.quantizer import Quantizer
@@ -297,12 +297,12 @@ class _Writer(Editing):
 
     def weight(self, node: Node, call: Call, operand: Operand, by_rows: bool) -> _Weight:
         known = operand._replace(tensors=tuple(self.known[t] for t in operand.tensors))  # type: ignore[index]
-        found = grid(known, usage(call, RHS))
+        found = plain(known, usage(call, RHS))
         if call.roles.family is MATRIX:
-            if len(found.codes.shape) != 2:
+            if found.dim() != 2:
                 raise _Left("its weight is no matrix")
-            found = found.permute([1, 0]) if call.roles.rhs_sums == -2 else found
-        codes = found.centered()
+            found = permuted(found, [1, 0]) if call.roles.rhs_sums == -2 else found
+        codes = centered(found)
         low, high = RANGES[torch.int8]
         if codes.dtype != torch.int8 and not (low <= int(codes.min()) and int(codes.max()) <= high):
             raise _Left("codes of its weight, less the zero point, are beyond int8")

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.compat import eager, inductor, tracing
+from hop.compat import eager, inductor
 from hop.compat.memory import holds
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, by_sum, is_batch, misfit, usage
-from hop.impls.scaled.operands import Grid, grid
+from hop.impls.scaled.operands import block_of, plain
 from hop.impls.scaled.outputs import finish, given_buffers
 from hop.impls.scaled.products import group_scale, zeros
 from hop.kernels.gpu import product as gpu
@@ -92,7 +92,7 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
 
 def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     along = call.roles.rhs_sums
-    left, right = grid(lhs, usage(call, LHS)), grid(rhs, usage(call, RHS))
+    left, right = plain(lhs, usage(call, LHS)), plain(rhs, usage(call, RHS))
     if left.block[-1] != -1 or right.block[along] != -1:
         return "a scale of integers changes along the summed dimension"
     result = _transposed(call, left, right)
@@ -113,12 +113,13 @@ def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
         return _fine(call, lhs, rhs) if type(rules[0]) is type(rules[1]) else "two rules of scales"
     if any(x.quantizer.format.dtype not in _FLOAT8 for x in (lhs, rhs)):
         return "scales in float32 are for floats of 8 bits"
-    left, right = _float_grid(lhs, usage(call, LHS)), _float_grid(rhs, usage(call, RHS))
+    left, right = plain(lhs, usage(call, LHS)), plain(rhs, usage(call, RHS))
     found = _transposed(call, left, right)
-    if left.block[-1] == -1 and right.block[along] == -1:
+    of_lhs, of_rhs = block_of(lhs, usage(call, LHS)), block_of(rhs, usage(call, RHS))
+    if of_lhs[-1] == -1 and of_rhs[along] == -1:
         return found | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
-    if left.block[-2:] != (1, BLOCK) or right.block != (BLOCK, BLOCK):
-        return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, not {left.block} and {right.block}"
+    if of_lhs[-2:] != (1, BLOCK) or of_rhs != (BLOCK, BLOCK):
+        return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, not {of_lhs} and {of_rhs}"
     step = right.scale if along == -2 else right.scale.mT
     return found | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
 
@@ -150,27 +151,17 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     return found if outer is None else found | {"global_scale": outer}
 
 
-def _float_grid(x: Operand, used: str) -> Grid:
-    """A factor of floats as a Grid, whose codes are the floats."""
-    q, (codes, *stored) = x.quantizer, x.of(used).tensors
-    as_columns = used == copies.COLUMNWISE
-    block = blocks.per_dimension(q.block, codes.dim())
-    block = tuple(-1 if b != -1 and tracing.known_equal(n, b) else b for n, b in zip(codes.shape, block, strict=True))
-    found = Grid(codes, q.scale.scale_of(stored, q.format), 0, block)
-    return found.permute([1, 0]) if as_columns else found
-
-
-def _transposed(call: Call, left: Grid, right: Grid) -> dict[str, Any]:
+def _transposed(call: Call, left: Operand, right: Operand) -> dict[str, Any]:
     return {"lhs": left.codes.flatten(0, -2), "rhs": right.codes if call.roles.rhs_sums == -2 else right.codes.mT}
 
 
-def _rows(left: Grid) -> Tensor:
+def _rows(left: Operand) -> Tensor:
     """The scale of each row, or of all."""
     scale = group_scale(left, -1, 0)
-    return scale.reshape(-1) if scale.dim() == 2 else scale.expand([*left.codes.shape[:-1], 1]).reshape(-1)
+    return scale.reshape(-1) if scale.dim() == 2 else scale.expand([*left.shape[:-1], 1]).reshape(-1)
 
 
-def _columns(right: Grid, along: int) -> Tensor:
+def _columns(right: Operand, along: int) -> Tensor:
     return group_scale(right, along, 0).reshape(-1)
 
 

@@ -16,7 +16,7 @@ from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.forms import as_convolution
 from hop.impls.scaled import calls
 from hop.impls.scaled.calls import Call, by_sum, is_integer
-from hop.impls.scaled.operands import grid
+from hop.impls.scaled.operands import plain
 from hop.impls.scaled.outputs import are_buffers, finish, given_buffers
 from hop.impls.scaled.products import is_transposed
 from hop.kernels.aten.convolution import channels_last
@@ -234,7 +234,7 @@ def _held(x: Operand) -> tuple[Any, ...]:
     if q.layout is not None:
         codes, *stored = x.tensors
         return codes, q.scale.scale_of(stored, q.format), None
-    own = grid(x, copies.ROWWISE, fast_format(q.format))
+    own = plain(x, copies.ROWWISE, fast_format(q.format))
     return own.codes, own.scale, own.zero if isinstance(own.zero, Tensor) else None
 
 

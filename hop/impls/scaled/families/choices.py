@@ -9,7 +9,7 @@ from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BOUND, CONCATENATE, MAXIMUM, NEAREST, VIEW
 from hop.impls.scaled.calls import Call, compute_dtype, tensors, values
 from hop.impls.scaled.family import Meaning, Places, elementwise, gathered
-from hop.impls.scaled.operands import grid
+from hop.impls.scaled.operands import centered, plain
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks
 
@@ -31,11 +31,11 @@ def _declines_bound(call: Call) -> str | None:
 
 
 def _exactly(call: Call) -> Sum:
-    own = grid(call.args[0], call.args[0].usages[0])
+    own = plain(call.args[0], call.args[0].usages[0])
     # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension, and repeats none.
     family = call.roles.family
     pools = family is MAXIMUM and not (is_lowering() and call.device.type == "cpu")
-    chosen = own.centered().to(torch.float32 if pools or family is NEAREST else torch.int32)
+    chosen = centered(own).to(torch.float32 if pools or family is NEAREST else torch.int32)
     total = call.op(chosen, *call.args[1:], **call.kwargs).to(torch.int32)
     step = own.scale.reshape(())
     return Sum(total, step, torch.ones_like(step))

@@ -7,7 +7,7 @@ from hop.dispatch.operand import Operand
 from hop.dispatch.operators import ADD, MULTIPLY, aten
 from hop.impls.scaled.calls import Call, compute_dtype, values
 from hop.impls.scaled.family import Meaning, elementwise
-from hop.impls.scaled.operands import grid, spread
+from hop.impls.scaled.operands import centered, plain, spread
 from hop.impls.scaled.products import Sum
 
 
@@ -22,9 +22,9 @@ def _declines_product(call: Call) -> str | None:
 
 
 def _exact_product(call: Call) -> Sum:
-    a, b = (grid(x, x.usages[0]) for x in call.args[:2])
-    total = a.centered().to(torch.int32) * b.centered().to(torch.int32)
-    return Sum(total, *(spread(g.scale, g.block, g.codes.shape) for g in (a, b)))
+    a, b = (plain(x, x.usages[0]) for x in call.args[:2])
+    total = centered(a).to(torch.int32) * centered(b).to(torch.int32)
+    return Sum(total, *(spread(g.scale, g.block, g.shape) for g in (a, b)))
 
 
 def _add(call: Call) -> Tensor:

@@ -7,7 +7,7 @@ from hop.compat import tracing
 from hop.dispatch.operators import MEAN, aten
 from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning
-from hop.impls.scaled.operands import grid, spread
+from hop.impls.scaled.operands import centered, plain, spread
 from hop.numerics import copies
 
 
@@ -17,11 +17,11 @@ def _mean(call: Call) -> Tensor:
     kwargs = {name: v for name, v in call.kwargs.items() if name != "dtype"}
     if not is_integer(x) or copies.ROWWISE not in x.usages:
         return call.op(values(x, dtype).to(wide), *rest, **kwargs).to(dtype)
-    own = grid(x, copies.ROWWISE)
+    own = plain(x, copies.ROWWISE)
     reduced = _reduced(call, x.dim())
     if not all(own.block[d] == -1 or tracing.known_equal(own.scale.shape[d], 1) for d in reduced):
         return call.op(values(x, dtype).to(wide), *rest, **kwargs).to(dtype)
-    y = call.op(own.centered().to(wide), *rest, **kwargs).to(dtype)
+    y = call.op(centered(own).to(wide), *rest, **kwargs).to(dtype)
     step = spread(own.scale, own.block, x.shape)
     if call.op.overloadpacket is aten.mean:
         step = call.op(step, *rest, **kwargs)  # of single numbers
