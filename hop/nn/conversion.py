@@ -21,7 +21,7 @@ Rule = tuple[Selector, Scheme | None]
 
 
 @dataclass(frozen=True)
-class Row:
+class Conversion:
     """What became of one layer."""
 
     name: str
@@ -35,7 +35,7 @@ class Report:
     """What `convert` did; str() is a table."""
 
     model: nn.Module  # the converted model
-    rows: tuple[Row, ...]
+    rows: tuple[Conversion, ...]
     unused: tuple[str, ...]  # selectors of which earlier rules took every layer
 
     def __str__(self) -> str:
@@ -92,27 +92,29 @@ def convert(model: nn.Module, rules: Scheme | Sequence[Rule], learn_scales: bool
     return report
 
 
-def _walked(model: nn.Module, pairs: Sequence[Rule], learn_scales: bool) -> tuple[nn.Module, list[Row], set[int]]:
+def _walked(
+    model: nn.Module, pairs: Sequence[Rule], learn_scales: bool
+) -> tuple[nn.Module, list[Conversion], set[int]]:
     """The model with quantized layers, a row for each layer, and the places of the pairs that matched one."""
-    done: dict[int, tuple[nn.Module, Row]] = {}
-    rows: list[Row] = []
+    done: dict[int, tuple[nn.Module, Conversion]] = {}
+    rows: list[Conversion] = []
     matched: set[int] = set()
     for name, module in modules_of(model, every_name=True):
         if isinstance(module, _OPAQUE):
-            rows.append(Row(name, type(module).__name__, None, "its products are no layers, and stay in floats"))
+            rows.append(Conversion(name, type(module).__name__, None, "its products are no layers, and stay in floats"))
         if not isinstance(module, (*LAYERS, Layer)):
             continue
         if id(module) in done:
             new, first = done[id(module)]
-            rows.append(Row(name, first.type, first.scheme, f"the same module as {first.name!r}"))
+            rows.append(Conversion(name, first.type, first.scheme, f"the same module as {first.name!r}"))
         else:
             scheme, reason = _choice(pairs, name, module, matched)
-            new, row = module, Row(name, type(module).__name__, scheme, reason)
+            new, row = module, Conversion(name, type(module).__name__, scheme, reason)
             if scheme is not None:
                 try:
                     new = _converted(module, scheme, learn_scales)
                 except (TypeError, ValueError) as error:
-                    row = Row(name, row.type, None, str(error))
+                    row = Conversion(name, row.type, None, str(error))
             done[id(module)] = new, row
             rows.append(row)
         if new is not module:
@@ -233,7 +235,7 @@ def _unfuse(model: nn.Module) -> None:
             module.use_nested_tensor = False
 
 
-def _said(row: Row) -> str:
+def _said(row: Conversion) -> str:
     if row.scheme is None:
         return f"- {row.reason}"
     named = spelled(row.scheme)

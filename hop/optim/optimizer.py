@@ -11,7 +11,7 @@ from hop.compat import eager
 from hop.numerics.quantizer import Quantizer
 from hop.optim.states import BITS8, States, fresh, is_placed, local, quantizer, spelled
 from hop.optim.step import step_
-from hop.optim.updates import Rule
+from hop.optim.updates import UpdateRule
 from hop.tensor import QuantizedTensor
 
 _OWN = (
@@ -24,7 +24,7 @@ _OF_TORCH = ("foreach", "fused", "capturable", "differentiable")  # which say ho
 _STREAMS = 2**16  # of random numbers, for each param group
 
 
-class Options(TypedDict, total=False):
+class Keywords(TypedDict, total=False):
     """What all optimizers take by keyword."""
 
     maximize: bool
@@ -89,7 +89,7 @@ class Optimizer(torch.optim.Optimizer):
         """The names of the states of a group."""
         raise NotImplementedError
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
         """What a step does with the parameters of a group."""
         raise NotImplementedError
 

@@ -23,7 +23,7 @@ from hop.export.rewrite import encodings
 from hop.export.rewrite.editing import Editing
 from hop.export.rewrite.encodings import RANGES, Encoding
 from hop.export.rewrite.program import check_program, propagate, rebuilt, value, without_unused
-from hop.export.rewrite.report import Report, Rewritten, Row
+from hop.export.rewrite.report import Change, Report, Rewritten
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.calls import Call, is_integer, usage
 from hop.impls.scaled.operands import centered, permuted, plain
@@ -82,7 +82,7 @@ class _Writer(Editing):
     def __init__(self, program: ExportedProgram, target: str | None) -> None:
         super().__init__(program, "qdq")
         self.target = target
-        self.rows: list[Row] = []
+        self.rows: list[Change] = []
         self.read: set[Node] = set()  # nodes that quantize for what was written
         self.tokens: dict[Node, list[Node]] = {}  # the scales and zero points of rows, of nodes that quantize
 
@@ -95,10 +95,10 @@ class _Writer(Editing):
             for node in self.graph.find_nodes(op="call_function", target=target):
                 read, tokens = set(self.read), dict(self.tokens)
                 try:
-                    self.rows.append(Row(node.name, _name(node), write(node), True))
+                    self.rows.append(Change(node.name, _name(node), write(node), True))
                 except _Left as reason:
                     self.read, self.tokens = read, tokens
-                    self.rows.append(Row(node.name, _name(node), str(reason), False))
+                    self.rows.append(Change(node.name, _name(node), str(reason), False))
         self.graph.eliminate_dead_code()
         propagate(self.graph)
 

@@ -36,7 +36,7 @@ def _declines(call: Call) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def product(call: Call) -> "native_product.Call | str":
+def product(call: Call) -> "native_product.NativeProduct | str":
     """What the kernels are told of the call, or why they do not take it."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     along = call.roles.rhs_sums
@@ -71,7 +71,7 @@ def _product(
     usage: str,
     along: int,
     bias: torch.dtype | None,
-) -> "native_product.Call | str":
+) -> "native_product.NativeProduct | str":
     if isinstance(lhs, Quantizer):
         if lhs.is_tiled():
             return "the left factor is packed"
@@ -104,7 +104,7 @@ def _product(
         more = f" {native_product.describe_output(output)}" if codes else ""
     if dtype not in (*native_product.FLOATS, torch.int8, torch.uint8):
         return f"gives float32, bfloat16 and float16, not {dtype}"
-    made = native_product.Call(a.names, b.names, codes, f"{words} {native_product.name(dtype)}{more}")  # type: ignore[union-attr]
+    made = native_product.NativeProduct(a.names, b.names, codes, f"{words} {native_product.name(dtype)}{more}")  # type: ignore[union-attr]
     return native_product.declines(made, left, shape, bias) or made
 
 

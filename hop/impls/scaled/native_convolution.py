@@ -30,7 +30,7 @@ from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 
 
-class Convolution(NamedTuple):
+class NativeConvolution(NamedTuple):
     """A convolution that the kernels take."""
 
     gives_codes: bool
@@ -56,7 +56,7 @@ def _declines(call: Call) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def convolution(call: Call) -> Convolution | str:
+def convolution(call: Call) -> NativeConvolution | str:
     """What the kernels are told of the call, or why they do not take it."""
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     if x.quantizer.layout is not None:
@@ -84,7 +84,9 @@ def _numbers(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _convolution(op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tuple[Any, ...]) -> Convolution | str:
+def _convolution(
+    op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tuple[Any, ...]
+) -> NativeConvolution | str:
     (of_x, x_shape, x_strides), (of_weight, shape, strides) = lhs, rhs
     tiled = of_weight.is_tiled()
     if (reason := _declines_weight(of_weight, tiled)) is not None:
@@ -118,7 +120,7 @@ def _convolution(op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tup
         f"output {native_product.name(dtype)}",
         *([native_product.describe_output(output)] if codes else []),
     ]
-    return Convolution(codes, " ".join(words), geometry.output)
+    return NativeConvolution(codes, " ".join(words), geometry.output)
 
 
 def _name(q: Quantizer) -> str:
