@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hop.compat.eager import OpOverload
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master
-from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active
+from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, SchemeNeeds, active
 from hop.nn.delayed import AmaxHistory
 from hop.nn.static import StaticScale
 from hop.numerics import calibration
@@ -83,10 +83,10 @@ class Layer(nn.Module):
         if not isinstance(scheme, Scheme):
             raise TypeError(f"{type(self).__name__}: scheme must be a hop.Scheme, got {scheme!r}")
         self._check(scheme)
-        self._own = Plan.of(scheme)
+        self._own = SchemeNeeds.of(scheme)
         self._build(self._own)
 
-    def plan(self) -> Plan:
+    def plan(self) -> SchemeNeeds:
         """What it computes in now."""
         return active(self._own)
 
@@ -157,7 +157,7 @@ class Layer(nn.Module):
         """The result of the operator in a scheme that is not None."""
         return quantized(op, scheme, *args, scales=scales)
 
-    def _computes_floats(self, plan: Plan) -> bool:
+    def _computes_floats(self, plan: SchemeNeeds) -> bool:
         return plan.scheme is None or self.calibrating
 
     def _check_has_floats(self) -> None:
@@ -168,7 +168,7 @@ class Layer(nn.Module):
                 "(hop.nn.gather_as_codes); calibrate, or evaluate in floats, before fully_shard"
             )
 
-    def _given(self, plan: Plan, x: Tensor) -> Scales:
+    def _given(self, plan: SchemeNeeds, x: Tensor) -> Scales:
         """What the quantizers take that find no scale themselves."""
         given: dict[str, Tensor | None] = {}
         for role, _ in plan.needs:
@@ -204,7 +204,7 @@ class Layer(nn.Module):
         """Whether `role` has state where its quantizer needs it."""
         return role in self.roles and not (role == WEIGHT and self.frozen)
 
-    def _unbuilt(self, plan: Plan) -> list[tuple[str, str]]:
+    def _unbuilt(self, plan: SchemeNeeds) -> list[tuple[str, str]]:
         """The roles, and their quantizers, for which there is no state, or that of another quantizer."""
         return [
             (role, text)
@@ -212,7 +212,7 @@ class Layer(nn.Module):
             if self._keeps(role) and (role not in self.scales or self.scales[role].spelling != text)
         ]
 
-    def _build(self, plan: Plan) -> None:
+    def _build(self, plan: SchemeNeeds) -> None:
         """Make what is missing. State that the plan does not use stays for the schemes that do."""
         missing = self._unbuilt(plan)
         if missing and not isinstance(self.scales, nn.ModuleDict):
@@ -248,7 +248,7 @@ class Layer(nn.Module):
 
         op, args = self._call(self._sample())
         given: dict[str, Tensor] = {}
-        for role, text in Plan.of(scheme).needs:
+        for role, text in SchemeNeeds.of(scheme).needs:
             given[FIELDS[role]] = torch.ones(1, device="meta")
             if role != GRADIENT and Quantizer.parse(text).scale.has_zero_point():
                 given[f"{FIELDS[role]}_zero_point"] = torch.ones(1, device="meta")
