@@ -108,19 +108,22 @@ class LinearBackward(Hop):
         call = SchemeCall(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (*factors, *bias), {})
         wanted = [LHS] * need.of_x() + [RHS] * need.of_weight() + [BIAS] * need.bias
         through = gradient.through_operator(call, grad, wanted)
-        found: list[Any] = [None] * len(need)
-        ways = ((LHS, 0, slice(3, 5), contract.of_x()), (RHS, 1, slice(5, 7), contract.of_weight()))
-        for role, own, of_scales, saved in ways:
+        grads: dict[str, Any] = {}
+        for role, name, saved, proto in (
+            (LHS, "x", contract.of_x(), protos[0]),
+            (RHS, "weight", contract.of_weight(), protos[1]),
+        ):
             if role not in through:
                 continue
             if saved.original:
-                flags = [need[own], *need[of_scales]]
-                found[own], *found[of_scales] = gradient.through_quantizer(call, role, through[role], flags)
+                names = (name, f"{name}_scale", f"{name}_zero_point")
+                flags = [getattr(need, n) for n in names]
+                grads |= zip(names, gradient.through_quantizer(call, role, through[role], flags), strict=True)
             else:  # nothing was clipped, and no scale learns
-                found[own] = through[role].to(dtypes[own])
+                grads[name] = through[role].to(proto.dtype)
         if need.bias:
-            found[2] = through[BIAS].to(dtypes[2])
-        return [g.contiguous() for g, n in zip(found, need, strict=True) if n]
+            grads["bias"] = through[BIAS].to(dtypes[2])
+        return [grads[name].contiguous() for name in Needs._fields if getattr(need, name)]
 
     def fake(
         self, _scheme: str, _dtype: Any, needs: Any, _options: Any, shapes: Any, dtypes: Any, /, *rest: Any

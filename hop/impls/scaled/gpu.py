@@ -137,15 +137,15 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
         if blocks.per_dimension(q.block, 2)[0] != 1 or q.hadamard is not None:
             return f"for blocks of one row that are not transformed, not {q}"
         codes = codes if q.per_byte() == 1 else codes.view(torch.float4_e2m1fn_x2)
-        held = _GROUPS.get(q.scale.block_scale_format)  # type: ignore[arg-type]
-        if held is None or (q.per_byte() > 1 and q.format != E2M1):
+        scale_dtype = _GROUPS.get(q.scale.block_scale_format)  # type: ignore[arg-type]
+        if scale_dtype is None or (q.per_byte() > 1 and q.format != E2M1):
             return f"for scales in e8m0 and e4m3, and of 4 bits e2m1, not {q}"
-        scale = scale.view(held)
+        scale = scale.view(scale_dtype)
         if not q.scale.outer_scale_is_one():
-            rest = q.scale.outer_scale_of(own.tensors[1:], q.format)
-            if rest is None or q.scale.outer_block != (-1, -1):
+            outer_scale = q.scale.outer_scale_of(own.tensors[1:], q.format)
+            if outer_scale is None or q.scale.outer_block != (-1, -1):
                 return "a second scale for each row"
-            outer = rest.reshape(1) if outer is None else outer * rest.reshape(1)
+            outer = outer_scale.reshape(1) if outer is None else outer * outer_scale.reshape(1)
         codes, scale = (t.flatten(0, -2) if name == "lhs" else t.mT for t in (codes, scale))
         found |= {name: codes, f"{name}_scale": scale}
     return found if outer is None else found | {"global_scale": outer}

@@ -136,8 +136,8 @@ def reader(call: Call, role: str, names: Sequence[str | None]) -> Callable[[Any]
     if not isinstance(x, Operand):
         return lambda x: (x, None, None, None)
     wanted = usage(call, role)
-    held = [None if name is None else copies.name_of(x.quantizer, wanted, name) for name in names]
-    return lambda x: [None if name is None else getattr(x, name) for name in held]
+    buffers = [None if name is None else copies.name_of(x.quantizer, wanted, name) for name in names]
+    return lambda x: [None if name is None else getattr(x, name) for name in buffers]
 
 
 def _run(call: Call) -> Any:

@@ -215,8 +215,8 @@ def _run(call: Call) -> Any:
     made = convolution(call)
     assert not isinstance(made, str)
     unbatched = x.dim() < weight.dim()
-    of_x = (t if t is None or not unbatched else t.unsqueeze(0) for t in _held(x))
-    operands = (*of_x, *_held(weight)[:2], bias)
+    of_x = (t if t is None or not unbatched else t.unsqueeze(0) for t in _buffers(x))
+    operands = (*of_x, *_buffers(weight)[:2], bias)
 
     def run(*given: Tensor | None) -> Tensor:
         out = native_operators.convolution(*operands, *given, weight.shape[0], made.description)
@@ -230,7 +230,7 @@ def _run(call: Call) -> Any:
     return finish(call, run(None, None))
 
 
-def _held(x: Operand) -> tuple[Any, ...]:
+def _buffers(x: Operand) -> tuple[Any, ...]:
     """Codes, as they lie or unpacked, scales and zero points."""
     q = x.quantizer
     if q.layout is not None:
