@@ -10,7 +10,7 @@ from hop.compat import eager, functorch
 from hop.compat.pytree import tree_flatten, tree_unflatten
 
 
-class Call:
+class BareCall:
     """One call without its tensors: a context that outlives the call keeps none of them alive."""
 
     def __init__(self, hop: Any, leaves: list[Any], spec: Any) -> None:
@@ -19,7 +19,7 @@ class Call:
         self.rest = [None if isinstance(x, Tensor) else x for x in leaves]
 
     @classmethod
-    def take(cls, hop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple["Call", list[Tensor]]:
+    def take(cls, hop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple["BareCall", list[Tensor]]:
         leaves, spec = tree_flatten((args, kwargs))
         call = cls(hop, leaves, spec)
         return call, [leaves[i] for i in call.positions]
@@ -35,8 +35,8 @@ class Call:
         return self.hop(*args, **kwargs)
 
 
-class Rule:
-    """The gradient of a call, for torch.autograd.Function: inputs are the Call, then its tensors."""
+class Gradient:
+    """The gradient of a call, for torch.autograd.Function: inputs are the BareCall, then its tensors."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -58,8 +58,8 @@ class Rule:
         return None, *(grads[i] for i in call.positions)
 
 
-class AutogradRule(Rule, torch.autograd.Function):
+class AutogradRule(Gradient, torch.autograd.Function):
     @staticmethod
-    def forward(call: Call, *tensors: Tensor) -> Tensor:
+    def forward(call: BareCall, *tensors: Tensor) -> Tensor:
         with eager.below_autograd():
             return call.run(*tensors)

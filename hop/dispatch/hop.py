@@ -27,7 +27,7 @@ from hop.compat.eager import DispatchKey, HigherOrderOperator
 from hop.compat.functorch import TransformType
 from hop.compat.pytree import tree_leaves, tree_map_only
 from hop.dispatch import compiled, plan
-from hop.dispatch.autograd import AutogradRule, Call, Rule
+from hop.dispatch.autograd import AutogradRule, BareCall, Gradient
 from hop.dispatch.kernel import Kernel
 
 hops: list["Hop"] = []
@@ -186,7 +186,7 @@ class Hop(HigherOrderOperator):
             if any(map(eager.has_tangent, tensors)):
                 return self.forward_mode(*args, **kwargs)  # PyTorch's own rules propagate tangent and gradient
             if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-                call, tensors = Call.take(self, args, kwargs)
+                call, tensors = BareCall.take(self, args, kwargs)
                 return cast(Any, AutogradRule.apply(call, *tensors))
         with eager.below_autograd():
             return self(*args, **kwargs)
@@ -194,8 +194,8 @@ class Hop(HigherOrderOperator):
     def _grad_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not self.differentiable(*args, **kwargs):
             return self._level_below(interpreter, args, kwargs)
-        call, tensors = Call.take(self, args, kwargs)
-        return functorch.apply_at_level(Rule, interpreter, call.run, call, tensors)
+        call, tensors = BareCall.take(self, args, kwargs)
+        return functorch.apply_at_level(Gradient, interpreter, call.run, call, tensors)
 
     def _jvp_level(self, interpreter: Any, /, *args: Any, **kwargs: Any) -> Any:
         tensors = plan.tensors(args, kwargs)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.dispatch.compiled import operators
-from hop.numerics import copies
+from hop.numerics import blocks, copies
+from hop.numerics.blocks import Block
 from hop.numerics.quantizer import Quantizer
 
 
@@ -50,6 +51,16 @@ class Operand(NamedTuple):
 
     def dim(self) -> int:
         return len(self.shape)
+
+    @property
+    def block(self) -> Block:
+        """The size of a block along each dimension, -1 for a whole one, as the row-wise copy has them."""
+        return blocks.per_dimension(self.quantizer.block, len(self.shape))
+
+    @property
+    def zero(self) -> Tensor | int:
+        """The codes of 0, one for each block, or one for all."""
+        return self.zero_point if self.quantizer.scale.has_zero_point() else self.quantizer.format.zero
 
     def values(self, usage: str = "") -> Tensor:
         """The numbers that it stands for, float32, from the copy named."""

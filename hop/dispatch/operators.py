@@ -7,7 +7,9 @@ bias        added to the result, in real numbers, or in units of the product of 
 other       an argument that may be quantized, of an operator that is no product
 index       says where, and stays as it is
 
-tests/impls/test_operators_table.py says which places know which families, and why one leaves an operator out.
+A family that scaled runs is a row here, whose operators have roles, and the file that it names, in
+hop/impls/scaled/families/. tests/impls/test_operators_table.py says which other places know which families, and why one
+leaves an operator out.
 """
 
 from dataclasses import dataclass
@@ -29,20 +31,21 @@ class Family:
     name: str
     is_linear: bool = False  # sums of products: integers modulo 2^bits may be computed in any wider type
     moves: bool = False  # elements of the result are the operands', chosen by their places alone
+    file: str = ""  # of hop/impls/scaled/families/, which says what scaled makes of it
 
 
-MATRIX = Family("matrix product", is_linear=True)
+MATRIX = Family("matrix product", is_linear=True, file="matrix")
 VECTOR = Family("vector product", is_linear=True)
-CONVOLUTION = Family("convolution", is_linear=True)
-EMBEDDING = Family("embedding")
-MULTIPLY = Family("multiplication", is_linear=True)
-ADD = Family("addition", is_linear=True)
-MEAN = Family("mean")  # and average pooling
-CONCATENATE = Family("concatenation", moves=True)
-BOUND = Family("clamp")
-MAXIMUM = Family("maximum pooling")
-NEAREST = Family("nearest neighbor")  # elements repeated along dimensions
-VIEW = Family("view", moves=True)
+CONVOLUTION = Family("convolution", is_linear=True, file="convolution")
+EMBEDDING = Family("embedding", file="embedding")
+MULTIPLY = Family("multiplication", is_linear=True, file="elementwise")
+ADD = Family("addition", is_linear=True, file="elementwise")
+MEAN = Family("mean", file="mean")  # and average pooling
+CONCATENATE = Family("concatenation", moves=True, file="choices")
+BOUND = Family("clamp", file="choices")
+MAXIMUM = Family("maximum pooling", file="choices")
+NEAREST = Family("nearest neighbor", file="choices")  # elements repeated along dimensions
+VIEW = Family("view", moves=True, file="choices")
 MOVE = Family("copy or reordering", moves=True)
 SUM = Family("sum", is_linear=True)
 DIVIDE = Family("division")

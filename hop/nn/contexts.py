@@ -1,7 +1,7 @@
 """Which scheme a layer computes in: its own, or that of the innermost `with hop.nn.scheme(...)` of this thread.
 
-What a layer reads in its forward is a Plan: a scheme, and which of its roles need state. It is made once, outside of
-compiled programs, which guard on what they read of it and so are compiled anew for another scheme.
+What a layer reads in its forward is a SchemeNeeds: a scheme, and which of its roles need state. It is made once,
+outside of compiled programs, which guard on what they read of it and so are compiled anew for another scheme.
 """
 
 import threading
@@ -21,7 +21,7 @@ Choice = Callable[[str], Quantizer | None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SchemeNeeds:
     """A scheme as layers read it."""
 
     scheme: Scheme | None  # None: floats
@@ -30,20 +30,20 @@ class Plan:
     needs: tuple[tuple[str, str], ...]  # the roles whose quantizers find no scale themselves, and their spellings
 
     @staticmethod
-    def of(scheme: Scheme | None) -> "Plan":
-        """The plan of `scheme`."""
+    def of(scheme: Scheme | None) -> "SchemeNeeds":
+        """Those of `scheme`."""
         if scheme is None:
-            return Plan(None, None, False, ())
+            return SchemeNeeds(None, None, False, ())
         quantizers = [(role, getattr(scheme, field)) for role, field in FIELDS.items()]
         needs = tuple((role, str(q)) for role, q in quantizers if q is not None and q.scale.missing() is not None)
-        return Plan(scheme, scheme.to_nearest(), scheme.rhs is not None, needs)
+        return SchemeNeeds(scheme, scheme.to_nearest(), scheme.rhs is not None, needs)
 
 
 class _Here(threading.local):
-    """The plans of the contexts that this thread is in, the innermost last."""
+    """The schemes of the contexts that this thread is in, the innermost last."""
 
     def __init__(self) -> None:
-        self.plans: tuple[Plan, ...] = ()  # of the instance, for compiled programs to guard on it
+        self.plans: tuple[SchemeNeeds, ...] = ()  # of the instance, for compiled programs to guard on it
 
 
 _here = _Here()
@@ -69,7 +69,7 @@ class scheme:
     """
 
     def __init__(self, choice: Scheme | Choice) -> None:
-        self._plan = Plan.of(choice if isinstance(choice, Scheme) else _chosen(choice))
+        self._plan = SchemeNeeds.of(choice if isinstance(choice, Scheme) else _chosen(choice))
 
     def __enter__(self) -> None:
         _here.plans = (*_here.plans, self._plan)
@@ -78,7 +78,7 @@ class scheme:
         _here.plans = _here.plans[:-1]
 
 
-def active(own: Plan) -> Plan:
+def active(own: SchemeNeeds) -> SchemeNeeds:
     """The plan of a layer whose own is `own`."""
     return _here.plans[-1] if _here.plans else own
 
@@ -92,9 +92,9 @@ def same_scheme() -> tuple[Any, Any]:
 class _Plans:
     """A context with these plans."""
 
-    def __init__(self, plans: tuple[Plan, ...]) -> None:
+    def __init__(self, plans: tuple[SchemeNeeds, ...]) -> None:
         self._plans = plans
-        self._outer: tuple[Plan, ...] = ()
+        self._outer: tuple[SchemeNeeds, ...] = ()
 
     def __enter__(self) -> None:
         self._outer, _here.plans = _here.plans, self._plans

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hop.impls.quantize import dequantize
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import LAYERS, Linear
-from hop.nn.report import Report, Row, counted
+from hop.nn.report import Conversion, Report, counted
 from hop.nn.siblings import share_input, siblings
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme, named
@@ -72,27 +72,29 @@ def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filte
     return model
 
 
-def _walked(model: nn.Module, pairs: Sequence[Rule], learn_scales: bool) -> tuple[nn.Module, list[Row], set[int]]:
+def _walked(
+    model: nn.Module, pairs: Sequence[Rule], learn_scales: bool
+) -> tuple[nn.Module, list[Conversion], set[int]]:
     """The model with quantized layers, a row for each layer, and the places of the pairs that matched one."""
-    done: dict[int, tuple[nn.Module, Row]] = {}
-    rows: list[Row] = []
+    done: dict[int, tuple[nn.Module, Conversion]] = {}
+    rows: list[Conversion] = []
     matched: set[int] = set()
     for name, module in modules_of(model, every_name=True):
         if isinstance(module, _OPAQUE):
-            rows.append(Row(name, type(module).__name__, None, "its products are no layers, and stay in floats"))
+            rows.append(Conversion(name, type(module).__name__, None, "its products are no layers, and stay in floats"))
         if not isinstance(module, (*LAYERS, Layer)):
             continue
         if id(module) in done:
             new, first = done[id(module)]
-            rows.append(Row(name, first.type, first.scheme, f"the same module as {first.name!r}"))
+            rows.append(Conversion(name, first.type, first.scheme, f"the same module as {first.name!r}"))
         else:
             scheme, reason = _choice(pairs, name, module, matched)
-            new, row = module, Row(name, type(module).__name__, scheme, reason)
+            new, row = module, Conversion(name, type(module).__name__, scheme, reason)
             if scheme is not None:
                 try:
                     new = _converted(module, scheme, learn_scales)
                 except (TypeError, ValueError) as error:
-                    row = Row(name, row.type, None, str(error))
+                    row = Conversion(name, row.type, None, str(error))
             done[id(module)] = new, row
             rows.append(row)
         if new is not module:

@@ -19,7 +19,7 @@ from hop.impls.pack import layout_for, pack_operator
 from hop.impls.quantize import quantize
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master, reminder
-from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, Plan, active
+from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, SchemeNeeds, active
 from hop.nn.delayed import AmaxHistory
 from hop.nn.sharing import SharedInput
 from hop.nn.static import StaticScale
@@ -101,7 +101,7 @@ class Layer(nn.Module):
                 "hop.schemes.INT8_DYNAMIC"
             )
         self._check(scheme)
-        self._own = Plan.of(scheme)
+        self._own = SchemeNeeds.of(scheme)
         self._build(self._own)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -113,7 +113,7 @@ class Layer(nn.Module):
             )
         super().__setattr__(name, value)
 
-    def plan(self) -> Plan:
+    def plan(self) -> SchemeNeeds:
         """What it computes in now."""
         return active(self._own)
 
@@ -203,7 +203,7 @@ class Layer(nn.Module):
         """The result of the operator in a scheme that is not None."""
         return quantized(op, scheme, *args, scales=None if scales is _NO_SCALES else scales)
 
-    def _computes_floats(self, plan: Plan) -> bool:
+    def _computes_floats(self, plan: SchemeNeeds) -> bool:
         return plan.scheme is None or self.calibrating
 
     def _check_has_floats(self) -> None:
@@ -214,7 +214,7 @@ class Layer(nn.Module):
                 "(hop.nn.gather_as_codes); calibrate, or evaluate in floats, before fully_shard"
             )
 
-    def _given(self, plan: Plan, x: Tensor) -> Scales:
+    def _given(self, plan: SchemeNeeds, x: Tensor) -> Scales:
         """What the quantizers take that find no scale themselves."""
         if not plan.needs:
             return _NO_SCALES
@@ -252,7 +252,7 @@ class Layer(nn.Module):
         """Whether `role` has state where its quantizer needs it."""
         return role in self.roles and not (role == WEIGHT and self.frozen)
 
-    def _unbuilt(self, plan: Plan) -> list[tuple[str, str]]:
+    def _unbuilt(self, plan: SchemeNeeds) -> list[tuple[str, str]]:
         """The roles, and their quantizers, for which there is no state, or that of another quantizer."""
         return [
             (role, text)
@@ -260,7 +260,7 @@ class Layer(nn.Module):
             if self._keeps(role) and (role not in self.scales or self.scales[role].spelling != text)
         ]
 
-    def _build(self, plan: Plan) -> None:
+    def _build(self, plan: SchemeNeeds) -> None:
         """Make what is missing. State that the plan does not use stays for the schemes that do."""
         missing = self._unbuilt(plan)
         if missing and not isinstance(self.scales, nn.ModuleDict):
@@ -296,7 +296,7 @@ class Layer(nn.Module):
 
         op, args = self._call(self._sample())
         given: dict[str, Tensor] = {}
-        for role, text in Plan.of(scheme).needs:
+        for role, text in SchemeNeeds.of(scheme).needs:
             given[FIELDS[role]] = torch.ones(1, device="meta")
             if role != GRADIENT and Quantizer.parse(text).scale.has_zero_point():
                 given[f"{FIELDS[role]}_zero_point"] = torch.ones(1, device="meta")

@@ -12,7 +12,7 @@ from hop.compat.modules import ConvNd, padding_at_ends
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
 from hop.impls.quantized.linear import linear
-from hop.nn.contexts import OUTPUT, WEIGHT, Plan
+from hop.nn.contexts import OUTPUT, WEIGHT, SchemeNeeds
 from hop.nn.layer import Layer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme, for_convolution
@@ -170,7 +170,7 @@ class Embedding(Layer, nn.Embedding):
     def _result(self, one: Sequence[int]) -> Sequence[int]:
         return (*one, self.embedding_dim)
 
-    def _computes_floats(self, plan: Plan) -> bool:
+    def _computes_floats(self, plan: SchemeNeeds) -> bool:
         return super()._computes_floats(plan) or not plan.quantizes_weight
 
     def _check(self, scheme: Scheme) -> None:

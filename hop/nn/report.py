@@ -10,7 +10,7 @@ from hop.numerics.schemes import Scheme
 
 
 @dataclass(frozen=True)
-class Row:
+class Conversion:
     """What became of one layer, or of a parameter that belongs to none."""
 
     name: str
@@ -27,7 +27,7 @@ class Report:
 
     Every floating-point parameter is in a row: those of layers in theirs, others in one of their own."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Conversion, ...]
     unused: tuple[str, ...]  # selectors of which earlier rules took every layer
 
     @property
@@ -59,14 +59,14 @@ class Report:
         lines += [f"earlier rules take every layer that {selector} matches" for selector in self.unused]
         return "\n".join([*lines, self.summary])
 
-    def _counted(self, row: Row) -> str:
+    def _counted(self, row: Conversion) -> str:
         return f"{row.parameters:,} {_share(row.parameters, self.parameters):>7}" if row.parameters else ""
 
 
-def counted(model: nn.Module, rows: list[Row]) -> tuple[Row, ...]:
+def counted(model: nn.Module, rows: list[Conversion]) -> tuple[Conversion, ...]:
     """The rows of layers with the sizes of their weights, and rows for the parameters that are in none of them."""
     modules, seen = dict(modules_of(model, every_name=True)), set[int]()
-    result: list[Row] = []
+    result: list[Conversion] = []
     for row in rows:
         module, is_quantized = modules[row.name], row.scheme is not None and row.scheme.rhs is not None
         own = {name: p for name, p in module.named_parameters() if p.is_floating_point() and id(p) not in seen}
@@ -77,7 +77,9 @@ def counted(model: nn.Module, rows: list[Row]) -> tuple[Row, ...]:
     for name, p in model.named_parameters():
         if id(p) not in seen and p.is_floating_point():
             module = modules[name.rpartition(".")[0]]
-            result.append(Row(name, type(module).__name__, None, "no weight of a layer that is known", p.numel()))
+            result.append(
+                Conversion(name, type(module).__name__, None, "no weight of a layer that is known", p.numel())
+            )
     return tuple(result)
 
 
@@ -85,7 +87,7 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.1f} %"
 
 
-def _said(row: Row) -> str:
+def _said(row: Conversion) -> str:
     if row.scheme is None:
         return f"- {row.reason}"
     named = spelled(row.scheme)

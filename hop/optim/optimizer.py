@@ -12,7 +12,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import flag, integer, shown
 from hop.optim.states import BITS8, States, fresh, is_placed, local, quantizer, spelled
 from hop.optim.step import step_
-from hop.optim.updates import Rule
+from hop.optim.updates import UpdateRule
 from hop.tensor import QuantizedTensor
 
 _OWN = (
@@ -28,7 +28,7 @@ _SAVED = "give what state_dict() of an optimizer returns"
 _STREAMS = 2**16  # of random numbers, for each param group
 
 
-class Options(TypedDict, total=False):
+class Keywords(TypedDict, total=False):
     """What all optimizers take by keyword."""
 
     maximize: bool
@@ -112,7 +112,7 @@ class Optimizer(torch.optim.Optimizer):
         """The names of the states of a group."""
         raise NotImplementedError
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
         """What a step does with the parameters of a group."""
         raise NotImplementedError
 

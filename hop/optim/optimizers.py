@@ -7,9 +7,9 @@ from typing import Any, cast
 from torch import Tensor
 from typing_extensions import Unpack
 
-from hop.optim.optimizer import Optimizer, Options
+from hop.optim.optimizer import Keywords, Optimizer
 from hop.optim.states import BITS4, FP8
-from hop.optim.updates import Rule
+from hop.optim.updates import UpdateRule
 
 
 class Adam(Optimizer):
@@ -42,7 +42,7 @@ class Adam(Optimizer):
         amsgrad: bool = False,
         *,
         decoupled_weight_decay: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[Keywords],
     ) -> None:
         _check(self._name, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -55,9 +55,9 @@ class Adam(Optimizer):
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
         return ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * bool(group["amsgrad"]))
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
         coupled = not group["decoupled_weight_decay"] and group["weight_decay"] != 0
-        return Rule("adam", coupled=coupled, maximize=group["maximize"])
+        return UpdateRule("adam", coupled=coupled, maximize=group["maximize"])
 
     def _options(self, group: dict[str, Any]) -> Sequence[float]:
         return *group["betas"], group["eps"], group["weight_decay"]
@@ -74,7 +74,7 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[Keywords],
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)
 
@@ -108,7 +108,7 @@ class SGD(Optimizer):
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[Keywords],
     ) -> None:
         _check(self._name, lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -122,9 +122,9 @@ class SGD(Optimizer):
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
         coupled, nesterov = group["weight_decay"] != 0, bool(group["nesterov"])
-        return Rule("sgd", coupled=coupled, nesterov=nesterov, maximize=group["maximize"])
+        return UpdateRule("sgd", coupled=coupled, nesterov=nesterov, maximize=group["maximize"])
 
     def _options(self, group: dict[str, Any]) -> Sequence[float]:
         return group["momentum"], group["dampening"], group["weight_decay"]
@@ -140,7 +140,7 @@ class Lion(Optimizer):
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[Keywords],
     ) -> None:
         _check(self._name, lr=lr, betas=betas, weight_decay=weight_decay)
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, **options)
@@ -148,8 +148,8 @@ class Lion(Optimizer):
     def _names(self, group: dict[str, Any]) -> Sequence[str]:
         return ("exp_avg",)
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
-        return Rule("lion", maximize=group["maximize"])
+    def _rule(self, group: dict[str, Any]) -> UpdateRule:
+        return UpdateRule("lion", maximize=group["maximize"])
 
     def _options(self, group: dict[str, Any]) -> Sequence[float]:
         return *group["betas"], group["weight_decay"]

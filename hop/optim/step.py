@@ -25,7 +25,7 @@ from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.optim.rounding import rounded
 from hop.optim.states import least_part, raised
-from hop.optim.updates import Rule
+from hop.optim.updates import UpdateRule
 from hop.tensor import QuantizedTensor
 
 _USAGES = [copies.ROWWISE]
@@ -81,7 +81,7 @@ def _step(
     for zero, error in zip(zeros, errors, strict=True):
         if not zero.item() == 0:
             raise FloatingPointError(error)
-    parsed, lr = Rule.parse(rule), lr if lr_tensor is None else lr_tensor.item()
+    parsed, lr = UpdateRule.parse(rule), lr if lr_tensor is None else lr_tensor.item()
     held = _each(quantizers, buffers, len(params))
     held = list(held)
     for p, grad, (names, own) in zip(params, grads, held, strict=True):
@@ -91,7 +91,7 @@ def _step(
         count = step.item()
         numbers = parsed.numbers(count, lr, options)
         key = None if seed is None or p.dtype != torch.bfloat16 else seed + int(count)
-        least = [least_part(name) if name and i >= Rule.means else 0.0 for i, name in enumerate(names)]
+        least = [least_part(name) if name and i >= UpdateRule.means else 0.0 for i, name in enumerate(names)]
         call = (rule, numbers, key, stream, p, grad, names, own, least)
         if native.declines(call) is None:
             native.step_(call)
@@ -203,11 +203,11 @@ def updated(
         dequantize_buffers(q, list(own), _USAGES, list(p.shape), torch.float32).to(wide) if q else own[0].to(wide)
         for q, own in zip(quantizers, held, strict=True)
     ]
-    found, states = Rule.parse(rule).update(numbers.unbind(), p.to(wide), grad.to(wide), states)
+    found, states = UpdateRule.parse(rule).update(numbers.unbind(), p.to(wide), grad.to(wide), states)
     new = [found.to(p.dtype) if seed is None else rounded(found, seed, stream)]
     for i, (q, own, x) in enumerate(zip(quantizers, held, states, strict=True)):
         x = x.to(torch.float32) if q else x
-        if q and i >= Rule.means:
+        if q and i >= UpdateRule.means:
             x = raised(q, x)
         new += quantize_buffers(q, x, None, None, None, _USAGES) if q else [x.to(own[0].dtype)]
     return new

@@ -16,7 +16,7 @@ _FLAGS = ("coupled", "nesterov", "maximize")
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """What a step does, but for its numbers.
 
     Args:
@@ -38,7 +38,7 @@ class Rule:
         return " ".join([self.name, *(f for f in _FLAGS if getattr(self, f))])
 
     @classmethod
-    def parse(cls, text: str) -> "Rule":
+    def parse(cls, text: str) -> "UpdateRule":
         name, *flags = text.split()
         return cls(name, **dict.fromkeys(flags, True))
 
@@ -54,7 +54,7 @@ class Rule:
 
 
 def _adam_numbers(
-    rule: Rule, step: float, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
+    rule: UpdateRule, step: float, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
 ) -> tuple[float, ...]:
     decay = 1.0 if rule.coupled else 1 - lr * weight_decay
     rate, scale = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
@@ -62,7 +62,7 @@ def _adam_numbers(
 
 
 def adam(
-    rule: Rule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
+    rule: UpdateRule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """Adam (Kingma and Ba 2015), with decoupled weight decay AdamW (Loshchilov and Hutter 2019):
 
@@ -89,13 +89,13 @@ def _root(x: Tensor) -> Tensor:
 
 
 def _sgd_numbers(
-    rule: Rule, step: float, lr: float, momentum: float, dampening: float, weight_decay: float
+    rule: UpdateRule, step: float, lr: float, momentum: float, dampening: float, weight_decay: float
 ) -> tuple[float, ...]:
     return weight_decay, momentum, 1 - dampening, lr, float(step == 1)
 
 
 def sgd(
-    rule: Rule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
+    rule: UpdateRule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """Stochastic gradient descent, with momentum μ as torch.optim.SGD has it: b = μ b + (1 - dampening) g, in the first
     step b = g, and p = p - lr b; nesterov: p = p - lr (g + μ b). λ p is added to g if coupled.
@@ -113,13 +113,13 @@ def sgd(
 
 
 def _lion_numbers(
-    rule: Rule, step: float, lr: float, beta1: float, beta2: float, weight_decay: float
+    rule: UpdateRule, step: float, lr: float, beta1: float, beta2: float, weight_decay: float
 ) -> tuple[float, ...]:
     return 1 - lr * weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, lr
 
 
 def lion(
-    rule: Rule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
+    rule: UpdateRule, numbers: Sequence[Number], p: Tensor, grad: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """Lion (Chen et al. 2023): p = (1 - lr λ) p - lr sign(β₁ m + (1 - β₁) g), then m = β₂ m + (1 - β₂) g.
 

@@ -13,8 +13,8 @@ journal.py     what of a sweep is done               plain.py      values as JSO
 from hop.report.comparing import compare as compare
 from hop.report.report import Report as Report
 from hop.report.rows import Error as Error
-from hop.report.rows import Operand as Operand
 from hop.report.rows import Row as Row
+from hop.report.rows import Source as Source
 from hop.report.sweep_result import Candidate as Candidate
 from hop.report.sweep_result import Sweep as Sweep
 from hop.report.sweeps import CANDIDATES as CANDIDATES
@@ -27,13 +27,15 @@ __all__ = [
     "CANDIDATES",
     "Candidate",
     "Error",
-    "Operand",
     "Options",
     "Report",
     "Row",
+    "Source",
     "Spread",
     "Sweep",
     "Type",
     "compare",
     "sweep",
 ]
+
+Operand = Source  # its name in earlier versions

@@ -11,8 +11,7 @@ from torch.fx import Node
 
 from hop.buffers.operators import buffers_operator, dequantize_buffers, dequantize_operator, quantize_buffers
 from hop.compat.eager import OpOverload
-from hop.dispatch.operand import Operand as Encoded
-from hop.dispatch.operand import decode
+from hop.dispatch.operand import Operand, decode
 from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, MATRIX, RHS, aten, of, within
 from hop.export.analysis.metrics import operator_name
 from hop.export.rewrite.program import value
@@ -26,7 +25,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.report.measuring import Meter, Pair
 from hop.report.pairing import inner_operator, module_of, path_of
-from hop.report.rows import INPUT, MOVE, OTHER, PRODUCT, QUANTIZE, Error, Operand, Row
+from hop.report.rows import INPUT, MOVE, OTHER, PRODUCT, QUANTIZE, Error, Row, Source
 from hop.report.values import Spread, Type, numbers, of_quantizer
 
 _ATTENTION = aten.scaled_dot_product_attention.default  # whose first two arguments are factors
@@ -94,9 +93,9 @@ class _Listing:
             weights=_spread(max(held, key=Tensor.numel)) if held else None,
         )
 
-    def _operand(self, node: Node) -> Operand:
+    def _operand(self, node: Node) -> Source:
         name = self.held[node][0] if node in self.held else node.name
-        return Operand(name, _spelled(node) or self.meter.seen[node].type, self.places.get(node))
+        return Source(name, _spelled(node) or self.meter.seen[node].type, self.places.get(node))
 
     def _factors(self, node: Node) -> tuple[Type, ...]:
         """The types of the two factors of a product; of an embedding, of its weight."""
@@ -120,7 +119,7 @@ class _Listing:
         return tuple(t for t in types if t is not None)
 
     def _type(self, x: Any) -> Type | None:
-        if isinstance(x, Encoded):
+        if isinstance(x, Operand):
             return of_quantizer(x.quantizer)
         return (_spelled(x) or self.meter.seen[x].type) if isinstance(x, Node) else None
 
@@ -140,7 +139,7 @@ class _Listing:
         return Error(pair.b.name, *counts, figures.sqnr, figures.largest, before, pair.spread)
 
 
-def _sort(node: Node, operands: tuple[Operand, ...], result: Type) -> str:
+def _sort(node: Node, operands: tuple[Source, ...], result: Type) -> str:
     if node.op == "placeholder":
         return INPUT
     op = inner_operator(node)

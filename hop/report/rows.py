@@ -9,7 +9,7 @@ PRODUCT, QUANTIZE, MOVE, OTHER, INPUT = "product", "quantize", "move", "other", 
 
 
 @dataclass(frozen=True)
-class Operand:
+class Source:
     """A tensor that a node reads.
 
     Attributes:
@@ -89,7 +89,7 @@ class Row:
     module: str
     operator: str
     sort: str
-    operands: tuple[Operand, ...]
+    operands: tuple[Source, ...]
     computes: tuple[Type, ...]
     result: Type
     shape: tuple[int, ...]

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import hop
 from hop import QuantizedTensor, optim, presets
-from hop.optim.updates import Rule
+from hop.optim.updates import UpdateRule
 
 aten = torch.ops.aten
 EPS = torch.finfo(torch.float32).eps
@@ -91,7 +91,7 @@ class Bound:
 
     def __init__(self, optimizer: Any, p: nn.Parameter) -> None:
         group = optimizer.param_groups[0]
-        rule: Rule = optimizer._rule(group)
+        rule: UpdateRule = optimizer._rule(group)
         count = float(optimizer.state[p]["step"]) + 1
         self.numbers = rule.numbers(count, group["lr"], optimizer._options(group))
         x, grad, *states = (numbers(t.detach()).double() for t in (p, p.grad, *own(optimizer.state[p])))

@@ -15,7 +15,7 @@ from hop.tensor import QuantizedTensor
 
 
 @dataclass(frozen=True)
-class Row:
+class Difference:
     """How the values of two nodes differ, over all inputs.
 
     Attributes:
@@ -63,14 +63,14 @@ class Figures:
     dropped: bool = False
     caller: str = "verify"
 
-    def row(self) -> Row:
+    def row(self) -> Difference:
         sqnr = None
         if self.has_numbers:
             sqnr = -math.inf if self.broken else _decibels(self.signal, self.noise)
         a, b = (_name(x, part) for x, part in zip((self.a, self.b), self.parts, strict=True))
         assert self.elements is not None
         counts = self.elements, self.differing, self.largest
-        return Row(a, b, operator_name(self.a), self.output, self.dtype, self.shape, *counts, sqnr)
+        return Difference(a, b, operator_name(self.a), self.output, self.dtype, self.shape, *counts, sqnr)
 
     def add(self, x: Any, y: Any) -> None:
         if x is None and y is None:  # an output that is none

@@ -30,7 +30,7 @@ PROVEN, MAY_OVERFLOW, UNKNOWN = "proven", "may overflow", "unknown"
 
 
 @dataclass(frozen=True)
-class Row:
+class SumRange:
     """Bounds of one sum or product of integers.
 
     Attributes:
@@ -63,7 +63,7 @@ class Ranges:
     """What hop.export.ranges found: a row for each sum or product of integers that is not of constants alone, and for
     each matrix product and convolution, in order."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SumRange, ...]
 
     @property
     def proven(self) -> bool:
@@ -71,13 +71,13 @@ class Ranges:
         return all(row.status == PROVEN for row in self.rows)
 
     @property
-    def products(self) -> tuple[Row, ...]:
+    def products(self) -> tuple[SumRange, ...]:
         """Matrix products, convolutions and sums alone."""
         return tuple(row for row in self.rows if row.product)
 
     def __str__(self) -> str:
         """A line for the widest product of each node of the program, and one for each row that is not proven."""
-        groups: dict[str, list[Row]] = {}
+        groups: dict[str, list[SumRange]] = {}
         for row in self.products:
             groups.setdefault(row.node, []).append(row)
         widest = {node: max(rows, key=_width) for node, rows in groups.items()}
@@ -98,7 +98,7 @@ class Ranges:
         return f"{table(names, lines, right=5)}\nother sums and products of two integers: {counts}"
 
 
-def _width(row: Row) -> tuple[bool, int]:
+def _width(row: SumRange) -> tuple[bool, int]:
     return row.low is None, max(row.high or 0, -(row.low or 0))
 
 
@@ -137,7 +137,7 @@ def ranges(program: ExportedProgram, inputs: Mapping[str, tuple[float, float]] |
 class _Analysis:
     def __init__(self, program: ExportedProgram, owners: dict[Node, str], inputs: dict[str, Any]) -> None:
         self.graph, self.owners = program.graph, owners
-        self.rows: list[Row] = []
+        self.rows: list[SumRange] = []
         self.found: dict[Node, Any] = {}
         self.narrowed: set[Node] = set()  # casts, for which the sum before them speaks
         self._begin(program, inputs)
@@ -278,12 +278,12 @@ class _Analysis:
         bits = 1 + max((n if n >= 0 else ~n).bit_length() for n in (made.low, made.high))
         bits -= least == 0 and made.low >= 0
         names = (self.owners.get(node, node.name), node.name, str(node.target))
-        self.rows.append(Row(*names, made.is_product, made.low, made.high, bits, accumulator, status, made.known))
+        self.rows.append(SumRange(*names, made.is_product, made.low, made.high, bits, accumulator, status, made.known))
 
     def _unknown(self, node: Node, dtype: torch.dtype, reason: str) -> None:
         names = (self.owners.get(node, node.name), node.name, str(node.target))
         product = node.target in intervals.PRODUCTS
-        self.rows.append(Row(*names, product, None, None, None, dtype, UNKNOWN, reason))
+        self.rows.append(SumRange(*names, product, None, None, None, dtype, UNKNOWN, reason))
 
 
 _UNKNOWN = (Integers, Reals, intervals.Nothing)

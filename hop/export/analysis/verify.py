@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from hop.export.analysis.arguments import Data, parse
 from hop.export.analysis.correspondence import lone_calls, pairs_of, parts_of
-from hop.export.analysis.metrics import Figures, Row
+from hop.export.analysis.metrics import Difference, Figures
 from hop.export.analysis.running import Runner, compare, outputs_of
 from hop.export.table import table
 
@@ -36,18 +36,18 @@ class Comparison:
         inputs: how many inputs both programs ran on.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[Difference, ...]
     only_a: int
     only_b: int
     inputs: int
 
     @property
-    def first(self) -> Row | None:
+    def first(self) -> Difference | None:
         """The first pair that differs; None if all are equal."""
         return next((row for row in self.rows if row.differing), None)
 
     @property
-    def outputs(self) -> tuple[Row, ...]:
+    def outputs(self) -> tuple[Difference, ...]:
         """Those of the outputs, by position."""
         found = [row for row in self.rows if row.output is not None]
         return tuple(sorted(found, key=lambda row: row.output or 0))

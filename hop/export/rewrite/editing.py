@@ -14,7 +14,7 @@ from hop.buffers.operators import quantize_buffers
 from hop.compat.pytree import tree_map_only
 from hop.compat.subclasses import FakeTensor
 from hop.dispatch.operators import aten
-from hop.export.rewrite.folding import Constants, known_tensors
+from hop.export.rewrite.folding import ProgramConstants, known_tensors
 from hop.export.rewrite.program import graph_of, value
 from hop.impls.scaled import scaled_buffers
 
@@ -30,7 +30,7 @@ class Editing:
         self.prefix = prefix
         self.program, self.graph = program, graph_of(program)
         self.known = known_tensors(program, self.graph)
-        self.constants = Constants(program)
+        self.constants = ProgramConstants(program)
         self.casts: dict[Node, Node] = {}
         vals = (node.meta.get("val") for node in self.graph.nodes)
         self.mode: Any = next((v.fake_mode for v in vals if isinstance(v, FakeTensor)), None)

@@ -20,7 +20,7 @@ def folded(program: ExportedProgram) -> ExportedProgram:
     """The program of core ATen with constants in place of what it makes of parameters and constants alone, such as the
     multipliers of requantization. What would be larger than the tensors that it is made of, as int8 weights in int32
     are, and larger than 64 KiB, is left."""
-    graph, constants = graph_of(program), Constants(program)
+    graph, constants = graph_of(program), ProgramConstants(program)
     known = known_tensors(program, graph)
     for node in [n for n in known if n.op == "call_function" and any(u not in known for u in n.users)]:
         held_by = constants.hold(graph, f"folded_{node.name}", _dense(known[node]), _dense(node.meta["val"]))
@@ -53,7 +53,7 @@ def known_tensors(program: ExportedProgram, graph: Graph) -> dict[Node, Tensor]:
     return known
 
 
-class Constants:
+class ProgramConstants:
     """The constants of a program, and more of them: `tensors`, and the `signature` that goes with them."""
 
     def __init__(self, program: ExportedProgram) -> None:

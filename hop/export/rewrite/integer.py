@@ -64,7 +64,7 @@ from hop.export.rewrite.program import (
     value,
     without_unused,
 )
-from hop.export.rewrite.report import Report, Rewritten, Row
+from hop.export.rewrite.report import Change, Report, Rewritten
 from hop.export.rewrite.sums import product_of
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal, Requantization
@@ -112,7 +112,7 @@ class _Rewriter:
         self.program, self.graph, self.requantize = program, graph, requantize
         self.held: dict[Node, Held] = {}
         self.cast: dict[Node, Node] = {}  # from floats and int32 to the codes that they are
-        self.rows: list[Row] = []
+        self.rows: list[Change] = []
         self.has_recognised = False  # whether anything in the program says that it is quantized
 
     def run(self) -> None:
@@ -305,7 +305,7 @@ class _Rewriter:
             self.leave(node, str(error))
             return True
         kinds = [_kind(x) for x in (lhs, rhs)]
-        self.rows.append(Row(node.name, str(found.op), f"{' × '.join(kinds)} -> {_plain(value(last).dtype)}", True))
+        self.rows.append(Change(node.name, str(found.op), f"{' × '.join(kinds)} -> {_plain(value(last).dtype)}", True))
         self.replace(last, made)
         return True
 
@@ -364,15 +364,15 @@ class _Rewriter:
         return emit(node, run_quantize, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
 
     def leave(self, node: Node, reason: str) -> None:
-        self.rows.append(Row(node.name, str(node.target), reason.split("\n")[0], False))
+        self.rows.append(Change(node.name, str(node.target), reason.split("\n")[0], False))
 
-    def row(self, node: Node, output: str) -> Row:
+    def row(self, node: Node, output: str) -> Change:
         roles = of(node.target)
         tensors = [x for x in tensors_of(node) if value(x).dtype.is_floating_point]
         if roles.family in _PRODUCTS:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
         kinds = [_kind(self.held.get(x, x)) for x in tensors]
-        return Row(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
+        return Change(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
 
 
 # ---- small questions

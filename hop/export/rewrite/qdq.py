@@ -23,10 +23,10 @@ from hop.export.rewrite import encodings
 from hop.export.rewrite.editing import Editing
 from hop.export.rewrite.encodings import RANGES, Encoding
 from hop.export.rewrite.program import check_program, propagate, rebuilt, value, without_unused
-from hop.export.rewrite.report import Report, Rewritten, Row
+from hop.export.rewrite.report import Change, Report, Rewritten
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.calls import Call, is_integer, usage
-from hop.impls.scaled.operands import grid
+from hop.impls.scaled.operands import centered, permuted, plain
 from hop.numerics import copies
 from hop.numerics.formats import INT4, INT8, Format
 from hop.numerics.quantizer import Quantizer
@@ -82,7 +82,7 @@ class _Writer(Editing):
     def __init__(self, program: ExportedProgram, target: str | None) -> None:
         super().__init__(program, "qdq")
         self.target = target
-        self.rows: list[Row] = []
+        self.rows: list[Change] = []
         self.read: set[Node] = set()  # nodes that quantize for what was written
         self.tokens: dict[Node, list[Node]] = {}  # the scales and zero points of rows, of nodes that quantize
 
@@ -95,10 +95,10 @@ class _Writer(Editing):
             for node in self.graph.find_nodes(op="call_function", target=target):
                 read, tokens = set(self.read), dict(self.tokens)
                 try:
-                    self.rows.append(Row(node.name, _name(node), write(node), True))
+                    self.rows.append(Change(node.name, _name(node), write(node), True))
                 except _Left as reason:
                     self.read, self.tokens = read, tokens
-                    self.rows.append(Row(node.name, _name(node), str(reason), False))
+                    self.rows.append(Change(node.name, _name(node), str(reason), False))
         self.graph.eliminate_dead_code()
         propagate(self.graph)
 
@@ -297,12 +297,12 @@ class _Writer(Editing):
 
     def weight(self, node: Node, call: Call, operand: Operand, by_rows: bool) -> _Weight:
         known = operand._replace(tensors=tuple(self.known[t] for t in operand.tensors))  # type: ignore[index]
-        found = grid(known, usage(call, RHS))
+        found = plain(known, usage(call, RHS))
         if call.roles.family is MATRIX:
-            if len(found.codes.shape) != 2:
+            if found.dim() != 2:
                 raise _Left("its weight is no matrix")
-            found = found.permute([1, 0]) if call.roles.rhs_sums == -2 else found
-        codes = found.centered()
+            found = permuted(found, [1, 0]) if call.roles.rhs_sums == -2 else found
+        codes = centered(found)
         low, high = RANGES[torch.int8]
         if codes.dtype != torch.int8 and not (low <= int(codes.min()) and int(codes.max()) <= high):
             raise _Left("codes of its weight, less the zero point, are beyond int8")

@@ -9,7 +9,7 @@ from hop.export.table import table
 
 
 @dataclass(frozen=True)
-class Row:
+class Change:
     """A node: its operator, what it became or why it was left, and which of the two."""
 
     node: str
@@ -22,14 +22,14 @@ class Row:
 class Report:
     """What a rewriting did, node by node. `str` shows it as a table."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Change, ...]
 
     @property
-    def rewritten(self) -> tuple[Row, ...]:
+    def rewritten(self) -> tuple[Change, ...]:
         return tuple(row for row in self.rows if row.is_rewritten)
 
     @property
-    def left(self) -> tuple[Row, ...]:
+    def left(self) -> tuple[Change, ...]:
         return tuple(row for row in self.rows if not row.is_rewritten)
 
     def __str__(self) -> str:

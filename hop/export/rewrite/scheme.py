@@ -12,7 +12,7 @@ from hop.compat.export import faked
 from hop.compat.pytree import tree_map_only
 from hop.dispatch.operators import CONVOLUTION, EMBEDDING, LHS, RHS, TABLE, aten
 from hop.export.rewrite.program import check_program, constant, graph_of, rebuilt, value, without_unused
-from hop.export.rewrite.report import Report, Rewritten, Row
+from hop.export.rewrite.report import Change, Report, Rewritten
 from hop.impls.pack import pack
 from hop.impls.quantize import quantize, quantize_operator
 from hop.impls.scaled import scaled_operator
@@ -47,7 +47,7 @@ def to_scheme(program: ExportedProgram, scheme: Scheme) -> Rewritten:
     """
     _check(program, scheme)
     graph, weights = graph_of(program), _Weights(program)
-    rows: list[Row] = []
+    rows: list[Change] = []
     for node in list(graph.nodes):
         if node.target not in OPERATORS:
             continue
@@ -55,9 +55,9 @@ def to_scheme(program: ExportedProgram, scheme: Scheme) -> Rewritten:
         weight = constant(program, held) if isinstance(held, Node) else None
         try:
             detail = _rewrite(node, weight, scheme, weights)
-            rows.append(Row(node.name, str(node.target), detail, True))
+            rows.append(Change(node.name, str(node.target), detail, True))
         except (TypeError, ValueError, RuntimeError, NotImplementedError) as reason:
-            rows.append(Row(node.name, str(node.target), str(reason).split("\n")[0], False))
+            rows.append(Change(node.name, str(node.target), str(reason).split("\n")[0], False))
     changed = rebuilt(program, graph, weights.signature, state_dict=weights.state)
     return Rewritten(without_unused(changed), Report(tuple(rows)))
 

@@ -26,7 +26,7 @@ from hop.export.rewrite.program import tensors_of, value
 _PLAIN = (aten.mm.default, aten.linear.default)
 
 
-class Product(NamedTuple):
+class SumsOfCasts(NamedTuple):
     """A node that holds the sums of lhs · rhs, as they stand in the graph."""
 
     op: OpOverload  # mm or linear
@@ -36,7 +36,7 @@ class Product(NamedTuple):
     has_codes: bool  # whether lhs holds codes; floats otherwise
 
 
-def product_of(node: Node, cast: Mapping[Node, Node]) -> Product | None:
+def product_of(node: Node, cast: Mapping[Node, Node]) -> SumsOfCasts | None:
     """What a node multiplies, if one factor or both are codes; `cast` has the codes of nodes that cast them."""
     op, args = node.target, node.args
     if op is stock_out_dtype and args[1] == torch.int32:
@@ -44,7 +44,7 @@ def product_of(node: Node, cast: Mapping[Node, Node]) -> Product | None:
     if op is aten._int_mm.default:
         a, b = tensors_of(node)
         codes, sums = _unmoved(node, a, b)
-        return Product(aten.mm.default, codes, b, sums, True)
+        return SumsOfCasts(aten.mm.default, codes, b, sums, True)
     if op not in (*_PLAIN, aten.matmul.default) or len(args) > 2:
         return None
     a, b = tensors_of(node)
@@ -56,7 +56,7 @@ def product_of(node: Node, cast: Mapping[Node, Node]) -> Product | None:
     lhs, rhs = (x if value(x).dtype in direct else cast.get(x) for x in (a, b))
     if rhs is None or (lhs is None and value(a).dtype not in (torch.float32, torch.bfloat16)):
         return None
-    return Product(op, a if lhs is None else lhs, rhs, node, lhs is not None)  # type: ignore[arg-type]
+    return SumsOfCasts(op, a if lhs is None else lhs, rhs, node, lhs is not None)  # type: ignore[arg-type]
 
 
 def _unmoved(sums: Node, a: Node, b: Node) -> tuple[Node, Node]:

@@ -24,7 +24,7 @@ from hop.kernels.aten import convolution, float8, integer
 from hop.kernels.gpu import product as gpu
 
 
-class Call(NamedTuple):
+class FormedCall(NamedTuple):
     """A call in the form that the kernels take."""
 
     form: Any  # Product or BiasedConvolution
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 def candidates(
     op: OpOverload, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[Kernel, Call]]:
+) -> Iterator[tuple[Kernel, FormedCall]]:
     """The kernels to ask, each with the call in its own form."""
     form = as_product(op, args, kwargs)
     table = _PRODUCT_KERNELS
@@ -43,7 +43,7 @@ def candidates(
         table = _CONVOLUTION_KERNELS
     if form is None:
         return
-    call = Call(form, common_dtype(describe(op), output_dtype, args, kwargs), output_dtype)
+    call = FormedCall(form, common_dtype(describe(op), output_dtype, args, kwargs), output_dtype)
     for kernel in table:
         yield kernel, call
 
@@ -54,7 +54,7 @@ def candidates(
 _MODULO = frozenset({torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8})
 
 
-def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: Call) -> str | None:
+def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: FormedCall) -> str | None:
     if not (lhs.is_cpu or lhs.is_cuda):
         return f"no kernel for device {lhs.device.type}"
     if lhs.dtype not in integer.OPERANDS or rhs.dtype not in integer.OPERANDS:
@@ -71,7 +71,7 @@ def _declines_integers(lhs: Tensor, rhs: Tensor, terms: Any, call: Call) -> str 
     return None
 
 
-def _declines_product(call: Call) -> str | None:
+def _declines_product(call: FormedCall) -> str | None:
     product: Product = call.form
     reason = _declines_integers(product.lhs, product.rhs, product.lhs.shape[-1], call)
     if reason is None and product.lhs.dim() == 3:
@@ -79,7 +79,7 @@ def _declines_product(call: Call) -> str | None:
     return reason
 
 
-def _run_product(call: Call) -> Tensor:
+def _run_product(call: FormedCall) -> Tensor:
     product: Product = call.form
     multiply = integer.mm if product.lhs.dim() == 2 else integer.bmm
     if call.common in _MODULO:
@@ -90,7 +90,7 @@ def _run_product(call: Call) -> Tensor:
     return result.to(call.output_dtype)
 
 
-def _planned_product(call: Call, general: Plan) -> Plan | None:
+def _planned_product(call: FormedCall, general: Plan) -> Plan | None:
     """For two int8 matrices on the CPU, none for the native kernels, with strides that torch._int_mm reads right
     (hop.kernels.aten.integer.row_major): 4 µs around the product instead of 20."""
     lhs, rhs = call.form.lhs, call.form.rhs
@@ -110,7 +110,7 @@ def _planned_product(call: Call, general: Plan) -> Plan | None:
     return run
 
 
-def _declines_convolution(call: Call) -> str | None:
+def _declines_convolution(call: FormedCall) -> str | None:
     form: BiasedConvolution = call.form
     conv = form.conv
     if not all(isinstance(s, int) and s > 0 for s in conv.x.shape[1:]) or 0 in conv.weight.shape:
@@ -144,7 +144,7 @@ def _well_formed(form: BiasedConvolution) -> bool:
     return True
 
 
-def _run_convolution(call: Call) -> Tensor:
+def _run_convolution(call: FormedCall) -> Tensor:
     form: BiasedConvolution = call.form
     out = convolution.convolve(form.conv)
     if call.common not in _MODULO:
@@ -158,7 +158,7 @@ def _run_convolution(call: Call) -> Tensor:
 # ---- 8-bit floats
 
 
-def _declines_float8(call: Call) -> str | None:
+def _declines_float8(call: FormedCall) -> str | None:
     product: Product = call.form
     if not product.lhs.is_cpu:
         return f"no kernel for device {product.lhs.device.type}"
@@ -169,14 +169,14 @@ def _declines_float8(call: Call) -> str | None:
     return None
 
 
-def _run_float8(call: Call) -> Tensor:
+def _run_float8(call: FormedCall) -> Tensor:
     product: Product = call.form
     lhs, rhs = float8.decode(product.lhs), float8.decode(product.rhs)
     multiply = torch.mm if lhs.dim() == 2 else torch.bmm
     return product.complete(multiply(lhs, rhs)).to(call.output_dtype)
 
 
-def _declines_gpu(call: Call) -> str | None:
+def _declines_gpu(call: FormedCall) -> str | None:
     product: Product = call.form
     if not gpu.takes(product.lhs):
         return "for GPUs, in eager mode and programs that are compiled for this process"
@@ -187,7 +187,7 @@ def _declines_gpu(call: Call) -> str | None:
     return gpu.declines(gpu.product(product.lhs, product.rhs, torch.float32))
 
 
-def _run_gpu(call: Call) -> Tensor:
+def _run_gpu(call: FormedCall) -> Tensor:
     product: Product = call.form
     return product.complete(gpu.mm(product.lhs, product.rhs, torch.float32)).to(call.output_dtype)
 
@@ -195,7 +195,7 @@ def _run_gpu(call: Call) -> Tensor:
 # ---- bfloat16
 
 
-def _declines_bfloat16(call: Call) -> str | None:
+def _declines_bfloat16(call: FormedCall) -> str | None:
     product: Product = call.form
     dtypes = (product.lhs.dtype, product.rhs.dtype, call.output_dtype)
     if any(d is not torch.bfloat16 for d in dtypes):
@@ -207,7 +207,7 @@ def _declines_bfloat16(call: Call) -> str | None:
     return None if eager.multiplies_bfloat16() else "the CPU has no instructions for bfloat16"
 
 
-def _run_bfloat16(call: Call) -> Tensor:
+def _run_bfloat16(call: FormedCall) -> Tensor:
     product: Product = call.form
     multiply = torch.mm if product.lhs.dim() == 2 else torch.bmm
     return product.finish(multiply(product.lhs, product.rhs))

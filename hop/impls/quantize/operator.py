@@ -28,7 +28,7 @@ from hop.tensor import QuantizedTensor
 _Optional = Tensor | None
 
 
-class Call(NamedTuple):
+class Inputs(NamedTuple):
     """What both operators are given besides the quantizer."""
 
     x: Tensor
@@ -87,7 +87,7 @@ class FakeQuantize(Hop):
 
     def forward_mode(self, q: str, /, *rest: Any) -> Tensor:
         """The value, plus for each operand a zero that has the straight-through derivative, 0 at what is not finite."""
-        parsed, call, gradient = Quantizer.parse(q), Call(*rest[:-1]), rest[-1]
+        parsed, call, gradient = Quantizer.parse(q), Inputs(*rest[:-1]), rest[-1]
         x, scale, zero_point, _ = call
         out, masks = self(q, *call.constants, gradient), _masks(parsed, scale, gradient)
         zero = (x - x.detach()).nan_to_num(0.0)

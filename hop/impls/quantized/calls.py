@@ -40,7 +40,7 @@ class Scales(NamedTuple):
     grad: Tensor | None = None
 
 
-class Call(NamedTuple):
+class SchemeCall(NamedTuple):
     """A call of quantized."""
 
     op: OpOverload
@@ -101,7 +101,7 @@ def is_quantized(x: Any) -> bool:
     return isinstance(x, Tensor) and hasattr(functorch.innermost(x), "quantizer")
 
 
-def check(call: Call) -> None:
+def check(call: SchemeCall) -> None:
     """Raise for a call that breaks a rule."""
     check_op(call.op)
     if not isinstance(call.dtype, torch.dtype) or call.dtype not in copies.APPEARANCES:
@@ -141,7 +141,7 @@ def check_op(op: Any) -> None:
         raise ValueError(f"quantized: op must be one of {known}; got {op}; take one of them")
 
 
-def _check_operands(call: Call) -> None:
+def _check_operands(call: SchemeCall) -> None:
     names = [a.name for a in call.op._schema.arguments]
     found = []
     for role in (LHS, RHS, BIAS):
@@ -174,7 +174,7 @@ def _check_operands(call: Call) -> None:
         )
 
 
-def _check_scales(call: Call) -> None:
+def _check_scales(call: SchemeCall) -> None:
     """Raise unless scales are given where, and only where, the scheme has a quantizer for them, and fit."""
     scales = call.scales
     for role, scale, zero_point in (
@@ -200,14 +200,16 @@ def _check_scales(call: Call) -> None:
             fitted(call, role, x.mT if call.is_transposed(role) else x)
 
 
-def _uses(call: Call, role: str) -> bool:
+def _uses(call: SchemeCall, role: str) -> bool:
     """Whether the quantizer of `role` quantizes anything in this call, and needs a scale."""
     if role == "grad":
         return call.roles.family is not EMBEDDING
     return role == OUTPUT or (call.place(role) is not None and not is_quantized(call.find(role)))
 
 
-def taken(op: OpOverload, scheme: str, dtype: torch.dtype | None, rest: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+def taken(
+    op: OpOverload, scheme: str, dtype: torch.dtype | None, rest: Sequence[Any], kwargs: dict[str, Any]
+) -> SchemeCall:
     """The call that stands in a graph as (op, scheme, dtype, seed, *scales, *args). A dtype of None is that of the
     operands, whichever they are cast to later."""
     seed, *more = rest
@@ -215,7 +217,7 @@ def taken(op: OpOverload, scheme: str, dtype: torch.dtype | None, rest: Sequence
     args = tuple(more[count:])
     if dtype is None:
         dtype = _promoted(operands_of(op, args))
-    return Call(op, Scheme.parse(scheme), dtype, seed, Scales(*more[:count]), args, kwargs)
+    return SchemeCall(op, Scheme.parse(scheme), dtype, seed, Scales(*more[:count]), args, kwargs)
 
 
 def _no_tensor(op: OpOverload, name: str, x: Any) -> str:
@@ -250,7 +252,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if enabled else None
 
 
-def fitted(call: Call, role: str, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def fitted(call: SchemeCall, role: str, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """The given scale and zero point of an operand, or of the output, in the shapes of the buffers of `rows`."""
     q = call.scheme.output if role == OUTPUT else call.quantizer(role)
     given = call.scales[4:6] if role == OUTPUT else call.given(role)

@@ -32,7 +32,7 @@ from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.forms import as_convolution, as_product, convolution_arguments
 from hop.impls.quantize import straight_through
 from hop.impls.quantized import calls, operands
-from hop.impls.quantized.calls import Call, is_quantized, taken
+from hop.impls.quantized.calls import SchemeCall, is_quantized, taken
 from hop.impls.quantized.operands import COLUMNS_STREAM, ROWS_STREAM, TRANSPOSED_LHS_STREAM, TRANSPOSED_RHS_STREAM
 from hop.impls.scaled import scaled
 from hop.impls.scaled.gradient import with_derivatives
@@ -78,7 +78,7 @@ def members(hop: Any, size: int, dims: Sequence[int | None], args: Any, kwargs: 
 codes_gradient = CodesGradient("hop_quantized_gradient")
 
 
-def through_operator(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradients:
+def through_operator(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> Gradients:
     """The gradients of the numbers of the operands, by role, in the dtype of the call."""
     if call.scheme.backward != QUANTIZED or call.roles.family not in (MATRIX, CONVOLUTION):
         return _through_numbers(call, grad, wanted)
@@ -93,7 +93,7 @@ def through_operator(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradien
 
 
 def through_quantizer(
-    call: Call, role: str, grad: Tensor, needed: Sequence[bool]
+    call: SchemeCall, role: str, grad: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of an operand, its scale and its zero point, of that of its numbers."""
     x, q = call.find(role), call.quantizer(role)
@@ -111,7 +111,7 @@ def through_quantizer(
     return dx.mT if as_columns else dx, ds, dz
 
 
-def _through_numbers(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradients:
+def _through_numbers(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> Gradients:
     """ste and original: products of floats, in the dtype of the call."""
     dtype, original = call.dtype, call.scheme.backward == ORIGINAL
     other = {LHS: RHS, RHS: LHS}
@@ -137,7 +137,7 @@ def _through_numbers(call: Call, grad: Tensor, wanted: Sequence[str]) -> Gradien
 # ---- products of codes
 
 
-def _matrix(call: Call, grad: Tensor, role: str) -> Tensor:
+def _matrix(call: SchemeCall, grad: Tensor, role: str) -> Tensor:
     product = as_product(call.op, _plain(call), call.kwargs)
     assert product is not None and call.scheme.grad is not None
     lhs, rhs = product.lhs, product.rhs
@@ -155,7 +155,7 @@ def _matrix(call: Call, grad: Tensor, role: str) -> Tensor:
     return product.restore[1](_multiplied(codes, as_columns, call.dtype).mT)
 
 
-def _convolution(call: Call, grad: Tensor, role: str) -> Tensor:
+def _convolution(call: SchemeCall, grad: Tensor, role: str) -> Tensor:
     form = as_convolution(call.op, _plain(call))
     assert form is not None
     conv, op = form.conv, aten.convolution.default
@@ -175,12 +175,12 @@ def _convolution(call: Call, grad: Tensor, role: str) -> Tensor:
     return of_out_dtype.filter_of(conv, d)
 
 
-def _plain(call: Call) -> tuple[Any, ...]:
+def _plain(call: SchemeCall) -> tuple[Any, ...]:
     """The arguments, with those that are quantized described alone."""
     return tuple(torch.empty(x.shape, device="meta") if is_quantized(x) else x for x in call.args)
 
 
-def transposed_rows(call: Call, role: str, x: Tensor, stream: int) -> tuple[QuantizedTensor, Tensor | None]:
+def transposed_rows(call: SchemeCall, role: str, x: Tensor, stream: int) -> tuple[QuantizedTensor, Tensor | None]:
     """The rows x of an operand, (..., A, B), transposed and quantized, and what stays of their scales, (..., A, 1);
     None for one that comes out of the sum."""
     q = call.quantizer(role)
@@ -200,7 +200,7 @@ def transposed_rows(call: Call, role: str, x: Tensor, stream: int) -> tuple[Quan
     return operands.quantize(replace(q, hadamard=None), x, call.seed, stream, scale), None
 
 
-def _codes(call: Call, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | None]:
+def _codes(call: SchemeCall, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | None]:
     """The codes of an operand with one scale for each row, as the forward has them: of the rows x, which may be views
     of it. Its scales apart, None where one serves the whole tensor."""
     made, q = operands.quantized_rows(call, role), call.quantizer(role)
@@ -213,7 +213,7 @@ def _codes(call: Call, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | 
     return operands.without_scale(flat), step
 
 
-def _gradient_codes(call: Call, g: Tensor, stream: int, factor: Tensor | None = None) -> QuantizedTensor:
+def _gradient_codes(call: SchemeCall, g: Tensor, stream: int, factor: Tensor | None = None) -> QuantizedTensor:
     """The codes of g, or of g times a factor."""
     q = call.scheme.grad
     assert q is not None

@@ -19,7 +19,7 @@ from hop.compat import dynamo, eager
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.impls.quantized import calls, gradient, operands, quantized_operator
-from hop.impls.quantized.calls import Call, Scales
+from hop.impls.quantized.calls import Scales, SchemeCall
 from hop.impls.quantized.contract import Contract, Needs, Options
 from hop.impls.quantized.operands import TRANSPOSED_LHS_STREAM, TRANSPOSED_RHS_STREAM
 from hop.impls.scaled import scaled
@@ -54,7 +54,7 @@ class LinearForward(Hop):
     ) -> list[Tensor]:
         *scales, x, weight, bias, held = rest
         contract = _contract(scheme, needs, options, scales)
-        call = Call(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (x, weight), {})
+        call = SchemeCall(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (x, weight), {})
         kept = contract.kept_of_weight(TensorProto.of(weight))
         of_x = operands.rows(call, LHS)
         of_weight = kept.create_tensor(held) if kept is not None and held else operands.rows(call, RHS)
@@ -105,22 +105,25 @@ class LinearBackward(Hop):
             _factor(weight, of_weight, contract.copy_of_weight(protos[1]), protos[1]),
         )
         bias = (torch.empty(protos[2].shape, dtype=dtypes[2], device="meta"),) if need.bias else ()
-        call = Call(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (*factors, *bias), {})
+        call = SchemeCall(_LINEAR, contract.scheme, dtype, seed, Scales(*scales), (*factors, *bias), {})
         wanted = [LHS] * need.of_x() + [RHS] * need.of_weight() + [BIAS] * need.bias
         through = gradient.through_operator(call, grad, wanted)
-        found: list[Any] = [None] * len(need)
-        ways = ((LHS, 0, slice(3, 5), contract.of_x()), (RHS, 1, slice(5, 7), contract.of_weight()))
-        for role, own, of_scales, saved in ways:
+        grads: dict[str, Any] = {}
+        for role, name, saved, proto in (
+            (LHS, "x", contract.of_x(), protos[0]),
+            (RHS, "weight", contract.of_weight(), protos[1]),
+        ):
             if role not in through:
                 continue
             if saved.original:
-                flags = [need[own], *need[of_scales]]
-                found[own], *found[of_scales] = gradient.through_quantizer(call, role, through[role], flags)
+                names = (name, f"{name}_scale", f"{name}_zero_point")
+                flags = [getattr(need, n) for n in names]
+                grads |= zip(names, gradient.through_quantizer(call, role, through[role], flags), strict=True)
             else:  # nothing was clipped, and no scale learns
-                found[own] = through[role].to(dtypes[own])
+                grads[name] = through[role].to(proto.dtype)
         if need.bias:
-            found[2] = through[BIAS].to(dtypes[2])
-        return [g.contiguous() for g, n in zip(found, need, strict=True) if n]
+            grads["bias"] = through[BIAS].to(dtypes[2])
+        return [grads[name].contiguous() for name in Needs._fields if getattr(need, name)]
 
     def fake(
         self, _scheme: str, _dtype: Any, needs: Any, _options: Any, shapes: Any, dtypes: Any, /, *rest: Any
@@ -148,7 +151,7 @@ def _factor(original: _Optional, buffers: Sequence[Tensor], copy: TensorProto | 
     return torch.empty(described.shape, dtype=described.dtype, device="meta")
 
 
-def _buffers(call: Call, role: str, usages: tuple[str, ...], rows: QuantizedTensor) -> list[Tensor]:
+def _buffers(call: SchemeCall, role: str, usages: tuple[str, ...], rows: QuantizedTensor) -> list[Tensor]:
     """The copies of an operand, `rows` its row-wise one."""
     q, x = call.quantizer(role), call.find(role)
     assert q is not None

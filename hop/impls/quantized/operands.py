@@ -13,7 +13,7 @@ from hop.dispatch.operators import LHS
 from hop.impls.pack import unpack
 from hop.impls.quantize import dequantize, fake_quantize_operator, quantize_operator
 from hop.impls.quantize import quantize as found_scales
-from hop.impls.quantized.calls import Call, is_quantized
+from hop.impls.quantized.calls import SchemeCall, is_quantized
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static
@@ -52,13 +52,13 @@ def bits_of(q: Quantizer, x: Tensor, seed: Tensor | None, stream: int) -> Tensor
     return noise(seed, x.shape, stream=stream) if q.stochastic and seed is not None else None
 
 
-def plain_rows(call: Call, role: str) -> Tensor:
+def plain_rows(call: SchemeCall, role: str) -> Tensor:
     """The float argument with `role` as rows over which the operator sums."""
     x = call.find(role)
     return x.mT if call.is_transposed(role) else x
 
 
-def rows(call: Call, role: str) -> Any:
+def rows(call: SchemeCall, role: str) -> Any:
     """The same, quantized where the scheme says so."""
     q = call.quantizer(role)
     if q is None:
@@ -71,7 +71,7 @@ def stream(role: str) -> int:
     return LHS_STREAM if role == LHS else RHS_STREAM
 
 
-def quantized_rows(call: Call, role: str) -> QuantizedTensor:
+def quantized_rows(call: SchemeCall, role: str) -> QuantizedTensor:
     """The same of an argument that may be quantized already."""
     x = call.find(role)
     if not is_quantized(x):
@@ -93,7 +93,7 @@ def rows_of_columns(x: QuantizedTensor) -> QuantizedTensor:
     return x.rebuilt({r: own[c] for r, c in zip(rows, columns, strict=True)}, quantizer=q, shape=shape)
 
 
-def argument(call: Call, role: str) -> Any:
+def argument(call: SchemeCall, role: str) -> Any:
     """What scaled takes as the argument with `role`."""
     x = call.find(role)
     if x is None or is_quantized(x) or call.quantizer(role) is None:
@@ -102,7 +102,7 @@ def argument(call: Call, role: str) -> Any:
     return transposed(made) if call.is_transposed(role) else made
 
 
-def numbers(call: Call, role: str, dtype: torch.dtype) -> Tensor:
+def numbers(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
     """What the argument with `role` stands for once it is quantized, with its straight-through derivatives."""
     x = call.find(role)
     if is_quantized(x):
@@ -116,7 +116,7 @@ def numbers(call: Call, role: str, dtype: torch.dtype) -> Tensor:
     return made.mT if call.is_transposed(role) else made
 
 
-def numbers_of_codes(call: Call, role: str, dtype: torch.dtype) -> Tensor:
+def numbers_of_codes(call: SchemeCall, role: str, dtype: torch.dtype) -> Tensor:
     """The same, from the codes that the forward multiplies: a compiled program finds them once for both. Where levels
     of torch.func or tangents stand between the two, as one operator."""
     x = call.find(role)

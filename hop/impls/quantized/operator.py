@@ -19,7 +19,7 @@ from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.fitting import check_types
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantized import calls, gradient, operands
-from hop.impls.quantized.calls import Call, Scales, check_op, taken
+from hop.impls.quantized.calls import Scales, SchemeCall, check_op, taken
 from hop.impls.scaled import activated, scaled, through_activation
 from hop.impls.scaled import explain as explain_scaled
 from hop.impls.scaled.gradient import with_derivatives
@@ -122,7 +122,7 @@ class Quantized(Composite):
         linear = op(*call.replaced(factors | bias), **kwargs)
         return with_derivatives(value, linear)
 
-    def _quantized_forward(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def _quantized_forward(self, call: SchemeCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The codes, with the tangent of the fake-quantized result."""
         q = call.scheme.output
         assert q is not None
@@ -138,7 +138,7 @@ class Quantized(Composite):
         return torch.stack(gradient.members(self, size, dims, args, kwargs)), 0
 
 
-def _through_output(call: Call, grad: Tensor, needed: Sequence[bool]) -> tuple[Tensor, _Optional, _Optional]:
+def _through_output(call: SchemeCall, grad: Tensor, needed: Sequence[bool]) -> tuple[Tensor, _Optional, _Optional]:
     """The gradient before the output was quantized, and those of its scale and zero point."""
     q, scales = call.scheme.output, call.scales
     assert q is not None

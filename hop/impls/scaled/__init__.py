@@ -1,10 +1,10 @@
 """scaled: an ATen operator on operands that carry scales, as one operator.
 
-operands.py    quantized arguments, and how they stand in a graph
 calls.py       a call, taken apart     arguments.py   what may be asked
-meaning.py     what it means, of products (products.py), and of what is requantized from the sum (exact.py)
+meaning.py     what it means, by families of operators: a file for each in families/, of a Meaning (family.py)
+products.py    sums of products        outputs.py     the result, cast or quantized
 gradient.py    its gradient            batching.py    its rule under vmap
-sharding.py    its rule for DTensor    kernels.py     its fast implementations
+sharding.py    its rule for DTensor    kernels.py     fast implementations of products of matrices
 
     hop_scaled(op, output, output_scale, output_zero_point, *args)            -> tensor, quantized or not
     hop_scaled_buffers(op, output, output_scale, output_zero_point, *encoded) -> tensor, or list of buffers

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import BIAS, CONVOLUTION, INDEX, LHS, MATRIX, RHS, SCALED
+from hop.dispatch.operators import BIAS, CONVOLUTION, INDEX, LHS, RHS, SCALED
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.calls import OUTPUT_NAMES, Call, by_sum, tensors, usage
-from hop.impls.scaled.exact import exact_declines
+from hop.impls.scaled.meaning import exact_declines
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import is_transposed
 from hop.numerics import copies
@@ -76,7 +76,7 @@ def check(call: Call) -> Call:
     """Raise for a call that breaks a rule; return it with its scales in float32."""
     check_output(call.output)
     _check_roles(call)
-    if call.roles.family in (MATRIX, CONVOLUTION):
+    if call.roles.product is not None:
         _check_product(call)
     if isinstance(call.output, torch.dtype):
         for name in ("output_scale", "output_zero_point"):

@@ -5,16 +5,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hop.compat import eager, inductor, tracing
+from hop.compat import eager, inductor
 from hop.compat.memory import holds
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS, aten
+from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.dispatch.plan import Plan
-from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, misfit, usage
-from hop.impls.scaled.exact import given_buffers
-from hop.impls.scaled.operands import Grid, grid
+from hop.impls.scaled.operands import block_of, plain
+from hop.impls.scaled.outputs import finish, given_buffers
 from hop.impls.scaled.products import group_scale, zeros
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks, copies
@@ -46,8 +45,6 @@ def _declines(call: Call) -> str | None:
 
 def asked(call: Call) -> "Asked | str":
     """The call as a product of cutlass_kernels, or why it is none."""
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
     if call.kwargs:
         return f"alpha and beta are {call.kwargs}"
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
@@ -95,7 +92,7 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
 
 def _integers(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     along = call.roles.rhs_sums
-    left, right = grid(lhs, usage(call, LHS)), grid(rhs, usage(call, RHS))
+    left, right = plain(lhs, usage(call, LHS)), plain(rhs, usage(call, RHS))
     if left.block[-1] != -1 or right.block[along] != -1:
         return "a scale of integers changes along the summed dimension"
     result = _transposed(call, left, right)
@@ -116,12 +113,13 @@ def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
         return _fine(call, lhs, rhs) if type(rules[0]) is type(rules[1]) else "two rules of scales"
     if any(x.quantizer.format.dtype not in _FLOAT8 for x in (lhs, rhs)):
         return "scales in float32 are for floats of 8 bits"
-    left, right = _float_grid(lhs, usage(call, LHS)), _float_grid(rhs, usage(call, RHS))
+    left, right = plain(lhs, usage(call, LHS)), plain(rhs, usage(call, RHS))
     found = _transposed(call, left, right)
-    if left.block[-1] == -1 and right.block[along] == -1:
+    of_lhs, of_rhs = block_of(lhs, usage(call, LHS)), block_of(rhs, usage(call, RHS))
+    if of_lhs[-1] == -1 and of_rhs[along] == -1:
         return found | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
-    if left.block[-2:] != (1, BLOCK) or right.block != (BLOCK, BLOCK):
-        return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, not {left.block} and {right.block}"
+    if of_lhs[-2:] != (1, BLOCK) or of_rhs != (BLOCK, BLOCK):
+        return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, not {of_lhs} and {of_rhs}"
     step = right.scale if along == -2 else right.scale.mT
     return found | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
 
@@ -139,41 +137,31 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
         if blocks.per_dimension(q.block, 2)[0] != 1 or q.hadamard is not None:
             return f"for blocks of one row that are not transformed, not {q}"
         codes = codes if q.per_byte() == 1 else codes.view(torch.float4_e2m1fn_x2)
-        held = _GROUPS.get(q.scale.block_scale_format)  # type: ignore[arg-type]
-        if held is None or (q.per_byte() > 1 and q.format != E2M1):
+        scale_dtype = _GROUPS.get(q.scale.block_scale_format)  # type: ignore[arg-type]
+        if scale_dtype is None or (q.per_byte() > 1 and q.format != E2M1):
             return f"for scales in e8m0 and e4m3, and of 4 bits e2m1, not {q}"
-        scale = scale.view(held)
+        scale = scale.view(scale_dtype)
         if not q.scale.outer_scale_is_one():
-            rest = q.scale.outer_scale_of(own.tensors[1:], q.format)
-            if rest is None or q.scale.outer_block != (-1, -1):
+            outer_scale = q.scale.outer_scale_of(own.tensors[1:], q.format)
+            if outer_scale is None or q.scale.outer_block != (-1, -1):
                 return "a second scale for each row"
-            outer = rest.reshape(1) if outer is None else outer * rest.reshape(1)
+            outer = outer_scale.reshape(1) if outer is None else outer * outer_scale.reshape(1)
         codes, scale = (t.flatten(0, -2) if name == "lhs" else t.mT for t in (codes, scale))
         found |= {name: codes, f"{name}_scale": scale}
     return found if outer is None else found | {"global_scale": outer}
 
 
-def _float_grid(x: Operand, used: str) -> Grid:
-    """A factor of floats as a Grid, whose codes are the floats."""
-    q, (codes, *stored) = x.quantizer, x.of(used).tensors
-    as_columns = used == copies.COLUMNWISE
-    block = blocks.per_dimension(q.block, codes.dim())
-    block = tuple(-1 if b != -1 and tracing.known_equal(n, b) else b for n, b in zip(codes.shape, block, strict=True))
-    found = Grid(codes, q.scale.scale_of(stored, q.format), 0, block)
-    return found.permute([1, 0]) if as_columns else found
-
-
-def _transposed(call: Call, left: Grid, right: Grid) -> dict[str, Any]:
+def _transposed(call: Call, left: Operand, right: Operand) -> dict[str, Any]:
     return {"lhs": left.codes.flatten(0, -2), "rhs": right.codes if call.roles.rhs_sums == -2 else right.codes.mT}
 
 
-def _rows(left: Grid) -> Tensor:
+def _rows(left: Operand) -> Tensor:
     """The scale of each row, or of all."""
     scale = group_scale(left, -1, 0)
-    return scale.reshape(-1) if scale.dim() == 2 else scale.expand([*left.codes.shape[:-1], 1]).reshape(-1)
+    return scale.reshape(-1) if scale.dim() == 2 else scale.expand([*left.shape[:-1], 1]).reshape(-1)
 
 
-def _columns(right: Grid, along: int) -> Tensor:
+def _columns(right: Operand, along: int) -> Tensor:
     return group_scale(right, along, 0).reshape(-1)
 
 
@@ -229,7 +217,7 @@ def _run(call: Call) -> Any:
     given = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
     y = gpu.mm(p.lhs, p.rhs, p.out, **{n: v for n, v in given.items() if v is not None})
     y = y.reshape([*call.find(LHS).shape[:-1], y.shape[-1]])
-    return [y, *found.stored] if found.stored else meaning.finish(call, y)
+    return [y, *found.stored] if found.stored else finish(call, y)
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:

@@ -8,40 +8,34 @@ bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are 
 rows                an embedding that dequantizes the rows that it takes
 """
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hop.buffers.operators import dequantize_buffers
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, EMBEDDING, LHS, MATRIX, RHS
+from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.impls.out_dtype.forms import Product, as_product
-from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
-from hop.impls.scaled.exact import requantized, with_bias
 from hop.impls.scaled.gpu import GPU
 from hop.impls.scaled.native import NATIVE
-from hop.impls.scaled.native_convolution import NATIVE_CONVOLUTION
 from hop.impls.scaled.native_parts import PARTS
-from hop.impls.scaled.operands import Grid, block_of, grid, spread
-from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, zeros
+from hop.impls.scaled.operands import block_of, centered, plain, spread
+from hop.impls.scaled.outputs import finish, requantized
+from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, with_bias, zeros
 from hop.kernels.aten import integer
 from hop.kernels.aten.quantize import fast, fast_format
 from hop.numerics import blocks, copies
 from hop.numerics.layouts import Decoded
 
-REFERENCE = Kernel("reference", lambda call: None, meaning.reference)
-
 # ---- integer products
 
 
-def _grids(call: Call) -> tuple[Grid, Grid]:
+def _plain_factors(call: Call) -> tuple[Operand, Operand]:
     lhs, rhs = ((call.find(role), usage(call, role)) for role in (LHS, RHS))
-    return tuple(grid(x, copy, fast_format(x.quantizer.format)) for x, copy in (lhs, rhs))  # type: ignore[return-value]
+    return tuple(plain(x, copy, fast_format(x.quantizer.format)) for x, copy in (lhs, rhs))  # type: ignore[return-value]
 
 
 def _form(call: Call, lhs: Tensor, rhs: Tensor) -> Product | None:
@@ -51,8 +45,6 @@ def _form(call: Call, lhs: Tensor, rhs: Tensor) -> Product | None:
 
 def _declines_others(call: Call) -> str | None:
     """Why a call is no product of two matrices of integers, or of batches of them; None if it is one."""
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
     lhs, rhs = call.find(LHS), call.find(RHS)
     if not (is_integer(lhs) and is_integer(rhs)):
         return "for two operands of integers"
@@ -79,7 +71,7 @@ def _declines_integers(call: Call) -> str | None:
 
 
 def _run_integers(call: Call) -> Any:
-    lhs, rhs = _grids(call)
+    lhs, rhs = _plain_factors(call)
     form = _form(call, lhs.codes, rhs.codes)
     assert form is not None
     if form.lhs.dim() == 3:
@@ -126,11 +118,11 @@ def _largest(x: Operand) -> int:
 
 def _run_groups(call: Call) -> Any:
     """The sum of each group in float32, where it is exact."""
-    lhs, rhs = _grids(call)
+    lhs, rhs = _plain_factors(call)
     along = call.roles.rhs_sums
-    lead = lhs.codes.shape[:-1]
-    a = lhs.centered().to(torch.float32).flatten(0, -2)
-    b = rhs.centered().to(torch.float32)
+    lead = lhs.shape[:-1]
+    a = centered(lhs).to(torch.float32).flatten(0, -2)
+    b = centered(rhs).to(torch.float32)
     b = b.t() if along == -1 else b
     found = groups(lhs, rhs, along)
     scales = []
@@ -144,7 +136,7 @@ def _run_groups(call: Call) -> Any:
     else:
         y = added([torch.mm(*_cut(a, b, start, n)) * r * c for start, n, r, c in scales])
     y = y.reshape([*lead, b.shape[1]])
-    return meaning.finish(call, biased(call, y, call.find(BIAS)))
+    return finish(call, biased(call, y, call.find(BIAS)))
 
 
 def _in_parts(a: Tensor, b: Tensor, scales: list[Any]) -> Tensor:
@@ -205,80 +197,59 @@ def _epilogue(call: Call, found: Sum) -> Any:
     if bias is not None and not bias.is_floating_point():
         found, bias = found._replace(total=found.total + bias), None
     if not eager.is_plain_eager() or call.kwargs:
-        return meaning.finish(call, biased(call, found.real(), bias))
+        return finish(call, biased(call, found.real(), bias))
     y = found.total.to(torch.float32).mul_(found.lhs).mul_(found.rhs)
     if bias is not None:
         y = y.add_(bias) if bias.dtype == torch.float32 else y.add_(bias.to(torch.float32))
-    return meaning.finish(call, y)
+    return finish(call, y)
 
 
 # ---- products in bfloat16
 
 
-class _Factor(NamedTuple):
-    """An operand as bfloat16 numbers and the scale of each row or column that is not in them."""
+def _declines_factor(call: Call, role: str, along: int) -> str | None:
+    """Why a factor is not bfloat16 numbers and a scale for each row or column, or None."""
+    x = call.find(role)
+    if isinstance(x, Tensor):
+        return None if x.dtype == torch.bfloat16 else f"bfloat16 has too few bits for {x.dtype}"
+    q = x.quantizer
+    if q.flat or not (q.format.is_float or q.format.is_integer):
+        return f"for integers and floats, not {q.format.name}"
+    if usage(call, role) != copies.ROWWISE or x.usages != (copies.ROWWISE,):
+        return "for row-wise copies"
+    outer = [block for name, (_, block) in q.stored().items() if name == q.scale.outer_scale_name]
+    sizes = [blocks.per_dimension(block, x.dim())[along] for block in outer]
+    if any(b != -1 and not tracing.known_equal(x.shape[along], b) for b in sizes):
+        return f"a scale with the bits of float32 changes along the summed dimension ({q})"
+    return None
 
-    operand: Any
-    usage: str
-    along: int
 
-    def declines(self) -> str | None:
-        """Why it is not such numbers, or None."""
-        x = self.operand
-        if isinstance(x, Tensor):
-            return None if x.dtype == torch.bfloat16 else f"bfloat16 has too few bits for {x.dtype}"
-        q = x.quantizer
-        if q.flat or not (q.format.is_float or q.format.is_integer):
-            return f"for integers and floats, not {q.format.name}"
-        if self.usage != copies.ROWWISE or x.usages != (copies.ROWWISE,):
-            return "for row-wise copies"
-        if any(b != -1 and not tracing.known_equal(n, b) for n, b in self._blocks_along()):
-            return f"a scale with the bits of float32 changes along the summed dimension ({q})"
+def _in_bfloat16(x: Any) -> Tensor:
+    """The numbers of a factor without its outer scale."""
+    if isinstance(x, Tensor):
+        return x
+    q = x.quantizer
+    if q.format.is_integer:
+        return centered(plain(x, copies.ROWWISE, fast_format(q.format))).to(torch.bfloat16)
+    if q.layout is not None and q.layout.is_decoded:
+        return x.codes
+    return fast(str(q)).packed(x.buffers, x.shape, Decoded())["codes"]
+
+
+def _outer_scale(x: Any, along: int) -> Tensor | None:
+    """The scale of each row or column that is not in the numbers."""
+    if isinstance(x, Tensor):
         return None
-
-    def _blocks_along(self) -> list[tuple[int, int]]:
-        q = self.operand.quantizer
-        ndim = self.operand.dim()
-        stored = [block for name, (_, block) in q.stored().items() if name == q.scale.outer_scale_name]
-        return [(self.operand.shape[self.along], blocks.per_dimension(b, ndim)[self.along]) for b in stored]
-
-    def numbers(self) -> Tensor:
-        x = self.operand
-        if isinstance(x, Tensor):
-            return x
-        q = x.quantizer
-        if q.format.is_integer:
-            return grid(x, copies.ROWWISE, fast_format(q.format)).centered().to(torch.bfloat16)
-        if q.layout is not None and q.layout.is_decoded:
-            return x.buffers["codes"]
-        return fast(str(q)).packed(x.buffers, x.shape, Decoded())["codes"]
-
-    def outer_scale_of(self) -> Tensor | None:
-        x = self.operand
-        if isinstance(x, Tensor):
-            return None
-        q = x.quantizer
-        own = x.buffers
-        rest = q.scale.outer_scale_of([own[name] for name in q.stored()], q.format)
-        if rest is None:
-            return None
-        block = q.scale.outer_block or q.block
-        block = blocks.per_dimension(block, x.dim())
-        dim = x.dim() + self.along
-        return spread(rest, tuple(-1 if d == dim else b for d, b in enumerate(block)), x.shape)
-
-
-def _factors(call: Call) -> tuple[_Factor, _Factor]:
-    lhs, rhs = call.find(LHS), call.find(RHS)
-    return (
-        _Factor(lhs, usage(call, LHS) if isinstance(lhs, Operand) else "", -1),
-        _Factor(rhs, usage(call, RHS) if isinstance(rhs, Operand) else "", call.roles.rhs_sums),
-    )
+    rule, (_, *stored) = x.quantizer.scale, x.tensors
+    scale = rule.outer_scale_of(stored, x.quantizer.format)
+    if scale is None:
+        return None
+    block = blocks.per_dimension(rule.outer_block or x.quantizer.block, x.dim())
+    dim = x.dim() + along
+    return spread(scale, tuple(-1 if d == dim else b for d, b in enumerate(block)), x.shape)
 
 
 def _declines_bfloat16(call: Call) -> str | None:
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
     if call.output is not torch.bfloat16:
         return f"gives bfloat16, and the output is {call.output}"
     lhs, rhs = call.find(LHS), call.find(RHS)
@@ -286,17 +257,16 @@ def _declines_bfloat16(call: Call) -> str | None:
         return "integers have exact sums"
     if min(lhs.dim(), rhs.dim()) < 2:
         return "one operand is a vector"
-    return next((r for r in (f.declines() for f in _factors(call)) if r is not None), None)
+    return _declines_factor(call, LHS, -1) or _declines_factor(call, RHS, call.roles.rhs_sums)
 
 
 def _run_bfloat16(call: Call) -> Tensor:
-    lhs, rhs = _factors(call)
-    of_rows, of_columns = lhs.outer_scale_of(), rhs.outer_scale_of()
-    bias = call.find(BIAS)
-    y = product(call, lhs.numbers(), rhs.numbers())
+    lhs, rhs, bias, along = call.find(LHS), call.find(RHS), call.find(BIAS), call.roles.rhs_sums
+    of_rows, of_columns = _outer_scale(lhs, -1), _outer_scale(rhs, along)
+    y = product(call, _in_bfloat16(lhs), _in_bfloat16(rhs))
     if of_rows is None and of_columns is None and bias is None and not call.kwargs:
         return y
-    if of_columns is not None and call.roles.rhs_sums == -1:
+    if of_columns is not None and along == -1:
         of_columns = of_columns.squeeze(-1)
     wide = y.to(torch.float32)
     multiply = Tensor.mul_ if eager.is_plain_eager() else Tensor.mul
@@ -305,58 +275,13 @@ def _run_bfloat16(call: Call) -> Tensor:
     return biased(call, wide, bias).to(torch.bfloat16)
 
 
-# ---- rows of an embedding
-
-
-def _declines_rows(call: Call) -> str | None:
-    if call.roles.family is not EMBEDDING:
-        return f"for embeddings, not {call.roles.family.name}"
-    weight = call.args[0]
-    q = weight.quantizer
-    if q.flat or q.is_tiled() or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
-        return "for a matrix with its row-wise copy, in rows and in blocks of its dimensions"
-    return None
-
-
-def _run_rows(call: Call) -> Any:
-    weight, indices = call.args[:2]
-    q, rows = weight.quantizer, indices.reshape(-1)
-    named = weight.buffers
-    taken = [_take(named["codes"], rows)]
-    for name, (_, block) in q.stored().items():
-        along = blocks.per_dimension(block, 2)[0]
-        t = named[name]
-        taken.append(
-            t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
-        )
-    own = replace(q, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
-    shape = [*rows.shape, weight.shape[1]]
-    values = dequantize_buffers(str(own), taken, [copies.ROWWISE], shape, torch.float32)
-    return meaning.finish(call, values.reshape([*indices.shape, weight.shape[1]]))
-
-
-def _of_rows(block: tuple[int, ...]) -> tuple[int, ...]:
-    """The block of rows that were taken one by one."""
-    rows, columns = blocks.per_dimension(block, 2)
-    return (-1 if rows == -1 else 1, columns)
-
-
-def _take(t: Tensor, rows: Tensor) -> Tensor:
-    """t[rows]; 8-bit floats have no index_select everywhere."""
-    if t.dtype.is_floating_point and t.dtype.itemsize == 1:
-        return t.view(torch.uint8).index_select(0, rows).view(t.dtype)
-    return t.index_select(0, rows)
-
-
 INTEGERS = Kernel("integer product", _declines_integers, _run_integers)
 BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
     NATIVE,
     PARTS,
-    NATIVE_CONVOLUTION,
     GPU,
     INTEGERS,
     Kernel("integer groups", _declines_groups, _run_groups),
     BFLOAT16,
-    Kernel("rows", _declines_rows, _run_rows),
 )

@@ -11,11 +11,10 @@ from torch import Tensor
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS
+from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
-from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import Call, by_sum, misfit, usage
-from hop.impls.scaled.exact import are_buffers, given_buffers
+from hop.impls.scaled.outputs import are_buffers, finish, given_buffers
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import copies
@@ -25,8 +24,6 @@ from hop.numerics.quantizer import Quantizer
 def _declines(call: Call) -> str | None:
     if (reason := native.declines_here()) is not None:
         return reason
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
     if call.kwargs:
@@ -39,7 +36,7 @@ def _declines(call: Call) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def product(call: Call) -> "native_product.Call | str":
+def product(call: Call) -> "native_product.NativeProduct | str":
     """What the kernels are told of the call, or why they do not take it."""
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     along = call.roles.rhs_sums
@@ -74,7 +71,7 @@ def _product(
     usage: str,
     along: int,
     bias: torch.dtype | None,
-) -> "native_product.Call | str":
+) -> "native_product.NativeProduct | str":
     if isinstance(lhs, Quantizer):
         if lhs.is_tiled():
             return "the left factor is packed"
@@ -107,7 +104,7 @@ def _product(
         more = f" {native_product.describe_output(output)}" if codes else ""
     if dtype not in (*native_product.FLOATS, torch.int8, torch.uint8):
         return f"gives float32, bfloat16 and float16, not {dtype}"
-    made = native_product.Call(a.names, b.names, codes, f"{words} {native_product.name(dtype)}{more}")  # type: ignore[union-attr]
+    made = native_product.NativeProduct(a.names, b.names, codes, f"{words} {native_product.name(dtype)}{more}")  # type: ignore[union-attr]
     return native_product.declines(made, left, shape, bias) or made
 
 
@@ -139,8 +136,8 @@ def reader(call: Call, role: str, names: Sequence[str | None]) -> Callable[[Any]
     if not isinstance(x, Operand):
         return lambda x: (x, None, None, None)
     wanted = usage(call, role)
-    held = [None if name is None else copies.name_of(x.quantizer, wanted, name) for name in names]
-    return lambda x: [None if name is None else getattr(x, name) for name in held]
+    buffers = [None if name is None else copies.name_of(x.quantizer, wanted, name) for name in names]
+    return lambda x: [None if name is None else getattr(x, name) for name in buffers]
 
 
 def _run(call: Call) -> Any:
@@ -148,7 +145,7 @@ def _run(call: Call) -> Any:
     stored = given_buffers(call, [*lhs.shape[:-1], _columns(call)]) if _gives_codes(call) else []
     with eager.below_autograd():
         y = _multiplied(call)(lhs, rhs, bias, *(*stored, None, None)[:2])
-    return [y, *stored] if stored else meaning.finish(call, y)
+    return [y, *stored] if stored else finish(call, y)
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:

@@ -11,13 +11,13 @@ from torch import Tensor
 from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, CONVOLUTION, LHS, RHS, aten
+from hop.dispatch.operators import BIAS, LHS, RHS, aten
 from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.forms import as_convolution
-from hop.impls.scaled import calls, meaning
+from hop.impls.scaled import calls
 from hop.impls.scaled.calls import Call, by_sum, is_integer
-from hop.impls.scaled.exact import are_buffers, given_buffers
-from hop.impls.scaled.operands import grid
+from hop.impls.scaled.operands import plain
+from hop.impls.scaled.outputs import are_buffers, finish, given_buffers
 from hop.impls.scaled.products import is_transposed
 from hop.kernels.aten.convolution import channels_last
 from hop.kernels.aten.quantize import fast_format
@@ -30,7 +30,7 @@ from hop.numerics.formats import INT8
 from hop.numerics.quantizer import Quantizer
 
 
-class Convolution(NamedTuple):
+class NativeConvolution(NamedTuple):
     """A convolution that the kernels take."""
 
     gives_codes: bool
@@ -41,8 +41,6 @@ class Convolution(NamedTuple):
 def _declines(call: Call) -> str | None:
     if (reason := native.declines_here()) is not None:
         return reason
-    if call.roles.family is not CONVOLUTION:
-        return f"for convolutions, not {call.roles.family.name}"
     if call.device.type != "cpu":
         return f"for the CPU, and the operands are on {call.device}"
     if is_transposed(call)[0]:
@@ -58,7 +56,7 @@ def _declines(call: Call) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def convolution(call: Call) -> Convolution | str:
+def convolution(call: Call) -> NativeConvolution | str:
     """What the kernels are told of the call, or why they do not take it."""
     x, weight, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
     if x.quantizer.layout is not None:
@@ -86,7 +84,9 @@ def _numbers(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _convolution(op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tuple[Any, ...]) -> Convolution | str:
+def _convolution(
+    op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tuple[Any, ...]
+) -> NativeConvolution | str:
     (of_x, x_shape, x_strides), (of_weight, shape, strides) = lhs, rhs
     tiled = of_weight.is_tiled()
     if (reason := _declines_weight(of_weight, tiled)) is not None:
@@ -120,7 +120,7 @@ def _convolution(op: Any, output: Any, lhs: Any, rhs: Any, bias: Any, lists: tup
         f"output {native_product.name(dtype)}",
         *([native_product.describe_output(output)] if codes else []),
     ]
-    return Convolution(codes, " ".join(words), geometry.output)
+    return NativeConvolution(codes, " ".join(words), geometry.output)
 
 
 def _name(q: Quantizer) -> str:
@@ -215,8 +215,8 @@ def _run(call: Call) -> Any:
     made = convolution(call)
     assert not isinstance(made, str)
     unbatched = x.dim() < weight.dim()
-    of_x = (t if t is None or not unbatched else t.unsqueeze(0) for t in _held(x))
-    operands = (*of_x, *_held(weight)[:2], bias)
+    of_x = (t if t is None or not unbatched else t.unsqueeze(0) for t in _buffers(x))
+    operands = (*of_x, *_buffers(weight)[:2], bias)
 
     def run(*given: Tensor | None) -> Tensor:
         out = native_operators.convolution(*operands, *given, weight.shape[0], made.description)
@@ -227,16 +227,16 @@ def _run(call: Call) -> Any:
         shape = known if eager.is_plain_eager() else calls.shape(call.op, list(call.args), call.kwargs)
         stored = given_buffers(call, shape)
         return [memory_format.dense(run(*(*stored, None)[:2])), *stored]
-    return meaning.finish(call, run(None, None))
+    return finish(call, run(None, None))
 
 
-def _held(x: Operand) -> tuple[Any, ...]:
+def _buffers(x: Operand) -> tuple[Any, ...]:
     """Codes, as they lie or unpacked, scales and zero points."""
     q = x.quantizer
     if q.layout is not None:
         codes, *stored = x.tensors
         return codes, q.scale.scale_of(stored, q.format), None
-    own = grid(x, copies.ROWWISE, fast_format(q.format))
+    own = plain(x, copies.ROWWISE, fast_format(q.format))
     return own.codes, own.scale, own.zero if isinstance(own.zero, Tensor) else None
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from hop.compat import tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS
-from hop.impls.scaled import meaning, native
+from hop.dispatch.operators import BIAS, LHS, RHS
+from hop.impls.scaled import native
 from hop.impls.scaled.calls import Call
+from hop.impls.scaled.outputs import finish
 from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu import product as native_product
 from hop.kernels.cpu.native import library
@@ -24,8 +25,6 @@ _FEW = 16  # rows, for which reading the weight takes longest, and the products 
 
 
 def _declines(call: Call) -> str | None:
-    if call.roles.family is not MATRIX:
-        return f"for matrix products, not {call.roles.family.name}"
     lhs = call.find(LHS)
     if isinstance(lhs, Operand):
         return "the left factor is quantized"
@@ -66,7 +65,7 @@ def _run(call: Call) -> Any:
     words = words.replace("lhs bfloat16", f"lhs {native_product.name(lhs)}", 1)
     none = (None, None, None)
     y = native_operators.product(lhs, *none, *right, *none, n, words)
-    return meaning.finish(call, y if bias is None else y + bias)
+    return finish(call, y if bias is None else y + bias)
 
 
 PARTS = Kernel("native product in parts", _declines, _run, native=True)

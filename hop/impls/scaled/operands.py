@@ -1,7 +1,8 @@
-"""The integers of an operand, cut into blocks: codes less their zero points, and one scale for each block."""
+"""Plain operands: a code for each element, and a float32 scale and a zero point for each block of their dimensions."""
 
+import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,70 +11,71 @@ from hop.compat import tracing
 from hop.dispatch.operand import Operand
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
-from hop.numerics.formats import Format
+from hop.numerics.formats import Format, Integer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Static
 
 
-class Grid(NamedTuple):
-    """An operand of an integer format: (codes - zero) · step, step and zero with one element for each block."""
-
-    codes: Tensor  # one for each element of the operand
-    scale: Tensor  # float32
-    zero: Tensor | int
-    block: Block  # its size along each dimension, -1 for a whole one
-
-    def centered(self) -> Tensor:
-        """codes - zero, exactly: int8, uint8 or int16."""
-        if isinstance(self.zero, int):
-            return self.codes if self.zero == 0 else self.codes.to(torch.int16) - self.zero
-        return self.codes.to(torch.int16) - spread(self.zero, self.block, self.codes.shape)
-
-    def permute(self, dims: list[int]) -> "Grid":
-        """The operand with its dimensions in another order."""
-        zero = self.zero if isinstance(self.zero, int) else self.zero.permute(dims)
-        return Grid(self.codes.permute(dims), self.scale.permute(dims), zero, tuple(self.block[d] for d in dims))
-
-    def unsqueeze(self, dim: int) -> "Grid":
-        """The operand with a dimension of size 1 more, `dim` from the end."""
-        zero = self.zero if isinstance(self.zero, int) else self.zero.unsqueeze(dim)
-        block = (*self.block, 1) if dim == -1 else (1, *self.block)
-        return Grid(self.codes.unsqueeze(dim), self.scale.unsqueeze(dim), zero, block)
-
-
-def grid(operand: Operand, usage: str, format: Format | None = None) -> Grid:
-    """An operand of an integer format, read from one of its copies; `format` unpacks as the quantizer's own does."""
+def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand:
+    """An operand of integers, or of 8-bit floats, read from one of its copies: a code for each element, and a float32
+    scale for each block of its dimensions. `format` unpacks as the quantizer's own does."""
     quantizer: Any = operand.quantizer
-    own, read = operand.of(usage), format or quantizer.format
-    codes, *stored = own.tensors
+    codes, *stored = operand.of(usage).tensors
     shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
     if quantizer.is_tiled():
-        codes = quantizer.layout.restore(codes, shape, read)
+        codes = quantizer.layout.restore(codes, shape, format or quantizer.format)
     elif quantizer.per_byte() > 1:
-        codes = read.unpack(codes, shape[-1] if shape else 1).reshape(shape)
-    zero = stored[1] if quantizer.scale.has_zero_point() else read.zero
-    scale = quantizer.scale.scale_of(stored, read)
-    result = Grid(codes, scale, zero, blocks.per_dimension(quantizer.block, len(shape)))
+        codes = (format or quantizer.format).unpack(codes, shape[-1] if shape else 1).reshape(shape)
+    buffers = (codes, quantizer.scale.scale_of(stored, quantizer.format), *stored[1:2])
+    affine = quantizer.scale.has_zero_point()
+    result = _plain(quantizer, quantizer.block, buffers if affine else buffers[:2], shape)
     if usage == copies.ROWWISE:
         return result
-    transposed = result.permute([1, 0])
+    transposed = permuted(result, [1, 0])
     return transposed if operand.dim() == 2 else _unflattened(transposed, list(operand.shape))
 
 
-def _unflattened(rows: Grid, shape: list[int]) -> Grid:
-    """A matrix of rows with the leading dimensions that were flattened to them."""
-    of_rows, along = rows.block
+def _plain(q: Quantizer, block: Block, buffers: tuple[Tensor, ...], shape: Sequence[int]) -> Operand:
+    return Operand(_reading_plain(q, block or (-1,)), buffers, (copies.ROWWISE,), tuple(shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _reading_plain(q: Quantizer, block: Block) -> Quantizer:
+    """What reads a byte for each code and a float32 scale for each block."""
+    own: Any = q.format
+    format = own if own.bits >= 8 else Integer(own.name, 8, own.dtype, own.low, own.high)
+    return Quantizer(format, block, Static(affine=q.scale.has_zero_point()))
+
+
+def centered(x: Operand) -> Tensor:
+    """codes - zero point of a plain operand, exactly: int8, uint8 or int16."""
+    if isinstance(x.zero, int):
+        return x.codes if x.zero == 0 else x.codes.to(torch.int16) - x.zero
+    return x.codes.to(torch.int16) - spread(x.zero, x.block, x.shape)
+
+
+def permuted(x: Operand, dims: list[int]) -> Operand:
+    """A plain operand with its dimensions in another order."""
+    buffers = tuple(t.permute(dims) for t in x.tensors)
+    return _plain(x.quantizer, tuple(x.block[d] for d in dims), buffers, [x.shape[d] for d in dims])
+
+
+def unsqueezed(x: Operand, dim: int) -> Operand:
+    """A plain vector with a dimension of size 1 more, `dim` from the end."""
+    codes, *_ = buffers = tuple(t.unsqueeze(dim) for t in x.tensors)
+    return _plain(x.quantizer, (*x.block, 1) if dim == -1 else (1, *x.block), buffers, codes.shape)
+
+
+def _unflattened(x: Operand, shape: list[int]) -> Operand:
+    """A plain matrix of rows with the leading dimensions that were flattened to them."""
+    of_rows, along = x.block
+    codes, *stored = x.tensors
     if of_rows not in (-1, 1):
-        rows = rows._replace(scale=spread(rows.scale, (of_rows, -1), rows.codes.shape), zero=_of_each_row(rows))
-
-    def unflattened(t: Tensor) -> Tensor:
-        return t.reshape([*(shape[:-1] if of_rows != -1 else [1] * (len(shape) - 1)), t.shape[-1]])
-
-    zero = rows.zero if isinstance(rows.zero, int) else unflattened(rows.zero)
+        stored = [spread(t, (of_rows, -1), codes.shape) for t in stored]
+    lead = shape[:-1] if of_rows != -1 else [1] * (len(shape) - 1)
     block = (-1 if of_rows == -1 else 1,) * (len(shape) - 1) + (along,)
-    return Grid(rows.codes.reshape(shape), unflattened(rows.scale), zero, block)
-
-
-def _of_each_row(rows: Grid) -> Tensor | int:
-    return rows.zero if isinstance(rows.zero, int) else spread(rows.zero, (rows.block[0], -1), rows.codes.shape)
+    buffers = (codes.reshape(shape), *(t.reshape([*lead, t.shape[-1]]) for t in stored))
+    return _plain(x.quantizer, block, buffers, shape)
 
 
 def block_of(operand: Operand, usage: str) -> Block:

@@ -21,7 +21,7 @@ from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.fitting import check_types
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantize.arguments import check_values
-from hop.impls.scaled import batching, calls, gradient, kernels, meaning, sharding
+from hop.impls.scaled import batching, calls, gradient, meaning, sharding
 from hop.impls.scaled.arguments import check, check_op, check_output
 from hop.impls.scaled.calls import Call, fitted
 from hop.numerics import copies
@@ -51,7 +51,7 @@ class ScaledBuffers(Hop):
     def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
         scale, zero_point, *encoded = args
         call = _call(op, output, scale, zero_point, encoded, kwargs)
-        return ((kernel, call) for kernel in kernels.TABLE)
+        return ((kernel, call) for kernel in meaning.of(call).kernels)
 
     def differentiable(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> bool:
         return isinstance(output, torch.dtype)
@@ -285,7 +285,7 @@ def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given:
     check_types("scaled", op, *describe(op).bind(given[:-2] if isinstance(output, Quantizer) else given, {}))
     asked = _of_given(op, output, given)
     call = check(asked)
-    kernel = next((k for k in kernels.TABLE if k.supports(call)), kernels.REFERENCE)
+    kernel = next((k for k in meaning.of(call).kernels if k.supports(call)), meaning.REFERENCE)
     result: Any = kernel.run(call)
     found = kernel.prepare(call, lambda *given: kernel.run(_of_given(op, output, given)))
     if isinstance(output, Quantizer):

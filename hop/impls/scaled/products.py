@@ -19,7 +19,7 @@ from hop.impls.scaled.calls import (
     usage,
     values,
 )
-from hop.impls.scaled.operands import Grid, grid, spread
+from hop.impls.scaled.operands import centered, plain, spread, unsqueezed
 from hop.kernels.aten.convolution import lay_out
 
 
@@ -55,6 +55,19 @@ def real_product(call: Call) -> Tensor:
     return biased(call, y, bias)
 
 
+def one_sum(call: Call) -> Sum:
+    """The sum of a product of integers whose scales come in one group, its bias included."""
+    (found,) = sums(call)
+    return with_bias(call, found)
+
+
+def declines_one_sum(call: Call) -> str | None:
+    """Why a product is not one of integers alone, or None."""
+    if call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("beta", 1) != 1:
+        return f"alpha and beta are {call.kwargs}"
+    return None if all(is_integer(call.find(role)) for role in (LHS, RHS)) else "one factor is plain"
+
+
 def in_order(found: Sequence[Sum]) -> Tensor:
     """The sum of all groups."""
     return added([one.real() for one in found])
@@ -79,6 +92,20 @@ def biased(call: Call, y: Tensor, bias: Tensor | None) -> Tensor:
     return y + (bias if beta == 1 else bias * beta)
 
 
+def with_bias(call: Call, found: Sum) -> Sum:
+    """The sum with its bias. One of floats is rounded to the unit of the sum, and the two saturate."""
+    bias = call.find(BIAS)
+    if bias is None or call.kwargs.get("beta", 1) == 0:
+        return found
+    bias = aligned(call, bias)
+    if not bias.is_floating_point():
+        return found._replace(total=found.total + bias)
+    unit = found.lhs.to(torch.float64) * found.rhs.to(torch.float64)
+    steps = (bias.to(torch.float64) / unit).round().clamp(-(2.0**32), 2.0**32).to(torch.int64)
+    total = (found.total.to(torch.int64) + steps).clamp(-(2**31), 2**31 - 1)
+    return found._replace(total=total.to(torch.int32))
+
+
 def aligned(call: Call, bias: Tensor) -> Tensor:
     """The bias in a shape that broadcasts to the result."""
     if call.roles.family is not CONVOLUTION:
@@ -101,17 +128,17 @@ def _exactly(op: OpOverload, *args: Any) -> Tensor:
 
 def sums(call: Call) -> list[Sum]:
     """The sums of a product of integer operands, a group after the other."""
-    lhs, rhs = (grid(call.find(role), usage(call, role)) for role in (LHS, RHS))
+    lhs, rhs = (plain(call.find(role), usage(call, role)) for role in (LHS, RHS))
     if call.roles.family is CONVOLUTION:
-        total = product(call, lhs.centered(), rhs.centered(), _exactly)
+        total = product(call, centered(lhs), centered(rhs), _exactly)
         return [Sum(total, batch_scale(lhs), channel_scale(call, rhs))]
     takes_vectors = call.op in (aten.matmul.default, aten.linear.default)
-    row, column = (takes_vectors and g.codes.dim() == 1 for g in (lhs, rhs))
-    lhs = lhs.unsqueeze(0) if row else lhs
+    row, column = (takes_vectors and g.dim() == 1 for g in (lhs, rhs))
+    lhs = unsqueezed(lhs, 0) if row else lhs
     if column:
-        rhs = rhs.unsqueeze(-1 if call.roles.rhs_sums == -2 else 0)
+        rhs = unsqueezed(rhs, -1 if call.roles.rhs_sums == -2 else 0)
     found = []
-    a, b, along = lhs.centered(), rhs.centered(), call.roles.rhs_sums
+    a, b, along = centered(lhs), centered(rhs), call.roles.rhs_sums
     if min(a.dim(), b.dim()) < 2:
         product(call, a, b, _exactly)  # has PyTorch's words for it
     for start, length, of_lhs, of_rhs in groups(lhs, rhs, along):
@@ -126,10 +153,10 @@ def cut(x: Tensor, dim: int, start: int, length: int | None) -> Tensor:
     return x if length is None else x.narrow(dim, start, length)
 
 
-def groups(lhs: Grid, rhs: Grid, along: int) -> list[tuple[int, int | None, int, int]]:
+def groups(lhs: Operand, rhs: Operand, along: int) -> list[tuple[int, int | None, int, int]]:
     """Where the groups of the summed dimension start, how long they are (None for all of it), and the block of each
     operand that they lie in."""
-    size = lhs.codes.shape[-1]
+    size = lhs.shape[-1]
     a, b = (along_sum(g, dim) for g, dim in ((lhs, -1), (rhs, along)))
     if a is None and b is None:
         return [(0, None, 0, 0)]
@@ -142,13 +169,13 @@ def groups(lhs: Grid, rhs: Grid, along: int) -> list[tuple[int, int | None, int,
     ]
 
 
-def along_sum(operand: Grid, dim: int) -> int | None:
+def along_sum(operand: Operand, dim: int) -> int | None:
     """The size of a block along the summed dimension, None if one block is all of it."""
     b = operand.block[dim]
     return None if b == -1 or tracing.known_equal(operand.scale.shape[dim], 1) else b
 
 
-def group_scale(operand: Grid, along: int, group: int) -> Tensor:
+def group_scale(operand: Operand, along: int, group: int) -> Tensor:
     """The scale of each row or column in a group, in a shape that broadcasts to the result."""
     dim = len(operand.block) + along
     step = operand.scale
@@ -156,39 +183,39 @@ def group_scale(operand: Grid, along: int, group: int) -> Tensor:
         step = step.new_ones([*step.shape[:dim], 1, *step.shape[dim + 1 :]])
     step = step.narrow(dim, group, 1)
     block = tuple(-1 if d == dim else b for d, b in enumerate(operand.block))
-    return spread(step, block, operand.codes.shape)
+    return spread(step, block, operand.shape)
 
 
-def zeros(operand: Grid, along: int) -> Tensor | int:
+def zeros(operand: Operand, along: int) -> Tensor | int:
     """The zero point of each row or column, as a column or a row of int32; 0 if there is none."""
     if isinstance(operand.zero, int):
         return operand.zero
     dim = len(operand.block) + along
     block = tuple(-1 if d == dim else b for d, b in enumerate(operand.block))
-    zero = spread(operand.zero, block, operand.codes.shape).to(torch.int32)
+    zero = spread(operand.zero, block, operand.shape).to(torch.int32)
     if is_one(zero):
         return zero.reshape(1, 1)
-    return zero if zero.dim() == 2 else zero.expand([*operand.codes.shape[:-1], 1]).reshape(-1, 1)
+    return zero if zero.dim() == 2 else zero.expand([*operand.shape[:-1], 1]).reshape(-1, 1)
 
 
 def is_one(x: Tensor) -> bool:
     return all(tracing.known_equal(n, 1) for n in x.shape)
 
 
-def batch_scale(x: Grid) -> Tensor:
+def batch_scale(x: Operand) -> Tensor:
     """The scale of a convolution's input, of one for each example at most."""
-    return spread(x.scale, x.block, x.codes.shape)
+    return spread(x.scale, x.block, x.shape)
 
 
-def channel_scale(call: Call, weight: Grid) -> Tensor:
+def channel_scale(call: Call, weight: Operand) -> Tensor:
     """The scale of a convolution's weight, of one for each output channel at most, beside the result."""
     transposed, groups = is_transposed(call)
-    step = spread(weight.scale, weight.block, weight.codes.shape)
+    step = spread(weight.scale, weight.block, weight.shape)
     own = step.transpose(0, 1) if transposed else step
     channels = own.reshape(-1)
     if transposed and groups > 1 and not tracing.known_equal(channels.shape[0], 1):
         channels = channels.repeat(groups)
-    return channels.view(-1, *[1] * (weight.codes.dim() - 2))
+    return channels.view(-1, *[1] * (weight.dim() - 2))
 
 
 def is_transposed(call: Call) -> tuple[bool, int]:

@@ -18,9 +18,10 @@ from hop.buffers.operators import quantize_buffers
 from hop.buffers.sharding import keeps_blocks
 from hop.compat import dtensor
 from hop.dispatch.operand import Operand, encode
-from hop.dispatch.operators import ADD, BIAS, BOUND, CONVOLUTION, EMBEDDING, LHS, MATRIX, MULTIPLY, RHS
 from hop.impls.scaled import calls, meaning, summing
 from hop.impls.scaled.calls import Call, by_sum, tensors
+from hop.impls.scaled.family import Places
+from hop.impls.scaled.outputs import activated
 from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
 
@@ -30,7 +31,7 @@ def shard(operator: Any, call: Call) -> Any:
     every = [*_plain_tensors(call.args), call.output_scale, call.output_zero_point]
     mesh = next(t.device_mesh for t in every if dtensor.is_dtensor(t))  # type: ignore[union-attr]
     shape = calls.shape(call.op, call.args, call.kwargs)
-    maps = _maps(call, len(shape))
+    maps = meaning.of(call).places(call, len(shape))
     chosen: list[int | None] = []
     for axis in range(mesh.ndim):
         own = None if maps is None else _choose(call, maps, axis, shape, mesh)
@@ -59,45 +60,16 @@ def shard(operator: Any, call: Call) -> Any:
     if not quantized:
         return y
     given = call._replace(args=(y,))
-    y = meaning.activated(call, y)
+    y = activated(call, y)
     scale, zero_point = calls.fitted(given, y.shape)
     return quantize_buffers(str(call.output), y, scale, zero_point, None, [copies.ROWWISE])
-
-
-_Map = dict[int, int]  # from dimensions of the result to dimensions of an argument
 
 
 def _plain_tensors(args: Sequence[Any]) -> list[Tensor]:
     return [t for x in tensors(args) for t in (x.tensors if isinstance(x, Operand) else [x])]
 
 
-def _maps(call: Call, ndim: int) -> dict[int, _Map] | None:
-    """For each argument which of its dimensions is which of the result; None where that is not known."""
-    family, args = call.roles.family, call.args
-    dims = {i: x.dim() for i, x in enumerate(args) if isinstance(x, Tensor | Operand)}
-    roles = {call.roles.role(i): i for i in dims}
-    if family in (ADD, MULTIPLY, BOUND) or call.roles.stays:
-        return {i: {ndim - 1 - d: n - 1 - d for d in range(n)} for i, n in dims.items()}
-    if family is EMBEDDING:
-        return {roles[RHS]: {ndim - 1: 1}, roles["index"]: {d: d for d in range(ndim - 1)}}
-    if family is CONVOLUTION:
-        batched = dims[roles[LHS]] == dims[roles[RHS]]
-        return {i: {0: 0} if batched and role == LHS else {} for role, i in roles.items()}
-    if family is MATRIX and min(dims[roles[LHS]], dims[roles[RHS]]) > 1:
-        lhs, rhs = dims[roles[LHS]], dims[roles[RHS]]
-        maps = {roles[LHS]: {ndim - 1 - d: lhs - 1 - d for d in range(1, lhs)}}
-        if call.roles.rhs_sums == -1:
-            maps[roles[RHS]] = {ndim - 1: 0}
-        else:
-            maps[roles[RHS]] = {ndim - 1 - d: rhs - 1 - d for d in range(rhs) if d != 1}
-        if BIAS in roles:
-            n = dims[roles[BIAS]]
-            maps[roles[BIAS]] = {ndim - 1 - d: n - 1 - d for d in range(n)}
-        return maps
-    return None
-
-
-def _choose(call: Call, maps: dict[int, _Map], axis: int, shape: Sequence[int], mesh: Any) -> int | None:
+def _choose(call: Call, maps: dict[int, Places], axis: int, shape: Sequence[int], mesh: Any) -> int | None:
     """The dimension of the result that is sharded over an axis of the mesh, None for none: the first of an operand that
     every argument can follow."""
     for i, own in maps.items():
@@ -128,7 +100,7 @@ def _follows(x: Any, dim: int | None, size: int) -> bool:
 
 
 def _local(
-    call: Call, maps: dict[int, _Map] | None, chosen: Sequence[int | None], summed: int | None, mesh: Any
+    call: Call, maps: dict[int, Places] | None, chosen: Sequence[int | None], summed: int | None, mesh: Any
 ) -> list[Any]:
     """The parts of the arguments that this process has of a result sharded along the dimensions `chosen`, and of a sum
     that is spread over an axis of the mesh."""

@@ -16,9 +16,9 @@ from hop.compat import dtensor, process_groups, tracing
 from hop.dispatch.operand import Operand, encode
 from hop.dispatch.operators import BIAS, LHS, MATRIX, RHS
 from hop.impls.scaled.calls import Call, by_sum, compute_dtype, is_integer
-from hop.impls.scaled.exact import requantized, with_bias
 from hop.impls.scaled.operands import block_of
-from hop.impls.scaled.products import Sum, aligned, biased, sums
+from hop.impls.scaled.outputs import requantized
+from hop.impls.scaled.products import Sum, aligned, biased, sums, with_bias
 from hop.numerics import copies
 
 

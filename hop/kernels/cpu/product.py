@@ -103,7 +103,7 @@ def _bits(x: float) -> int:
 # ---- calls
 
 
-class Call(NamedTuple):
+class NativeProduct(NamedTuple):
     """A product that the kernels take."""
 
     lhs: tuple[str | None, ...]  # the buffers that they read of each factor; for a plain one, codes alone
@@ -158,7 +158,7 @@ def _convention(r: Requantization) -> int | None:
     return None if found is None else found(r)
 
 
-def declines(call: Call, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> str | None:
+def declines(call: NativeProduct, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> str | None:
     """Why the kernels do not take a call of factors of these shapes, or None."""
     left, right = ((ctypes.c_int64 * len(shape))(*shape) for shape in (lhs, rhs))
     of_bias = (0 if bias is None else _NUMBERS[bias], bias is not None)

@@ -1,0 +1,53 @@
+"""What chooses elements of its operands: views, bounds, maxima, neighbors, and concatenation. Of an operand with one
+scale the result has it, too."""
+
+import torch
+from torch import Tensor
+
+from hop.compat.export import is_lowering
+from hop.dispatch.operand import Operand
+from hop.dispatch.operators import BOUND, CONCATENATE, MAXIMUM, NEAREST, VIEW
+from hop.impls.scaled.calls import Call, compute_dtype, tensors, values
+from hop.impls.scaled.family import Meaning, Places, elementwise, gathered
+from hop.impls.scaled.operands import centered, plain
+from hop.impls.scaled.products import Sum
+from hop.numerics import blocks
+
+
+def _chosen(call: Call) -> Tensor:
+    args = [values(x, compute_dtype(call)) for x in call.args]
+    return call.op(*args, **call.kwargs)
+
+
+def _declines(call: Call) -> str | None:
+    operands = [x for x in tensors(call.args) if isinstance(x, Operand)]
+    (x,) = operands if len(operands) == 1 else (None,)
+    whole = x is not None and all(b == -1 for b in blocks.per_dimension(x.quantizer.block, x.dim()))
+    return None if whole else "it takes one operand with one scale"
+
+
+def _declines_bound(call: Call) -> str | None:
+    return _declines(call) if call.roles.bounds == (0.0, None) else f"{call.op} is none"
+
+
+def _exactly(call: Call) -> Sum:
+    own = plain(call.args[0], call.args[0].usages[0])
+    # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension, and repeats none.
+    family = call.roles.family
+    pools = family is MAXIMUM and not (is_lowering() and call.device.type == "cpu")
+    chosen = centered(own).to(torch.float32 if pools or family is NEAREST else torch.int32)
+    total = call.op(chosen, *call.args[1:], **call.kwargs).to(torch.int32)
+    step = own.scale.reshape(())
+    return Sum(total, step, torch.ones_like(step))
+
+
+def _where_elements_stay(call: Call, ndim: int) -> dict[int, Places] | None:
+    return (elementwise if call.roles.stays else gathered)(call, ndim)
+
+
+MEANINGS = {
+    VIEW: Meaning(_chosen, _exactly, _declines, _where_elements_stay),
+    BOUND: Meaning(_chosen, _exactly, _declines_bound, elementwise),
+    CONCATENATE: Meaning(_chosen),
+    **dict.fromkeys((MAXIMUM, NEAREST), Meaning(_chosen, _exactly, _declines)),
+}

@@ -1,0 +1,40 @@
+"""Sums and products of two operands, element by element."""
+
+import torch
+from torch import Tensor
+
+from hop.dispatch.operand import Operand
+from hop.dispatch.operators import ADD, MULTIPLY, aten
+from hop.impls.scaled.calls import Call, compute_dtype, values
+from hop.impls.scaled.family import Meaning, elementwise
+from hop.impls.scaled.operands import centered, plain, spread
+from hop.impls.scaled.products import Sum
+
+
+def _multiply(call: Call) -> Tensor:
+    a, b = (values(x, compute_dtype(call)) for x in call.args[:2])
+    return a * b
+
+
+def _declines_product(call: Call) -> str | None:
+    both = call.op is aten.mul.Tensor and all(isinstance(x, Operand) for x in call.args[:2])
+    return None if both else "one factor is plain"
+
+
+def _exact_product(call: Call) -> Sum:
+    a, b = (plain(x, x.usages[0]) for x in call.args[:2])
+    total = centered(a).to(torch.int32) * centered(b).to(torch.int32)
+    return Sum(total, *(spread(g.scale, g.block, g.shape) for g in (a, b)))
+
+
+def _add(call: Call) -> Tensor:
+    a, b = (values(x, compute_dtype(call)) for x in call.args[:2])
+    alpha = call.kwargs.get("alpha", call.args[2] if len(call.args) > 2 else 1)
+    b = b if alpha == 1 else b * alpha  # by itself: ATen's own kernels would round once
+    return a - b if call.op.overloadpacket is aten.sub else a + b
+
+
+MEANINGS = {
+    MULTIPLY: Meaning(_multiply, _exact_product, _declines_product, elementwise),
+    ADD: Meaning(_add, places=elementwise),
+}

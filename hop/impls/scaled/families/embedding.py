@@ -1,0 +1,68 @@
+"""Embeddings: rows of a quantized matrix."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.buffers.operators import dequantize_buffers
+from hop.dispatch.kernel import Kernel
+from hop.dispatch.operators import EMBEDDING
+from hop.impls.scaled.calls import Call, values
+from hop.impls.scaled.family import Meaning, Places
+from hop.impls.scaled.outputs import finish
+from hop.numerics import blocks, copies
+
+
+def _embedding(call: Call) -> Tensor:
+    weight, *rest = call.args
+    return call.op(values(weight, torch.float32), *rest)
+
+
+def _places(call: Call, ndim: int) -> dict[int, Places]:
+    return {0: {ndim - 1: 1}, 1: {d: d for d in range(ndim - 1)}}
+
+
+# ---- the rows that are taken, dequantized alone
+
+
+def _declines_rows(call: Call) -> str | None:
+    weight = call.args[0]
+    q = weight.quantizer
+    if q.flat or q.is_tiled() or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
+        return "for a matrix with its row-wise copy, in rows and in blocks of its dimensions"
+    return None
+
+
+def _run_rows(call: Call) -> Any:
+    weight, indices = call.args[:2]
+    q, rows = weight.quantizer, indices.reshape(-1)
+    named = weight.buffers
+    taken = [_take(named["codes"], rows)]
+    for name, (_, block) in q.stored().items():
+        along = blocks.per_dimension(block, 2)[0]
+        t = named[name]
+        taken.append(
+            t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
+        )
+    own = replace(q, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
+    shape = [*rows.shape, weight.shape[1]]
+    values = dequantize_buffers(str(own), taken, [copies.ROWWISE], shape, torch.float32)
+    return finish(call, values.reshape([*indices.shape, weight.shape[1]]))
+
+
+def _of_rows(block: tuple[int, ...]) -> tuple[int, ...]:
+    """The block of rows that were taken one by one."""
+    rows, columns = blocks.per_dimension(block, 2)
+    return (-1 if rows == -1 else 1, columns)
+
+
+def _take(t: Tensor, rows: Tensor) -> Tensor:
+    """t[rows]; 8-bit floats have no index_select everywhere."""
+    if t.dtype.is_floating_point and t.dtype.itemsize == 1:
+        return t.view(torch.uint8).index_select(0, rows).view(t.dtype)
+    return t.index_select(0, rows)
+
+
+MEANINGS = {EMBEDDING: Meaning(_embedding, places=_places, kernels=(Kernel("rows", _declines_rows, _run_rows),))}

@@ -1,0 +1,67 @@
+"""The result as the output wants it: cast, quantized, or requantized from the exact sum."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.buffers.operators import quantize_buffers
+from hop.impls.scaled.calls import Call, fitted
+from hop.impls.scaled.operands import spread
+from hop.impls.scaled.products import Sum
+from hop.numerics import blocks, copies, memory_format
+
+
+def finish(call: Call, y: Tensor) -> Any:
+    """`y` as the output wants it."""
+    if isinstance(call.output, torch.dtype):
+        return y.to(call.output)
+    y = activated(call, y)
+    scale, zero_point = fitted(call, y.shape)
+    return quantize_buffers(str(call.output), y.to(torch.float32), scale, zero_point, None, [copies.ROWWISE])
+
+
+def activated(call: Call, y: Tensor) -> Tensor:
+    """`y` within the range of the output's fused activation."""
+    convention = call.output.scale.requantization  # type: ignore[union-attr]
+    return y if convention is None else convention.bounded(y)
+
+
+def requantized(call: Call, found: Sum) -> list[Tensor]:
+    """The buffers of the output, by its convention."""
+    q: Any = call.output
+    shape = list(found.total.shape)
+    block = blocks.per_dimension(q.block, len(shape))
+    stored = given_buffers(call, shape)
+    scale, zero = spread(stored[0], block, shape), q.format.zero
+    if len(stored) > 1:
+        zero = spread(stored[1], block, shape).to(torch.int32)
+    codes = q.scale.requantization.codes(found.total, found.lhs, found.rhs, scale, zero, q.format)
+    if q.keeps_memory_format():
+        return [memory_format.dense(codes), *stored]
+    codes = codes.contiguous()
+    return [q.format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes, *stored]
+
+
+def given_buffers(call: Call, shape: list[int]) -> list[Tensor]:
+    """Scale and zero point of the output as its buffers, for a result of `shape`."""
+    q: Any = call.output
+    scale, zero_point = fitted(call, shape)
+    assert scale is not None
+    stored = [scale]
+    if zero_point is not None:
+        zero_point = zero_point.round() if zero_point.is_floating_point() else zero_point
+        stored.append(zero_point.clamp(q.format.low, q.format.high).to(q.format.dtype))
+    return [t.clone(memory_format=torch.contiguous_format) for t in stored]
+
+
+def are_buffers(call: Call, shape: Sequence[int]) -> bool:
+    """Whether scale and zero point of the output have the shapes and dtypes of their buffers, for a result of `shape`,
+    and every number of that dtype is a code."""
+    q: Any = call.output
+    stored = [t for t in (call.output_scale, call.output_zero_point) if t is not None]
+    pairs = zip(stored, given_buffers(call, list(shape)), strict=True)
+    same = all(t.shape == own.shape and t.dtype == own.dtype for t, own in pairs)
+    info = torch.iinfo(q.format.dtype)
+    return same and (q.format.low, q.format.high) == (info.min, info.max)
