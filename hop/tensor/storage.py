@@ -34,6 +34,14 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
     """
     if _KEY in (metadata or {}):
         raise ValueError(f"save_file: the key {_KEY!r} of the metadata is taken by the library")
+    flat, described = flattened(tensors)
+    _safetensors().torch.save_file(flat, str(path), {**(metadata or {}), **described})
+
+
+def flattened(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a file holds: plain tensors, among them the buffers of quantized ones, and the metadata that describe these.
+
+    Raises as `save_file`."""
     flat: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -52,7 +60,7 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
             if key in flat:
                 raise ValueError(f"save_file: two tensors would be called {key!r}; rename {name!r}")
             flat[key] = data.detach().contiguous()
-    _safetensors().torch.save_file(flat, str(path), {**(metadata or {}), _KEY: json.dumps(described)})
+    return flat, {_KEY: json.dumps(described)}
 
 
 def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
