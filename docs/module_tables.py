@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_FLOORS = "cli report nn optim export checkpoint impls tensor buffers kernels dispatch numerics compat".split()
+_FLOORS = "cli report integrations nn optim export checkpoint impls tensor buffers kernels dispatch".split()
+_FLOORS += "numerics compat".split()
 FOLDERS = ("hop", *(f"hop/{name}" for name in _FLOORS), "cutlass_kernels")
 
 

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from hop.tensor import storage as storage
 
 # Imported when they are first asked for; and what has another name (hop/_aliases.py).
-_LATER = ("checkpoint", "distributed", "export", "nn", "optim", "report")
+_LATER = ("checkpoint", "distributed", "export", "integrations", "nn", "optim", "report")
 _FUNCTIONS = {"patch_torch": "hop.export.rewrite.patching", "quantize_": "hop.nn.quantizing"}
 _OTHERS = tuple(name.removeprefix("hop.") for name in _aliases.PUBLIC if name.count(".") == 1)
 

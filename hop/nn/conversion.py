@@ -58,7 +58,7 @@ def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filte
     model, rows, matched = _walked(model, pairs, learn_scales)
     _unfuse(model)
     _share_inputs(model)
-    unused = tuple(repr(selector) for i, (selector, _) in enumerate(pairs) if rows and i not in matched)
+    unused = tuple(repr(s) for i, (s, _) in enumerate(pairs) if rows and i not in matched and type(s) is not _Except)
     report = Report(counted(model, rows), unused)
     model.hop_report = report  # type: ignore[assignment]  # a plain attribute
     if not report.converted and any(scheme is not None for _, scheme in pairs):
@@ -197,6 +197,7 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule]) -> None:
         selector
         for i, (selector, _) in enumerate(rules)
         if i not in matched
+        and type(selector) is not _Except  # a filter may leave out nothing
         and (
             not any(_matches(selector, *layer) for layer in layers)
             if isinstance(selector, str | type)

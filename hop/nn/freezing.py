@@ -57,9 +57,9 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
 
 
 def _quantizer(layer: Layer) -> Quantizer:
-    scheme = layer.plan().settled
-    assert scheme is not None and scheme.rhs is not None
-    return layer.weight_quantizer(scheme.rhs)
+    q = layer.frozen_quantizer()
+    assert q is not None
+    return q
 
 
 def _state(layer: Layer) -> Any:

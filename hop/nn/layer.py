@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hop.compat.eager import OpOverload
 from hop.impls.pack import layout_for, pack_operator
-from hop.impls.quantize import quantize
+from hop.impls.quantize import dequantize, quantize
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master, reminder
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, SchemeNeeds, active
@@ -31,6 +31,7 @@ from hop.numerics.schemes import SCHEMES, Scheme
 from hop.tensor import QuantizedTensor
 
 _NO_SCALES = Scales()
+_runs: set[Any] = set()  # operators, schemes and forms of operands that were checked
 
 
 def modules_of(model: nn.Module, every_name: bool = False) -> Sequence[tuple[str, nn.Module]]:
@@ -50,6 +51,8 @@ class Layer(nn.Module):
     roles: tuple[str, ...] = ROLES  # those that its operator has
     is_packable: ClassVar[bool] = True  # whether products read the weight
     example_dims: int  # the dimensions of one example of its input
+    # Its attributes beside those of the float layer.
+    added: ClassVar[tuple[str, ...]] = tuple("learn_scales frozen calibrating packs shared_input scales _own".split())
     weight: Any
     scales: Any  # an nn.ModuleDict where there are any
 
@@ -79,8 +82,20 @@ class Layer(nn.Module):
         result._begin(scheme, learn_scales)
         return result
 
+    def to_float(self) -> nn.Module:
+        """The float layer, with the very Parameters, hooks and settings of this one; in the place of a frozen weight a
+        new Parameter of the numbers that it stands for. The state of scales is left out."""
+        result = self.float_type.__new__(self.float_type)
+        for name, value in self.__dict__.items():
+            if name not in self.added:
+                result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        result.__dict__["_modules"].pop("scales", None)
+        if isinstance(self.weight, QuantizedTensor):
+            result.weight = nn.Parameter(dequantize(self.weight))
+        return result
+
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
-        """What follows the constructor of the float layer."""
+        """What follows the constructor of the float layer: the attributes that `added` lists."""
         self.learn_scales, self.frozen, self.calibrating, self.packs = learn_scales, False, False, False
         self.shared_input: SharedInput | None = None
         self.scales = {}
@@ -129,6 +144,11 @@ class Layer(nn.Module):
         self.weight, self.packs = weight, packs
         if WEIGHT in self.scales:
             del self.scales[WEIGHT]
+
+    def frozen_quantizer(self) -> Quantizer | None:
+        """By which the weight is quantized when it is frozen; None where the scheme leaves it in floats."""
+        scheme = self.plan().settled
+        return None if scheme is None or scheme.rhs is None else self.weight_quantizer(scheme.rhs)
 
     def laid_out(self, weight: Any, packs: bool) -> Any:
         """A quantized weight in the layout that products of this layer read fastest where it lies; or plain."""
@@ -289,20 +309,22 @@ class Layer(nn.Module):
         return StaticScale(q, (1,), self.learn_scales, device)
 
     def _check(self, scheme: Scheme) -> None:
-        """Raise unless the operator runs in `scheme`: on tensors without data."""
-
-        def described(t: Any) -> Any:
-            return torch.empty_like(t, device="meta") if isinstance(t, Tensor) else t
-
+        """Raise unless the operator runs in `scheme`: on tensors without data, once for layers of one form."""
         op, args = self._call(self._sample())
+        form = (op, scheme, tuple(map(_form, args)))
+        if form in _runs:
+            return
         given: dict[str, Tensor] = {}
         for role, text in SchemeNeeds.of(scheme).needs:
             given[FIELDS[role]] = torch.ones(1, device="meta")
             if role != GRADIENT and Quantizer.parse(text).scale.has_zero_point():
                 given[f"{FIELDS[role]}_zero_point"] = torch.ones(1, device="meta")
         seed = torch.zeros((), dtype=torch.int64, device="meta") if scheme.is_stochastic() else None
+        bare = (torch.empty_like(a, device="meta") if isinstance(a, Tensor) else a for a in args)
         with torch.no_grad():
-            quantized(op, scheme, *map(described, args), scales=Scales(**given), seed=seed)
+            quantized(op, scheme, *bare, scales=Scales(**given), seed=seed)
+        if len(_runs) < 4096:
+            _runs.add(form)
 
     def weight_quantizer(self, q: Quantizer) -> Quantizer:
         """The quantizer of the weight, for the one of a scheme."""
@@ -354,6 +376,13 @@ class Layer(nn.Module):
             found = self.laid_out(self.weight, True)
             if found is not self.weight:
                 self.weight = nn.Parameter(found, requires_grad=False)
+
+
+def _form(argument: Any) -> Any:
+    """What a check sees of an argument, as a value."""
+    if isinstance(argument, Tensor):
+        return str(getattr(argument, "quantizer", "")), tuple(argument.shape), argument.dtype
+    return tuple(cast(list[Any], argument)) if isinstance(argument, list) else argument
 
 
 def spelled(scheme: Scheme) -> str:

@@ -40,6 +40,7 @@ class Linear(Layer, nn.Linear):
 
     float_type = nn.Linear
     example_dims = 1
+    added = (*Layer.added, "save_original", "holds", "_held")
 
     def __init__(
         self,

@@ -43,12 +43,24 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
             f"save_file: metadata must be a mapping from text to text, got {shown(metadata)}; give one such as "
             "{'version': '1'}"
         )
+    file = _checked_path("save_file", path)
+    flat, described = flattened(tensors)
+    if not file.parent.is_dir():
+        raise FileNotFoundError(
+            f"save_file: path must lie in a folder that is there, got {path}; make the folder first"
+        )
+    _safetensors().torch.save_file(flat, str(path), {**(metadata or {}), **described})
+
+
+def flattened(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a file holds: plain tensors, among them the buffers of quantized ones, and the metadata that describe these.
+
+    Raises as `save_file`."""
     if not isinstance(tensors, Mapping):
         raise TypeError(
             f"save_file: tensors must be a mapping from names to tensors, got {shown(tensors)}; give one such as "
             "model.state_dict()"
         )
-    file = _checked_path("save_file", path)
     flat: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -66,11 +78,7 @@ def save_file(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping
             if key in flat:
                 raise ValueError(f"save_file: tensors: two tensors would be called {key!r}; rename {name!r}")
             flat[key] = data.detach().contiguous()
-    if not file.parent.is_dir():
-        raise FileNotFoundError(
-            f"save_file: path must lie in a folder that is there, got {path}; make the folder first"
-        )
-    _safetensors().torch.save_file(flat, str(path), {**(metadata or {}), _KEY: json.dumps(described)})
+    return flat, {_KEY: json.dumps(described)}
 
 
 def _checked_path(caller: str, path: Any) -> Path:

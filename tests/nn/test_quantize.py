@@ -100,6 +100,23 @@ class TestQuantize(unittest.TestCase):
         with pytest.warns(UserWarning, match="no layer was converted"):
             hop.quantize_(net(), "int8", filter="third")
 
+    def test_layers_of_one_form_are_checked_once(self):
+        from hop.nn import layer
+
+        with (
+            mock.patch.object(layer, "_runs", set()),
+            mock.patch.object(layer, "quantized", wraps=layer.quantized) as ran,
+        ):
+            model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)), nn.Linear(64, 48))
+            hop.nn.convert(model, "int8")
+            assert ran.call_count == 2
+            hop.nn.convert(nn.Linear(64, 64), "int4")
+            assert ran.call_count == 3
+
+    def test_a_filter_may_select_every_layer(self):
+        model = quantized("int8", filter="*")
+        assert model.hop_report.converted == 4 and not model.hop_report.unused
+
     def test_says_what_it_did_to_the_logger_alone(self):
         with self.assertLogs("hop", logging.INFO) as log, mock.patch("builtins.print") as printed:
             model = quantized("int8")
@@ -190,6 +207,37 @@ class TestQuantize(unittest.TestCase):
                 (layer(x) * randn(4, 32, seed=1)).sum().backward()
                 found.append(x.grad)
             assert torch.equal(*found) == (not training or frozen)
+
+
+class TestToFloat(unittest.TestCase):
+    def test_is_the_layer_before(self):
+        """The same attributes, Parameters and hooks, whatever became of the layer meanwhile."""
+        seen: list[nn.Module] = []
+        for scheme in ("int8", "int8_static"):
+            model = net()
+            before = dict(model.named_children())
+            for layer in before.values():
+                layer.register_forward_hook(lambda module, *_: seen.append(module))
+            hop.nn.convert(model, scheme)
+            hop.nn.calibrate(model, [INDEX], progress=False)
+            for name, layer in before.items():
+                made = model.get_submodule(name)
+                assert isinstance(made, hop.nn.Layer) and (name == "embed" or bool(made.scales) == ("static" in scheme))
+                again = made.to_float()
+                assert type(again) is type(layer) and vars(again).keys() == vars(layer).keys()
+                assert again.weight is layer.weight and not dict(again.named_children())
+                seen.clear()
+                x = {"embed": INDEX, "first": randn(2, 256), "second": randn(2, 256), "conv": randn(1, 8, 4, 16)}[name]
+                assert torch.equal(again(x), layer(x)) and seen == [again, layer]
+
+    def test_of_a_frozen_weight_has_its_numbers(self):
+        for pack in (True, False):
+            model = quantized("int8_weight", pack=pack)
+            want = model(INDEX)
+            for name, layer in list(model.named_children()):
+                setattr(model, name, layer.to_float())
+                assert type(model.get_submodule(name).weight) is nn.Parameter
+            torch.testing.assert_close(model(INDEX), want)
 
 
 class TestPacked(unittest.TestCase):

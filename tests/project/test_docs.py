@@ -13,7 +13,10 @@ from parameterized import parameterized
 from hop.kernels.cpu import native
 
 ROOT = Path(__file__).parents[2]
-NEEDS = {"export_onnx": ("onnxscript", "onnxruntime")}  # optional packages of the code on a page
+NEEDS = {
+    "export_onnx": ("onnxscript", "onnxruntime"),
+    "transformers": ("transformers", "accelerate", "peft", "safetensors"),
+}  # optional packages of the code on a page
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
 VARIABLES = set(re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text(), re.M))

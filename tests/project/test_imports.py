@@ -25,6 +25,7 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop.impls", "hop.checkpoint"),
     ("hop.nn", "hop.optim", "hop.export"),
     ("hop.distributed",),
+    ("hop.integrations",),
     ("hop.report",),
     ("hop.cli",),
 )
@@ -108,8 +109,10 @@ def private_torch(tree: ast.AST) -> set[str]:
     return {name for name in names if any(re.match("_[^_]", p) or p == "experimental" for p in name.split("."))}
 
 
-# Of named tuples; and what everybody uses who writes operators or modules.
+# Of named tuples; what everybody uses who writes operators or modules; and what transformers and PEFT give to those who
+# add to them.
 KNOWN = {"_replace", "_asdict", "_fields", "_schema", "_version", "_load_from_state_dict", "_apply"}
+KNOWN |= {"_keep_in_fp32_modules", "_register_custom_module"}
 
 
 def defined(tree: ast.AST) -> set[str]:

@@ -1,0 +1,46 @@
+"""Models of transformers that quantize as they load, and LoRA of PEFT on them.
+
+config.py     HopConfig, a quantization_config of transformers
+quantizer.py  HopQuantizer, what transformers asks while it loads and saves
+loading.py    from the tensors of a checkpoint to quantized weights
+places.py     which layers are quantized, and which stay in floats
+lora.py       layers of PEFT that merge without rounding
+
+Importing it registers HopConfig, where transformers is installed: then checkpoints load that say "quant_method": "hop".
+Needs: pip install 'torch-hop[transformers]'.
+"""
+
+import importlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hop.integrations.config import HopConfig as HopConfig
+    from hop.integrations.lora import register_lora as register_lora
+    from hop.integrations.quantizer import HopQuantizer as HopQuantizer
+
+# Of each name the module and the package that it needs.
+_NAMES = {
+    "HopConfig": ("hop.integrations.quantizer", "transformers"),
+    "HopQuantizer": ("hop.integrations.quantizer", "transformers"),
+    "register_lora": ("hop.integrations.lora", "peft"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'hop.integrations' has no attribute {name!r}")
+    module, package = _NAMES[name]
+    if find_spec(package) is None:
+        raise ImportError(
+            f"hop.integrations.{name} needs the package {package}: pip install 'torch-hop[transformers]'", name=package
+        )
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})
+
+
+if find_spec("transformers") is not None:
+    importlib.import_module("hop.integrations.quantizer")

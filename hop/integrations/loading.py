@@ -1,0 +1,92 @@
+"""From the tensors of a checkpoint to quantized weights, one at a time, as transformers reads them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
+
+from hop.impls.quantize import quantize
+from hop.integrations.places import layer_of
+from hop.tensor.proto import TensorProto
+
+
+class _Operation(ConversionOps):
+    """A step between a checkpoint and a model.
+
+    Args:
+        hf_quantizer: whose step it is. Transformers looks for this attribute, and then leaves dtypes as they are.
+    """
+
+    def __init__(self, hf_quantizer: Any) -> None:
+        self.hf_quantizer = hf_quantizer
+
+    def __deepcopy__(self, memo: Any) -> Any:  # transformers copies it for each weight
+        return self
+
+
+class Quantize(_Operation):
+    """Float weights become codes."""
+
+    @torch.no_grad()
+    def convert(self, input_dict: dict[str, Any], *args: Any, model: Any = None, **kwargs: Any) -> dict[str, Any]:
+        return {name: self._quantized(model, name, _only(name, value)) for name, value in input_dict.items()}
+
+    def _quantized(self, model: Any, name: str, value: Tensor) -> Tensor:
+        layer = layer_of(model, name)
+        if layer is None:
+            return value
+        if value.shape != layer.weight.shape:
+            self.hf_quantizer.mismatched.add(name)  # transformers says so, and makes a new weight if it is told to
+            return value
+        q = layer.frozen_quantizer()
+        assert q is not None
+        return nn.Parameter(quantize(q, value), requires_grad=False)
+
+
+class Assemble(_Operation):
+    """The buffers of a quantized weight become the weight."""
+
+    def convert(
+        self, input_dict: dict[str, Any], *args: Any, model: Any = None, full_layer_name: str = "", **kwargs: Any
+    ) -> dict[str, Any]:
+        layer = layer_of(model, full_layer_name)
+        if layer is None:
+            raise ValueError(
+                f"{full_layer_name} is quantized in the checkpoint, and no scheme of the quantization_config in "
+                "config.json is for that layer"
+            )
+        q = layer.frozen_quantizer()
+        found = {key.rpartition(":")[2]: _only(key, value) for key, value in input_dict.items()}
+        device = next(iter(found.values())).device
+        proto = TensorProto(tuple(layer.weight.shape), layer.weight.dtype, device, quantizer=q)
+        names = [buffer.name for buffer in proto.buffers()]
+        if found.keys() != set(names):
+            raise ValueError(f"{full_layer_name}: the checkpoint has its {sorted(found)}, and {q} needs {names}")
+        weight = proto.create_tensor([found[name] for name in names])
+        return {full_layer_name: nn.Parameter(weight, requires_grad=False)}
+
+
+class Converter(WeightConverter):
+    """Collects the buffers of a weight: "x.weight:codes", "x.weight:scale", ... Saving needs no step back: there the
+    state_dict is flat already."""
+
+    __slots__ = ()
+
+    def reverse_transform(self) -> Any:
+        return WeightRenaming(":codes", ":codes")
+
+
+def converter(names: Sequence[str], hf_quantizer: Any) -> Converter:
+    """What loads weights that have the buffers `names`."""
+    return Converter([f"weight:{name}" for name in names], "weight", [Assemble(hf_quantizer)])
+
+
+def _only(name: str, value: Any) -> Any:
+    """A tensor, of which transformers may make a list of one."""
+    if not isinstance(value, list):
+        return value
+    if len(value) != 1:
+        raise ValueError(f"{name}: expected one tensor of the checkpoint, got {len(value)}")
+    return value[0]

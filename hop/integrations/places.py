@@ -1,0 +1,123 @@
+"""Which layers of a model of transformers are quantized, and which stay in floats."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from hop.nn.conversion import Rule
+from hop.nn.layer import Layer, modules_of
+from hop.nn.report import Report
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
+
+
+def layer_of(model: nn.Module, name: str) -> Layer | None:
+    """The layer whose quantized weight is the parameter `name`; None if it is no such weight."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if leaf != "weight" or not isinstance(module, Layer) or module.frozen_quantizer() is None:
+        return None
+    return module
+
+
+def selected(model: Any, names: Sequence[str] | None) -> Callable[[str, nn.Module], bool]:
+    """The layers that are quantized while a checkpoint of floats is read, as a selector of hop.nn.convert.
+
+    Args:
+        names: those that stay in floats, as transformers matches them; None for the default.
+
+    Raises:
+        ValueError: a name matches no module.
+    """
+    modules = [name for name, _ in modules_of(model, every_name=True) if name]
+    kept = model._keep_in_fp32_modules or []  # the model's own wish
+    for name in names or ():
+        if all(should_convert_module(module, [name]) for module in modules):
+            raise ValueError(
+                f"HopConfig: modules_to_not_convert: {name!r} is no module of {type(model).__name__}; its modules are "
+                f"{', '.join(modules)}"
+            )
+    patterns = [*(names or ()), *kept]
+    floats = {module for module in modules if not should_convert_module(module, patterns)}
+    if names is None:
+        floats |= _heads(model)
+    floats |= _tied(model, floats)
+    return lambda name, module: not any(name == own or name.startswith(f"{own}.") for own in floats)
+
+
+def _heads(model: Any) -> set[str]:
+    """The names of the output embeddings, of the last layer and of what is tied."""
+    output = model.get_output_embeddings()
+    found = {name for name, module in modules_of(model, every_name=True) if output is not None and module is output}
+    last = [name for name, _ in model.named_parameters()][-1:]
+    return found | {_module(name) for name in last} | {_module(name) for pair in _ties(model) for name in pair}
+
+
+def _tied(model: Any, names: Iterable[str]) -> set[str]:
+    """The modules that share a weight with one of `names`."""
+    groups = [{_module(target), _module(source)} for target, source in _ties(model)]
+    found = set(names)
+    for _ in groups:  # each source may be the target of another
+        for group in groups:
+            found |= group if group & found else set()
+    return found
+
+
+def _ties(model: Any) -> list[tuple[str, str]]:
+    return list(getattr(model, "all_tied_weights_keys", {}).items())
+
+
+def _module(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
+
+
+def check_ties(model: Any) -> None:
+    """Raise ValueError where tied layers are not quantized alike: one weight has one form."""
+    for target, source in _ties(model):
+        pair = (target, source)
+        if any(not isinstance(model.get_submodule(_module(name)), nn.Linear | nn.Embedding) for name in pair):
+            continue
+        one, other = (_quantizer(layer_of(model, name)) for name in pair)
+        if one != other:
+            raise ValueError(
+                f"HopConfig: scheme: {target} is tied to {source}, and one would be quantized by {one}, the other by "
+                f"{other}; give both the same scheme, or leave both in floats"
+            )
+
+
+def _quantizer(layer: Layer | None) -> Quantizer | None:
+    return None if layer is None else layer.frozen_quantizer()
+
+
+def anywhere(model: Any, rules: Sequence[tuple[str, Scheme | None]]) -> list[Rule]:
+    """Rules for a model that was saved, perhaps with a head that this one lacks: those that match some module, under
+    its own name, or under the one that it has below or above the head."""
+    prefix = f"{model.base_model_prefix}."
+
+    def selector(pattern: str) -> Callable[[str, nn.Module], bool]:
+        def matches(name: str, module: nn.Module | None = None) -> bool:
+            return any(fnmatchcase(n, pattern) for n in (name, prefix + name, name.removeprefix(prefix)))
+
+        return matches
+
+    pairs = [(selector(pattern), scheme) for pattern, scheme in rules]
+    return [(matches, scheme) for matches, scheme in pairs if any(matches(*m) for m in modules_of(model))]
+
+
+def restore(model: nn.Module, names: Iterable[str], reason: str) -> None:
+    """Put float layers back in the place of the layers that have these names, and say so in the model's report."""
+    made: dict[int, nn.Module] = {}
+    names = set(names)
+    for name in names:
+        layer = model.get_submodule(name)
+        assert isinstance(layer, Layer)
+        made.setdefault(id(layer), layer.to_float())
+        model.set_submodule(name, made[id(layer)])
+    report = getattr(model, "hop_report", None)
+    if isinstance(report, Report) and names:
+        rows = [replace(r, scheme=None, quantized=0, reason=reason) if r.name in names else r for r in report.rows]
+        model.hop_report = replace(report, rows=tuple(rows))  # type: ignore[assignment]  # a plain attribute

@@ -1,0 +1,141 @@
+"""HopQuantizer: what transformers asks while it loads and saves a model that has a HopConfig."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.quantizers import HfQuantizer, register_quantizer
+
+from hop.integrations.config import METHOD
+from hop.integrations.config import HopConfig as HopConfig
+from hop.integrations.loading import Quantize, converter
+from hop.integrations.places import anywhere, check_ties, layer_of, restore, selected
+from hop.nn.conversion import convert
+from hop.nn.freezing import freeze
+from hop.nn.layer import Layer, modules_of
+from hop.numerics import spelling
+from hop.tensor import QuantizedTensor
+from hop.tensor.proto import TensorProto
+from hop.tensor.storage import flattened
+
+_Base: Any = HfQuantizer  # whose methods say that they return None
+
+
+class HopQuantizer(_Base):
+    """Quantizes weights while transformers reads them, and writes codes and scales as plain tensors.
+
+    Args:
+        quantization_config: a HopConfig.
+        kwargs: pre_quantized, whether the checkpoint has codes.
+    """
+
+    requires_calibration = False
+    quantization_config: HopConfig
+
+    def __init__(self, quantization_config: HopConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.mismatched: set[str] = set()  # weights whose shape in the checkpoint is another
+        self._buffers: list[str] = []  # of all quantized weights
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise ValueError(
+                "HopConfig: device_map has 'disk', to which quantized weights do not go; give their modules a device"
+            )
+
+    # ---- loading
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        rules: Any = self.quantization_config.rules
+        if self.pre_quantized:  # the checkpoint has codes, or floats, for each of them
+            rules = anywhere(model, rules)
+            if rules:
+                convert(model, rules)
+        else:
+            convert(model, rules, filter=selected(model, self.quantization_config.modules_to_not_convert))
+            check_ties(model)
+        described = [self._described(layer) for layer in self._layers(model).values()]
+        self._buffers = list(dict.fromkeys(buffer.name for one in described for buffer in one))
+
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+        return param_name not in self.mismatched and layer_of(model, param_name) is not None
+
+    def get_quantize_ops(self) -> Quantize:
+        return Quantize(self)
+
+    def get_weight_conversions(self) -> list[Any]:
+        return [converter(self._buffers, self)] if self.pre_quantized and self._buffers else []
+
+    def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
+        layer = layer_of(model, param_name)
+        if layer is None:
+            return param.element_size()
+        sizes = [torch.Size(b.shape).numel() * b.dtype.itemsize for b in self._described(layer)]
+        return sum(sizes) / max(param.numel(), 1)
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        layers = self._layers(model)
+        for layer in layers.values():
+            weight: Any = layer.weight
+            if isinstance(weight, QuantizedTensor):
+                layer.take_frozen(weight, False)  # type: ignore[arg-type]  # it is a Parameter too
+        floats = [name for name, layer in layers.items() if not layer.frozen]
+        restore(model, floats, "the checkpoint has no codes for it" if self.pre_quantized else "it is newly made")
+        if any(layer.frozen for layer in layers.values()):
+            freeze(model, pack=self.quantization_config.pack)
+        return model
+
+    @staticmethod
+    def _layers(model: nn.Module) -> dict[str, Layer]:
+        """The layers whose weights the scheme quantizes, under each of their names."""
+        found = modules_of(model, every_name=True)
+        return {name: m for name, m in found if isinstance(m, Layer) and m.frozen_quantizer() is not None}
+
+    @staticmethod
+    def _described(layer: Layer) -> Any:
+        return TensorProto(tuple(layer.weight.shape), layer.weight.dtype, quantizer=layer.frozen_quantizer()).buffers()
+
+    # ---- saving, and back to floats
+
+    def get_state_dict_and_metadata(
+        self, model: Any, *args: Any, **kwargs: Any
+    ) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The state_dict with codes and scales as plain tensors, once for tied weights, and what describes them for
+        hop.storage.load_file."""
+        state: dict[str, Tensor] = model.state_dict()
+        for target, source in getattr(model, "all_tied_weights_keys", {}).items():
+            if target in state and source in state and _is_same(state[target], state[source]):
+                del state[target]
+        return flattened(state)
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
+        names = [name for name, m in modules_of(model, every_name=True) if isinstance(m, Layer)]
+        restore(model, names, "dequantized")
+        model.tie_weights()
+        if isinstance(dtype, str):  # what saving leaves in the config of the model
+            dtype = spelling.dtype(f"torch.{dtype}")
+        return model if dtype is None else model.to(dtype)
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters are; the quantized weights are frozen."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+register_quantizer(METHOD)(HopQuantizer)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two quantized tensors hold the same: a layer that packs its weight has a copy of what it is tied to."""
+    if not isinstance(one, QuantizedTensor) or not isinstance(other, QuantizedTensor):
+        return False
+    return one.quantizer == other.quantizer and all(
+        torch.equal(a, b) for a, b in zip(one.buffers().values(), other.buffers().values(), strict=True)
+    )
