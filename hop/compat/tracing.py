@@ -45,7 +45,7 @@ def trace_parts(mode: ProxyTorchDispatchMode, hop: Any, source: torch.Tensor) ->
     @functools.cache
     def node() -> Any:
         proxy = tracer.create_proxy("call_function", hop, (own,), {}, name=hop.name())
-        return set_meta(proxy, parts(source))  # type: ignore[arg-type]
+        return set_meta(proxy, tuple(parts(source)))  # torch.export saves no lists
 
     for i, part in enumerate(parts(source)):
         set_proxy_slot(part, tracer, _LazyProxy(own, lambda i=i, part=part: set_meta(node()[i], part)))
