@@ -102,7 +102,9 @@ def _is_such(x: Any) -> bool:
     return type(x) in RULES or (isinstance(x, torch.nn.Parameter) and type(x.data) in RULES)
 
 
-def _taken_apart(operands: Sequence[Any], differs: Callable[[Any], bool], *, sliced: bool) -> tuple[list[Any], _Layout]:
+def _taken_apart(
+    operands: Sequence[Any], differs: Callable[[Any], bool], *, sliced: bool, carried: bool
+) -> tuple[list[Any], _Layout]:
     """Operands without such tensors, and how to get them back in a function that takes them, or slices of them."""
     flat: list[Any] = []
     layout: list[_Held | None] = []
@@ -114,7 +116,7 @@ def _taken_apart(operands: Sequence[Any], differs: Callable[[Any], bool], *, sli
         rules, gradient = RULES[type(x)], differs(x)
         parts, form = rules.slices(x) if sliced else (rules.apart(x), rules.form(x))
         layout.append(_Held(rules, form, len(parts), gradient))
-        flat += [_StoodFor.apply(x, parts[0], False), *parts] if gradient else parts
+        flat += [_StoodFor.apply(x, parts[0], carried), *parts] if gradient else parts
     return flat, tuple(layout)
 
 
@@ -208,8 +210,10 @@ def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
     trains = _trains(given)
     layouts: dict[int, _Layout] = {}
     for group in row.groups:
+        carried = group == row.carried
+        differs = _always(trains) if carried else _if_needed(trains)
         given[group], layouts[group] = _taken_apart(
-            given[group], _always(trains) if group == row.carried else _if_needed(trains), sliced=group in row.sliced
+            given[group], differs, sliced=group in row.sliced, carried=carried
         )
     layout = tuple(held for group in layouts.values() for held in group)
     for i in row.functions:

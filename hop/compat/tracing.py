@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyTorchDispatchMode
 from torch.fx.experimental.proxy_tensor import (
     _ProxyTensor,
@@ -31,6 +32,11 @@ def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kw
     proxy_args, proxy_kwargs = tree_map(mode.tracer.unwrap_proxy, (args, kwargs))
     proxy = mode.tracer.create_proxy("call_function", hop, proxy_args, proxy_kwargs, name=hop.name())
     return track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
+
+
+def is_exporting() -> bool:
+    """Whether operators are recorded before autograd sees them, as torch.export does."""
+    return _len_torch_dispatch_stack_pre_dispatch() > 0
 
 
 def is_tracked(mode: ProxyTorchDispatchMode, tensor: torch.Tensor) -> bool:

@@ -1,4 +1,7 @@
-"""QuantizedTensor in PyTorch's higher-order operators of control flow: how it is taken apart and put together."""
+"""QuantizedTensor in PyTorch's higher-order operators of control flow: how it is taken apart and put together.
+
+hop_tensor(quantizer, buffers, usages, shape, dtype) -> tensor        in programs that are exported, of its own buffers
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +12,28 @@ from torch import Tensor
 
 from hop.buffers.operators import buffers_operator
 from hop.compat import control_flow, eager, tracing
-from hop.numerics import blocks
+from hop.dispatch.composite import Composite
+from hop.numerics import blocks, copies
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import table
 from hop.tensor.quantized import QuantizedTensor
+
+
+class Together(Composite):
+    """hop_tensor."""
+
+    parts = buffers_operator
+
+    def check(self, /, *args: Any) -> Any:
+        return args, {}
+
+    def reference(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
+        parsed, (usages, shape, dtype) = Quantizer.parse(quantizer), rest
+        named = zip(copies.names(parsed, tuple(usages)), buffers, strict=True)
+        return QuantizedTensor.fitting(dict(named), parsed, shape, dtype)
+
+
+together_operator = Together("hop_tensor")
 
 
 class Size(NamedTuple):
@@ -55,6 +76,9 @@ def _size(n: Any, buffers: Sequence[Tensor], per_byte: int) -> Any:
 
 def together(parts: Sequence[Tensor], form: Form) -> QuantizedTensor:
     shape = [n if isinstance(n, int) else parts[n.buffer].shape[n.dim] * n.factor for n in form.shape]
+    if tracing.is_exporting():  # operators of ATen record what the graph knows alone
+        usages = list(copies.of(form.names))
+        return together_operator(str(form.quantizer), list(parts), usages, shape, form.dtype)  # type: ignore[return-value]
     return QuantizedTensor.fitting(dict(zip(form.names, parts, strict=True)), form.quantizer, shape, form.dtype)
 
 
