@@ -47,6 +47,7 @@ class _Held(NamedTuple):
     form: Any
     count: int
     differs: bool
+    dtypes: tuple[torch.dtype, ...] = ()  # of those that hold it, where they are carried as floats
 
     @property
     def width(self) -> int:
@@ -54,6 +55,8 @@ class _Held(NamedTuple):
 
     def together(self, flat: Sequence[Any]) -> Any:
         parts = list(flat[self.differs :])
+        if self.dtypes:
+            parts = [x.to(dtype) for x, dtype in zip(parts, self.dtypes, strict=True)]
         if not self.differs:
             return self.rules.together(parts, self.form)
         return _Joined.apply(flat[0], self.rules, self.form, *parts)
@@ -84,39 +87,51 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], None, None, *[None] * (len(ctx.needs_input_grad) - 3)
+        return grads[0].contiguous(), None, None, *[None] * (len(ctx.needs_input_grad) - 3)
 
 
-def _apart(x: Any, differs: bool, dense: bool = False) -> list[Tensor]:
+def _held(x: Any, parts: Sequence[Tensor], *, differs: bool, floats: bool) -> _Held:
+    dtypes = tuple(part.dtype for part in parts) if floats else ()
+    return _Held(RULES[_class(x)], RULES[_class(x)].form(x), len(parts), differs, dtypes)
+
+
+def _flat(x: Any, held: _Held, parts: Sequence[Tensor], *, dense: bool) -> list[Tensor]:
     """What holds x, its stand-in first."""
-    parts = RULES[type(x)].apart(x)
-    return [_StoodFor.apply(x, parts[0], dense), *parts] if differs else parts
+    if held.dtypes:
+        parts = [part.to(_WIDE.get(part.dtype, torch.float32)) for part in parts]
+    return [_StoodFor.apply(x, parts[0], dense), *parts] if held.differs else list(parts)
 
 
-def _held(x: Any, differs: bool) -> _Held:
-    rules = RULES[type(x)]
-    return _Held(rules, rules.form(x), len(rules.apart(x)), differs)
+_WIDE = dict.fromkeys((torch.float64, torch.int32, torch.int64), torch.float64)
+"""The floats that have all numbers of a dtype, where float32 has not."""
+
+
+def _class(x: Any) -> type:
+    return type(x.data) if isinstance(x, torch.nn.Parameter) else type(x)
 
 
 def _is_such(x: Any) -> bool:
-    return type(x) in RULES or (isinstance(x, torch.nn.Parameter) and type(x.data) in RULES)
+    return isinstance(x, Tensor) and _class(x) in RULES
 
 
-def _taken_apart(
-    operands: Sequence[Any], differs: Callable[[Any], bool], *, sliced: bool, carried: bool
-) -> tuple[list[Any], _Layout]:
+def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: bool) -> tuple[list[Any], _Layout]:
     """Operands without such tensors, and how to get them back in a function that takes them, or slices of them."""
     flat: list[Any] = []
     layout: list[_Held | None] = []
+    carried = group == row.carried
     for x in operands:
         if not _is_such(x):
             flat.append(x)
             layout.append(None)
             continue
-        rules, gradient = RULES[type(x)], differs(x)
-        parts, form = rules.slices(x) if sliced else (rules.apart(x), rules.form(x))
-        layout.append(_Held(rules, form, len(parts), gradient))
-        flat += [_StoodFor.apply(x, parts[0], carried), *parts] if gradient else parts
+        rules = RULES[_class(x)]
+        parts = rules.apart(x)
+        held = _held(x, parts, differs=trains and (carried or x.requires_grad), floats=trains and carried and row.stacks)
+        if group in row.sliced:
+            parts, form = rules.slices(x)
+            held = held._replace(form=form)
+        layout.append(held)
+        flat += _flat(x, held, parts, dense=carried)
     return flat, tuple(layout)
 
 
@@ -133,8 +148,8 @@ def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
 class Function:
     """A function of an operator, which takes and returns what holds the tensors that `function` takes and returns."""
 
-    def __init__(self, function: Any, layout: _Layout, differs: bool) -> None:
-        self.function, self.layout, self.differs = function, layout, differs
+    def __init__(self, function: Any, layout: _Layout, differs: bool, floats: int) -> None:
+        self.function, self.layout, self.differs, self.floats = function, layout, differs, floats
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     @property
@@ -145,16 +160,22 @@ class Function:
     @property
     def results(self) -> _Layout | None:
         """How the results of the last run are held, which is how all are; None of a function that has not run."""
-        return _results.get(self.function, {}).get((self.layout, self.differs))
+        return _results.get(self.function, {}).get((self.layout, self.differs, self.floats))
 
     def __call__(self, *flat: Any) -> Any:
         made = self.function(*_together(flat, self.layout))
         many = made if isinstance(made, list | tuple) else [made]
-        results = tuple(_held(x, self.differs) if _is_such(x) else None for x in many)
-        _results.setdefault(self.function, {})[self.layout, self.differs] = results
-        if not any(results):
-            return made
-        return tuple(y for x in many for y in (_apart(x, self.differs, dense=True) if _is_such(x) else [x]))
+        results: list[_Held | None] = []
+        flat_results: list[Any] = []
+        for i, x in enumerate(many):
+            held = None
+            if _is_such(x):
+                parts = RULES[_class(x)].apart(x)
+                held = _held(x, parts, differs=self.differs, floats=i < self.floats)
+            results.append(held)
+            flat_results += [x] if held is None else _flat(x, held, parts, dense=True)
+        _results.setdefault(self.function, {})[self.layout, self.differs, self.floats] = tuple(results)
+        return tuple(flat_results) if any(results) else made
 
 
 # By functions, which live as long as whoever calls the operator keeps them.
@@ -162,12 +183,13 @@ _results: "weakref.WeakKeyDictionary[Any, dict[Any, _Layout]]" = weakref.WeakKey
 _functions: "weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[Any, Function]]" = weakref.WeakKeyDictionary()
 
 
-def _wrapped(function: Any, layout: _Layout, differs: bool) -> Function:
-    """One object for equal arguments: operators that know a function by its identity know this one so, too."""
+def _wrapped(function: Any, layout: _Layout, differs: bool, floats: int) -> Function:
+    """One object for equal arguments: operators that know a function by its identity know this one so, too. Of the
+    results, as many as `floats` are carried as floats."""
     known = _functions.setdefault(function, weakref.WeakValueDictionary())
-    made = known.get((layout, differs))
+    made = known.get((layout, differs, floats))
     if made is None:
-        known[layout, differs] = made = Function(function, layout, differs)
+        known[layout, differs, floats] = made = Function(function, layout, differs, floats)
     return made
 
 
@@ -210,14 +232,11 @@ def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
     trains = _trains(given)
     layouts: dict[int, _Layout] = {}
     for group in row.groups:
-        carried = group == row.carried
-        differs = _always(trains) if carried else _if_needed(trains)
-        given[group], layouts[group] = _taken_apart(
-            given[group], differs, sliced=group in row.sliced, carried=carried
-        )
+        given[group], layouts[group] = _taken_apart(row, group, given[group], trains)
     layout = tuple(held for group in layouts.values() for held in group)
+    floats = len(layouts[row.carried]) if trains and row.stacks and row.carried is not None else 0
     for i in row.functions:
-        given[i] = _wrapped(given[i], layout, trains)
+        given[i] = _wrapped(given[i], layout, trains, floats)
     if row.named is not None:
         given[row.named] = f"{given[row.named]}_{_name(layout, trains)}"
     functions = [given[i] for i in row.functions]
@@ -233,14 +252,6 @@ def _trains(given: Any) -> bool:
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return False
     return any(x.requires_grad for x in tree_leaves(given) if isinstance(x, Tensor))
-
-
-def _always(trains: bool) -> Callable[[Tensor], bool]:
-    return lambda x: trains
-
-
-def _if_needed(trains: bool) -> Callable[[Tensor], bool]:
-    return lambda x: trains and x.requires_grad
 
 
 _names: dict[Any, int] = {}
@@ -316,6 +327,25 @@ def storages_of_parts() -> Changes:
         return set().union(*(of_plain(getattr(tensor, name)) for name in names))
 
     yield module, "get_tensor_storages", storages
+
+
+@changing(
+    "torch._higher_order_ops.partitioner",
+    "scan traces the graph of its gradient a second time, on operands that need one, and operators without a derivative "
+    "may stand there by then",
+)
+def gradients_traced_again() -> Changes:
+    from torch._higher_order_ops import partitioner
+
+    module: Any = partitioner
+    trace = module.materialize_as_graph
+
+    @functools.wraps(trace)
+    def traced(*args: Any, force_enable_grad: bool = False, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(force_enable_grad):
+            return trace(*args, force_enable_grad=force_enable_grad, **kwargs)
+
+    yield module, "materialize_as_graph", traced
 
 
 apply_needed()
