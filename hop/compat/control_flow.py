@@ -1,7 +1,7 @@
 """PyTorch's higher-order operators of control flow, called with tensors that only Python knows.
 
-Each takes its functions and its operands; a record below changes how it is called, and nothing further down. Operands of
-such a class are taken apart before the operator sees them, and put together again inside its functions; results of such
+Each takes its functions and its operands; a record below changes how it is called, and nothing further down. Operands
+of such a class are taken apart before the operator sees them, and put together again inside its functions; results of such
 a class go the other way. What the operator differentiates, traces, saves and compiles are plain tensors.
 
 A tensor that needs a gradient brings a stand-in beside its parts: zeros of its shape and dtype, through which the
@@ -10,7 +10,7 @@ gradient of the tensor flows.
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,13 +45,13 @@ class _Held(NamedTuple):
 
     rules: Rules
     form: Any
-    count: int
+    parts: int
     differs: bool
     dtypes: tuple[torch.dtype, ...] = ()  # of those that hold it, where they are carried as floats
 
     @property
     def width(self) -> int:
-        return self.count + self.differs
+        return self.parts + self.differs
 
     def together(self, flat: Sequence[Any]) -> Any:
         parts = list(flat[self.differs :])
@@ -126,7 +126,9 @@ def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: b
             continue
         rules = RULES[_class(x)]
         parts = rules.apart(x)
-        held = _held(x, parts, differs=trains and (carried or x.requires_grad), floats=trains and carried and row.stacks)
+        held = _held(
+            x, parts, differs=trains and (carried or x.requires_grad), floats=trains and carried and row.stacks
+        )
         if group in row.sliced:
             parts, form = rules.slices(x)
             held = held._replace(form=form)
@@ -168,12 +170,14 @@ class Function:
         results: list[_Held | None] = []
         flat_results: list[Any] = []
         for i, x in enumerate(many):
-            held = None
-            if _is_such(x):
-                parts = RULES[_class(x)].apart(x)
-                held = _held(x, parts, differs=self.differs, floats=i < self.floats)
+            if not _is_such(x):
+                results.append(None)
+                flat_results.append(x)
+                continue
+            parts = RULES[_class(x)].apart(x)
+            held = _held(x, parts, differs=self.differs, floats=i < self.floats)
             results.append(held)
-            flat_results += [x] if held is None else _flat(x, held, parts, dense=True)
+            flat_results += _flat(x, held, parts, dense=True)
         _results.setdefault(self.function, {})[self.layout, self.differs, self.floats] = tuple(results)
         return tuple(flat_results) if any(results) else made
 
@@ -219,7 +223,6 @@ OPERATORS: dict[str, Operator] = {
     "map_impl": Operator((0,), (1, 2), sliced=(1,), stacks=True),
     "scan": Operator((0,), (1, 2, 3), sliced=(2,), carried=1, stacks=True),
     "while_loop": Operator((0, 1), (2, 3), carried=2, loops=True),
-    "associative_scan": Operator((0,), (1, 2)),
     "invoke_subgraph": Operator((0,), (2,), rest=2, named=1),
 }
 
@@ -243,7 +246,9 @@ def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
     if row.rest is not None:
         given = [*given[: row.rest], *given[row.rest]]
     made = plain(*given, **_moved(kwargs, layout))
-    results = layouts[row.carried] if row.loops else next((f.results for f in functions if f.results is not None), ())
+    results: _Layout = next((f.results for f in functions if f.results is not None), ())
+    if row.loops and row.carried is not None:
+        results = layouts[row.carried]  # its function may not run at all
     return _put_back(row, made, results, layouts)
 
 
@@ -277,9 +282,10 @@ def _put_back(row: Operator, made: Any, results: _Layout, layouts: dict[int, _La
     if not any(results):
         return made
     carried = 0 if row.carried is None else len(layouts[row.carried])
-    length = made[-1].shape[0] if row.stacks else None
     layout = [
-        held._replace(form=held.rules.stacked(held.form, length)) if held and row.stacks and i >= carried else held
+        held._replace(form=held.rules.stacked(held.form, made[-1].shape[0]))
+        if held and row.stacks and i >= carried
+        else held
         for i, held in enumerate(results)
     ]
     return tuple(_together(made, tuple(layout)))
@@ -313,6 +319,7 @@ for _name_of in OPERATORS:
 @changing(
     "torch._dynamo.variables.higher_order_ops",
     "Dynamo refuses tensor subclasses in the function of a loop, since it looks at the one storage of each tensor",
+    since=(2, 13),
 )
 def storages_of_parts() -> Changes:
     from torch._dynamo.variables import higher_order_ops
@@ -330,9 +337,33 @@ def storages_of_parts() -> Changes:
 
 
 @changing(
+    "torch._higher_order_ops.utils",
+    "Dynamo refuses tensor subclasses among what the function of a higher-order operator reads",
+    until=(2, 13),
+)
+def fakes_of_parts() -> Changes:
+    from torch._higher_order_ops import utils
+
+    module: Any = utils
+    collect = module._collect_fake_inputs
+
+    def collect_parts(inputs: Sequence[Any]) -> list[Any]:
+        found: list[Any] = []
+        for x in inputs:
+            value: Any = getattr(getattr(x, "node", x), "meta", {}).get("example_value")
+            if type(value) in RULES:
+                found += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+            else:
+                found += collect([x])
+        return found
+
+    yield module, "_collect_fake_inputs", collect_parts
+
+
+@changing(
     "torch._higher_order_ops.partitioner",
-    "scan traces the graph of its gradient a second time, on operands that need one, and operators without a derivative "
-    "may stand there by then",
+    "scan traces the graph of its gradient a second time, on operands that need one, and operators without a "
+    "derivative may stand there by then",
 )
 def gradients_traced_again() -> Changes:
     from torch._higher_order_ops import partitioner

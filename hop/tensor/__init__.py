@@ -12,8 +12,8 @@ distributed/   on several processes: DTensor, FSDP2 and collectives
 """
 
 from hop.compat.imports import when_imported
-from hop.tensor.quantized import QuantizedTensor as QuantizedTensor  # isort: skip
 from hop.tensor import control_flow as control_flow
+from hop.tensor.quantized import QuantizedTensor as QuantizedTensor
 
 
 def _with_dtensor() -> None:

@@ -78,7 +78,8 @@ def together(parts: Sequence[Tensor], form: Form) -> QuantizedTensor:
     shape = [n if isinstance(n, int) else parts[n.buffer].shape[n.dim] * n.factor for n in form.shape]
     if tracing.is_exporting():  # operators of ATen record what the graph knows alone
         usages = list(copies.of(form.names))
-        return together_operator(str(form.quantizer), list(parts), usages, shape, form.dtype)  # type: ignore[return-value]
+        made: Any = together_operator(str(form.quantizer), list(parts), usages, shape, form.dtype)
+        return made
     return QuantizedTensor.fitting(dict(zip(form.names, parts, strict=True)), form.quantizer, shape, form.dtype)
 
 
@@ -98,7 +99,8 @@ def _first(t: QuantizedTensor) -> QuantizedTensor:
     sizes = [int(n) for n in t.shape]
     with eager.no_modes():
         held = {
-            name: torch.empty([int(n) for n in b.shape], dtype=b.dtype, device="meta") for name, b in t.buffers().items()
+            name: torch.empty([int(n) for n in b.shape], dtype=b.dtype, device="meta")
+            for name, b in t.buffers().items()
         }
         described = QuantizedTensor.fitting(held, t.quantizer, sizes, t.dtype)
         try:
@@ -110,7 +112,7 @@ def _first(t: QuantizedTensor) -> QuantizedTensor:
 def _cut(t: QuantizedTensor, why: str) -> ValueError:
     return ValueError(
         f"a QuantizedTensor of shape {tuple(t.shape)} and {t.quantizer} has no slices along its first dimension, along "
-        f"which a loop runs: {why}. Quantize it by blocks of one element along that dimension, or hop.dequantize it first"
+        f"which a loop runs: {why}. Quantize it by blocks of one element along that dimension, or hop.dequantize it"
     )
 
 
