@@ -1,8 +1,8 @@
 """PyTorch's higher-order operators of control flow, called with tensors that only Python knows.
 
 Each takes its functions and its operands; a record below changes how it is called, and nothing further down. Operands
-of such a class are taken apart before the operator sees them, and put together again inside its functions; results of such
-a class go the other way. What the operator differentiates, traces, saves and compiles are plain tensors.
+of such a class are taken apart before the operator sees them, and put together again inside its functions; results of
+such a class go the other way. What the operator differentiates, traces, saves and compiles are plain tensors.
 
 A tensor that needs a gradient brings a stand-in beside its parts: zeros of its shape and dtype, through which the
 gradient of the tensor flows.

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from hop.compat import profiling
 from hop.compat.eager import OpOverload
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master
@@ -270,6 +271,9 @@ class Layer(nn.Module):
         if key in state_dict:
             state_dict[key] = master.gathered_like(self.weight, state_dict[key])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+profiling.LAYERS.append(Layer)
 
 
 def spelled(scheme: Scheme) -> str:

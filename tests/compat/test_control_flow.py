@@ -299,3 +299,77 @@ class TestGradients(unittest.TestCase):
     @pytest.mark.sampled(4)
     def test_those_of_the_plain_function_compiled(self, _name, *cell):
         check_gradients(*cell)
+
+
+class TestOperands(unittest.TestCase):
+    """Quantized tensors as results, as what a loop runs over, and in regions of other formats."""
+
+    def setUp(self):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        self.w, self.x = hop.quantize(ROWS, torch.randn(64, 64)), torch.randn(4, 64)
+
+    def test_branches_return_them(self):
+        for backend in ("eager", "aot_eager"):
+            double = torch.compile(
+                lambda x, w: torch.cond(x.sum() > 0, lambda w: w.clone(), lambda w: w.t().contiguous().t(), (w,)),
+                backend=backend,
+                fullgraph=True,
+            )
+            made = double(self.x.abs(), self.w)
+            assert type(made) is hop.QuantizedTensor
+            assert made.quantizer == self.w.quantizer
+            assert torch.equal(made.codes, self.w.codes)
+
+    def test_loops_run_over_stacked_weights(self):
+        layers = [hop.quantize(ROWS, torch.randn(64, 64) / 8) for _ in range(3)]
+        stack = hop.quantize(ROWS, torch.stack([hop.dequantize(w) for w in layers]))
+        want = self.x
+        for i in range(3):
+            want = linear(want, stack[i])
+        for backend in ("eager", "aot_eager"):
+            torch._dynamo.reset()
+            run = torch.compile(
+                lambda x, w: scan(lambda c, w: (linear(c, w), c * 1), x, w)[0], backend=backend, fullgraph=True
+            )
+            assert torch.equal(run(self.x, stack), want)
+
+    def test_a_scale_of_the_whole_serves_each_slice(self):
+        whole = hop.quantize(hop.Quantizer(hop.formats.INT8, block=(-1, -1, -1)), torch.randn(3, 64, 64))
+        got = map_over(lambda w: hop.dequantize(w) * 2, whole)
+        assert torch.equal(got, hop.dequantize(whole) * 2)
+
+    def test_a_block_across_slices_is_an_error(self):
+        cut = hop.quantize(hop.Quantizer(hop.formats.INT8, block=(2, 1, -1)), torch.randn(4, 8, 64))
+        with pytest.raises(Exception, match="has no slices along its first dimension"):
+            map_over(lambda w: hop.dequantize(w) * 2, cut)
+
+    def test_regions_of_equal_layers_are_traced_once(self):
+        graphs = []
+
+        def keep(graph, inputs):
+            graphs.append(graph)
+            return graph
+
+        model = torch.nn.Sequential(*(Layer(hop.quantize(ROWS, torch.randn(64, 64) / 8)) for _ in range(3)))
+        from torch._dynamo.backends.common import aot_autograd
+
+        with torch.no_grad():
+            got = torch.compile(model, backend=aot_autograd(fw_compiler=keep), fullgraph=True)(self.x)
+        want = self.x
+        for layer_ in model:
+            want = linear(want, layer_.weight).relu()
+        assert torch.equal(got, want)
+        regions = [n for n in graphs[0].graph.nodes if n.target is torch.ops.higher_order.invoke_subgraph]
+        assert len(regions) == 3
+        assert len({n.args[0].target for n in regions}) == 1
+
+    def test_regions_of_other_formats_are_others(self):
+        quantizers = (
+            ROWS,
+            hop.Quantizer(hop.formats.INT8, block=(1, -1), scale=hop.scale_rules.Amax(power_of_two=True)),
+        )
+        weights = [hop.quantize(q, torch.randn(64, 64) / 8) for q in quantizers]
+        run = torch.compile(lambda x, a, b: layer(layer(x, a), b), backend="aot_eager", fullgraph=True)
+        want = linear(linear(self.x, weights[0]).relu(), weights[1]).relu()
+        assert torch.equal(run(self.x, *weights), want)

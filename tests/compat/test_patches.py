@@ -126,6 +126,9 @@ FAULTS = {
         c, x = torch.ones(4, 64, requires_grad=True), torch.ones(3, 4, 64, requires_grad=True)
         torch.compile(f, fullgraph=True)(c, x).sum().backward()
     """,
+    "layers_of_traces": """
+        torch.fx.symbolic_trace(hop.nn.Linear(64, 64, scheme=hop.schemes.INT8_DYNAMIC))
+    """,
     "moves_between_placements": """
         mesh = one_process()
         from hop.compat.patches import MOVING
