@@ -1,4 +1,4 @@
-"""What is changed inside PyTorch, and what our own code goes around: a record for each, applied here alone.
+"""What is changed inside PyTorch, and what our own code goes around: a record for each, here and in `control_flow`.
 
 A record names the fault, the versions of torch that have it, where it is reported, and the test that shows it. The test
 runs with the patch taken back, and fails once PyTorch no longer needs it.
@@ -108,8 +108,6 @@ def changing(
     return enter
 
 
-# ---- what our own code goes around
-
 strided_offsets = _going_around(
     "strided_offsets",
     "Inductor's as_strided begins at the first element of what a tensor is a part of, and does not take a number that "
@@ -137,9 +135,6 @@ bits_before_rounding = _going_around(
     "pytorch#185337",
     "pytorch#182225",
 )
-
-
-# ---- what is changed inside PyTorch
 
 
 @changing(
@@ -395,9 +390,8 @@ def _inside_moving(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def apply_needed() -> None:
     """Apply each record that the torch that runs needs and that is not active yet."""
-    for patch in PATCHES.values():
-        if patch.is_needed and not patch.active:
-            patch.apply()
+    for patch in [p for p in PATCHES.values() if p.is_needed and not p.active]:
+        patch.apply()
 
 
 apply_needed()
