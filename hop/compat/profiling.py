@@ -104,8 +104,8 @@ LAYERS: list[type] = []
 
 @changing(
     "torch.fx._symbolic_trace",
-    "torch.fx.symbolic_trace records the layers of torch.nn as calls, and goes into those of others, which ask for more "
-    "than a Proxy can say",
+    "torch.fx.symbolic_trace records the layers of torch.nn as calls, and goes into those of others, which ask for "
+    "more than a Proxy can say",
 )
 def layers_of_traces() -> Changes:
     from torch.fx import _symbolic_trace

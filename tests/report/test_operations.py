@@ -42,9 +42,8 @@ class TestRanges:
 
     def test_an_error_ends_the_range(self):
         x, w = torch.randn(4, 128), weight()
-        with profile(activities=[ProfilerActivity.CPU], acc_events=True):
-            with pytest.raises(RuntimeError):
-                hop.scaled(LINEAR, torch.float32, x[:, :3], w)
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True), pytest.raises(RuntimeError):
+            hop.scaled(LINEAR, torch.float32, x[:, :3], w)
         assert names(lambda: hop.dequantize(w)) == ["hop::dequantize[int8, 256x128]"]
 
 
