@@ -8,4 +8,6 @@ Importing it costs nothing beyond `import torch`: what needs Dynamo, Inductor, D
 itself when that module is imported by somebody else (`imports.when_imported`).
 """
 
+from hop.compat import control_flow as control_flow
 from hop.compat import patches as patches
+from hop.compat import profiling as profiling

@@ -23,6 +23,8 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 current_mode = _get_current_dispatch_mode
+no_modes = _disable_current_modes
+"""A context in which no dispatch mode is active."""
 
 
 def is_plain_eager() -> bool:

@@ -1,4 +1,4 @@
-"""What is changed inside PyTorch, and what our own code goes around: a record for each, applied here alone.
+"""What is changed inside PyTorch, and what our own code goes around: a record for each, here and in `control_flow`.
 
 A record names the fault, the versions of torch that have it, where it is reported, and the test that shows it. The test
 runs with the patch taken back, and fails once PyTorch no longer needs it.
@@ -91,7 +91,7 @@ def _going_around(name: str, fault: str, *reported: str, until: Version | None =
     return result
 
 
-def _changing(
+def changing(
     module: str,
     fault: str,
     *reported: str,
@@ -107,8 +107,6 @@ def _changing(
 
     return enter
 
-
-# ---- what our own code goes around
 
 strided_offsets = _going_around(
     "strided_offsets",
@@ -139,10 +137,7 @@ bits_before_rounding = _going_around(
 )
 
 
-# ---- what is changed inside PyTorch
-
-
-@_changing(
+@changing(
     "torch._inductor.codegen.cpp",
     "Inductor splits a loop over n elements by a divisor in an index, such as that of a block's scale, where it does "
     "not divide n: the C++ that it writes drops the rest of the loop, silently",
@@ -168,7 +163,7 @@ def loops_that_do_not_divide() -> Changes:
     yield module.CppScheduling, "try_loop_split", split_if_it_divides
 
 
-@_changing(
+@changing(
     "torch._dynamo.variables.script_object",
     "Dynamo traces a constant of a registered class as a stand-in that has neither its attributes nor its methods",
     "pytorch#172092",
@@ -212,7 +207,7 @@ def opaque_values() -> Changes:
     yield registry, "maybe_to_fake_obj", lambda mode, x: x if is_opaque_value_type(type(x)) else stand_in(mode, x)
 
 
-@_changing(
+@changing(
     "torch._subclasses.fake_tensor",
     "the cache of fake results takes a higher-order operator's for a tuple, and asserts that it is one",
     "pytorch#151957",
@@ -232,7 +227,7 @@ def fake_results() -> Changes:
     yield module.FakeTensorMode, "_make_cache_entry", keep_tuples
 
 
-@_changing(
+@changing(
     "torch._inductor.codegen.cpp_wrapper_cpu",
     "the C++ that AOTInductor writes for CPUs does not include the headers of 8-bit floats, and does not compile",
     until=(2, 13),
@@ -247,7 +242,7 @@ def headers_of_float8() -> Changes:
     yield cls, "get_device_include_path", staticmethod(lambda device: f"{path(device)}\n{own}")
 
 
-@_changing(
+@changing(
     "torch._dynamo.variables.script_object",
     "Dynamo breaks a graph where a class of values is asked whether it has an attribute, as dataclasses.replace asks",
     "pytorch#187226",
@@ -264,7 +259,7 @@ def attributes_of_value_classes() -> Changes:
     yield getattr(module, name), "call_obj_hasattr", has
 
 
-@_changing(
+@changing(
     "torch",
     "vmap has no rule for view.dtype, by which a tensor's bits are read",
     until=(2, 13),
@@ -288,7 +283,7 @@ REFUSED: list[type] = []
 """Classes whose instances torch.export refuses among the inputs and outputs of a program."""
 
 
-@_changing(
+@changing(
     "torch.export.graph_signature",
     "torch.export takes an input or output that is a value of ours: it traces the one that it sees and takes any other "
     "later, silently. All pass through one function, which knows no way to ask their class",
@@ -314,7 +309,7 @@ def values_in_signatures() -> Changes:
     yield module, "_make_argument_spec", describe_or_refuse
 
 
-@_changing(
+@changing(
     "torch.distributed.tensor",
     "AOTAutograd's cache on disk tells DTensors apart by how they are placed alone, so that a program for one subclass "
     "among the local tensors, or one format, is taken for another's",
@@ -335,7 +330,7 @@ KEYED: list[type] = []
 """Subclasses of tensors whose programs `cache_key` tells apart."""
 
 
-@_changing(
+@changing(
     "torch._functorch._aot_autograd.autograd_cache",
     "AOTAutograd's cache on disk does not ask a subclass what a program depends on, so that one which another version "
     "of its rules compiled is taken for this one's",
@@ -359,7 +354,7 @@ MOVING: list[Callable[[], Any]] = []
 """Contexts in which DTensor moves its parts from one placement to another."""
 
 
-@_changing(
+@changing(
     "torch.distributed.tensor.placement_types",
     "DTensor cuts and joins the parts that it moves by plain operators, which do not say that a tensor is moved: a cut "
     "through a block would give a plain tensor in one process and codes in another",
@@ -393,6 +388,10 @@ def _inside_moving(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-for _patch in PATCHES.values():
-    if _patch.is_needed:
-        _patch.apply()
+def apply_needed() -> None:
+    """Apply each record that the torch that runs needs and that is not active yet."""
+    for patch in [p for p in PATCHES.values() if p.is_needed and not p.active]:
+        patch.apply()
+
+
+apply_needed()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode as ProxyTorchDispatchMode
 from torch.fx.experimental.proxy_tensor import (
     _ProxyTensor,
@@ -33,6 +34,11 @@ def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kw
     return track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
 
 
+def is_exporting() -> bool:
+    """Whether operators are recorded before autograd sees them, as torch.export does."""
+    return _len_torch_dispatch_stack_pre_dispatch() > 0
+
+
 def is_tracked(mode: ProxyTorchDispatchMode, tensor: torch.Tensor) -> bool:
     """Whether the graph that `mode` builds has a value for `tensor`."""
     return mode.tracer.unwrap_proxy(tensor) is not tensor
@@ -45,7 +51,7 @@ def trace_parts(mode: ProxyTorchDispatchMode, hop: Any, source: torch.Tensor) ->
     @functools.cache
     def node() -> Any:
         proxy = tracer.create_proxy("call_function", hop, (own,), {}, name=hop.name())
-        return set_meta(proxy, parts(source))  # type: ignore[arg-type]
+        return set_meta(proxy, tuple(parts(source)))  # torch.export saves no lists
 
     for i, part in enumerate(parts(source)):
         set_proxy_slot(part, tracer, _LazyProxy(own, lambda i=i, part=part: set_meta(node()[i], part)))

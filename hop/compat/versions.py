@@ -50,5 +50,17 @@ LACKS: dict[str, Lack] = {
         "NaN, PyTorch's own cast, where it is 448 from 2.13 on; quantizers and `hop.fake_quantize` saturate in all",
         until=(2, 13),
     ),
+    "scan_gradients": Lack(
+        "the gradient of `scan` where what it carries begins without one",
+        "wrong gradients in eager mode, of plain float tensors too, or, compiled, an error that scan might be aliasing "
+        "the input or the output; write the loop in Python",
+        until=(2, 13),
+    ),
+    "saved_associative_scans": Lack(
+        "saving an exported program that has an `associative_scan`",
+        "torch.export.save raises that serializing lazy_load_decompositions is not supported; save what "
+        "`run_decompositions()` gives",
+        until=(2, 13),
+    ),
 }
 """By name. For each, tests/project/test_versions.py has a probe of the same name, which tells whether it works."""

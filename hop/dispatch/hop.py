@@ -22,11 +22,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.compat import eager, functorch, imports, inductor, memory, subclasses, tracing
+from hop.compat import eager, functorch, imports, inductor, memory, profiling, subclasses, tracing
 from hop.compat.eager import DispatchKey, HigherOrderOperator
 from hop.compat.functorch import TransformType
 from hop.compat.pytree import tree_leaves, tree_map_only
 from hop.dispatch import compiled, plan
+from hop.dispatch import ranges as ranges
 from hop.dispatch.autograd import AutogradRule, BareCall, Gradient
 from hop.dispatch.kernel import Kernel
 
@@ -106,8 +107,12 @@ class Hop(HigherOrderOperator):
         if eager.is_autocasting():  # our operators say themselves in which dtype they compute
             with eager.no_autocast():
                 return self(*args, **kwargs)
-        if not eager.is_plain_eager():
+        is_eager = eager.is_plain_eager()
+        if not is_eager:
             eager.refuse_script()
+        if profiling.is_watched(is_eager):
+            with profiling.ranged(self.name(), args):
+                return self(*args, **kwargs)
         args, kwargs = self.check(*args, **kwargs)
         if plan.is_plain(self.plain, args, kwargs):
             return self._run(*args, **kwargs)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hop.compat import eager
+from hop.compat import eager, profiling
 from hop.compat.memory import PLAIN
 
 Plan = Callable[..., Any]
@@ -25,8 +25,9 @@ _LISTS = (list, tuple)
 _NUMBERS = frozenset({int, float, bool, str, type(None)})  # and what else may stand in a key as it is
 
 # Names of this module are found faster than attributes of others.
-_is_plain_eager, _is_autocasting, _is_grad_enabled = eager.is_plain_eager, eager.is_autocasting, torch.is_grad_enabled
+_is_plain_eager, _is_grad_enabled = eager.is_plain_eager, torch.is_grad_enabled
 _is_dual_level_open, _has_tangent = eager.is_dual_level_open, eager.has_tangent
+_is_unwatched = profiling.is_unwatched
 
 
 class Kind:
@@ -59,7 +60,7 @@ def key(fixed: tuple[Any, ...], given: Iterable[Any]) -> tuple[Any, ...] | None:
     """What two calls have in common that can share a plan; None for one that the dispatcher must see: where something
     watches or transforms calls, or an argument needs a gradient, has a tangent, is of a class that no plan knows or
     made of such, or is no tensor, number, text, or list of numbers. `fixed` must have a hash."""
-    if not _is_plain_eager() or _is_autocasting():
+    if not _is_unwatched():
         return None
     parts, grad, dual = [*fixed], _is_grad_enabled(), _is_dual_level_open()
     add = parts.append

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
+from hop.compat.profiling import observed
 from hop.dispatch.composite import Composite
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
@@ -125,6 +126,8 @@ def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
             f"pack: layout must be one of hop.layouts, or None for the fastest; got {spelling.shown(layout)}; give one "
             "such as hop.layouts.Tiled()"
         )
+    if not isinstance(weight, Tensor) and (watched := observed(pack, (weight, layout), {})) is not None:
+        return watched
     if layout is None and isinstance(weight, QuantizedTensor):
         layout = layout_for(weight.quantizer, weight.dim(), weight.device.type)
     return pack_operator(weight, "" if layout is None else str(layout))  # type: ignore[return-value]

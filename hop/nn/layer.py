@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from hop.compat import profiling
 from hop.compat.eager import OpOverload
 from hop.impls.pack import layout_for, pack_operator
 from hop.impls.quantize import dequantize, quantize
@@ -383,6 +384,9 @@ def _form(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         return str(getattr(argument, "quantizer", "")), tuple(argument.shape), argument.dtype
     return tuple(cast(list[Any], argument)) if isinstance(argument, list) else argument
+
+
+profiling.LAYERS.append(Layer)
 
 
 def spelled(scheme: Scheme) -> str:

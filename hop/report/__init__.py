@@ -7,10 +7,14 @@ comparing.py   compare                               report.py     Report
 words.py       a report in words                     picture.py    pictures, by matplotlib
 page.py        a report as a page of HTML, with page.html, page.css and page.js
 trying.py      sweep                                 sweeping.py   Sweep
+operations.py  time and FLOPs of operations, PyTorch's and ours
 journal.py     what of a sweep is done               plain.py      values as JSON has them
 """
 
 from hop.report.comparing import compare as compare
+from hop.report.operations import Operation as Operation
+from hop.report.operations import operations as operations
+from hop.report.operations import table as table
 from hop.report.report import Report as Report
 from hop.report.rows import Error as Error
 from hop.report.rows import Row as Row

@@ -7,10 +7,12 @@ units.py       how many elements an element of a buffer serves
 views.py       how a change of shape carries over to the buffers
 proto.py       the same without data
 storage.py     files
+control_flow.py  in PyTorch's loops and branches
 distributed/   on several processes: DTensor, FSDP2 and collectives
 """
 
 from hop.compat.imports import when_imported
+from hop.tensor import control_flow as control_flow
 from hop.tensor.quantized import QuantizedTensor as QuantizedTensor
 
 

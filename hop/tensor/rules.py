@@ -179,6 +179,11 @@ def slice_(op: OpOverload, t: QuantizedTensor, dim: int = 0, start: Any = None, 
     return views.narrow(t, dim, first, max(first, last), step)
 
 
+@implements(aten.select_copy.int)
+def select_copy(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Any:
+    return t.select(dim, index).clone()
+
+
 @implements(aten.select.int)
 def select(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Any:
     """a view, unless it would cut a block"""

@@ -85,6 +85,50 @@ FAULTS = {
             torch.compile(lambda t: t.detach().clone(), fullgraph=True)(t)
         return counters["aot_autograd"]["autograd_cache_hit"] == 1
     """,
+    "operands_of_cond": """
+        w = hop.quantize(hop.presets.INT8_ROW, torch.ones(64, 64))
+        torch.cond(torch.tensor(True), lambda: hop.dequantize(w), lambda: hop.dequantize(w) * 2, ())
+    """,
+    "operands_of_map_impl": """
+        from torch._higher_order_ops.map import map
+        w = hop.quantize(hop.presets.INT8_ROW, torch.ones(64, 64))
+        map(lambda x: hop.dequantize(w) * x, torch.ones(3))
+    """,
+    "operands_of_scan": """
+        from torch._higher_order_ops.scan import scan
+        w = hop.quantize(hop.presets.INT8_ROW, torch.ones(64, 64))
+        scan(lambda c, x: (c + hop.dequantize(w) * x, c * 1), torch.ones(64, 64), torch.ones(3))
+    """,
+    "operands_of_while_loop": """
+        from torch._higher_order_ops.while_loop import while_loop
+        w = hop.quantize(hop.presets.INT8_ROW, torch.ones(64, 64))
+        start = (torch.tensor(0), torch.ones(64, 64))
+        while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + hop.dequantize(w)), start)
+    """,
+    "operands_of_invoke_subgraph": """
+        w = hop.quantize(hop.presets.INT8_ROW, torch.ones(64, 64))
+        region = torch.compiler.nested_compile_region(lambda x, w: hop.scaled(torch.ops.aten.mul.Tensor, x.dtype, x, w))
+        torch.compile(lambda x, w: region(region(x, w), w), backend="aot_eager", fullgraph=True)(torch.ones(64, 64), w)
+    """,
+    "storages_of_parts": """
+        from torch._higher_order_ops.while_loop import while_loop
+        w = hop.quantize(hop.presets.INT8_ROW, torch.ones(64, 64))
+        start = (torch.tensor(0), torch.ones(64, 64))
+        while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + hop.dequantize(w)), start)
+    """,
+    "fakes_of_parts": """
+        w = hop.quantize(hop.presets.INT8_ROW, torch.ones(64, 64))
+        torch.cond(torch.tensor(True), lambda: hop.dequantize(w), lambda: hop.dequantize(w) * 2, ())
+    """,
+    "gradients_traced_again": """
+        from torch._higher_order_ops.scan import scan
+        f = lambda c, x: scan(lambda c, x: (c + hop.fake_quantize(hop.presets.INT8_ROW, x), c * 1), c, x)[0]
+        c, x = torch.ones(4, 64, requires_grad=True), torch.ones(3, 4, 64, requires_grad=True)
+        torch.compile(f, fullgraph=True)(c, x).sum().backward()
+    """,
+    "layers_of_traces": """
+        torch.fx.symbolic_trace(hop.nn.Linear(64, 64, scheme=hop.schemes.INT8_DYNAMIC))
+    """,
     "moves_between_placements": """
         mesh = one_process()
         from hop.compat.patches import MOVING

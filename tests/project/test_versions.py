@@ -1,5 +1,6 @@
 """Each version of torch lacks what hop.compat.versions says it lacks, and no more; bounds are what is tested."""
 
+import io
 import re
 import unittest
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import torch
 from parameterized import parameterized
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.scan import scan
 
 import hop
 from hop import presets
@@ -32,7 +35,33 @@ def casts_saturate() -> bool:
     return hop.out_dtype(torch.ops.aten.add.Tensor, torch.float8_e4m3fn, x, x).float().item() == 448
 
 
-PROBES: dict[str, Callable[[], bool]] = {"replace_in_programs": replaces_in_programs, "casts_saturate": casts_saturate}
+def scan_has_gradients() -> bool:
+    x = torch.ones(3, 2, requires_grad=True)
+    scan(lambda c, row: (c + row.sin(), c * 2), torch.zeros(2), x)[0].sum().backward()
+    return torch.allclose(x.grad, x.cos())  # type: ignore[arg-type]
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic")
+
+
+def saves_associative_scans() -> bool:
+    program = torch.export.export(Sums(), (torch.ones(3, 2),))
+    try:
+        torch.export.save(program, io.BytesIO())
+    except (torch._export.serde.serialize.SerializeError, RuntimeError) as error:
+        assert "lazy_load_decompositions" in str(error), error
+        return False
+    return True
+
+
+PROBES: dict[str, Callable[[], bool]] = {
+    "replace_in_programs": replaces_in_programs,
+    "casts_saturate": casts_saturate,
+    "scan_gradients": scan_has_gradients,
+    "saved_associative_scans": saves_associative_scans,
+}
 
 
 class TestLacks(unittest.TestCase):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hop.compat import dynamo
 from hop.compat.eager import OpOverload
+from hop.compat.profiling import observed
 from hop.dispatch import plan
 from hop.dispatch.hop import Hop
 from hop.dispatch.kernel import Kernel
@@ -98,6 +99,8 @@ def out_dtype(op: OpOverload, output_dtype: torch.dtype, /, *args: Any, **kwargs
         known = _key((_NAME, op, output_dtype), args)
     if known is not None:
         return (_find(known) or _planned(known, op, output_dtype, args))(*args)
+    if (watched := observed(out_dtype, (op, output_dtype, *args), kwargs)) is not None:
+        return watched
     return out_dtype_operator(op, output_dtype, *args, **kwargs)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from hop.buffers import sharding
 from hop.buffers.operators import buffers_operator, dequantize_operator, quantize_buffers
 from hop.compat import dynamo, eager
+from hop.compat.profiling import observed
 from hop.compat.pytree import tree_map_only
 from hop.dispatch import plan
 from hop.dispatch.composite import Composite
@@ -248,9 +249,11 @@ def quantize(
                 fixed = (None, None, None, list(_ROWWISE), "clipped")
                 found = plan.remember(known, quantizing(q, x, lambda x: quantize_operator(str(q), x, *fixed)))
             return found(x)
-    return _traced_quantize(
-        q, x, scale=scale, zero_point=zero_point, noise=noise, generator=generator, usages=usages, gradient=gradient
-    )
+    given = {"scale": scale, "zero_point": zero_point, "noise": noise, "generator": generator}
+    named: Any = given | {"usages": usages, "gradient": gradient}
+    if (watched := observed(quantize, (q, x), named)) is not None:
+        return watched
+    return _traced_quantize(q, x, **named)
 
 
 def _traced_quantize(
@@ -288,6 +291,10 @@ def fake_quantize(
     Returns:
         A tensor of x's shape and dtype.
     """
+    if not torch.compiler.is_compiling():
+        given = {"scale": scale, "zero_point": zero_point, "noise": noise, "generator": generator}
+        if (watched := observed(fake_quantize, (q, x), given | {"gradient": gradient})) is not None:
+            return watched
     text, noise = _prepared("fake_quantize", q, x, noise, generator)
     return _fake_quantize_node(text, x, scale, zero_point, noise, gradient)
 
@@ -314,7 +321,8 @@ def dequantize(x: Tensor, /, dtype: torch.dtype | None = None) -> Tensor:
         if found is None:
             found = plan.remember(known, dequantizing(x, dtype, lambda x: dequantize_operator(x, dtype)))
         return found(x)
-    return dequantize_operator(x, dtype)
+    watched = observed(dequantize, (x, dtype), {})
+    return dequantize_operator(x, dtype) if watched is None else watched
 
 
 def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tuple[str, _Optional]:

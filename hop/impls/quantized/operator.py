@@ -10,6 +10,7 @@ from torch import Tensor
 from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager
 from hop.compat.eager import OpOverload
+from hop.compat.profiling import observed
 from hop.compat.pytree import tree_leaves, tree_map_only
 from hop.dispatch import plan
 from hop.dispatch.composite import Composite
@@ -199,7 +200,10 @@ def quantized(
         known = _key((_NAME, op, scheme, dtype), args)
     if known is not None:
         return (_find(known) or plan.remember(known, _planned(op, scheme, dtype, args)))(*args)
-    return _traced(op, scheme, *args, dtype=dtype, scales=scales, seed=seed, **kwargs)
+    named = {"dtype": dtype, "scales": scales, "seed": seed, **kwargs}
+    if (watched := observed(quantized, (op, scheme, *args), named)) is not None:
+        return watched
+    return _traced(op, scheme, *args, **named)
 
 
 _NAME = "quantized"

@@ -9,6 +9,7 @@ from torch import Tensor
 from hop.buffers.operators import buffers_operator
 from hop.compat import dynamo, eager, memory
 from hop.compat.eager import OpOverload
+from hop.compat.profiling import observed
 from hop.compat.pytree import tree_flatten, tree_map_only, tree_unflatten
 from hop.dispatch import plan
 from hop.dispatch.composite import Composite
@@ -275,6 +276,9 @@ def scaled(
                 check_values("scaled", calls.OUTPUT_NAMES, output, output_scale, output_zero_point)  # type: ignore[arg-type]
             found = _find(known)
             return found(*given) if found is not None else _planned(known, op, output, given)
+    scales = {"output_scale": output_scale, "output_zero_point": output_zero_point}
+    if (watched := observed(scaled, (op, output, *args), scales | kwargs)) is not None:
+        return watched
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 

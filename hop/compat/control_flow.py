@@ -1,0 +1,382 @@
+"""PyTorch's higher-order operators of control flow, called with tensors that only Python knows.
+
+Each takes its functions and its operands; a record below changes how it is called, and nothing further down. Operands
+of such a class are taken apart before the operator sees them, and put together again inside its functions; results of
+such a class go the other way. What the operator differentiates, traces, saves and compiles are plain tensors.
+
+A tensor that needs a gradient brings a stand-in beside its parts: zeros of its shape and dtype, through which the
+gradient of the tensor flows.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hop.compat.patches import Changes, apply_needed, changing
+
+
+class Rules(NamedTuple):
+    """What a class of tensors says of itself."""
+
+    apart: Callable[[Any], list[Tensor]]
+    """The tensors that hold it, in operators that graphs record."""
+    together: Callable[[Sequence[Tensor], Any], Tensor]
+    """A tensor of what holds it and its form."""
+    form: Callable[[Any], Any]
+    """All of it but what holds it: with a hash, equal for tensors that share programs."""
+    slices: Callable[[Any], tuple[list[Tensor], Any]]
+    """What holds all slices of it along the first dimension, side by side, and the form of a slice."""
+    stacked: Callable[[Any, int], Any]
+    """The form of as many such tensors, side by side along a new first dimension."""
+
+
+RULES: dict[type, Rules] = {}
+"""By classes, each of which is exact: subclasses are others."""
+
+
+class _Held(NamedTuple):
+    """How one operand is held: by how many tensors, and whether a stand-in for its gradient is the first."""
+
+    rules: Rules
+    form: Any
+    parts: int
+    differs: bool
+    dtypes: tuple[torch.dtype, ...] = ()  # of those that hold it, where they are carried as floats
+
+    @property
+    def width(self) -> int:
+        return self.parts + self.differs
+
+    def together(self, flat: Sequence[Any]) -> Any:
+        parts = list(flat[self.differs :])
+        if self.dtypes:
+            parts = [x.to(dtype) for x, dtype in zip(parts, self.dtypes, strict=True)]
+        if not self.differs:
+            return self.rules.together(parts, self.form)
+        return _Joined.apply(flat[0], self.rules, self.form, *parts)
+
+
+_Layout = tuple["_Held | None", ...]  # None of an operand that stays as it is
+
+
+class _StoodFor(torch.autograd.Function):
+    """A stand-in of a tensor: zeros, whose gradient is the tensor's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, like: Tensor, dense: bool) -> Tensor:
+        made = torch.zeros(tuple(x.shape) if dense else (), dtype=x.dtype, device=like.device)
+        return made if dense else made.expand(tuple(x.shape))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None, None
+
+
+class _Joined(torch.autograd.Function):
+    """A tensor put together, whose gradient is the stand-in's."""
+
+    @staticmethod
+    def forward(ctx: Any, stand_in: Tensor, rules: Rules, form: Any, *parts: Tensor) -> Tensor:
+        return rules.together([x.detach() for x in parts], form)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0].contiguous(), None, None, *[None] * (len(ctx.needs_input_grad) - 3)
+
+
+def _held(x: Any, parts: Sequence[Tensor], *, differs: bool, floats: bool) -> _Held:
+    dtypes = tuple(part.dtype for part in parts) if floats else ()
+    return _Held(RULES[_class(x)], RULES[_class(x)].form(x), len(parts), differs, dtypes)
+
+
+def _flat(x: Any, held: _Held, parts: Sequence[Tensor], *, dense: bool) -> list[Tensor]:
+    """What holds x, its stand-in first."""
+    if held.dtypes:
+        parts = [part.to(_WIDE.get(part.dtype, torch.float32)) for part in parts]
+    return [_StoodFor.apply(x, parts[0], dense), *parts] if held.differs else list(parts)
+
+
+_WIDE = dict.fromkeys((torch.float64, torch.int32, torch.int64), torch.float64)
+"""The floats that have all numbers of a dtype, where float32 has not."""
+
+
+def _class(x: Any) -> type:
+    return type(x.data) if isinstance(x, torch.nn.Parameter) else type(x)
+
+
+def _is_such(x: Any) -> bool:
+    return isinstance(x, Tensor) and _class(x) in RULES
+
+
+def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: bool) -> tuple[list[Any], _Layout]:
+    """Operands without such tensors, and how to get them back in a function that takes them, or slices of them."""
+    flat: list[Any] = []
+    layout: list[_Held | None] = []
+    carried = group == row.carried
+    for x in operands:
+        if not _is_such(x):
+            flat.append(x)
+            layout.append(None)
+            continue
+        rules = RULES[_class(x)]
+        parts = rules.apart(x)
+        held = _held(
+            x, parts, differs=trains and (carried or x.requires_grad), floats=trains and carried and row.stacks
+        )
+        if group in row.sliced:
+            parts, form = rules.slices(x)
+            held = held._replace(form=form)
+        layout.append(held)
+        flat += _flat(x, held, parts, dense=carried)
+    return flat, tuple(layout)
+
+
+def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
+    """The inverse of `_taken_apart`; what is left over stays at the end."""
+    found, at = [], 0
+    for held in layout:
+        width = 1 if held is None else held.width
+        found.append(flat[at] if held is None else held.together(flat[at : at + width]))
+        at += width
+    return [*found, *flat[at:]]
+
+
+class Function:
+    """A function of an operator, which takes and returns what holds the tensors that `function` takes and returns."""
+
+    def __init__(self, function: Any, layout: _Layout, differs: bool, floats: int) -> None:
+        self.function, self.layout, self.differs, self.floats = function, layout, differs, floats
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """That of the graph, which says how a region of it is compiled."""
+        return getattr(self.function, "meta", {})
+
+    @property
+    def results(self) -> _Layout | None:
+        """How the results of the last run are held, which is how all are; None of a function that has not run."""
+        return _results.get(self.function, {}).get((self.layout, self.differs, self.floats))
+
+    def __call__(self, *flat: Any) -> Any:
+        made = self.function(*_together(flat, self.layout))
+        many = made if isinstance(made, list | tuple) else [made]
+        results: list[_Held | None] = []
+        flat_results: list[Any] = []
+        for i, x in enumerate(many):
+            if not _is_such(x):
+                results.append(None)
+                flat_results.append(x)
+                continue
+            parts = RULES[_class(x)].apart(x)
+            held = _held(x, parts, differs=self.differs, floats=i < self.floats)
+            results.append(held)
+            flat_results += _flat(x, held, parts, dense=True)
+        _results.setdefault(self.function, {})[self.layout, self.differs, self.floats] = tuple(results)
+        return tuple(flat_results) if any(results) else made
+
+
+# By functions, which live as long as whoever calls the operator keeps them.
+_results: "weakref.WeakKeyDictionary[Any, dict[Any, _Layout]]" = weakref.WeakKeyDictionary()
+_functions: "weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[Any, Function]]" = weakref.WeakKeyDictionary()
+
+
+def _wrapped(function: Any, layout: _Layout, differs: bool, floats: int) -> Function:
+    """One object for equal arguments: operators that know a function by its identity know this one so, too. Of the
+    results, as many as `floats` are carried as floats."""
+    known = _functions.setdefault(function, weakref.WeakValueDictionary())
+    made = known.get((layout, differs, floats))
+    if made is None:
+        known[layout, differs, floats] = made = Function(function, layout, differs, floats)
+    return made
+
+
+@dataclass(frozen=True)
+class Operator:
+    """How a higher-order operator takes its arguments, by their positions."""
+
+    functions: tuple[int, ...]
+    groups: tuple[int, ...]
+    """Sequences of operands, in the order in which functions take their members."""
+    sliced: tuple[int, ...] = ()
+    """Those of them that functions take slices of."""
+    carried: int | None = None
+    """The one whose members have the form of the first results."""
+    rest: int | None = None
+    """Where operands begin that stand as arguments of their own."""
+    loops: bool = False
+    """Whether its results have the form of what is carried, and no other."""
+    stacks: bool = False
+    """Whether what is left of the results, after those carried, is stacked."""
+    named: int | None = None
+    """The name by which calls of equal functions are known."""
+
+
+OPERATORS: dict[str, Operator] = {
+    "cond": Operator((1, 2), (3,)),
+    "map_impl": Operator((0,), (1, 2), sliced=(1,), stacks=True),
+    "scan": Operator((0,), (1, 2, 3), sliced=(2,), carried=1, stacks=True),
+    "while_loop": Operator((0, 1), (2, 3), carried=2, loops=True),
+    "invoke_subgraph": Operator((0,), (2,), rest=2, named=1),
+}
+
+
+def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call of an operator, `plain`, some of whose operands may be such tensors."""
+    if not any(map(_is_such, tree_leaves(args))):
+        return plain(*args, **kwargs)
+    given = list(args) if row.rest is None else [*args[: row.rest], args[row.rest :]]
+    trains = _trains(given)
+    layouts: dict[int, _Layout] = {}
+    for group in row.groups:
+        given[group], layouts[group] = _taken_apart(row, group, given[group], trains)
+    layout = tuple(held for group in layouts.values() for held in group)
+    floats = len(layouts[row.carried]) if trains and row.stacks and row.carried is not None else 0
+    for i in row.functions:
+        given[i] = _wrapped(given[i], layout, trains, floats)
+    if row.named is not None:
+        given[row.named] = f"{given[row.named]}_{_name(layout, trains)}"
+    functions = [given[i] for i in row.functions]
+    if row.rest is not None:
+        given = [*given[: row.rest], *given[row.rest]]
+    made = plain(*given, **_moved(kwargs, layout))
+    results: _Layout = next((f.results for f in functions if f.results is not None), ())
+    if row.loops and row.carried is not None:
+        results = layouts[row.carried]  # its function may not run at all
+    return _put_back(row, made, results, layouts)
+
+
+def _trains(given: Any) -> bool:
+    """Whether a gradient may be asked for."""
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        return False
+    return any(x.requires_grad for x in tree_leaves(given) if isinstance(x, Tensor))
+
+
+_names: dict[Any, int] = {}
+
+
+def _name(layout: _Layout, trains: bool) -> int:
+    """A number for the forms of operands: calls with others are not of equal functions."""
+    return _names.setdefault((layout, trains), len(_names))
+
+
+def _moved(kwargs: dict[str, Any], layout: _Layout) -> dict[str, Any]:
+    """Keywords, where the operands that functions write to have other places."""
+    written = kwargs.get("mutated_arg_indices")
+    if not written:
+        return kwargs
+    widths = [1 if held is None else held.width for held in layout]
+    moved = [str(sum(widths[: int(i)])) for i in written.split(",")]
+    return kwargs | {"mutated_arg_indices": ",".join(moved)}
+
+
+def _put_back(row: Operator, made: Any, results: _Layout, layouts: dict[int, _Layout]) -> Any:
+    """The results of an operator, of the class that its functions give."""
+    if not any(results):
+        return made
+    carried = 0 if row.carried is None else len(layouts[row.carried])
+    layout = [
+        held._replace(form=held.rules.stacked(held.form, made[-1].shape[0]))
+        if held and row.stacks and i >= carried
+        else held
+        for i, held in enumerate(results)
+    ]
+    return tuple(_together(made, tuple(layout)))
+
+
+def _entered(name: str) -> Callable[[], Changes]:
+    def changes() -> Changes:
+        operator = getattr(torch.ops.higher_order, name)
+        cls: Any = type(operator)
+        original = cls.__call__
+
+        @functools.wraps(original)
+        def called(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return call(OPERATORS[name], functools.partial(original, self), args, kwargs)
+
+        yield cls, "__call__", called
+
+    changes.__name__ = f"operands_of_{name}"
+    return changes
+
+
+_MODULES = {"map_impl": "map"}
+
+for _name_of in OPERATORS:
+    changing(
+        f"torch._higher_order_ops.{_MODULES.get(_name_of, _name_of)}",
+        f"torch.ops.higher_order.{_name_of} refuses operands that are tensor subclasses",
+    )(_entered(_name_of))
+
+
+@changing(
+    "torch._dynamo.variables.higher_order_ops",
+    "Dynamo refuses tensor subclasses in the function of a loop, since it looks at the one storage of each tensor",
+    since=(2, 13),
+)
+def storages_of_parts() -> Changes:
+    from torch._dynamo.variables import higher_order_ops
+
+    module: Any = higher_order_ops
+    of_plain = module.get_tensor_storages
+
+    def storages(tensor: Any) -> Any:
+        if type(tensor) not in RULES:
+            return of_plain(tensor)
+        names, _ = tensor.__tensor_flatten__()
+        return set().union(*(of_plain(getattr(tensor, name)) for name in names))
+
+    yield module, "get_tensor_storages", storages
+
+
+@changing(
+    "torch._higher_order_ops.utils",
+    "Dynamo refuses tensor subclasses among what the function of a higher-order operator reads",
+    until=(2, 13),
+)
+def fakes_of_parts() -> Changes:
+    from torch._higher_order_ops import utils
+
+    module: Any = utils
+    collect = module._collect_fake_inputs
+
+    def collect_parts(inputs: Sequence[Any]) -> list[Any]:
+        found: list[Any] = []
+        for x in inputs:
+            value: Any = getattr(getattr(x, "node", x), "meta", {}).get("example_value")
+            if type(value) in RULES:
+                found += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+            else:
+                found += collect([x])
+        return found
+
+    yield module, "_collect_fake_inputs", collect_parts
+
+
+@changing(
+    "torch._higher_order_ops.partitioner",
+    "scan traces the graph of its gradient a second time, on operands that need one, and operators without a "
+    "derivative may stand there by then",
+)
+def gradients_traced_again() -> Changes:
+    from torch._higher_order_ops import partitioner
+
+    module: Any = partitioner
+    trace = module.materialize_as_graph
+
+    @functools.wraps(trace)
+    def traced(*args: Any, force_enable_grad: bool = False, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(force_enable_grad):
+            return trace(*args, force_enable_grad=force_enable_grad, **kwargs)
+
+    yield module, "materialize_as_graph", traced
+
+
+apply_needed()

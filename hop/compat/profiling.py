@@ -1,0 +1,123 @@
+"""The profiler, and symbolic tracing of torch.fx: what watches calls of public functions without a dispatch mode."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import profiler
+from torch.fx import Proxy
+from torch.utils._pytree import tree_leaves
+
+from hop.compat.eager import is_autocasting
+from hop.compat.patches import Changes, apply_needed, changing
+
+NAMES: list[Callable[[str, tuple[Any, ...]], str]] = []
+"""What names the range of a call, of the name of its function and its arguments."""
+
+
+class Counts(NamedTuple):
+    """FLOPs of calls of ours, and how many of PyTorch's operators they are in `counter`, a FlopCounterMode."""
+
+    counter: Any
+    calls: dict[str, int]
+    operators: dict[Any, int]
+
+    def now(self) -> dict[Any, int]:
+        return dict(self.counter.get_flop_counts().get("Global", {}))
+
+    def add(self, name: str, before: dict[Any, int]) -> None:
+        for op, flops in self.now().items():
+            more = flops - before.get(op, 0)
+            self.operators[op] = self.operators.get(op, 0) + more
+            self.calls[name] = self.calls.get(name, 0) + more
+
+
+class _Inside(threading.local):
+    on = False  # whether a call has a range already
+    counts: Counts | None = None
+
+
+_inside = _Inside()
+
+
+def is_watched(is_eager: bool = True) -> bool:
+    """Whether a profiler is on, or FLOPs are counted by name, and the call that comes is no part of another. A profiler
+    hears of eager calls alone. 0.05 µs."""
+    return not _inside.on and ((is_eager and profiler._is_profiler_enabled) or _inside.counts is not None)
+
+
+@contextlib.contextmanager
+def counting(counter: Any) -> Iterator[Counts]:
+    """FLOPs by the names of calls, of those that `counter` hears of within it, in this thread."""
+    _inside.counts = counts = Counts(counter, {}, {})
+    try:
+        yield counts
+    finally:
+        _inside.counts = None
+
+
+def is_unwatched() -> bool:
+    """`eager.is_plain_eager`, and neither autocast nor a profiler is on: written out, as each call asks it."""
+    return not (
+        _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or peek_interpreter_stack() is not None
+        or _get_tracing_state() is not None
+        or is_autocasting()
+        or (profiler._is_profiler_enabled and not _inside.on)
+    )
+
+
+@contextlib.contextmanager
+def ranged(function: str, args: tuple[Any, ...]) -> Iterator[None]:
+    """One range of the profiler, named after a call, without ranges in it."""
+    name, counts = NAMES[-1](function, args), _inside.counts
+    before = {} if counts is None else counts.now()
+    _inside.on = True
+    try:
+        with torch.profiler.record_function(name) if profiler._is_profiler_enabled else contextlib.nullcontext():
+            yield
+    finally:
+        _inside.on = False
+    if counts is not None:
+        counts.add(name, before)
+
+
+def observed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a call that somebody watches, in a range of the profiler or as a node of torch.fx; None if nobody
+    does."""
+    if is_watched():
+        with ranged(function.__name__, args):
+            return function(*args, **kwargs)
+    proxy = next((x for x in tree_leaves((args, kwargs)) if isinstance(x, Proxy)), None)
+    return None if proxy is None else proxy.tracer.create_proxy("call_function", function, args, kwargs)
+
+
+LAYERS: list[type] = []
+"""Classes of modules that stand in a symbolic trace as calls."""
+
+
+@changing(
+    "torch.fx._symbolic_trace",
+    "torch.fx.symbolic_trace records the layers of torch.nn as calls, and goes into those of others, which ask for "
+    "more than a Proxy can say",
+)
+def layers_of_traces() -> Changes:
+    from torch.fx import _symbolic_trace
+
+    cls: Any = _symbolic_trace.Tracer
+    is_leaf = cls.is_leaf_module
+
+    @functools.wraps(is_leaf)
+    def is_layer(self: Any, module: Any, qualified_name: str) -> bool:
+        return isinstance(module, tuple(LAYERS)) or is_leaf(self, module, qualified_name)
+
+    yield cls, "is_leaf_module", is_layer
+
+
+apply_needed()

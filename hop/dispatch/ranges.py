@@ -1,0 +1,49 @@
+"""The name of a call in a profile, such as hop::scaled[linear, int8 x int8 -> bfloat16, 128x4096x4096]."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import profiling
+from hop.compat.eager import OpOverload
+from hop.dispatch import operators, plan
+from hop.numerics.quantizer import Quantizer
+
+
+def name(function: str, args: tuple[Any, ...]) -> str:
+    """The function, its operator, the formats of operands and result, and the sizes: rows, columns and what is summed
+    for a product, else the shape of the first operand."""
+    op = args[0] if args and isinstance(args[0], OpOverload) else None
+    tensors = [x for x in plan.tensors(_operands(function, args), {}) if x.dim()]
+    formats = " x ".join(_format(x) for x in tensors[:2])
+    result = next((_format(x) for x in args if isinstance(x, torch.dtype | Quantizer)), None)
+    parts = [op.overloadpacket.__name__] if op is not None else []
+    parts += [formats if result is None else f"{formats} -> {result}"] if formats else []
+    parts += ["x".join(map(str, _sizes(op, tensors)))] if tensors else []
+    return f"hop::{function.removeprefix('hop_')}[{', '.join(parts)}]"
+
+
+def _operands(function: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments but the scale and the zero point of the result, which come before the operands in graphs."""
+    return args[4:] if function in ("hop_scaled", "hop_scaled_buffers") else args
+
+
+def _format(x: Any) -> str:
+    if isinstance(x, Quantizer):
+        return x.format.name
+    own = getattr(x, "quantizer", None)
+    return _format(own) if own is not None else str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
+
+
+def _sizes(op: OpOverload | None, tensors: list[Tensor]) -> list[int]:
+    row = operators.of(op)
+    if row.family is not operators.MATRIX or len(tensors) < 2:
+        return list(tensors[0].shape)
+    at = row.roles.index(operators.LHS)
+    lhs, rhs = (tensors[at], tensors[at + 1]) if len(tensors) > at + 1 else tensors[:2]
+    columns = rhs.shape[-2 if row.rhs_sums == -1 else -1] if rhs.dim() > 1 else 1
+    return [*lhs.shape[:-1], columns, lhs.shape[-1]]
+
+
+profiling.NAMES.append(name)

@@ -1,0 +1,51 @@
+"""Time and FLOPs of each operation of a function, those of PyTorch and ours, in one table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from hop.compat.profiling import counting
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation, named as in a profile: hop::scaled[linear, int8 x int8 -> bfloat16, 128x4096x4096], aten::mm."""
+
+    name: str
+    calls: int
+    seconds: float
+    """Of all calls, what they call included."""
+    flops: int
+    """Of all calls; 0 of what torch.utils.flop_counter does not count."""
+
+
+def operations(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Operation]:
+    """The operations of a call that have FLOPs, and all of ours, longest first. Runs the function twice: the profiler
+    takes FLOPs of its own list of operators alone, so that they come from torch.utils.flop_counter, in another run.
+
+    Args:
+        function: what is called, in eager mode; compiled programs have no operations of ours.
+        args, kwargs: what it is called with."""
+    with FlopCounterMode(display=False) as counter, counting(counter) as ours:
+        function(*args, **kwargs)
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as measured:
+        function(*args, **kwargs)
+    counted = {str(op).replace(".", "::", 1): flops - ours.operators.get(op, 0) for op, flops in ours.now().items()}
+    found = [
+        Operation(e.key, e.count, e.cpu_time_total * 1e-6, ours.calls.get(e.key, counted.get(e.key, 0)))
+        for e in measured.key_averages()
+        if e.key.startswith("hop::") or counted.get(e.key)
+    ]
+    return sorted(found, key=lambda o: -o.seconds)
+
+
+def table(found: list[Operation]) -> str:
+    """The operations as text, a line each."""
+    lines = [f"{'operation':<64} {'calls':>6} {'ms':>9} {'GFLOP':>9} {'GFLOP/s':>9}"]
+    for o in found:
+        rate = o.flops / o.seconds * 1e-9 if o.seconds else 0.0
+        lines.append(f"{o.name:<64} {o.calls:>6} {o.seconds * 1e3:>9.3f} {o.flops * 1e-9:>9.3f} {rate:>9.1f}")
+    return "\n".join(lines)
