@@ -349,6 +349,29 @@ class TestPacked(unittest.TestCase):
             assert torch.equal(*found) and found[0].any()
 
 
+class TestEnsembles(unittest.TestCase):
+    @parameterized.expand(["int8", "int4", "8da4w", "fp8", "mxfp8", "int8_weight"])
+    def test_members_under_vmap(self, name):
+        """torch.func.stack_module_state of frozen models: the codes of each member, and its results."""
+        models = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32))
+            models.append(hop.quantize_(model, name, pack=False))
+        parameters, buffers = torch.func.stack_module_state(models)
+        assert isinstance(parameters["0.weight"], hop.QuantizedTensor)
+        base, x = copy.deepcopy(models[0]), randn(5, 64)
+
+        def call(own: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(base, (own, buffers), (x,))
+
+        want = torch.stack([model(x) for model in models])
+        assert torch.equal(torch.vmap(call, (0, 0, None))(parameters, buffers, x), want)
+        xs = torch.stack([x, -x, 2 * x])
+        want = torch.stack([model(y) for model, y in zip(models, xs, strict=True)])
+        assert torch.equal(torch.vmap(call)(parameters, buffers, xs), want)
+
+
 class TestSharedInput(unittest.TestCase):
     def model(self) -> Any:
         torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, LHS, MATRIX, RH
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled.arguments import check_devices
-from hop.numerics import copies, schemes
+from hop.numerics import blocks, copies, schemes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import QUANTIZED, Scheme
 from hop.numerics.spelling import shown
@@ -141,6 +142,22 @@ def check_op(op: Any) -> None:
         raise ValueError(f"quantized: op must be one of {known}; got {op}; take one of them")
 
 
+def _quantizer_of(x: Tensor) -> Quantizer | None:
+    """The quantizer of a quantized tensor, for its dimensions, inside of vmap for those of a member; its codes in the plain
+    form. None of a tensor that is not quantized."""
+    inner: Any = functorch.innermost(x)
+    own = getattr(inner, "quantizer", None)
+    if own is None:
+        return None
+    own, members = _per_dimension(own.plain, inner.dim()), inner.dim() - x.dim()
+    return replace(own, block=own.block[members:]) if members and set(own.block[:members]) == {1} else own
+
+
+def _per_dimension(q: Quantizer, ndim: int) -> Quantizer:
+    """The same, with a size of its block for each dimension."""
+    return replace(q, block=blocks.per_dimension(q.block, ndim))
+
+
 def _check_operands(call: SchemeCall) -> None:
     names = [a.name for a in call.op._schema.arguments]
     found = []
@@ -157,10 +174,10 @@ def _check_operands(call: SchemeCall) -> None:
                 f"quantized: argument {name!r} of {call.op} must be float16, bfloat16, float32 or float64, got "
                 f"{x.dtype}; cast it, or use hop.out_dtype for bare codes"
             )
-        own = getattr(functorch.innermost(x), "quantizer", None)
+        own = _quantizer_of(x)
         wanted = call.quantizer(role) if role != BIAS else None
-        fits = [wanted, wanted.transposed(x.dim())] if wanted is not None and call.is_transposed(role) else [wanted]
-        if own is not None and own.plain not in fits:
+        fits = [] if wanted is None else [wanted, *([wanted.transposed(x.dim())] * call.is_transposed(role))]
+        if own is not None and own not in [_per_dimension(q, x.dim()) for q in fits]:
             raise ValueError(
                 f"quantized: argument {name!r} of {call.op} is quantized by {own}, and the scheme says {wanted}; give "
                 "it as a float tensor, or a scheme that fits"
