@@ -143,8 +143,8 @@ def check_op(op: Any) -> None:
 
 
 def _quantizer_of(x: Tensor) -> Quantizer | None:
-    """The quantizer of a quantized tensor, for its dimensions, inside of vmap for those of a member; its codes in the plain
-    form. None of a tensor that is not quantized."""
+    """The quantizer of a quantized tensor, for its dimensions, or inside of vmap for those of a member, with codes in
+    the plain form; None of a tensor that is not quantized."""
     inner: Any = functorch.innermost(x)
     own = getattr(inner, "quantizer", None)
     if own is None:
