@@ -52,6 +52,12 @@ def show() -> None:
         roofline.main()
 
 
+def is_held_to(level: str) -> bool:
+    """Whether this process takes the CPU for one of that level, with PyTorch and oneDNN if the CPU's own is higher."""
+    is_own = level == levels.BEST
+    return here()["level"] == level and (is_own or levels.environment(level) == dict(os.environ))
+
+
 def forced(level: str) -> int:
     """This command in a process that takes the CPU for one of a lower level, PyTorch and oneDNN too: its exit status.
     Raises SystemExit for a level that the CPU does not have."""
@@ -88,15 +94,15 @@ def main() -> None:
     if given.page:
         show()
         return
-    if given.level and given.level != levels.BEST and levels.environment(given.level) != dict(os.environ):
+    if given.level and not is_held_to(given.level):
         sys.exit(forced(given.level))
+    path = file_of(here()["level"])
+    if given.update and given.groups and not path.exists():
+        raise SystemExit(f"--update: there is no {path.relative_to(ROOT)}; run all groups at this level first")
     rows = measured(given.groups)
     if set(given.groups) in (set(), set(running.NAMES)):
         write({**here(), **native.limits(), **running.results(rows)})
     elif given.update:
-        path = file_of(here()["level"])
-        if not path.exists():
-            raise SystemExit(f"--update: there is no {path.relative_to(ROOT)}; run all groups at this level first")
         write(updated(json.loads(path.read_text()), rows))
     print(running.summary(rows))
 

@@ -31,8 +31,12 @@ def page(text: str) -> str:
 
 
 def reasons() -> str:
-    """The list of why rows miss their targets."""
-    return "".join(f"* **{letter}** {found.why}\n" for letter, found in REASONS.items())
+    """The lists of why rows miss their targets, one for each group of levels."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for letter, why in REASONS.items():
+        found.setdefault(why.levels, []).append(f"* **{letter}** {why.why}\n")
+    spelled = {levels: ", ".join(f"`{level}`" for level in levels) for levels in found}
+    return "\n".join(f"At level {spelled[levels]}:\n\n{''.join(lines)}" for levels, lines in found.items())
 
 
 def level(held: Mapping[str, Any]) -> str:
