@@ -1,46 +1,28 @@
 """Run the benchmarks and print a table; without names, also write it to benchmarks/results, a file for each level of
-CPU, and to docs/performance.md, and draw docs/roofline.svg; with --update, put the rows of the named groups in the
-place of those that are there.
+CPU, and to docs/performance.md, and draw docs/performance.svg and docs/roofline.svg; with --update, put the rows of the
+named groups in the place of those that are there.
 
-python -m benchmarks [--update] [GROUP ...]
+python -m benchmarks [--update] [--level LEVEL] [GROUP ...]
+python -m benchmarks --page      # the page and its pictures again, from the results on disk
 """
 
 import argparse
 import json
+import os
 import platform
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 import hop
-from benchmarks import native, roofline, running
+from benchmarks import native, performance, roofline, running
 from benchmarks.roofline import DRAWN, ROOT, file_of
-from benchmarks.running import here, line, ratio, time_of, verdict
+from benchmarks.running import here, line
 from benchmarks.timing import Row, keep_freed_memory
 from hop.kernels.cpu.native import LEVELS
-from tests.support import pages
-
-PAGE = ROOT / "docs" / "performance.md"
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Rows as a table of the page."""
-    header = ["", "case", "ours", "peer", "its time", "ratio", "target"]
-    cells = [[r.group, r.case, time_of(r.ours_ms), r.peer, time_of(r.peer_ms), ratio(r), verdict(r)] for r in rows]
-    return pages.table([header, *cells])
-
-
-def page(text: str) -> str:
-    """The page on performance with the results that are on disk: a table for each level of CPU, the highest first."""
-    tables = []
-    for level in reversed(LEVELS):
-        if file_of(level).exists():
-            held = json.loads(file_of(level).read_text())
-            measured = f"**CPU level `{level}`**, {held['threads']} threads, torch {held['torch']}:"
-            tables.append(f"{measured}\n\n{table([Row(**r) for r in held['rows']])}")
-    return pages.filled(text, "python -m benchmarks", "\n".join(tables))
+from tests import levels
 
 
 def updated(results: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
@@ -55,35 +37,72 @@ def updated(results: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def write(results: dict[str, Any]) -> None:
-    """Results, and the page and the picture of them."""
+    """Results, and the page and the pictures of them."""
     path = file_of(results["level"])
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    PAGE.write_text(page(PAGE.read_text()))
-    print(f"wrote {path.relative_to(ROOT)} and the tables of {PAGE.relative_to(ROOT)}")
-    if results["level"] == DRAWN:
+    print(f"wrote {path.relative_to(ROOT)}")
+    show()
+
+
+def show() -> None:
+    """The page and the pictures of the results on disk."""
+    performance.write()
+    if file_of(DRAWN).exists():
         roofline.main()
 
 
-def main() -> None:
+def is_held_to(level: str) -> bool:
+    """Whether this process takes the CPU for one of that level, with PyTorch and oneDNN if the CPU's own is higher."""
+    is_own = level == levels.BEST
+    return here()["level"] == level and (is_own or levels.environment(level) == dict(os.environ))
+
+
+def forced(level: str) -> int:
+    """This command in a process that takes the CPU for one of a lower level, PyTorch and oneDNN too: its exit status.
+    Raises SystemExit for a level that the CPU does not have."""
+    if level not in levels.HERE:
+        raise SystemExit(f"--level: needs the CPU level {level}, and this CPU's is {levels.BEST}")
+    command = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
+    return subprocess.run(command, env=levels.environment(level), check=False).returncode
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("groups", nargs="*", choices=[*running.NAMES, []], help="which to run; all without names")
     parser.add_argument("--update", action="store_true", help="write the rows of the named groups over those on disk")
-    arguments = parser.parse_args()
+    parser.add_argument("--level", choices=LEVELS, help="take the CPU for one of this level")
+    parser.add_argument("--page", action="store_true", help="run nothing; write the page from the results on disk")
+    return parser.parse_args()
+
+
+def measured(groups: Sequence[str]) -> list[Row]:
+    """The rows of the groups, printed as they come."""
     keep_freed_memory()
-    print(f"hop {hop.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
-    print(running.HEADER)
+    of = ", ".join(f"{name} {value}" for name, value in here().items())
+    print(f"hop {hop.__version__}, {of}, {platform.machine()}\n{running.HEADER}")
     rows = []
-    for group in running.chosen(arguments.groups):
+    for group in running.chosen(groups):
         for row in group():
             rows.append(row)
             print(line(row), flush=True)
-    if set(arguments.groups) in (set(), set(running.NAMES)):
+    return rows
+
+
+def main() -> None:
+    given = arguments()
+    if given.page:
+        show()
+        return
+    if given.level and not is_held_to(given.level):
+        sys.exit(forced(given.level))
+    path = file_of(here()["level"])
+    if given.update and given.groups and not path.exists():
+        raise SystemExit(f"--update: there is no {path.relative_to(ROOT)}; run all groups at this level first")
+    rows = measured(given.groups)
+    if set(given.groups) in (set(), set(running.NAMES)):
         write({**here(), **native.limits(), **running.results(rows)})
-    elif arguments.update:
-        path = file_of(here()["level"])
-        if not path.exists():
-            raise SystemExit(f"--update: there is no {path.relative_to(ROOT)}; run all groups at this level first")
+    elif given.update:
         write(updated(json.loads(path.read_text()), rows))
     print(running.summary(rows))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.running import time_of
+from benchmarks.running import quotient, time_of
 from benchmarks.timing import Row
 
 SLOWER = 1.15  # times as long; runs of one machine differ by less
@@ -29,8 +29,8 @@ class Change:
         return self.new.ours_ms / self.old.ours_ms
 
     def line(self, slower: float) -> str:
-        """The times and how many times as fast as the peer ours was and is."""
-        old, new = (f"{time_of(r.ours_ms):>11}{_speedup(r):>7}" for r in (self.old, self.new))
+        """The times, and our time by the peer's, which was and is."""
+        old, new = (f"{time_of(r.ours_ms):>11}{_times(r):>7}" for r in (self.old, self.new))
         words = "SLOWER" if self.factor > slower else "faster" if self.factor < 1 / slower else ""
         return (
             f"{self.new.group:12}{self.new.case:42}{self.new.peer:24}{old}  {new}{self.factor:>8.2f}  {words}".rstrip()
@@ -55,7 +55,7 @@ def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 def conditions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What was otherwise when the two were measured."""
-    names = ("torch", "threads", "level", "capability")
+    names = ("torch", "threads", "level", "machine", "capability")
     return [f"{n} was {old.get(n)}, and is {new.get(n)}" for n in names if old.get(n) != new.get(n)]
 
 
@@ -67,5 +67,5 @@ def _rows(results: Mapping[str, Any], which: str) -> dict[tuple[str, str, str], 
     return {(r.group, r.case, r.peer): r for r in rows}
 
 
-def _speedup(row: Row) -> str:
-    return f"{row.speedup:.2f}" if row.peer_ms > 0 else ""
+def _times(row: Row) -> str:
+    return quotient(row.times) if row.peer_ms > 0 else ""

@@ -108,7 +108,7 @@ def convolutions() -> Iterator[Row]:
                     for side in zip(*timed(layers, batch, output), strict=True)
                 )
                 case = f"{network}, batch {batch}, to {str(output).removeprefix('torch.')}"
-                yield Row("int8 conv2d", case, ours, "onednn.qconv2d", peer, "<= 1 times")
+                yield Row("int8 conv2d", case, ours, "onednn.qconv2d", peer, "<= 1")
 
 
 GROUPS = [convolutions]

@@ -82,7 +82,7 @@ def int8() -> Iterator[Row]:
         def bfloat16(x: Tensor = x16, w: Tensor = w16, bias: Tensor = bias16) -> Tensor:
             return linear(x, w, bias)
 
-        target = f"<= {most} times" if most else ""
+        target = f"<= {most}" if most else ""
         peers = [("onednn.qlinear, uint8", onednn, target), ("bfloat16 linear", bfloat16, target)]
         rows = compare("int8 linear", f"{m}x{k}x{n}, affine row x channel, packed", ours, peers)
         result = 2 * m * n
@@ -98,7 +98,7 @@ def int8() -> Iterator[Row]:
                     row.ours_ms,
                     "peak",
                     full,
-                    "<= 2 times",
+                    "<= 2",
                 )
 
 
@@ -124,11 +124,11 @@ def int8_sums() -> Iterator[Row]:
                 return native_product.int_mm_tiled(a, tiles, n)
 
             case = f"{m}x{k}x{n}, {layout}"
-            target = f"<= {plain} times" if plain and (m > 1 or b.stride(0) == 1) else ""
+            target = f"<= {plain}" if plain and (m > 1 or b.stride(0) == 1) else ""
             both = moved(4 * m * n, a, w)
             rows = compare("int8 sums", case, ours, [("torch._int_mm", int_mm, target)])
             yield from counted(rows, (m, k, n), both, [both])
-            target = f"<= {packed} times" if packed else ""
+            target = f"<= {packed}" if packed else ""
             rows = compare("int8 sums", f"{case}; ours packed", ready, [("torch._int_mm", int_mm, target)])
             yield from counted(rows, (m, k, n), both, [both])
 
@@ -177,13 +177,13 @@ def floats() -> Iterator[Row]:
 
             result = dtype.itemsize * m * n
             mine = moved(result, lhs, packed)
-            peers: list[tuple[str, Any, str]] = [(f"{name} linear", floats, f"<= {target} times" if target else "")]
+            peers: list[tuple[str, Any, str]] = [(f"{name} linear", floats, f"<= {target}" if target else "")]
             of_peers = [moved(result, x, plain)]
             if case in most:
-                peers.append(("ours, fp8 row x row", fp8, f"<= {most[case]} times"))
+                peers.append(("ours, fp8 row x row", fp8, f"<= {most[case]}"))
                 of_peers.append(moved(result, by_row, rowwise))
             if case == "bfloat16 x int4 groups":
-                peers.append(("aten int4pack mm", _int4_peer(w, x), "<= 0.75 times" if m == 1 else ""))
+                peers.append(("aten int4pack mm", _int4_peer(w, x), "<= 0.75" if m == 1 else ""))
                 of_peers.append(mine)  # bytes of two bfloat16 for each group, ours of one float32
             rows = compare("decoded", f"{case}, {m}x{k}x{n}, packed", ours, peers)
             yield from counted(rows, (m, k, n), mine, of_peers)

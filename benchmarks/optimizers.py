@@ -25,7 +25,7 @@ SHAPES = (*[(1024, 1024)] * 8, *[(1024,)] * 2, (2048, 640), *[(512, 512)] * 2)
 COUNT = sum(torch.Size(s).numel() for s in SHAPES)
 _OURS = {"8 bits": hop.optim.AdamW8bit, "4 bits": hop.optim.AdamW4bit, "fp8": hop.optim.AdamWFp8}
 _NAMES = {"8 bits": "AdamW8bit", "4 bits": "AdamW4bit", "fp8": "AdamWFp8"}
-_AGAINST_TORCHAO = {"8 bits": "<= 0.1 times", "4 bits": "<= 0.1 times", "fp8": "<= 0.25 times"}
+_AGAINST_TORCHAO = {"8 bits": "<= 0.1", "4 bits": "<= 0.1", "fp8": "<= 0.25"}
 BYTES = {"8 bits": 2.04, "4 bits": 1.07, "fp8": 2.04}
 
 
@@ -84,7 +84,7 @@ def optimizers() -> Iterator[Row]:
 
 
 def _foreach(case: str) -> str:
-    return "<= 1 times" if case == "8 bits" else ""
+    return "<= 1" if case == "8 bits" else ""
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

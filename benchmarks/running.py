@@ -16,7 +16,7 @@ GROUPS: list[Group] = [
     *(*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS, *training.GROUPS, *optimizers.GROUPS, *minilm.GROUPS)
 ]
 NAMES = [g.__name__ for g in GROUPS]
-HEADER = f"{'':12}{'case':42}{'ours':>11}  {'peer':24}{'':>11}{'ratio':>9}  target"
+HEADER = f"{'':12}{'case':42}{'ours':>11}  {'peer':24}{'':>11}{'ours/peer':>11}  target"
 
 
 def chosen(names: Sequence[str]) -> list[Group]:
@@ -28,22 +28,24 @@ def chosen(names: Sequence[str]) -> list[Group]:
 
 def line(row: Row) -> str:
     ours, peer = f"{row.case:42}{time_of(row.ours_ms):>11}", f"{row.peer:24}{time_of(row.peer_ms):>11}"
-    return f"{row.group:12}{ours}  {peer}{ratio(row):>9}  {verdict(row)}"
+    return f"{row.group:12}{ours}  {peer}{ratio(row):>11}  {verdict(row)}"
 
 
 def ratio(row: Row) -> str:
-    """How many times as fast ours is; where that is the target, how many times as long or how much longer it takes."""
-    if row.target.endswith("times"):
-        return f"{row.times:.1f} times" if row.times >= 2 else f"{row.times:.2f} times"
+    """Our time by the peer's; where the target has a unit, how much longer ours takes."""
     if row.target.endswith("s"):
         unit = row.target.split()[-1]
-        over = {"µs": row.over_us, "ms": row.over_us / 1e3, "s": row.over_us / 1e6}[unit]
-        return f"{over:+.2f} {unit}"
-    return f"{row.speedup:.2f}" if row.speedup < 10 else f"{row.speedup:.0f}"
+        return f"{row.over(unit):+.2f} {unit}"
+    return quotient(row.times)
+
+
+def quotient(x: float) -> str:
+    """Of two times: two digits behind the point, or two that count."""
+    return f"{x:.0f}" if x >= 10 else f"{x:.2f}" if x >= 0.1 else f"{x:.2g}"
 
 
 def verdict(row: Row) -> str:
-    return "" if row.met is None else f"{row.target} {'met' if row.met else 'NOT MET'}"
+    return "" if row.met is None else f"{row.target} {'met' if row.met else 'MISSED'}"
 
 
 def time_of(ms: float) -> str:
@@ -56,6 +58,7 @@ def here() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "level": native_kernels.library().path,
+        "machine": (native_kernels.library().levels() or ("off",))[-1],  # its own level: the other may be forced
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
 

@@ -1,6 +1,7 @@
 """Timing two or more functions in one run, in turns, so that what disturbs one disturbs all."""
 
 import ctypes
+import re
 import statistics
 import sys
 import time
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 
 Function = Callable[[], object]
 WARM_MS, TIMED_MS = 10.0, 5.0
+_UNITS = {"µs": 1e3, "ms": 1.0, "s": 1e-3}  # in a millisecond
+_TARGET = re.compile(r"<= ([\d.]+)(?: (µs|ms|s))?")
 
 
 @dataclass(frozen=True)
@@ -20,35 +23,30 @@ class Row:
     ours_ms: float
     peer: str
     peer_ms: float
-    target: str = (
-        ""  # ">= 0.95" for peer_ms / ours_ms, "<= 3 times" for ours_ms / peer_ms, "<= 2 µs" for ours_ms - peer_ms
-    )
+    target: str = ""  # "<= 0.95" for ours_ms / peer_ms; "<= 2 µs", ms or s for ours_ms - peer_ms
     operations: int = 0  # of the product, two for each multiply-add
     bytes: int = 0  # that ours reads and writes: codes and scales of both factors, results
     peer_bytes: int = 0
 
     @property
-    def speedup(self) -> float:
-        return self.peer_ms / self.ours_ms
-
-    @property
     def times(self) -> float:
+        """Our time by the peer's: below 1 ours is faster."""
         return self.ours_ms / self.peer_ms
 
-    @property
-    def over_us(self) -> float:
-        return (self.ours_ms - self.peer_ms) * 1e3
+    def over(self, unit: str) -> float:
+        """How much longer ours takes, in µs, ms or s."""
+        return (self.ours_ms - self.peer_ms) * _UNITS[unit]
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is reached; None without one."""
+        """Whether the target is reached; None without one. Raises ValueError for a target of another form."""
         if not self.target:
             return None
-        sign, number, *unit = self.target.split()
-        over = self.over_us
-        values = {"µs": over, "ms": over / 1e3, "s": over / 1e6}
-        value = self.times if unit == ["times"] else values[unit[0]] if unit else self.speedup
-        return value >= float(number) if sign == ">=" else value <= float(number)
+        found = _TARGET.fullmatch(self.target)
+        if not found:
+            raise ValueError(f"target must be '<= NUMBER', perhaps with µs, ms or s after it; got {self.target!r}")
+        most, unit = found.groups()
+        return (self.over(unit) if unit else self.times) <= float(most)
 
 
 def keep_freed_memory() -> None:

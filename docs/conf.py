@@ -8,7 +8,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from sphinx.util import logging  # noqa: E402
+
 import hop  # noqa: E402
+from docs import rendered  # noqa: E402
 
 project = "hop"
 author = "the authors of hop"
@@ -90,7 +93,15 @@ def _present(_app: Any, name: str, source: list[str]) -> None:
         source[0] = "".join(s for s in lines if "*" not in s or any(Path(__file__).parent.glob(f"{s.strip()}.md")))
 
 
+def _check_tables(app: Any, error: Exception | None) -> None:
+    """Warnings of tables that came out otherwise than they were written; make docs fails by them."""
+    if error is None and app.builder.name == "html":
+        for page, fault in rendered.of_site(Path(app.outdir), ROOT / "docs"):
+            logging.getLogger(__name__).warning("%s", fault, location=page)
+
+
 def setup(app: Any) -> None:
+    app.connect("build-finished", _check_tables)
     app.connect("source-read", _present)
     app.connect("autodoc-process-docstring", _docstring, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _restore, priority=900)  # after it

@@ -269,6 +269,10 @@ class Subject:
     quantizers: Mapping[str, Quantizer]
     signed: bool
 
+    def of(self, data: str) -> str:
+        """What is quantized of a tensor of that name."""
+        return data if self.signed else f"magnitudes of {data}"
+
 
 def subjects() -> dict[str, Subject]:
     """By the name of its picture: each format of elements, and each preset with scales in a format of their own."""
@@ -331,12 +335,13 @@ def errors(subject: Subject) -> Iterator[tuple[str, str, Tensor, Tensor, float]]
 
 def gallery() -> str:
     """The table of errors, and all pictures."""
-    rows, pictures = [["", "", *(f"{name}, dB" for name in data())]], []
+    rows, pictures = [["", "", "of", *(f"{name}, dB" for name in data())]], []
     for name, subject in subjects().items():
         found = {(tensor, label): ratio for tensor, label, _, _, ratio in errors(subject)}
         for label in subject.quantizers:
-            rows.append([f"[{name}](#{name})", label, *(f"{found[tensor, label]:.1f}" for tensor in data())])
-        about = ", ".join(f"{label} {ratio:.0f} dB on {tensor}" for (tensor, label), ratio in found.items())
+            of = "numbers" if subject.signed else "magnitudes"
+            rows.append([f"[{name}](#{name})", label, of, *(f"{found[tensor, label]:.1f}" for tensor in data())])
+        about = ", ".join(f"{label} {ratio:.0f} dB on {subject.of(tensor)}" for (tensor, label), ratio in found.items())
         pictures.append(f"## {name}\n\n![{subject.title}. Signal to error: {about}](gallery/{name}.png)\n")
     return pages.table(rows) + "\n" + "\n".join(pictures)
 
@@ -387,6 +392,7 @@ def draw_errors(panels: list[Any], subject: Subject) -> None:
         count = np.bincount(place, minlength=77)[1:-1]
         if name not in axes:
             axes[name] = next(drawn)
+            axes[name].set_title(subject.of(name))
             below = axes[name].twinx()
             below.fill_between(middles, count / count.max(), color=DATA, step="mid", linewidth=0)
             below.set_ylim(0, 2.5)
@@ -398,8 +404,8 @@ def draw_errors(panels: list[Any], subject: Subject) -> None:
         known = count >= 8
         relative = 100 * np.sqrt(squares[known] / sizes[known])
         axes[name].plot(middles[known], relative, color=colors[label], linewidth=1.6, label=f"{label}: {ratio:.1f} dB")
-    for name, panel in axes.items():
-        panel.set(xscale="log", yscale="log", xlim=(1e-3, 1e2), ylim=(0.1, 300), title=name)
+    for panel in axes.values():
+        panel.set(xscale="log", yscale="log", xlim=(1e-3, 1e2), ylim=(0.1, 300))
         panel.set_xlabel("magnitude of an element (standard deviations)")
         panel.set_yticks([0.1, 1, 10, 100], ["0.1 %", "1 %", "10 %", "100 %"])
         panel.set_xticks([1e-3, 1e-2, 0.1, 1, 10, 100], ["0.001", "0.01", "0.1", "1", "10", "100"])

@@ -33,9 +33,9 @@ def bench(
 ) -> int:
     """Run the benchmarks: ours against a peer in one process, in turns. They lie in the source tree, beside hop/.
 
-    The ratio is how many times as fast ours is. With --compare each case is shown with its old and its new time, and
-    how many times as long it takes now in proportion to the peer, which met the same machine. An interrupted run writes
-    the results that it has.
+    ours/peer is our time by the peer's: below 1, ours is faster. With --compare each case is shown with its old and its
+    new time, and how many times as long it takes now in proportion to the peer, which met the same machine. An
+    interrupted run writes the results that it has.
 
     Exit status: 0; 1 if a case has become slower than --slower allows; 2 if there is no such group.
 

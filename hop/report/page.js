@@ -49,6 +49,9 @@ function short(x) {
 
 const shape = (sizes) => (sizes.length ? sizes.join(" × ") : "one number");
 
+// Where the rows of the nodes are stacked, and those of the schemes; as in the style.
+const narrow = matchMedia("(max-width: 800px)"), phone = matchMedia("(max-width: 560px)");
+
 // ---- light and dark
 
 const theme = document.getElementById("theme");
@@ -115,7 +118,7 @@ const columns = [
   { key: "operator", title: "Operator", className: "operator-column" },
   { key: "formats", title: "Computes in", className: "formats-column" },
   { key: "kernel", title: "Kernel", className: "kernel-column" },
-  { key: "sqnr", title: "SQNR dB", className: "number" },
+  { key: "sqnr", title: "SQNR dB", className: "number sqnr-column" },
   { key: "parameter_bytes", title: "Bytes", className: "number bytes-column" },
   { key: "milliseconds", title: "ms", className: "number ms-column" },
 ].filter((column) => column.key !== "sqnr" || data.report === null || data.report.has_reference);
@@ -147,7 +150,8 @@ function shown() {
 
 // ---- rails: which values are alive at each row, and in which lane
 
-const LANE = 13, HEIGHT = 44, LANES = 9;
+const LANE = 13, LANES = 9;
+const rowHeight = () => (narrow.matches ? 104 : 44); // as in the style
 
 function rails(list) {
   const places = new Map(list.map((row, i) => [row.index, i]));
@@ -186,19 +190,20 @@ function mark(row, x, y) {
 }
 
 function rail(row, found) {
-  const y = HEIGHT / 2, picture = draw("svg", { width: LANE * (LANES + 1) + 6, height: HEIGHT, "aria-hidden": "true" });
+  const height = rowHeight(), y = height / 2;
+  const picture = draw("svg", { width: LANE * (LANES + 1) + 6, height, "aria-hidden": "true" });
   if (!found) {
     picture.append(mark(row, middle(0), y));
     return picture;
   }
   const x = middle(found.lane);
   const edge = (kind, path) => picture.append(draw("path", { class: `edge ${kind}`, d: path }));
-  for (const { lane, kind } of found.through) edge(kind, `M${middle(lane)} 0V${HEIGHT}`);
+  for (const { lane, kind } of found.through) edge(kind, `M${middle(lane)} 0V${height}`);
   for (const { lane, kind } of found.ins) {
     const from = middle(lane);
     edge(kind, from === x ? `M${x} 0V${y}` : `M${from} 0C${from} ${y} ${x} ${y / 4} ${x} ${y}`);
   }
-  if (found.goesOn) edge(row.result.kind, `M${x} ${y}V${HEIGHT}`);
+  if (found.goesOn) edge(row.result.kind, `M${x} ${y}V${height}`);
   picture.append(mark(row, x, y));
   return picture;
 }
@@ -240,11 +245,11 @@ function cells(row, found) {
     operator: () => [make("div", { title: row.operator }, row.operator.replaceAll(".default", ""))],
     formats: () => formats(row),
     kernel: () => [make("div", { title: row.kernel }, row.kernel)],
-    sqnr: () => (row.sqnr === null ? [] : [make("div", {}, decibels(row.sqnr)), meter(number(row.sqnr) / best)]),
+    sqnr: () => (row.sqnr === null ? [] : [make("div", { class: Number.isFinite(number(row.sqnr)) ? "unit" : null }, decibels(row.sqnr)), meter(number(row.sqnr) / best)]),
     parameter_bytes: () => [make("div", {}, bytes(row.parameter_bytes))],
-    milliseconds: () => (row.seconds === null ? [] : [make("div", {}, milliseconds(row.seconds)), meter(row.seconds / longest)]),
+    milliseconds: () => (row.seconds === null ? [] : [make("div", { class: "unit" }, milliseconds(row.seconds)), meter(row.seconds / longest)]),
   };
-  return columns.map((column) => make("td", { class: column.key === "index" ? "flow" : column.className || null }, ...by[column.key]()));
+  return columns.map((column) => make("td", { role: "cell", class: column.key === "index" ? "flow" : column.className || null }, ...by[column.key]()));
 }
 
 function facts(row) {
@@ -301,8 +306,8 @@ function details(row, found) {
   for (const { lane, kind } of found ? found.below : [])
     picture.append(draw("line", { class: `edge ${kind}`, x1: middle(lane), x2: middle(lane), y1: 0, y2: "100%" }));
   const seen = [...table.tHead.rows[0].cells].filter((head) => getComputedStyle(head).display !== "none");
-  const cell = make("td", { class: "panel", colspan: seen.length - 1 }, panel(row));
-  return make("tr", { class: "details", id: `details-${row.index}` }, make("td", { class: "flow" }, picture), cell);
+  const cell = make("td", { class: "panel", role: "cell", colspan: seen.length - 1 }, panel(row));
+  return make("tr", { class: "details", role: "row", id: `details-${row.index}` }, make("td", { class: "flow", role: "cell" }, picture), cell);
 }
 
 function render() {
@@ -310,11 +315,12 @@ function render() {
   const found = state.key === "index" && !state.down ? rails(listed) : null;
   table.dataset.lanes = found ? Math.min(LANES + 1, Math.max(1, ...found.map((r) => r.width))) : 1;
   flow.style.width = `${Math.max(66, LANE * table.dataset.lanes + 10)}px`;
+  table.style.setProperty("--flow", `${LANE * table.dataset.lanes + 10}px`);
   const made = document.createDocumentFragment();
   state.focus = Math.max(0, Math.min(state.focus, listed.length - 1));
   listed.forEach((row, i) => {
     const open = state.open.has(row.index);
-    const line = make("tr", { class: `row ${row.sort}`, tabindex: i === state.focus ? 0 : -1, "aria-expanded": open, "data-index": row.index }, ...cells(row, found && found[i]));
+    const line = make("tr", { role: "row", class: `row ${row.sort}`, tabindex: i === state.focus ? 0 : -1, "aria-expanded": open, "data-index": row.index }, ...cells(row, found && found[i]));
     made.append(line);
     if (open) made.append(details(row, found && found[i]));
     row.found = found && found[i];
@@ -373,7 +379,7 @@ function begin() {
       Object.assign(state, { key: column.key, down: same ? !state.down : ["parameter_bytes", "milliseconds"].includes(column.key), focus: 0 });
       render();
     });
-    table.tHead.rows[0].append(make("th", { scope: "col", class: column.className || null, "data-key": column.key }, button));
+    table.tHead.rows[0].append(make("th", { scope: "col", role: "columnheader", class: column.className || null, "data-key": column.key }, button));
   }
   filters.forEach(([title], i) => {
     const button = make("button", { type: "button", "aria-pressed": i === state.filter }, title);
@@ -400,7 +406,7 @@ function begin() {
     toggle(line);
   });
   body.addEventListener("keydown", onKey);
-  for (const width of [1000, 720, 520]) matchMedia(`(max-width: ${width}px)`).addEventListener("change", render);
+  for (const list of [narrow, matchMedia("(max-width: 1000px)")]) list.addEventListener("change", render);
   legend();
   render();
 }
@@ -438,7 +444,8 @@ function nice(low, high, count) {
 }
 
 function scatter(all, sweep) {
-  const width = 560, height = 400, left = 48, right = 18, top = 14, bottom = 40;
+  const [width, height] = phone.matches ? [350, 320] : [560, 400];
+  const left = 48, right = 18, top = 14, bottom = 40;
   const points = all.filter((row) => row.scheme && Number.isFinite(number(row.quality)));
   const xs = points.map((row) => row.parameter_bytes / 1e6), ys = points.map((row) => number(row.quality));
   const pad = (low, high, share) => [low - share * (high - low || 1), high + share * (high - low || 1)];
@@ -489,7 +496,7 @@ function beginSweep(sweep) {
     loss: (row) => short(row.loss), parameter_bytes: (row) => bytes(row.parameter_bytes),
     seconds: (row) => (1e3 * row.seconds).toPrecision(3), slowdown: (row) => row.slowdown.toFixed(2),
   };
-  const head = make("tr"), lines = make("tbody");
+  const head = make("tr", { role: "row" }), lines = make("tbody", { role: "rowgroup" });
   const fill = () => {
     const sorted = sweep.rows.slice();
     if (order.key) sorted.sort((a, b) => {
@@ -497,8 +504,8 @@ function beginSweep(sweep) {
       return (x === y ? 0 : x < y ? -1 : 1) * (order.down ? -1 : 1);
     });
     lines.replaceChildren(...sorted.map((row) =>
-      make("tr", { class: row.pareto ? "best" : null },
-        ...fields.map(([key]) => make("td", { class: key === "name" ? null : "number" }, text[key](row), key === "name" && row.pareto ? make("span", { class: "tag" }, "Pareto") : null, key === "name" && row.left ? make("span", { class: "tag" }, `${row.left} left float`) : null)))));
+      make("tr", { class: row.pareto ? "best" : null, role: "row" },
+        ...fields.map(([key, title]) => make("td", { class: key === "name" ? null : "number", "data-title": title, role: "cell" }, text[key](row), key === "name" && row.pareto ? make("span", { class: "tag" }, "Pareto") : null, key === "name" && row.left ? make("span", { class: "tag" }, `${row.left} left float`) : null)))));
     [...head.cells].forEach((cell, i) => cell.setAttribute("aria-sort", fields[i][0] !== order.key ? "none" : order.down ? "descending" : "ascending"));
   };
   for (const [key, title] of fields) {
@@ -507,12 +514,14 @@ function beginSweep(sweep) {
       Object.assign(order, { down: order.key === key ? !order.down : key === "sqnr" || key === "cosine", key });
       fill();
     });
-    head.append(make("th", { scope: "col", class: key === "name" ? null : "number" }, button));
+    head.append(make("th", { scope: "col", role: "columnheader", class: key === "name" ? null : "number" }, button));
   }
   fill();
-  const table = make("table", { "aria-label": "Schemes" }, make("thead", {}, head), lines);
+  const table = make("table", { role: "table", "aria-label": "Schemes" }, make("thead", { role: "rowgroup" }, head), lines);
+  const picture = make("div", {}, scatter(sweep.rows, sweep));
+  phone.addEventListener("change", () => picture.replaceChildren(scatter(sweep.rows, sweep)));
   const hint = make("p", { class: "hint" }, "Pareto: no other is as good, as small and as fast, and better in one of the three. The line joins those that none beats in quality and bytes.");
-  box.append(make("h2", {}, "What other formats would cost"), make("div", { class: "both" }, make("div", {}, scatter(sweep.rows, sweep)), make("div", { class: "scroll" }, table, hint)));
+  box.append(make("h2", {}, "What other formats would cost"), make("div", { class: "both" }, picture, make("div", { class: "scroll" }, table, hint)));
 }
 
 tiles();

@@ -93,9 +93,16 @@ class Sweep:
             f"{100 * good.parameter_bytes / base.parameter_bytes:.0f} % of its bytes.",
             f"{small.name} is the smallest: {size(small.parameter_bytes)} instead of {size(base.parameter_bytes)}, "
             f"with {_quality(small)}.",
-            f"{fast.name} is the fastest candidate: it takes {fast.slowdown:.2f} times as long as the float model, "
-            f"with {_quality(fast)}.",
+            f"{_speed(fast)}, with {_quality(fast)}.",
         ]
+
+
+def _speed(fast: Candidate) -> str:
+    """How long the fastest candidate takes, in words that fit where none is faster than the float model."""
+    if fast.slowdown < 1:
+        return f"{fast.name} is the fastest: it takes {fast.slowdown:.2f} times as long as the float model"
+    none = "None is faster than the float model"
+    return f"{none}: the least slow, {fast.name}, takes {fast.slowdown:.2f} times as long as it"
 
 
 def _quality(row: Candidate) -> str:

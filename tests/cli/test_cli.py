@@ -553,8 +553,8 @@ class TestBench(Files):
 
     def test_runs_groups(self):
         def mine():
-            yield Row("g", "a", 1.0, "p", 2.0, ">= 1.5")
-            yield Row("g", "a", 1.0, "q", 0.5, ">= 1.5")
+            yield Row("g", "a", 1.0, "p", 2.0, "<= 0.7")
+            yield Row("g", "a", 1.0, "q", 0.5, "<= 0.7")
 
         def stops():
             yield Row("g", "z", 1.0, "p", 2.0)
@@ -564,10 +564,10 @@ class TestBench(Files):
         with mock.patch.multiple(running, **named):
             assert run("bench", "--list")[1] == "mine\nstops\n"
             status, out, _ = run("bench", "mine", "--json", self.path("new.json"))
-            assert status == 0 and out.endswith("1 targets met, 1 missed\n") and "NOT MET" in out
+            assert status == 0 and out.endswith("1 targets met, 1 missed\n") and "MISSED" in out
             assert len(as_json_file(self.path("new.json"))["rows"]) == 2
             status, out, err = run("bench", "mine", "--json", "-")
-            assert status == 0 and len(json.loads(out)["rows"]) == 2 and "NOT MET" in err
+            assert status == 0 and len(json.loads(out)["rows"]) == 2 and "MISSED" in err
             status, out, err = run("bench", "mine", "--json", "-", "--compare", self.path("new.json"))
             assert status == 0 and len(json.loads(out)["rows"]) == 2 and "0 of 2 cases" in err
             assert run("bench", "--json", self.path("part.json"))[0] == 130

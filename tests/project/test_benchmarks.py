@@ -1,37 +1,49 @@
 """What the benchmark says of its own numbers."""
 
 import json
+import os
+import subprocess
+import sys
 import unittest
 from dataclasses import asdict, replace
+from unittest import mock
 
+import pytest
 from parameterized import parameterized
 
-from benchmarks import roofline
-from benchmarks.__main__ import PAGE, page, updated
+from benchmarks import highlights, performance, roofline
+from benchmarks.__main__ import forced, updated
+from benchmarks.performance import PAGE, PICTURE, page
+from benchmarks.reasons import REASONS, reason
 from benchmarks.roofline import DRAWN, file_of
 from benchmarks.running import here, ratio
 from benchmarks.timing import Row, interleaved
 from hop.kernels.cpu.native import LEVELS
+from tests import levels
 
 
 class TestRow(unittest.TestCase):
     @parameterized.expand(
         [
-            ("fast_enough", Row("g", "c", 1.0, "p", 0.96, ">= 0.95"), True, "0.96"),
-            ("too_slow", Row("g", "c", 1.0, "p", 0.94, ">= 0.95"), False, "0.94"),
-            ("many_times", Row("g", "c", 0.1, "p", 9.0, ">= 80"), True, "90"),
+            ("fast_enough", Row("g", "c", 1.0, "p", 0.96, "<= 1.05"), True, "1.04"),
+            ("too_slow", Row("g", "c", 1.0, "p", 0.94, "<= 1.05"), False, "1.06"),
+            ("many_times", Row("g", "c", 0.1, "p", 9.0, "<= 0.0125"), True, "0.011"),
+            ("much_slower", Row("g", "c", 31.0, "p", 1.0, "<= 3"), False, "31"),
             ("little_over", Row("g", "c", 0.0036, "p", 0.002, "<= 2 µs"), True, "+1.60 µs"),
             ("much_over", Row("g", "c", 0.0046, "p", 0.002, "<= 2 µs"), False, "+2.60 µs"),
             ("less", Row("g", "c", 0.001, "p", 0.002, "<= 2 µs"), True, "-1.00 µs"),
             ("milliseconds", Row("g", "c", 3.5, "p", 1.0, "<= 2 ms"), False, "+2.50 ms"),
             ("seconds", Row("g", "c", 100.0, "p", 0.0, "<= 0.15 s"), True, "+0.10 s"),
-            ("times", Row("g", "c", 3.2, "p", 1.0, "<= 3 times"), False, "3.2 times"),
-            ("fewer_times", Row("g", "c", 2.5, "p", 1.0, "<= 3 times"), True, "2.5 times"),
-            ("no_target", Row("g", "c", 2.0, "p", 1.0), None, "0.50"),
+            ("no_target", Row("g", "c", 2.0, "p", 1.0), None, "2.00"),
         ]
     )
     def test_target(self, _name, row, met, shown):
         assert row.met is met and ratio(row) == shown
+
+    @parameterized.expand([(">= 0.95",), ("<= 3 times",), ("<= x",), ("3",)])
+    def test_no_target_in_another_direction(self, target):
+        with self.assertRaisesRegex(ValueError, "target must be '<= NUMBER'"):
+            Row("g", "c", 1.0, "p", 1.0, target).met  # noqa: B018
 
 
 class TestTiming(unittest.TestCase):
@@ -42,14 +54,42 @@ class TestTiming(unittest.TestCase):
 
 class TestPage(unittest.TestCase):
     def test_shows_the_results_on_disk(self):
-        assert PAGE.read_text() == page(PAGE.read_text()), "run make bench"
+        assert PAGE.read_text() == page(PAGE.read_text()), "run python -m benchmarks --page"
+
+    def test_picture_is_of_the_results_on_disk(self):
+        assert PICTURE.read_text() == highlights.draw(performance.results()), "run python -m benchmarks --page"
 
     def test_names_the_level_of_each_table(self):
         for path in file_of(DRAWN).parent.glob("cpu_*.json"):
-            level = json.loads(path.read_text())["level"]
-            assert path == file_of(level) and level in LEVELS
-            assert f"**CPU level `{level}`**" in PAGE.read_text()
+            held = json.loads(path.read_text())
+            assert path == file_of(held["level"]) and held["level"] in LEVELS
+            assert LEVELS.index(held["level"]) <= LEVELS.index(held["machine"])
+            assert f"### CPU level `{held['level']}`" in PAGE.read_text()
         assert here()["level"] in (*LEVELS, "off")
+
+    def test_a_forced_level_is_named(self):
+        (held, *_) = performance.results()
+        forced = held | {"level": "avx2", "machine": "amx"}
+        assert "forced on a machine of level `amx`" in performance.level(forced)
+        assert "forced" not in performance.level(held | {"machine": held["level"]})
+
+    def test_all_that_misses_has_a_reason(self):
+        """And each reason is that of a row."""
+        missed = [(held["level"], Row(**r)) for held in performance.results() for r in held["rows"]]
+        missed = [(level, row) for level, row in missed if row.met is False]
+        assert missed and all(reason(level, row) for level, row in missed), "say why in benchmarks/reasons.py"
+        assert {reason(level, row) for level, row in missed} == {*REASONS}
+
+    def test_without_a_reason(self):
+        row = Row("g", "c", 2.0, "p", 1.0, "<= 1")
+        assert reason("amx", row) == "" and performance.verdict("amx", row) == "<= 1 missed: not found out"
+
+    def test_ten_rows(self):
+        first, *more = performance.results()
+        for held in (first, *more):
+            assert len(highlights.ten(held)) == len(highlights.TEN) == 10
+        with self.assertRaisesRegex(ValueError, "must name one"):
+            highlights.ten(first | {"rows": first["rows"] * 2})
 
     def test_update(self):
         held = json.loads(file_of(DRAWN).read_text()) | here()
@@ -58,6 +98,29 @@ class TestPage(unittest.TestCase):
         assert got["rows"] == [held["rows"][0] | {"ours_ms": 0.5}, *held["rows"][1:], asdict(new)]
         with self.assertRaisesRegex(ValueError, "threads 99"):
             updated(held | {"threads": 99}, [new])
+
+
+class TestLevel(unittest.TestCase):
+    def benchmarks(self, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = {k: v for k, v in os.environ.items() if k not in ("HOP_NATIVE", "ATEN_CPU_CAPABILITY")}
+        command = [sys.executable, "-m", "benchmarks", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    @pytest.mark.full
+    def test_is_forced_with_pytorch(self):
+        if "portable" not in levels.HERE:
+            self.skipTest("there are no native kernels")
+        done = self.benchmarks("--level", "portable", "wrappers")
+        assert done.returncode == 0, done.stderr
+        assert f"level portable, machine {levels.BEST}, capability DEFAULT" in done.stdout
+        assert "QuantizedTensor.view" in done.stdout
+
+    def test_that_the_cpu_lacks(self):
+        with (
+            mock.patch.object(levels, "HERE", ("portable",)),
+            self.assertRaisesRegex(SystemExit, "needs the CPU level"),
+        ):
+            forced("amx")
 
 
 class TestRoofline(unittest.TestCase):

@@ -172,13 +172,36 @@ class TestPage(unittest.TestCase):
         page.get_by_role("button", name="light and dark").click()
         assert brightness() < 60
 
-    @parameterized.expand([(390,), (760,)])
-    def test_narrow(self, width):
-        """Nothing is wider than the window, whatever is open."""
-        page = self.open(viewport={"width": width, "height": 800})
-        page.locator("tr.row").nth(12).click()
-        assert page.locator("tr.details").is_visible()
+    @parameterized.expand([(name, width) for name in ("report", "sweep") for width in (320, 390, 760, 900, 1280)])
+    def test_narrow(self, name, width):
+        """Nothing is wider than the window, whatever is open, and no number is cut."""
+        page = self.open(name, viewport={"width": width, "height": 800})
+        if name == "report":
+            page.locator("tr.row").nth(12).click()
+            assert page.locator("tr.details").is_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.locator("td.number:visible").count() > 5
+        cut = page.eval_on_selector_all(
+            "td.number, td.number > div, th button",
+            "all => all.filter(x => x.checkVisibility() && x.scrollWidth > x.clientWidth).map(x => x.textContent)",
+        )
+        assert not cut
+
+    def test_all_columns_on_a_phone(self):
+        """What a wide window shows of a row stands below one another, with units or names."""
+        page = self.open(viewport={"width": 390, "height": 800})
+        row = next(r for r in report().rows if r.sort == "product" and r.path == "layers.0.up")
+        shown = page.locator("tr.row", has_text=row.name).first.inner_text()
+        for words in (row.name, row.path, row.operator.replace(".default", ""), f"{row.error.sqnr:.1f}"):
+            assert words in shown
+        columns = page.locator("#rows th:visible").all_inner_texts()
+        assert [words.strip(" ↑") for words in columns] == [
+            "Flow", "Node", "Operator", "Computes in", "SQNR dB", "Bytes", "ms"
+        ]  # fmt: skip
+        page = self.open("sweep", viewport={"width": 390, "height": 800})
+        box = page.locator("#sweep tbody tr").nth(1).bounding_box()
+        cells = [cell.bounding_box() for cell in page.locator("#sweep tbody tr").nth(1).locator("td").all()]
+        assert len(cells) == 6 and all(c["x"] + c["width"] <= box["x"] + box["width"] + 0.5 for c in cells)
 
     def test_sweep(self):
         page = self.open("sweep")

@@ -117,6 +117,13 @@ class TestSweep(unittest.TestCase):
         assert Sweep((BASE, same), 1).summary == "No candidate changes the model: no operator can compute so."
         assert "mxfp4" not in Sweep((BASE, same, candidate("a", 10.0, 20, 0.5)), 1).summary
 
+    def test_says_whether_one_is_faster(self):
+        slow, slower = (candidate(name, 10.0, 20, seconds) for name, seconds in (("a", 1.66), ("b", 3.0)))
+        said = Sweep((BASE, slower, slow), 1).summary
+        assert "None is faster than the float model: the least slow, a, takes 1.66 times as long" in said
+        fast = Sweep((BASE, slow, candidate("c", 10.0, 20, 0.5)), 1).summary
+        assert "c is the fastest: it takes 0.50 times as long as the float model" in fast and "least slow" not in fast
+
     def test_rounds(self):
         with pytest.raises(ValueError, match="rounds must be an integer of at least 1, got 0"):
             Options(rounds=0)

@@ -1,11 +1,15 @@
 """Tables that a program writes into a page, between two comments."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, whose first row is its header."""
+    """A table in Markdown, whose first row is its header. Raises ValueError for a cell that would break it."""
     header, *rest = rows
+    for cell in (cell for row in (header, *rest) for cell in row):
+        if re.search(r"\n|(?<!\\)\|", cell):
+            raise ValueError(f"a cell must be one line without a |, or with \\| in its place; got {cell!r}")
     lines = [header, ["---"] * len(header), *rest]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 

@@ -1,0 +1,78 @@
+"""What docs/performance.md shows of the results on disk."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import highlights
+from benchmarks.reasons import REASONS, reason
+from benchmarks.roofline import ROOT, file_of
+from benchmarks.running import ratio, time_of
+from benchmarks.timing import Row
+from hop.kernels.cpu.native import LEVELS
+from tests.support import pages
+
+PAGE = ROOT / "docs" / "performance.md"
+PICTURE = ROOT / "docs" / "performance.svg"
+COMMAND = "python -m benchmarks"
+
+
+def results() -> list[dict[str, Any]]:
+    """Those on disk, the highest level first."""
+    return [json.loads(file_of(level).read_text()) for level in reversed(LEVELS) if file_of(level).exists()]
+
+
+def page(text: str) -> str:
+    """The page with the results that are on disk."""
+    found = results()
+    text = pages.filled(text, f"{COMMAND}: ten rows", highlights.table(found))
+    text = pages.filled(text, f"{COMMAND}: reasons", reasons())
+    return pages.filled(text, COMMAND, "\n".join(level(held) for held in found))
+
+
+def reasons() -> str:
+    """The lists of why rows miss their targets, one for each group of levels."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for letter, why in REASONS.items():
+        found.setdefault(why.levels, []).append(f"* **{letter}** {why.why}\n")
+    spelled = {levels: ", ".join(f"`{level}`" for level in levels) for levels in found}
+    return "\n".join(f"At level {spelled[levels]}:\n\n{''.join(lines)}" for levels, lines in found.items())
+
+
+def level(held: Mapping[str, Any]) -> str:
+    """All rows of one level, a table that folds for each group."""
+    rows = [Row(**r) for r in held["rows"]]
+    forced = held["machine"] != held["level"]
+    where = f", forced on a machine of level `{held['machine']}`" if forced else ""
+    measured = f"{held['threads']} threads, torch {held['torch']}{where}"
+    groups = dict.fromkeys(row.group for row in rows)
+    tables = [folded(held["level"], group, [row for row in rows if row.group == group]) for group in groups]
+    return f"### CPU level `{held['level']}`\n\n{measured[0].upper() + measured[1:]}.\n\n{''.join(tables)}"
+
+
+def folded(of_level: str, group: str, rows: Sequence[Row]) -> str:
+    """The rows of a group, below a line that opens them."""
+    targets = [row.met for row in rows if row.met is not None]
+    count = f"{len(rows)} row{'s' * (len(rows) > 1)}"
+    said = f"{count}, {sum(targets)} of {len(targets)} targets met" if targets else count
+    return f"<details><summary>{group}: {said}</summary>\n\n{table(of_level, rows)}\n</details>\n\n"
+
+
+def table(of_level: str, rows: Sequence[Row]) -> str:
+    header = ["case", "ours", "peer", "its time", "ours / peer", "target"]
+    cells = [[r.case, time_of(r.ours_ms), r.peer, time_of(r.peer_ms), ratio(r), verdict(of_level, r)] for r in rows]
+    return pages.table([header, *cells])
+
+
+def verdict(of_level: str, row: Row) -> str:
+    """The target, and whether it is met, or the letter of the reason why it is not."""
+    if row.met is None:
+        return ""
+    return f"{row.target} " + ("met" if row.met else f"missed: {reason(of_level, row) or 'not found out'}")
+
+
+def write() -> None:
+    """The page and the picture of the results on disk."""
+    PAGE.write_text(page(PAGE.read_text()))
+    PICTURE.write_text(highlights.draw(results()))
+    print(f"wrote {PICTURE.relative_to(ROOT)} and the tables of {PAGE.relative_to(ROOT)}")
