@@ -2,6 +2,7 @@
 
 import unittest
 
+import pytest
 import torch
 from parameterized import parameterized
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -32,6 +33,7 @@ class TestMessages(unittest.TestCase):
         assert not (lacks := missing(row, message)), f"{', '.join(lacks)} missing in: {message}"
 
     @parameterized.expand(TRACED)
+    @pytest.mark.full
     def test_compiled(self, _name, row):
         """Dynamo wraps what a call raises while it traces, and keeps its words."""
         torch.compiler.reset()
