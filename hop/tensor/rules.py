@@ -181,6 +181,7 @@ def slice_(op: OpOverload, t: QuantizedTensor, dim: int = 0, start: Any = None, 
 
 @implements(aten.select_copy.int)
 def select_copy(op: OpOverload, t: QuantizedTensor, dim: int, index: int) -> Any:
+    """codes, unless it would cut a block"""
     return t.select(dim, index).clone()
 
 

@@ -208,7 +208,7 @@ class TestExplain(unittest.TestCase):
     @parameterized.expand(
         [
             ("aten.nothing int8 int8:2x2", "torch.ops has no operator aten.nothing"),
-            ("aten.mm.many int8 int8:2x2", "its overloads are default"),
+            ("aten.mm.many int8 int8:2x2", "take one of default"),
             ("__import__('os') int8 int8:2x2", "is no operator"),
             ("aten.mm int9 int8:2x2", "'int9' is neither a dtype"),
             ("aten.mm int32 int9:2x2", "'int9' is neither a dtype"),
@@ -264,8 +264,8 @@ class TestInfo(unittest.TestCase):
         extras = text.partition("[project.optional-dependencies]\n")[2].partition("\n\n")[0]
         known = {(p.extra, p.name) for p in importlib.import_module("hop.cli.info").PACKAGES}
         for extra, packages in re.findall(r"^(\w+) = \[(.*)\]$", extras, re.M):
-            assert extra in {e for e, _ in known}, extra
             if extra not in ("demo",):
+                assert extra in {e for e, _ in known}, extra
                 for package in re.findall(r'"([\w-]+)', packages):
                     assert (extra, package) in known, (extra, package)
 

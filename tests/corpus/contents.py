@@ -342,6 +342,24 @@ class Chain(nn.Module):
         ]
 
 
+class Conditional(nn.Module):
+    """A weight that the branches of a conditional read, and one that they give."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(hop.quantize(presets.INT8_ROW, x), requires_grad=False)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        w = self.weight
+        (y,) = torch.cond(
+            x[0, 0] > 0,
+            lambda x: (hop.quantized(aten.linear.default, schemes.INT8_DYNAMIC, x, w),),
+            lambda x: (hop.quantized(aten.linear.default, schemes.INT8_DYNAMIC, x, w) * 2,),
+            (x,),
+        )
+        return [y]
+
+
 class Layers(nn.Module):
     """Layers of one kind in several schemes."""
 
@@ -362,8 +380,8 @@ SAVED: dict[str, tuple[str, Iterable[str], bool]] = {
     "embedding_frozen": ("embedding", ("INT4_W", "NVFP4"), True),
 }
 
-# Which no saved program holds: what a tensor is taken apart by as it enters one, and the parts of a backward.
-UNSAVED = {"hop_buffers", "hop_quantized_gradient", "hop_linear_forward", "hop_linear_backward"}
+# Which no saved program holds: the parts of a backward.
+UNSAVED = {"hop_quantized_gradient", "hop_linear_forward", "hop_linear_backward"}
 
 
 def programs(inputs: Mapping[str, Tensor]) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
@@ -373,6 +391,7 @@ def programs(inputs: Mapping[str, Tensor]) -> Iterator[tuple[str, nn.Module, tup
     yield "scaled", Scaled(), ("layer.linear", "scale")
     yield "quantized", Quantized(), ("layer.linear", "scale")
     yield "chain", Chain(), ("x.grouped",)
+    yield "conditional", Conditional(inputs["layer.linear"]), ("layer.linear",)
     for name, (kind, names, is_frozen) in SAVED.items():
         x = f"layer.{kind}"
         yield name, Layers(kind, names, inputs[x], is_frozen=is_frozen), (x,)
@@ -383,14 +402,20 @@ LOWERED = {"quantize", "scaled"}  # those that are saved without tensor subclass
 
 def without_paths(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program, without the paths of the machine that it was made on."""
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)
+    for graph in graphs(program):
+        for node in graph.nodes:
+            node.meta.pop("stack_trace", None)
     return program
 
 
 def operators(program: torch.export.ExportedProgram) -> set[str]:
     """The operators of ours that a program holds."""
-    return {str(node.target) for node in program.graph.nodes} & {str(op) for op in _hop.hops}
+    return {str(node.target) for graph in graphs(program) for node in graph.nodes} & {str(op) for op in _hop.hops}
+
+
+def graphs(program: torch.export.ExportedProgram) -> list[torch.fx.Graph]:
+    """The graph of a program, and those of the branches in it."""
+    return [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
 
 
 # ---- inputs

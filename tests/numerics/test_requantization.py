@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import hypothesis
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from parameterized import parameterized
@@ -998,13 +999,15 @@ class TestScaled(unittest.TestCase):
             check_output(made, want, scale, zero, name)
 
     def test_zero_point_beyond_the_format(self):
-        """An integer zero point is brought into the range of the format, as quantize brings it."""
+        """An integer zero point that is no code of the format is refused, as quantize refuses it."""
         rng = generator(22)
         product = linear(rng, UINT8, False, True)
         for name, format in itertools.product(CONVENTIONS, (INT4, UINT4, UINT7)):
             scale, zero = output_scale(rng, product, True) * np.asarray(8, f32), np.asarray(format.high)
             q = Quantizer(format, scale=Static(affine=True, requantize=CONVENTIONS[name]))
-            made = product.run(q, None, **given_for(scale, zero + 20 if format is UINT7 else zero + 100, format))
+            with pytest.raises(ValueError, match="output_zero_point must be a code of"):
+                product.run(q, None, **given_for(scale, zero + 20 if format is UINT7 else zero + 100, format))
+            made = product.run(q, None, **given_for(scale, zero, format))
             want = requantized(name, product.total, product.lhs, product.rhs, scale, zero, format)
             check_output(made, want, scale, zero, f"{name} {format.name}")
 

@@ -107,7 +107,7 @@ def _check_numbers(name: str, names: tuple[str, str], q: Quantizer, scale: Tenso
         return
     if (found := _outside(zero_point, -LARGEST, LARGEST)) is not None:
         raise ValueError(f"{name}: {names[1]} must be finite; got {found}; {_FIND}")
-    if q.format.bits < _BYTE and (found := _no_code(zero_point, q)) is not None:
+    if (found := _no_code(zero_point, q)) is not None:
         low, high = int(q.format.min), int(q.format.max)
         raise ValueError(
             f"{name}: {names[1]} must be a code of {q.format.name}, from {low} to {high}; got {found}; {_FIND}"
@@ -115,7 +115,6 @@ def _check_numbers(name: str, names: tuple[str, str], q: Quantizer, scale: Tenso
 
 
 _LEAST = 2.0**-149  # above 0, in float32
-_BYTE = 8  # bits: a dtype of so many holds codes alone
 _NAMES = ("scale", "zero_point")
 _BOTH = "give both, or neither"
 _FIND = "find one with hop.calibration"
@@ -125,6 +124,11 @@ def _no_code(zero_point: Tensor, q: Quantizer) -> int | None:
     """A number of integers that is no code of the format; None if there is none, or none can be looked at."""
     if type(zero_point) not in PLAIN or zero_point.is_floating_point() or not zero_point.is_cpu:
         return None
+    if q.format.bits == 8 and zero_point.dtype == q.format.dtype:  # which holds codes alone
+        return None
+    if zero_point.numel() == 1:
+        n = int(zero_point.item())
+        return None if q.format.min <= n <= q.format.max else n
     outside = (zero_point < q.format.min) | (zero_point > q.format.max)
     return int(zero_point[outside][0]) if bool(outside.any()) else None
 
