@@ -124,7 +124,7 @@ def _no_code(zero_point: Tensor, q: Quantizer) -> int | None:
     """A number of integers that is no code of the format; None if there is none, or none can be looked at."""
     if type(zero_point) not in PLAIN or zero_point.is_floating_point() or not zero_point.is_cpu:
         return None
-    if q.format.bits == 8 and zero_point.dtype == q.format.dtype:  # which holds codes alone
+    if zero_point.dtype == q.format.dtype and q.format.max - q.format.min == 255:  # which holds codes alone
         return None
     if zero_point.numel() == 1:
         n = int(zero_point.item())
