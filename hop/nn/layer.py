@@ -201,7 +201,7 @@ class Layer(nn.Module):
         if self._computes_floats(plan):
             self._check_has_floats()
             return op(*args)
-        if self._unbuilt(plan):
+        if plan.needs and self._unbuilt(plan):
             if torch.compiler.is_compiling():
                 raise RuntimeError(
                     "hop.nn: this scheme needs scales that the layer does not have, and a compiled program cannot make "
@@ -213,7 +213,8 @@ class Layer(nn.Module):
         if plan.quantizes_weight and not (self.frozen or self.training):
             reminder.of_freeze()
         assert scheme is not None
-        args = tuple(master.opened(a) if a is self.weight else a for a in args)
+        if not self.frozen:
+            args = tuple(master.opened(a) if a is self.weight else a for a in args)
         y = self._run(op, scheme, args, given)
         if given.grad is None:
             return y

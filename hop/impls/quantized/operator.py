@@ -1,5 +1,6 @@
 """quantized: the operator behind it, and the public function."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.fitting import check_types
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantized import calls, gradient, operands
-from hop.impls.quantized.calls import Scales, SchemeCall, check_op, taken
+from hop.impls.quantized.calls import Scales, SchemeCall, check_op, is_quantized, taken
 from hop.impls.scaled import activated, scaled, through_activation
 from hop.impls.scaled import explain as explain_scaled
 from hop.impls.scaled.gradient import with_derivatives
@@ -220,7 +221,23 @@ def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: tu
     own = calls.autocast_dtype(calls.operands_of(op, bound)[0]) if dtype is None else dtype
     fixed = (op, str(scheme), own, None, *Scales())
     quantized_operator.check(*fixed, *bound)
-    return lambda *args: quantized_operator.reference(*fixed, *described.bind(args, {})[0])
+    call = taken(op, str(scheme), own, (None, *Scales(), *bound), {})
+    floats = [role for role in (LHS, RHS) if call.quantizer(role) is not None and not is_quantized(call.find(role))]
+    if scheme.output is not None or any(map(call.is_transposed, floats)):
+        return lambda *args: quantized_operator.reference(*fixed, *described.bind(args, {})[0])
+    factors: list[Any] = [place for role in (LHS, RHS) if (place := call.place(role)) is not None]
+    places: list[Any] = [(call.place(role), call.quantizer(role)) for role in floats if call.place(role) is not None]
+
+    def run(*args: Any) -> Any:
+        """hop.quantize, and hop.scaled, by their own plans. Quantized tensors share them whatever they appear in."""
+        dtypes = {args[place].dtype for place in factors}
+        result = dtype or (dtypes.pop() if len(dtypes) == 1 else functools.reduce(torch.promote_types, dtypes))
+        codes: list[Any] = list(args)
+        for place, q in places:
+            codes[place] = operands.found_scales(q, codes[place])
+        return scaled(op, result, *codes)
+
+    return run
 
 
 def _traced(
