@@ -30,7 +30,7 @@ def calibrate(
     method: Method = calibration.amax,
     steps: int | None = None,
     progress: bool = True,
-) -> None:
+) -> Any:
     """Run `model` over `batches`, in eval mode and without gradients, and set the static scales of the inputs and
     outputs of its layers from what they see, in the scheme that is active.
 
@@ -44,26 +44,15 @@ def calibrate(
         steps: how many batches to take, None for all.
         progress: whether to show a bar, on a terminal, if tqdm is installed: pip install 'torch-hop[progress]'.
 
+    Returns:
+        model.
+
     Raises:
         TypeError: batches is one tensor, or a batch is none that the model takes.
         ValueError: there is no batch, or no quantized layer; a layer has seen no finite number. No scale of an
             activation is set then.
     """
-    if not isinstance(model, nn.Module):
-        raise not_a_model("calibrate", model)
-    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
-        got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
-        raise TypeError(f"calibrate: batches must be an iterable of batches, got {got}; give [x], or a DataLoader")
-    if not callable(method):
-        raise TypeError(f"calibrate: method must be a function, got {method!r}; take one of hop.calibration")
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        error = ValueError if isinstance(steps, int) else TypeError
-        raise error(f"calibrate: steps must be 1 or more, an int, got {steps}; give None for all batches")
-    layers = [m for m in model.modules() if isinstance(m, Layer)]
-    if not layers:
-        raise ValueError(
-            f"calibrate: model has no quantized layers, and is a {type(model).__name__}; call hop.nn.convert before"
-        )
+    layers = _checked(model, batches, method, steps)
     for layer in layers:
         layer.prepare()
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
@@ -89,6 +78,27 @@ def calibrate(
         values = seen.values()
         if values is not None:
             state.set(**method(Quantizer.parse(state.spelling), values))
+    return model
+
+
+def _checked(model: Any, batches: Any, method: Any, steps: Any) -> list[Layer]:
+    """The quantized layers of the model. Raises for arguments that `calibrate` does not take."""
+    if not isinstance(model, nn.Module):
+        raise not_a_model("calibrate", model)
+    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
+        got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
+        raise TypeError(f"calibrate: batches must be an iterable of batches, got {got}; give [x], or a DataLoader")
+    if not callable(method):
+        raise TypeError(f"calibrate: method must be a function, got {method!r}; take one of hop.calibration")
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        error = ValueError if isinstance(steps, int) else TypeError
+        raise error(f"calibrate: steps must be 1 or more, an int, got {steps}; give None for all batches")
+    layers = [m for m in model.modules() if isinstance(m, Layer)]
+    if not layers:
+        raise ValueError(
+            f"calibrate: model has no quantized layers, and is a {type(model).__name__}; call hop.nn.convert before"
+        )
+    return layers
 
 
 @contextmanager

@@ -112,6 +112,17 @@ def sweep(
         raise ValueError(
             f"sweep: model must be a float one, and this one computes by {', '.join(low)}; give the one before"
         )
+    wanted = _wanted(candidates)
+    given = [placed(program, x, "sweep", "model") for x in given]
+    notes = Journal(journal, fingerprint(program, given, [chosen.rounds, loss is not None]))
+    known = {(row["name"], row["scheme"]): Candidate(**row) for row in notes.lines}
+    with torch.no_grad():
+        rows = _run(program, wanted, _Trial(program, given, loss, chosen), known, notes)
+    return Sweep(tuple(rows), len(given), chosen.name)
+
+
+def _wanted(candidates: Any) -> Mapping[str, Scheme]:
+    """The candidates of a sweep. Raises TypeError for what is none."""
     wanted = CANDIDATES if candidates is None else candidates
     if not isinstance(wanted, Mapping):
         raise TypeError(
@@ -124,12 +135,7 @@ def sweep(
                 f"sweep: candidates[{name!r}] must be a hop.Scheme, got {scheme!r}; give one such as "
                 "hop.schemes.INT8_DYNAMIC"
             )
-    given = [placed(program, x, "sweep", "model") for x in given]
-    notes = Journal(journal, fingerprint(program, given, [chosen.rounds, loss is not None]))
-    known = {(row["name"], row["scheme"]): Candidate(**row) for row in notes.lines}
-    with torch.no_grad():
-        rows = _run(program, wanted, _Trial(program, given, loss, chosen), known, notes)
-    return Sweep(tuple(rows), len(given), chosen.name)
+    return wanted
 
 
 def _run(
