@@ -25,7 +25,8 @@ Rules = Scheme | Quantizer | str | Mapping[Selector, Spelled] | Sequence[tuple[S
 
 
 def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filter: Selector | None = None) -> Any:
-    """Put quantized layers in the place of the Linear, Conv1d, Conv2d and Embedding of `model`, in place.
+    """Put quantized layers in the place of the Linear, Embedding, Conv1d to 3d and ConvTranspose1d to 3d of `model`,
+    in place.
 
     They keep the Parameters, so that optimizers stay valid and tied weights tied; a module that stands in several
     places is converted once. A quantized layer gets the new scheme, and keeps its learn_scales. Subclasses are left

@@ -178,8 +178,8 @@ class Layer(nn.Module):
 
     # ---- computing
 
-    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
-        """The operator and its arguments, for an input."""
+    def _call(self, *args: Any, **kwargs: Any) -> tuple[OpOverload, tuple[Any, ...]]:
+        """The operator and its arguments, for an input and what else `_compute` is given."""
         raise NotImplementedError
 
     def _sample(self) -> Tensor:
@@ -194,9 +194,9 @@ class Layer(nn.Module):
         """The shape of what becomes of one example, of shape `one`."""
         raise NotImplementedError
 
-    def _compute(self, x: Tensor) -> Any:
+    def _compute(self, x: Tensor, *options: Any) -> Any:
         """The result for x, in the scheme that is active."""
-        op, args = self._call(x)
+        op, args = self._call(x, *options)
         plan = self.plan()
         if self._computes_floats(plan):
             self._check_has_floats()
