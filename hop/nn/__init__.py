@@ -6,6 +6,8 @@ delayed.py      scales from the amaxes of earlier steps
 layer.py        what all layers share
 layers.py       Linear, Embedding
 convolutions.py Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+attention.py    MultiheadAttention; masks.py merges its masks
+kinds.py        which layer takes the place of which
 conversion.py   from a float model to a quantized one, and back
 calibration.py  static scales from data
 report.py       what became of each of a model's parameters
@@ -19,6 +21,7 @@ master.py       float weights that FSDP2 gathers as codes; gathering.py prepares
 
 from torch import nn as _nn
 
+from hop.nn.attention import MultiheadAttention as MultiheadAttention
 from hop.nn.calibration import calibrate as calibrate
 from hop.nn.contexts import same_scheme as same_scheme
 from hop.nn.contexts import scheme as scheme
@@ -59,6 +62,7 @@ __all__ = [
     "Layer",
     "Linear",
     "MasterWeight",
+    "MultiheadAttention",
     "Report",
     "StaticScale",
     "advance",

@@ -1,4 +1,4 @@
-"""Linear and Embedding, with a scheme; and which layer takes the place of which."""
+"""Linear and Embedding, with a scheme."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,6 @@ from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
 from hop.impls.quantized.linear import linear
 from hop.nn.contexts import OUTPUT, WEIGHT, SchemeNeeds
-from hop.nn.convolutions import CONVOLUTIONS
 from hop.nn.layer import Layer
 from hop.numerics.schemes import Scheme
 
@@ -128,7 +127,3 @@ class Embedding(Layer, nn.Embedding):
                 "hop.nn.Embedding: sparse must be False, as sparse=True would need a sparse gradient; leave it out"
             )
         super()._check(scheme)
-
-
-LAYERS: dict[type[nn.Module], type[Layer]] = {layer.float_type: layer for layer in (Linear, Embedding, *CONVOLUTIONS)}
-"""From a float layer to the quantized one."""
