@@ -51,6 +51,7 @@ class Layer(nn.Module):
     float_type: type[nn.Module]  # what it is made from
     roles: tuple[str, ...] = ROLES  # those that its operator has
     is_packable: ClassVar[bool] = True  # whether products read the weight
+    reads_packed: ClassVar[bool] = False  # whether it takes the packed weight of a layer that it shares one with
     example_dims: int  # the dimensions of one example of its input
     # Its attributes beside those of the float layer.
     added: ClassVar[tuple[str, ...]] = tuple("learn_scales frozen calibrating packs shared_input scales _own".split())

@@ -95,6 +95,7 @@ class Embedding(Layer, nn.Embedding):
 
     float_type = nn.Embedding
     is_packable = False
+    reads_packed = True
     example_dims = 0
     roles = (WEIGHT, OUTPUT)
 
