@@ -22,7 +22,7 @@ PROMISED_SCALED = (
 ).split()
 PROMISED_QUANTIZED = (
     "mm bmm addmm linear linear_static linear_groups linear_weight_only linear_ternary linear_output linear_codes "
-    "linear_mx linear_stochastic conv1d conv2d conv3d embedding"
+    "linear_mx linear_stochastic conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding"
 ).split()
 PROMISED_ROUTES = (
     "eager full_path reference fake make_fx functionalize vmap flops grad double_backward jvp func aot_eager "

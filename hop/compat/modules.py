@@ -1,13 +1,22 @@
 """torch.nn's classes whose names are private, and what they keep."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.nn.modules import conv
 
 ConvNd: Any = conv._ConvNd
+ConvTransposeNd: Any = conv._ConvTransposeNd
 
 
 def padding_at_ends(convolution: Any) -> list[int]:
     """The padding of a convolution at both ends of each dimension, the last dimension first, as torch.nn.functional.pad
     takes it."""
     return convolution._reversed_padding_repeated_twice
+
+
+def output_padding(convolution: Any, x: Tensor, size: Sequence[int]) -> list[int]:
+    """What a transposed convolution adds at the ends, for a result of this size. Raises ValueError as PyTorch does."""
+    c, spatial = convolution, convolution.weight.dim() - 2
+    return c._output_padding(x, list(size), c.stride, c.padding, c.kernel_size, spatial, c.dilation)

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from hop.nn.convolutions import Conv1d, Conv2d
 from hop.nn.layer import Layer
-from hop.nn.layers import Conv1d, Conv2d, Embedding, Linear
+from hop.nn.layers import Embedding, Linear
 
 _layer: Any = importlib.import_module("peft.tuners.lora.layer")  # which type checkers may not find
 _LoraConfig: Any = importlib.import_module("peft").LoraConfig

@@ -4,7 +4,10 @@ contexts.py     which scheme a layer computes in
 static.py       scales that are calibrated or learned
 delayed.py      scales from the amaxes of earlier steps
 layer.py        what all layers share
-layers.py       Linear, Conv1d, Conv2d, Embedding
+layers.py       Linear, Embedding
+convolutions.py Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+attention.py    MultiheadAttention; masks.py merges its masks
+kinds.py        which layer takes the place of which
 conversion.py   from a float model to a quantized one, and back
 calibration.py  static scales from data
 report.py       what became of each of a model's parameters
@@ -18,11 +21,18 @@ master.py       float weights that FSDP2 gathers as codes; gathering.py prepares
 
 from torch import nn as _nn
 
+from hop.nn.attention import MultiheadAttention as MultiheadAttention
 from hop.nn.calibration import calibrate as calibrate
 from hop.nn.contexts import same_scheme as same_scheme
 from hop.nn.contexts import scheme as scheme
 from hop.nn.conversion import convert as convert
 from hop.nn.conversion import float_state_dict as float_state_dict
+from hop.nn.convolutions import Conv1d as Conv1d
+from hop.nn.convolutions import Conv2d as Conv2d
+from hop.nn.convolutions import Conv3d as Conv3d
+from hop.nn.convolutions import ConvTranspose1d as ConvTranspose1d
+from hop.nn.convolutions import ConvTranspose2d as ConvTranspose2d
+from hop.nn.convolutions import ConvTranspose3d as ConvTranspose3d
 from hop.nn.delayed import AmaxHistory as AmaxHistory
 from hop.nn.delayed import advance as advance
 from hop.nn.delayed import advance_after as advance_after
@@ -32,8 +42,6 @@ from hop.nn.gathering import gather_as_codes as gather_as_codes
 from hop.nn.holding import hold_weights as hold_weights
 from hop.nn.layer import Layer as Layer
 from hop.nn.layer import not_a_model as not_a_model
-from hop.nn.layers import Conv1d as Conv1d
-from hop.nn.layers import Conv2d as Conv2d
 from hop.nn.layers import Embedding as Embedding
 from hop.nn.layers import Linear as Linear
 from hop.nn.master import MasterWeight as MasterWeight
@@ -46,10 +54,15 @@ __all__ = [
     "AmaxHistory",
     "Conv1d",
     "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "Embedding",
     "Layer",
     "Linear",
     "MasterWeight",
+    "MultiheadAttention",
     "Report",
     "StaticScale",
     "advance",

@@ -8,15 +8,17 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hop.impls.quantize import dequantize
+from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
+from hop.nn.kinds import LAYERS, LEFT
 from hop.nn.layer import Layer, modules_of, not_a_model
-from hop.nn.layers import LAYERS, Linear
+from hop.nn.layers import Linear
 from hop.nn.report import Conversion, Report, counted
 from hop.nn.siblings import share_input, siblings
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme, named
 from hop.tensor import QuantizedTensor
 
-_OPAQUE = (nn.RNNBase, nn.MultiheadAttention)  # whose own parameters are weights of products
+_NO_RULE = "no rule matches"
 
 Selector = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 Rule = tuple[Selector, Scheme | None]
@@ -25,12 +27,14 @@ Rules = Scheme | Quantizer | str | Mapping[Selector, Spelled] | Sequence[tuple[S
 
 
 def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filter: Selector | None = None) -> Any:
-    """Put quantized layers in the place of the Linear, Conv1d, Conv2d and Embedding of `model`, in place.
+    """Put quantized layers in the place of the Linear, Embedding, Conv1d to 3d, ConvTranspose1d to 3d and
+    MultiheadAttention of `model`, in place.
 
     They keep the Parameters, so that optimizers stay valid and tied weights tied; a module that stands in several
     places is converted once. A quantized layer gets the new scheme, and keeps its learn_scales. Subclasses are left
-    alone, for they may compute something else; so are the projections of torch.nn.MultiheadAttention, which never calls
-    them. Siblings that read one input, as query, key and value do, will quantize it once (hop.nn.share_input).
+    alone, for they may compute something else. The last projection of an attention has a rule of its own, or else that
+    of the attention. Siblings that read one input, as query, key and value do, will quantize it once
+    (hop.nn.share_input).
 
     Args:
         model: its root may be such a layer itself: what takes its place is returned.
@@ -80,15 +84,17 @@ def _walked(
     rows: list[Conversion] = []
     matched: set[int] = set()
     for name, module in modules_of(model, every_name=True):
-        if isinstance(module, _OPAQUE):
-            rows.append(Conversion(name, type(module).__name__, None, "its products are no layers, and stay in floats"))
-        if not isinstance(module, (*LAYERS, Layer)):
+        if (reason := next((why for of, why in LEFT.items() if isinstance(module, of)), None)) is not None:
+            rows.append(Conversion(name, type(module).__name__, None, reason))
+        if not isinstance(module, (*LAYERS, Layer)) or isinstance(module, InputProjection):
             continue
         if id(module) in done:
             new, first = done[id(module)]
             rows.append(Conversion(name, first.type, first.scheme, f"the same module as {first.name!r}"))
         else:
             scheme, reason = _choice(pairs, name, module, matched)
+            if isinstance(module, OutputProjection.float_type):
+                scheme, reason = _of_output(model.get_submodule(name.rpartition(".")[0]), scheme, reason)
             new, row = module, Conversion(name, type(module).__name__, scheme, reason)
             if scheme is not None:
                 try:
@@ -97,7 +103,7 @@ def _walked(
                     row = Conversion(name, row.type, None, str(error))
             done[id(module)] = new, row
             rows.append(row)
-        if new is not module:
+        if new is not module or isinstance(module, OutputProjection.float_type):  # an attention has brought another
             model = _put(model, name, new)
     return model, rows, matched
 
@@ -182,12 +188,12 @@ class _Except:
 
 def _check_matches(model: nn.Module, rules: Sequence[Rule]) -> None:
     """Raise for selectors that match no layer, of which there are names misspelled and types that the model has not."""
-    layers = [(n, m) for n, m in modules_of(model, every_name=True) if isinstance(m, (*LAYERS, Layer, *_OPAQUE))]
+    layers = [(n, m) for n, m in modules_of(model, every_name=True) if isinstance(m, (*LAYERS, Layer, *LEFT))]
     asked, matched = set[int](), set[int]()
     for name, module in layers:
         for i, (selector, _) in enumerate(rules):  # functions are asked what earlier rules leave, and of layers alone
             is_plain = isinstance(selector, str | type)
-            if not is_plain and isinstance(module, _OPAQUE):
+            if not is_plain and isinstance(module, tuple(LEFT)):
                 continue
             asked.add(i)
             if _matches(selector, name, module):
@@ -218,7 +224,16 @@ def _choice(rules: Sequence[Rule], name: str, module: nn.Module, matched: set[in
         if _matches(selector, name, module):
             matched.add(i)
             return scheme, "" if scheme is not None else f"the rule for {selector!r} leaves it alone"
-    return None, "no rule matches"
+    return None, _NO_RULE
+
+
+def _of_output(attention: nn.Module, scheme: Scheme | None, reason: str) -> tuple[Scheme | None, str]:
+    """The scheme of the last projection of an attention, which has that of the others where no rule matches it."""
+    if isinstance(attention, MultiheadAttention):
+        return (attention.scheme, "") if reason == _NO_RULE else (scheme, reason)
+    if isinstance(attention, nn.MultiheadAttention):
+        return None, "the attention that it belongs to reads its weight, and is left in floats"
+    return scheme, reason
 
 
 def _matches(selector: Selector, name: str, module: nn.Module) -> bool:
@@ -228,7 +243,7 @@ def _matches(selector: Selector, name: str, module: nn.Module) -> bool:
 
 
 def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Module:
-    if isinstance(module, Layer):
+    if isinstance(module, Layer | MultiheadAttention):
         module.scheme = scheme
         return module
     if type(module) not in LAYERS:
@@ -262,7 +277,7 @@ def _share_inputs(model: nn.Module) -> None:
 def _unfuse(model: nn.Module) -> None:
     """Make torch's encoders call their layers: their fused form reads the weights itself."""
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and any(isinstance(m, Layer) for m in module.children()):
+        if isinstance(module, nn.TransformerEncoderLayer) and any(isinstance(m, Layer) for m in module.modules()):
             module.activation_relu_or_gelu = 0
         if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, Layer) for m in module.modules()):
             module.use_nested_tensor = False

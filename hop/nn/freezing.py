@@ -25,7 +25,8 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
         pack: whether weights lie in the layout that products read fastest on this machine (hop.pack), which takes the
             time of bringing them to it out of each call. A layer that is frozen already is brought to the form that
             `pack` says. state_dicts hold the plain form in any case, and a layer packs what it loads for the machine
-            that it runs on. Embeddings stay plain: they are looked up by rows.
+            that it runs on. Embeddings stay plain, but for those that share their weight with a product: they look up
+            rows of the packed one.
 
     Returns:
         model.
@@ -46,13 +47,16 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
         layer.prepare()
         if not layer.frozen:
             _check_scale(layer)
+    products = {_identity(layer) for layer in layers if layer.is_packable}
     frozen: dict[Any, nn.Parameter] = {}  # by what they are made of; weights of the model keep their ids meanwhile
     for layer in sorted(layers, key=lambda layer: layer.weight.numel()):
-        key = (*_identity(layer), pack and layer.is_packable)
+        identity = _identity(layer)
+        packs = pack and (layer.is_packable or (layer.reads_packed and identity in products))
+        key = (*identity, packs)
         if key not in frozen:
             weight = layer.weight if layer.frozen else _codes(layer)
-            frozen[key] = nn.Parameter(layer.laid_out(weight, key[-1]), requires_grad=False)
-        layer.take_frozen(frozen[key], key[-1])
+            frozen[key] = nn.Parameter(layer.laid_out(weight, packs), requires_grad=False)
+        layer.take_frozen(frozen[key], packs)
     return model
 
 

@@ -55,9 +55,10 @@ def gather_as_codes(model: nn.Module) -> list[str]:
                 f"gather_as_codes: layer {name!r} shares its weight with another, which quantizes it by {known[0]}, "
                 f"and itself by {q}; give both one scheme, whose weight quantizer finds its scale"
             )
+    owners = [layer.weight_owner() for layer in layers.values()]
     for name, module in modules_of(model):
         for own, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in made and (name not in layers or own != WEIGHT):
+            if id(parameter) in made and (module, own) not in owners:
                 raise ValueError(
                     f"gather_as_codes: {type(module).__name__} {name!r} shares its {own} with a quantized layer, and "
                     "would get codes; convert it too, or give it a Parameter of its own"

@@ -51,6 +51,7 @@ class Layer(nn.Module):
     float_type: type[nn.Module]  # what it is made from
     roles: tuple[str, ...] = ROLES  # those that its operator has
     is_packable: ClassVar[bool] = True  # whether products read the weight
+    reads_packed: ClassVar[bool] = False  # whether it takes the packed weight of a layer that it shares one with
     example_dims: int  # the dimensions of one example of its input
     # Its attributes beside those of the float layer.
     added: ClassVar[tuple[str, ...]] = tuple("learn_scales frozen calibrating packs shared_input scales _own".split())
@@ -121,13 +122,22 @@ class Layer(nn.Module):
         self._build(self._own)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_float = isinstance(value, Tensor) and not isinstance(value, QuantizedTensor)
-        if is_float and name == WEIGHT and self.__dict__.get("frozen"):
+        if name == WEIGHT:
+            self.check_assigned(value)
+        super().__setattr__(name, value)
+
+    def check_assigned(self, weight: Any) -> None:
+        """Raise for a float weight where it is frozen."""
+        is_float = isinstance(weight, Tensor) and not isinstance(weight, QuantizedTensor)
+        if is_float and self.__dict__.get("frozen"):
             raise RuntimeError(
-                f"hop.nn.{type(self).__name__}: weight is frozen, and a tensor of {value.dtype} would bring floats "
+                f"hop.nn.{type(self).__name__}: weight is frozen, and a tensor of {weight.dtype} would bring floats "
                 "back; fold batch norms, prune or merge before hop.nn.freeze, or give a QuantizedTensor"
             )
-        super().__setattr__(name, value)
+
+    def weight_owner(self) -> tuple[nn.Module, str]:
+        """The module that has the weight among its Parameters, and the name that it has there."""
+        return self, WEIGHT
 
     def plan(self) -> SchemeNeeds:
         """What it computes in now."""
@@ -178,8 +188,8 @@ class Layer(nn.Module):
 
     # ---- computing
 
-    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
-        """The operator and its arguments, for an input."""
+    def _call(self, *args: Any, **kwargs: Any) -> tuple[OpOverload, tuple[Any, ...]]:
+        """The operator and its arguments, for an input and what else `_compute` is given."""
         raise NotImplementedError
 
     def _sample(self) -> Tensor:
@@ -194,9 +204,9 @@ class Layer(nn.Module):
         """The shape of what becomes of one example, of shape `one`."""
         raise NotImplementedError
 
-    def _compute(self, x: Tensor) -> Any:
+    def _compute(self, x: Tensor, *options: Any) -> Any:
         """The result for x, in the scheme that is active."""
-        op, args = self._call(x)
+        op, args = self._call(x, *options)
         plan = self.plan()
         if self._computes_floats(plan):
             self._check_has_floats()
@@ -336,9 +346,13 @@ class Layer(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        weight = destination.get(f"{prefix}{WEIGHT}")
+        self.save_plain(destination, f"{prefix}{WEIGHT}")
+
+    def save_plain(self, destination: dict[str, Any], key: str) -> None:
+        """Bring the weight in a state_dict to the plain form."""
+        weight = destination.get(key)
         if self.packs and isinstance(weight, QuantizedTensor):
-            destination[f"{prefix}{WEIGHT}"] = self.laid_out(weight, False)
+            destination[key] = self.laid_out(weight, False)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
@@ -348,10 +362,18 @@ class Layer(nn.Module):
         ):  # a float layer's: scales keep their values
             own = nn.ModuleDict(self.scales).state_dict()
             state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in own.items()})
-        key, assigns = f"{prefix}{WEIGHT}", local_metadata.get("assign_to_params_buffers", False)
+        assigns = local_metadata.get("assign_to_params_buffers", False)
+        self.prepare_loading(state_dict, f"{prefix}{WEIGHT}", assigns)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        self.finish_loading(assigns)
+
+    def prepare_loading(self, state_dict: dict[str, Any], key: str, assigns: bool) -> None:
+        """Bring the weight in a state_dict to the form of the layer's own."""
         if key in state_dict:
             state_dict[key] = self._loaded(master.gathered_like(self.weight, state_dict[key]), assigns)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+
+    def finish_loading(self, assigns: bool) -> None:
+        """Be frozen where the weight that was loaded is."""
         if assigns and isinstance(self.weight, QuantizedTensor) and not self.frozen:
             self.take_frozen(cast(nn.Parameter, self.weight.requires_grad_(False)), self.packs)
 
@@ -365,14 +387,14 @@ class Layer(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        self._lay_out()
+        self.lay_out()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._lay_out()
+        self.lay_out()
 
-    def _lay_out(self) -> None:
+    def lay_out(self) -> None:
         """Bring the weight to the layout for where it lies now."""
         if self.packs and isinstance(self.weight, QuantizedTensor):
             found = self.laid_out(self.weight, True)

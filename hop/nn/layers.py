@@ -1,21 +1,18 @@
-"""Linear, Conv1d, Conv2d and Embedding, with a scheme."""
+"""Linear and Embedding, with a scheme."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from hop.compat.eager import OpOverload
-from hop.compat.modules import ConvNd, padding_at_ends
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
 from hop.impls.quantized.linear import linear
 from hop.nn.contexts import OUTPUT, WEIGHT, SchemeNeeds
 from hop.nn.layer import Layer
-from hop.numerics.quantizer import Quantizer
-from hop.numerics.schemes import Scheme, for_convolution
+from hop.numerics.schemes import Scheme
 
 aten = torch.ops.aten
 
@@ -92,62 +89,13 @@ class Linear(Layer, nn.Linear):
         return (*one[:-1], self.out_features)
 
 
-class _Convolution(Layer, ConvNd):
-    """What Conv1d and Conv2d share."""
-
-    op: OpOverload
-
-    def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
-        ends = padding_at_ends(self)
-        padding = ends[::-2]
-        if self.padding_mode != "zeros":
-            x = functional.pad(x, ends, mode=self.padding_mode)
-            padding = [0] * len(padding)
-        elif ends[::2] != ends[1::2]:  # "same" may pad one more at the end
-            x = functional.pad(x, ends)
-            padding = [0] * len(padding)
-        options = (list(self.stride), list(padding), list(self.dilation), self.groups)
-        return self.op, (x, self.weight, self.bias, *options)
-
-    def _sample(self) -> Tensor:
-        sizes = zip(self.dilation, self.kernel_size, padding_at_ends(self)[::-2], strict=True)
-        return self._empty(1, self.in_channels, *(max(d * (k - 1), p) + 1 for d, k, p in sizes))
-
-    def _result(self, one: Sequence[int]) -> Sequence[int]:
-        ends = padding_at_ends(self)
-        found: list[int] = []
-        for i, n in enumerate(one[1:]):
-            at = 2 * (len(one) - 2 - i)
-            span = self.dilation[i] * (self.kernel_size[i] - 1)
-            found.append((n + ends[at] + ends[at + 1] - span - 1) // self.stride[i] + 1)
-        return (self.out_channels, *found)
-
-    def weight_quantizer(self, q: Quantizer) -> Quantizer:
-        return for_convolution(q, self.weight.dim())
-
-
-class Conv1d(_Convolution, nn.Conv1d):
-    """torch.nn.Conv1d in low precision. Arguments and errors as for Linear."""
-
-    float_type = nn.Conv1d
-    example_dims = 2
-    op = aten.conv1d.default
-
-
-class Conv2d(_Convolution, nn.Conv2d):
-    """torch.nn.Conv2d in low precision. Arguments and errors as for Linear."""
-
-    float_type = nn.Conv2d
-    example_dims = 3
-    op = aten.conv2d.default
-
-
 class Embedding(Layer, nn.Embedding):
     """torch.nn.Embedding of low-precision rows. Arguments and errors as for Linear; where the scheme leaves weights in
     floats, so is the layer. Its gradient is dense: sparse=True is refused."""
 
     float_type = nn.Embedding
     is_packable = False
+    reads_packed = True
     example_dims = 0
     roles = (WEIGHT, OUTPUT)
 
@@ -180,7 +128,3 @@ class Embedding(Layer, nn.Embedding):
                 "hop.nn.Embedding: sparse must be False, as sparse=True would need a sparse gradient; leave it out"
             )
         super()._check(scheme)
-
-
-LAYERS: dict[type[nn.Module], type[Layer]] = {layer.float_type: layer for layer in (Linear, Conv1d, Conv2d, Embedding)}
-"""From a float layer to the quantized one."""

@@ -67,12 +67,19 @@ def counted(model: nn.Module, rows: list[Conversion]) -> tuple[Conversion, ...]:
     """The rows of layers with the sizes of their weights, and rows for the parameters that are in none of them."""
     modules, seen = dict(modules_of(model, every_name=True)), set[int]()
     result: list[Conversion] = []
+    names = {row.name for row in rows}
     for row in rows:
         module, is_quantized = modules[row.name], row.scheme is not None and row.scheme.rhs is not None
-        own = {name: p for name, p in module.named_parameters() if p.is_floating_point() and id(p) not in seen}
+        prefix = f"{row.name}." if row.name else ""
+        own = {
+            name: p
+            for name, p in module.named_parameters()
+            if p.is_floating_point() and id(p) not in seen and _row_of(f"{prefix}{name}", names) == row.name
+        }
         sizes = {name: p.numel() for name, p in own.items()}
         seen |= {id(p) for p in own.values()}
-        quantized = sizes.get(WEIGHT, 0) if is_quantized else 0
+        weights = getattr(module, "weight_names", (WEIGHT,)) if is_quantized else ()
+        quantized = sum(sizes.get(name, 0) for name in weights)
         result.append(replace(row, parameters=sum(sizes.values()), quantized=quantized))
     for name, p in model.named_parameters():
         if id(p) not in seen and p.is_floating_point():
@@ -81,6 +88,14 @@ def counted(model: nn.Module, rows: list[Conversion]) -> tuple[Conversion, ...]:
                 Conversion(name, type(module).__name__, None, "no weight of a layer that is known", p.numel())
             )
     return tuple(result)
+
+
+def _row_of(parameter: str, names: set[str]) -> str:
+    """Which of the modules `names` a parameter is in: the innermost."""
+    path = parameter.rpartition(".")[0]
+    while path and path not in names:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _share(part: int, whole: int) -> str:

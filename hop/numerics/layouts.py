@@ -179,6 +179,17 @@ class Tiled(Layout):
         low, high = (tiles & 15).to(torch.int16).unflatten(3, (8, 2)).unbind(4)
         return (low + high * 16).to(torch.uint8)
 
+    def rows(self, held: Tensor, at: Tensor, size: int) -> Tensor:
+        """Codes of some rows of a matrix, of `size` each, in the plain form: a byte for each of 8 bits, and one for two
+        of 4. Their bytes alone are read. `at` are rows that there are; `held` integers."""
+        panel, row = torch.div(at, ROWS, rounding_mode="floor"), at.remainder(ROWS)
+        tile, lane = torch.div(row, 16, rounding_mode="floor"), row.remainder(16)
+        found = held.unflatten(4, (16, QUAD))[panel, :, tile, :, lane]  # (rows, slices, quads or pairs of them, 4)
+        if found.shape[2] == 16:
+            return found.flatten(1)[:, :size]
+        quads = torch.stack([found.remainder(16), torch.div(found, 16, rounding_mode="floor")], 3).flatten(1)
+        return (quads[:, 0::2] + quads[:, 1::2] * 16)[:, : -(-size // 2)]
+
     def restore(self, held: Tensor, shape: Sequence[int], format: Format) -> Tensor:
         tiles = held
         if format.bits in PACKED:

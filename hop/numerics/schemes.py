@@ -8,7 +8,8 @@ in A, weights in B. `SCHEMES` lists them, `named` finds one by its name.
 
 A quantizer's last dimension is the one that the product sums over, whichever way the operator takes its operands: one
 of blocks (1, -1) has a scale for each row of the left factor, and one for each output channel of the right. In a
-convolution the rows are the examples of the input and the output channels of the weight.
+convolution the rows are the examples of the input and the output channels of the weight, which in a transposed one with
+groups share a scale where they have the same place in their groups.
 """
 
 import difflib
@@ -139,10 +140,12 @@ def turns_exactly(q: Quantizer) -> bool:
     return not q.stochastic and q.transposed(2) == q
 
 
-def for_convolution(q: Quantizer, ndim: int) -> Quantizer:
-    """The quantizer of an operand of a convolution: its rows are all that has one first index."""
+def for_convolution(q: Quantizer, ndim: int, transposed: bool = False) -> Quantizer:
+    """The quantizer of an operand of a convolution: its rows are all that has one first index; one second index in the
+    weight of a transposed convolution, (I, O / groups, *kernel), whose groups share their scales."""
     if len(q.block) == 2 and q.block[-1] == -1:
-        return replace(q, block=(*q.block, *(-1,) * (ndim - 2)))
+        rows = (-1, q.block[0]) if transposed else q.block
+        return replace(q, block=(*rows, *(-1,) * (ndim - 2)))
     return q
 
 

@@ -140,7 +140,7 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
     "quantized": {
         (VECTOR, *_REAL, *_ELEMENTS): "a scheme says how a product is computed",
         (aten.matmul.default, aten.baddbmm.default): "no layer computes it: linear and bmm are theirs",
-        (aten.convolution.default, *_PADDED, *_TURNED): "no layer of hop.nn computes it",
+        (aten.convolution.default, *_PADDED): "no layer of hop.nn computes it",
     },
     "quantized tensors": {
         (MATRIX, VECTOR, CONVOLUTION, EMBEDDING, *_REAL, BOUND, MAXIMUM, NEAREST): "by dequantizing; scaled has codes",

@@ -233,6 +233,7 @@ class TestStraightThrough(unittest.TestCase):
         q = presets.INT8_ROW
         as_columns = lambda t: hop.fake_quantize(q, t.mT).mT  # noqa: E731
         conv = lambda t: hop.fake_quantize(Quantizer(INT8, (1,) + (-1,) * (t.dim() - 1)), t)  # noqa: E731
+        turned = lambda t: hop.fake_quantize(Quantizer(INT8, (-1, 1) + (-1,) * (t.dim() - 2)), t)  # noqa: E731
         plain = lambda t: hop.fake_quantize(q, t)  # noqa: E731
         for op, shapes, faked, rest in (
             (aten.mm.default, ((6, 32), (32, 5)), (plain, as_columns), ()),
@@ -241,6 +242,14 @@ class TestStraightThrough(unittest.TestCase):
             (aten.conv1d.default, ((2, 3, 9), (4, 3, 3), (4,)), (conv, conv, None), ([2], [1])),
             (aten.conv2d.default, ((2, 4, 6, 5), (6, 2, 3, 3)), (conv, conv), (None, [1, 2], [1, 0], [1, 1], 2)),
             (aten.conv3d.default, ((1, 2, 4, 5, 4), (3, 2, 2, 3, 2)), (conv, conv), ()),
+            (aten.conv_transpose1d.default, ((2, 3, 9), (3, 4, 3), (4,)), (conv, turned, None), ([2], [1], [1])),
+            (
+                aten.conv_transpose2d.input,
+                ((2, 4, 6, 5), (4, 3, 3, 3)),
+                (conv, turned),
+                (None, [1, 2], [0, 0], [0, 0], 2),
+            ),
+            (aten.conv_transpose3d.input, ((1, 2, 4, 5, 4), (2, 3, 2, 3, 2)), (conv, turned), ()),
             (aten.embedding.default, ((10, 32),), (plain,), (index,)),
         ):
             args = [normal(*s, seed=i).requires_grad_() for i, s in enumerate(shapes)]
@@ -359,6 +368,54 @@ class TestProductsOfCodes(unittest.TestCase):
             g = normal(*y.shape, seed=3)
             got = torch.autograd.grad(y, (x, w), g)
             want = torch.autograd.grad(aten.conv2d.default(x, w, *rest), (x, w), g)
+            for mine, one in zip(got, want, strict=True):
+                error = float((mine - one).norm() / one.norm())
+                assert error < 0.02, (stride, padding, dilation, groups, error)
+
+    def test_transposed_convolution(self):
+        """Products of codes as loops over positions, in exact integers; channels of groups share their scales."""
+        scheme = replace(recipes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
+        x, w = normal(2, 4, 6, 5).requires_grad_(), normal(4, 3, 3, 2, seed=1).requires_grad_()
+        y = hop.quantized(aten.conv_transpose2d.input, scheme, x, w, groups=2)
+        g = normal(*y.shape, seed=3)
+        dx, dw = torch.autograd.grad(y, (x, w), g)
+        G, (cx, sx) = g.numpy(), rows_by_hand(x.detach().numpy())
+        cw, sw = rows_by_hand(w.detach().numpy().transpose(1, 0, 2, 3))
+        cw = cw.transpose(1, 0, 2, 3)
+        sums = np.zeros(y.shape, np.int64)
+        for i, j, k in itertools.product(range(3), range(2), range(2)):
+            part = np.einsum("ncij,co->noij", cx[:, 2 * k : 2 * k + 2], cw[2 * k : 2 * k + 2, :, i, j])
+            sums[:, 3 * k : 3 * k + 3, i : i + 6, j : j + 5] += part
+        of_channels = np.concatenate([sw, sw])
+        want = sums.astype(f32) * sx[:, None, None, None] * of_channels[:, None, None]
+        assert np.array_equal(y.detach().numpy(), want)
+        cg, sg = rows_by_hand(G * of_channels[None, :, None, None])
+        sums = np.zeros(x.shape, np.int64)
+        for i, j, k in itertools.product(range(3), range(2), range(2)):
+            window = cg[:, 3 * k : 3 * k + 3, i : i + 6, j : j + 5]
+            sums[:, 2 * k : 2 * k + 2] += np.einsum("noij,co->ncij", window, cw[2 * k : 2 * k + 2, :, i, j])
+        assert np.array_equal(dx.numpy(), sums.astype(f32) * sg[:, None, None, None])
+        by_place = (G * sx[:, None, None, None]).reshape(2, 2, 3, 8, 6)  # (N, groups, O / groups, ...)
+        cg, sg = rows_by_hand(by_place.transpose(2, 1, 0, 3, 4))
+        sums = np.zeros(w.shape, np.int64)
+        for i, j, k in itertools.product(range(3), range(2), range(2)):
+            window = cg[:, k, :, i : i + 6, j : j + 5]
+            sums[2 * k : 2 * k + 2, :, i, j] = np.einsum("onij,ncij->co", window, cx[:, 2 * k : 2 * k + 2])
+        assert np.array_equal(dw.numpy(), sums.astype(f32) * sg[:, None, None])
+
+    def test_transposed_convolutions_of_every_geometry(self):
+        """Near the gradient of PyTorch, for every way to slide the kernel."""
+        scheme = replace(recipes.INT8_TRAINING, grad=Quantizer(INT8, (1, -1)))
+        for stride, padding, dilation, groups in itertools.product((1, 2), (0, 1), (1, 2), (1, 2)):
+            w, more = normal(4, 6 // groups, 3, 2, seed=1).requires_grad_(), max(stride, dilation) - 1
+            rest = (None, [stride] * 2, [padding] * 2, [more, 0], groups, [dilation] * 2)
+            x = normal(3, 4, 9, 8).requires_grad_()
+            y = hop.quantized(aten.conv_transpose2d.input, scheme, x, w, *rest)
+            floats = aten.conv_transpose2d.input(x, w, *rest)
+            assert y.shape == floats.shape
+            assert float(((y - floats).norm() / floats.norm()).detach()) < 0.02
+            g = normal(*y.shape, seed=3)
+            got, want = (torch.autograd.grad(of, (x, w), g) for of in (y, floats))
             for mine, one in zip(got, want, strict=True):
                 error = float((mine - one).norm() / one.norm())
                 assert error < 0.02, (stride, padding, dilation, groups, error)

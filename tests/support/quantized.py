@@ -123,7 +123,8 @@ def _faked(o: QuantizedOperator, args: list[Any], scales: hop.Scales, seed: Any)
             continue
         x = args[place]
         if "conv" in str(o.op) and q.block == (1, -1):
-            q = Quantizer(q.format, (1, *(-1,) * (x.dim() - 1)), q.scale)
+            channel = place == 1 and "transpose" in str(o.op)  # of the weight: (I, O / groups, *kernel)
+            q = Quantizer(q.format, tuple(1 if d == channel else -1 for d in range(x.dim())), q.scale)
         rows = x.mT if transposed and place == places[1] else x
         noise = hop.noise(seed, rows.shape, stream=place) if q.stochastic else None
         fake = hop.fake_quantize(q, rows, scale=scale, zero_point=zero_point, noise=noise)
@@ -210,5 +211,24 @@ QUANTIZED = [
         (0.03, 5.0),
     ),
     QuantizedOperator("conv3d", aten.conv3d.default, (F((1, 2, 4, 5, 4)), F((3, 2, 2, 3, 2))), schemes.INT8_DYNAMIC),
+    QuantizedOperator(
+        "conv_transpose1d",
+        aten.conv_transpose1d.default,
+        (F((2, 3, 5)), F((3, 4, 3)), None, [2], [1], [1]),
+        schemes.INT8_DYNAMIC,
+    ),
+    QuantizedOperator(
+        "conv_transpose2d",
+        aten.conv_transpose2d.input,
+        (F((2, 4, 4, 5)), F((4, 3, 3, 2)), F((6,)), [2, 1], [1, 0], [1, 0], 2, [1, 2]),
+        schemes.INT8_STATIC,
+        (0.03, 5.0),
+    ),
+    QuantizedOperator(
+        "conv_transpose3d",
+        aten.conv_transpose3d.input,
+        (F((1, 2, 3, 2, 3)), F((2, 3, 2, 3, 2)), F((3,)), [2, 2, 2]),
+        schemes.INT8_DYNAMIC,
+    ),
     QuantizedOperator("embedding", aten.embedding.default, (F((9, 40)), F((2, 3), 9)), schemes.INT4_WEIGHT_32),
 ]

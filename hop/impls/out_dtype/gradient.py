@@ -132,7 +132,7 @@ def _convolution(grad: Tensor, wanted: set[int], common: torch.dtype, form: Bias
     grads = {}
     if 0 in wanted:
         d = call(aten.convolution.default, conv.x.dtype, *convolution_arguments(adjoint(conv, g)))
-        grads[0] = d.squeeze(0) if form.unbatched else d
+        grads[0] = input_of(conv, d).squeeze(0) if form.unbatched else input_of(conv, d)
     if 1 in wanted:
         grads[1] = _filter_gradient(conv, *((g, conv.x) if conv.transposed else (conv.x, g)))
     if 2 in wanted:
@@ -158,6 +158,13 @@ def adjoint(conv: Convolution, grad: Tensor) -> Convolution:
         ]
     lists = (conv.stride, conv.padding, conv.dilation)
     return Convolution(grad, conv.weight, *lists, not conv.transposed, extra, conv.groups)
+
+
+def input_of(conv: Convolution, d: Tensor) -> Tensor:
+    """The gradient of the input in the result of `adjoint`."""
+    for dim, size in enumerate(conv.x.shape[2:] if conv.transposed else (), start=2):
+        d = d.narrow(dim, 0, size)  # an output padding of a stride or more leaves terms past the input
+    return d
 
 
 def _filter_gradient(conv: Convolution, wide: Tensor, narrow: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ from hop.numerics.spelling import shown
 
 OPERATORS = (
     *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.linear.default),
-    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.embedding.default),
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
+    aten.embedding.default,
 )
 """The operators that quantized runs."""
 
@@ -81,7 +83,7 @@ class SchemeCall(NamedTuple):
         q = self.scheme.lhs if role == LHS else self.scheme.rhs
         if q is None or self.roles.family is not CONVOLUTION:
             return q
-        return schemes.for_convolution(q, self.find(role).dim())
+        return schemes.for_convolution(q, self.find(role).dim(), self.roles.transposed and role == RHS)
 
     def given(self, role: str) -> tuple[Tensor | None, Tensor | None]:
         """The scale and zero point that take the place of its rule."""

@@ -36,6 +36,7 @@ from hop.impls.quantized.calls import SchemeCall, is_quantized, taken
 from hop.impls.quantized.operands import COLUMNS_STREAM, ROWS_STREAM, TRANSPOSED_LHS_STREAM, TRANSPOSED_RHS_STREAM
 from hop.impls.scaled import scaled
 from hop.impls.scaled.gradient import with_derivatives
+from hop.kernels.aten.convolution import Convolution
 from hop.numerics import copies, schemes
 from hop.numerics.schemes import ORIGINAL, QUANTIZED
 from hop.tensor import QuantizedTensor
@@ -162,17 +163,29 @@ def _convolution(call: SchemeCall, grad: Tensor, role: str) -> Tensor:
     g = grad.unsqueeze(0) if form.unbatched else grad
     if role == LHS:
         weight, fold = _codes(call, RHS, conv.weight)
-        fold = None if fold is None else fold.transpose(0, 1)  # its rows are the channels of g
+        fold = None if fold is None else _beside_channels(conv, fold)
         codes = _gradient_codes(call, _times(g, fold), ROWS_STREAM)
         adjoint = of_out_dtype.adjoint(conv, g)._replace(x=codes, weight=weight)
-        d = scaled(op, call.dtype, *convolution_arguments(adjoint))
+        d = of_out_dtype.input_of(conv, scaled(op, call.dtype, *convolution_arguments(adjoint)))
         return d.squeeze(0) if form.unbatched else d
     x, fold = _codes(call, LHS, conv.x)
-    adjoint = of_out_dtype.filter_adjoint(conv, x.codes, _times(g, fold))
-    codes = _gradient_codes(call, adjoint.weight, COLUMNS_STREAM)
-    as_columns = x.rebuilt(x.buffers() | {"codes": adjoint.x}, shape=adjoint.x.shape)
-    d = scaled(op, call.dtype, *convolution_arguments(adjoint._replace(x=as_columns, weight=codes)))
+    g, transposed = _times(g, fold), conv.transposed
+    adjoint = of_out_dtype.filter_adjoint(conv, *((g, x.codes) if transposed else (x.codes, g)))
+    of_x, of_g = ("weight", "x") if transposed else ("x", "weight")  # which of its operands they are
+    codes = getattr(adjoint, of_x)
+    sides = {
+        of_x: x.rebuilt(x.buffers() | {"codes": codes}, shape=codes.shape),
+        of_g: _gradient_codes(call, getattr(adjoint, of_g), COLUMNS_STREAM),
+    }
+    d = scaled(op, call.dtype, *convolution_arguments(adjoint._replace(**sides)))
     return of_out_dtype.filter_of(conv, d)
+
+
+def _beside_channels(conv: Convolution, fold: Tensor) -> Tensor:
+    """The scales of the output channels of a weight, beside the channels of the gradient."""
+    if not conv.transposed:
+        return fold.transpose(0, 1)
+    return fold.repeat(1, conv.groups, *[1] * (fold.dim() - 2))  # its groups share them
 
 
 def _plain(call: SchemeCall) -> tuple[Any, ...]:

@@ -176,7 +176,8 @@ def quantized(
     them: the arithmetic of the deployed program. It is differentiable as the scheme says; see docs/training.md.
 
     Args:
-        op: mm, bmm, addmm, linear, conv1d, conv2d, conv3d or embedding, as an operator overload.
+        op: mm, bmm, addmm, linear, conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d or
+            embedding, as an operator overload.
         scheme: how the operands, the result and the gradient are quantized, such as hop.schemes.INT8_DYNAMIC.
         args, kwargs: the arguments of `op`, in its own order. One that is a QuantizedTensor already, by the scheme's
             quantizer, is taken as it is.

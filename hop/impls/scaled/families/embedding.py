@@ -30,7 +30,8 @@ def _places(call: Call, ndim: int) -> dict[int, Places]:
 def _declines_rows(call: Call) -> str | None:
     weight = call.args[0]
     q = weight.quantizer
-    if q.flat or q.is_tiled() or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
+    turned = q.is_tiled() and q.layout.columns
+    if q.flat or turned or weight.dim() != 2 or weight.usages != (copies.ROWWISE,):
         return "for a matrix with its row-wise copy, in rows and in blocks of its dimensions"
     return None
 
@@ -39,17 +40,27 @@ def _run_rows(call: Call) -> Any:
     weight, indices = call.args[:2]
     q, rows = weight.quantizer, indices.reshape(-1)
     named = weight.buffers
-    taken = [_take(named["codes"], rows)]
+    taken = [_codes(weight, rows)]
     for name, (_, block) in q.stored().items():
         along = blocks.per_dimension(block, 2)[0]
         t = named[name]
         taken.append(
             t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
         )
-    own = replace(q, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
+    own = replace(q.plain, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
     shape = [*rows.shape, weight.shape[1]]
     values = dequantize_buffers(str(own), taken, [copies.ROWWISE], shape, torch.float32)
     return finish(call, values.reshape([*indices.shape, weight.shape[1]]))
+
+
+def _codes(weight: Any, rows: Tensor) -> Tensor:
+    """The codes of rows, in the plain form."""
+    codes, q = weight.buffers["codes"], weight.quantizer
+    if not q.is_tiled():
+        return _take(codes, rows)
+    known = rows.new_zeros(1).expand(weight.shape[0]).index_select(0, rows)  # raises for rows that there are not
+    held = codes.view(torch.uint8) if codes.dtype.is_floating_point else codes
+    return q.layout.rows(held, rows + known, weight.shape[1]).view(codes.dtype)
 
 
 def _of_rows(block: tuple[int, ...]) -> tuple[int, ...]:

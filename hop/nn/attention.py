@@ -1,0 +1,314 @@
+"""MultiheadAttention, with a scheme: its four projections compute in it, and what lies between them in floats.
+
+The Parameters are PyTorch's, under its names. InputProjection is a Linear layer without any of its own: it computes
+with the attention's. So all that is done with layers is done with it: calibrating, freezing, holding.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from hop.compat.eager import OpOverload
+from hop.impls.quantize import dequantize
+from hop.nn.contexts import WEIGHT
+from hop.nn.layers import Linear
+from hop.nn.masks import merged
+from hop.numerics import blocks
+from hop.numerics.layouts import ROWS
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
+from hop.tensor import QuantizedTensor
+
+aten = torch.ops.aten
+
+
+class OutputProjection(Linear):
+    """The last Linear of an attention, to which PyTorch gives a class of its own."""
+
+    float_type = NonDynamicallyQuantizableLinear
+
+
+class InputProjection(Linear):
+    """A product of an attention's input with one of its Parameters.
+
+    Args:
+        owner: the attention.
+        weight_name: which of its Parameters.
+        part: which rows of its in_proj_bias, of embed_dim each: those from the first to before the second.
+    """
+
+    owner: Any
+    weight_name: str
+    part: tuple[int, int]
+
+    def __init__(self, owner: Any, weight_name: str, part: tuple[int, int], scheme: Scheme, learn_scales: bool) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(owner=owner, weight_name=weight_name, part=part)  # beside PyTorch's list of submodules
+        self.out_features, self.in_features = self.weight.shape
+        self._begin(scheme, learn_scales)
+        self.train(owner.training)
+
+    @property
+    def weight(self) -> Any:
+        return getattr(self.owner, self.weight_name)
+
+    @property
+    def bias(self) -> Any:
+        bias, (start, stop), size = self.owner.in_proj_bias, self.part, self.owner.embed_dim
+        return bias if bias is None or stop - start == 3 else bias[start * size : stop * size]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == WEIGHT:
+            setattr(self.owner, self.weight_name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        nn.Module.__setstate__(self, state)  # the owner, which may have no Parameters yet, lays them out
+
+    def weight_owner(self) -> tuple[nn.Module, str]:
+        return self.owner, self.weight_name
+
+    def forward(self, input: Tensor, rows: tuple[int, int] | None = None) -> Tensor:
+        """The product with all rows of the weight, or with those from the first to before the second."""
+        return self._compute(input, rows)
+
+    def _call(self, x: Tensor, rows: tuple[int, int] | None = None) -> tuple[OpOverload, tuple[Any, ...]]:
+        weight, bias = self.weight, self.bias
+        if rows is not None:
+            weight, bias = _cut(weight, *rows), None if bias is None else bias[slice(*rows)]
+        return aten.linear.default, (x, weight, bias)
+
+    def cuts(self) -> bool:
+        """Whether products with some rows of the weight give the bits that those with all of them give."""
+        weight, plan = self.weight, self.plan()
+        if self._computes_floats(plan):
+            return True
+        assert plan.scheme is not None
+        is_known = isinstance(weight, QuantizedTensor) or type(weight) in (Tensor, nn.Parameter)
+        whole = self.holds or hasattr(weight, "main_grad") or plan.scheme.output is not None
+        if whole or not is_known or (WEIGHT in self.scales and not self.frozen):
+            return False
+        q = weight.quantizer if isinstance(weight, QuantizedTensor) else plan.scheme.rhs
+        return q is None or _has_rows(q, self.owner.embed_dim)
+
+
+def _has_rows(q: Quantizer, count: int) -> bool:
+    """Whether `count` rows of a matrix have codes and scales of their own."""
+    layout: Any = q.layout
+    fits = layout is None or (q.is_tiled() and not layout.columns and count % ROWS == 0)
+    stored = q.stored().values()
+    return fits and not q.flat and all(blocks.per_dimension(block, 2)[0] == 1 for _, block in stored)
+
+
+def _cut(weight: Any, start: int, stop: int) -> Any:
+    """Some rows of a weight."""
+    if not isinstance(weight, QuantizedTensor) or not weight.quantizer.is_tiled():
+        return weight[start:stop]
+    held = {name: b[start:stop] for name, b in weight.buffers().items()}
+    held["codes"] = weight.buffers()["codes"][start // ROWS : stop // ROWS]
+    return weight.rebuilt(held, shape=(stop - start, weight.shape[1]))
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention whose projections compute in low precision, and the attention between them in floats.
+
+    It has the Parameters of PyTorch's, under their names. An input that is query, key and value at once is quantized
+    once, and multiplied once. It never takes PyTorch's fused form, which reads float weights. Nested tensors are
+    refused.
+
+    Args:
+        args, kwargs: those of torch.nn.MultiheadAttention.
+        scheme: how the projections compute.
+        learn_scales: as for Linear.
+
+    Raises:
+        ValueError: the projections cannot run in this scheme.
+    """
+
+    def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin(scheme, learn_scales)
+
+    @classmethod
+    def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
+        """An attention with the very Parameters, hooks and settings of `module`.
+
+        Raises:
+            TypeError: module is not exactly torch.nn.MultiheadAttention: a subclass may compute something else.
+            ValueError: the projections cannot run in this scheme.
+        """
+        if type(module) is not nn.MultiheadAttention:
+            raise TypeError(
+                "MultiheadAttention.from_float: module must be a torch.nn.MultiheadAttention itself, whose forward is "
+                f"known; got {type(module).__name__}"
+            )
+        result = cls.__new__(cls)
+        for name, value in module.__dict__.items():
+            result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        result._begin(scheme, learn_scales)
+        return result
+
+    def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
+        one = {"in_proj": (0, 3)}
+        parts = one if self.in_proj_weight is not None else {"q_proj": (0, 1), "k_proj": (1, 2), "v_proj": (2, 3)}
+        made = {n: InputProjection(self, f"{n}_weight", part, scheme, learn_scales) for n, part in parts.items()}
+        if type(self.out_proj) is OutputProjection.float_type:
+            self.out_proj = OutputProjection.from_float(self.out_proj, scheme, learn_scales)
+        for name, projection in made.items():
+            self.add_module(name, projection)
+
+    def to_float(self) -> nn.Module:
+        """The float attention, as Layer.to_float has it."""
+        result: Any = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
+        for name, value in self.__dict__.items():
+            result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        for projection in self.projections():
+            result.__dict__["_modules"].pop(projection.weight_name.removesuffix("_weight"))
+            if isinstance(projection.weight, QuantizedTensor):
+                setattr(result, projection.weight_name, nn.Parameter(dequantize(projection.weight)))
+        if isinstance(self.out_proj, Linear):
+            result.out_proj = self.out_proj.to_float()
+        return result
+
+    def projections(self) -> list[InputProjection]:
+        """Those of the input: one of all three, or one for each."""
+        return [m for m in self.children() if isinstance(m, InputProjection)]
+
+    @property
+    def scheme(self) -> Scheme:
+        """How the projections of the input compute, outside of `with hop.nn.scheme(...)`."""
+        return self.projections()[0].scheme
+
+    @scheme.setter
+    def scheme(self, scheme: Scheme) -> None:
+        for projection in self.projections():
+            projection.scheme = scheme
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """The Parameters that are quantized."""
+        return tuple(projection.weight_name for projection in self.projections())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for projection in self.__dict__.get("_modules", {}).values():
+            if isinstance(projection, InputProjection) and projection.weight_name == name:
+                projection.check_assigned(value)
+        super().__setattr__(name, value)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As torch.nn.MultiheadAttention."""
+        if any(x.is_nested for x in (query, key, value)):
+            raise TypeError(
+                "hop.nn.MultiheadAttention: query, key and value must be no nested tensors; pad them, and pass "
+                "key_padding_mask"
+            )
+        if is_causal and attn_mask is None:
+            raise ValueError(
+                "hop.nn.MultiheadAttention: is_causal=True says that attn_mask is the causal one, and attn_mask is "
+                "None; pass it too"
+            )
+        batched = query.dim() == 3
+        q, k, v = (self._in_batches(x, batched) for x in self._projected(query, key, value))
+        k, v, added = self._extended(k, v)
+        hint = is_causal and key_padding_mask is None and not need_weights and not added
+        masks = (None, None) if hint else (attn_mask, key_padding_mask)
+        mask = merged(*masks, q, self.num_heads, k.shape[1] - added, added)
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+        chance = self.dropout if self.training else 0.0
+        if need_weights:
+            y, weights = _with_weights(q, k, v, mask, chance)
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        else:
+            y, weights = functional.scaled_dot_product_attention(q, k, v, mask, chance, hint), None
+        y = y.transpose(1, 2).flatten(-2)
+        y = y.squeeze(0) if not batched else y if self.batch_first else y.transpose(0, 1)
+        return self.out_proj(y), weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values. Inputs that are one tensor are multiplied at once."""
+        first, *others = self.projections()
+        if others:
+            return [_floats(p(x)) for p, x in zip((first, *others), (query, key, value), strict=True)]
+        if query is key and key is value:
+            return _floats(first(query)).chunk(3, -1)
+        size, cuts = self.embed_dim, first.cuts()
+        result: list[Tensor] = []
+        runs = [(query, 0, 2), (value, 2, 3)] if query is key else [(query, 0, 1), (key, 1, 2), (value, 2, 3)]
+        runs = [(query, 0, 1), (key, 1, 3)] if key is value else runs
+        for x, start, stop in runs:
+            rows = (start * size, stop * size)
+            y = _floats(first(x, rows) if cuts else first(x)[..., rows[0] : rows[1]])
+            result += y.chunk(stop - start, -1)
+        return result
+
+    def _in_batches(self, x: Tensor, batched: bool) -> Tensor:
+        """(N, L, E)."""
+        if not batched:
+            return x.unsqueeze(0)
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Keys and values with those that are learned, and with zeros; and how many there are more."""
+        added, n = 0, k.shape[0]
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (torch.cat([x, b.to(x.dtype).expand(n, 1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
+            added += 1
+        if self.add_zero_attn:
+            k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+            added += 1
+        return k, v, added
+
+    # ---- files, and other devices
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for projection in self.projections():
+            projection.save_plain(destination, f"{prefix}{projection.weight_name}")
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        assigns = local_metadata.get("assign_to_params_buffers", False)
+        for projection in self.projections():
+            projection.prepare_loading(state_dict, f"{prefix}{projection.weight_name}", assigns)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        for projection in self.projections():
+            projection.finish_loading(assigns)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        for projection in self.projections():
+            projection.lay_out()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for projection in self.projections():
+            projection.lay_out()
+
+
+def _floats(y: Tensor) -> Tensor:
+    return dequantize(y) if isinstance(y, QuantizedTensor) else y
+
+
+def _with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, chance: float) -> tuple[Tensor, Tensor]:
+    """The attention, and its weights as it has used them."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT
+    weights = functional.dropout((scores if mask is None else scores + mask).softmax(-1), chance)
+    return weights @ v, weights

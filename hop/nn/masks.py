@@ -1,0 +1,53 @@
+"""The masks of an attention, as one that is added to its scores."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def merged(
+    attention: Tensor | None, padding: Tensor | None, q: Tensor, heads: int, keys: int, added: int
+) -> Tensor | None:
+    """The sum of both masks, (N or 1, heads or 1, L, keys + added), in the dtype of q; None where there is none.
+
+    Args:
+        attention: attn_mask, (L, keys) or (N · heads, L, keys): bool, where True leaves out, or added as it is.
+        padding: key_padding_mask, (N, keys), or (keys,) without a batch, likewise.
+        q: (N, L, E).
+        added: how many keys follow that no mask leaves out.
+
+    Raises:
+        ValueError, TypeError: a mask has another shape or dtype.
+    """
+    n, length = q.shape[:2]
+    found: list[Tensor] = []
+    if attention is not None:
+        shapes = ((length, keys), (n * heads, length, keys))
+        _check("attn_mask", attention, shapes)
+        found.append(attention if attention.dim() == 2 else attention.unflatten(0, (n, heads)))
+    if padding is not None:
+        _check("key_padding_mask", padding, ((n, keys), *[(keys,)] * (n == 1)))
+        found.append(padding.reshape(n, 1, 1, keys))
+    floats = [functional.pad(_added(mask, q.dtype), (0, added)) for mask in found]
+    return None if not floats else floats[0] if len(floats) == 1 else floats[0] + floats[1]
+
+
+def _check(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:
+    if tuple(mask.shape) not in shapes:
+        raise ValueError(
+            f"hop.nn.MultiheadAttention: {name} must have the shape {' or '.join(map(str, shapes))}, got "
+            f"{tuple(mask.shape)}; expand it"
+        )
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"hop.nn.MultiheadAttention: {name} must be bool or floating point, got {mask.dtype}; cast it to torch.bool"
+        )
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as numbers that are added to scores."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
