@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hop.impls.quantize import dequantize
+from hop.nn.holders import hold, kind_of
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import LAYERS, Linear
 from hop.nn.report import Conversion, Report, counted
@@ -82,7 +83,7 @@ def _walked(
     for name, module in modules_of(model, every_name=True):
         if isinstance(module, _OPAQUE):
             rows.append(Conversion(name, type(module).__name__, None, "its products are no layers, and stay in floats"))
-        if not isinstance(module, (*LAYERS, Layer)):
+        if not _is_known(module):
             continue
         if id(module) in done:
             new, first = done[id(module)]
@@ -182,7 +183,7 @@ class _Except:
 
 def _check_matches(model: nn.Module, rules: Sequence[Rule]) -> None:
     """Raise for selectors that match no layer, of which there are names misspelled and types that the model has not."""
-    layers = [(n, m) for n, m in modules_of(model, every_name=True) if isinstance(m, (*LAYERS, Layer, *_OPAQUE))]
+    layers = [(n, m) for n, m in modules_of(model, every_name=True) if _is_known(m) or isinstance(m, _OPAQUE)]
     asked, matched = set[int](), set[int]()
     for name, module in layers:
         for i, (selector, _) in enumerate(rules):  # functions are asked what earlier rules leave, and of layers alone
@@ -227,10 +228,17 @@ def _matches(selector: Selector, name: str, module: nn.Module) -> bool:
     return isinstance(module, selector) if isinstance(selector, type) else bool(selector(name, module))
 
 
+def _is_known(module: nn.Module) -> bool:
+    """Whether it is a layer, or holds weights as experts do."""
+    return isinstance(module, (*LAYERS, Layer)) or kind_of(module) is not None
+
+
 def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Module:
     if isinstance(module, Layer):
         module.scheme = scheme
         return module
+    if kind_of(module) is not None:
+        return hold(module, scheme)
     if type(module) not in LAYERS:
         raise TypeError(f"{type(module).__name__} is a subclass, which may compute something else")
     return LAYERS[type(module)].from_float(module, scheme, learn_scales)

@@ -1,0 +1,166 @@
+"""Products of rows that are sorted by group with the matrix of their group, of a stack: what experts compute.
+
+`products` gives, for the rows of group i, what hop.quantized gives for them and matrix i. Rows are quantized all at
+once where that gives the same bits. How many rows a group has is data: in programs it is one operator,
+
+    hop::stacked(x, rows, ends, weight, bias, scheme, quantizer, shape, columns) -> tensor
+
+in whose buffers `weight` is, or a float tensor alone where `quantizer` is "".
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import eager
+from hop.impls.quantize import quantize
+from hop.impls.quantized import quantized
+from hop.numerics import blocks
+from hop.numerics.layouts import Stacked
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
+from hop.tensor import QuantizedTensor
+
+aten = torch.ops.aten
+
+
+def products(
+    x: Tensor, rows: Tensor | None, ends: Tensor, weight: Any, bias: Tensor | None, scheme: Scheme | None, columns: bool
+) -> Tensor:
+    """The products of each row with the matrix of its group.
+
+    Args:
+        x: (T, K), float.
+        rows: int64 (S,), which row of x each is; None for all, in their order. They are sorted by group.
+        ends: int64 (E,), where each group ends. Rows after the last end are in no group, and their results are zeros.
+        weight: (E, R, K), float or quantized; with `columns` (E, K, R).
+        bias: (E, R), float.
+        scheme: how they are computed; None for floats.
+
+    Returns:
+        (S, R), in x's dtype.
+    """
+    if not torch.compiler.is_compiling() and eager.is_plain_eager():
+        return _products(x, rows, ends, weight, bias, scheme, columns)
+    is_quantized = isinstance(weight, QuantizedTensor)
+    parts = [getattr(weight, name) for name in weight._names] if is_quantized else [weight]
+    said = str(weight.quantizer) if is_quantized else ""
+    text = "" if scheme is None else str(scheme)
+    return torch.ops.hop.stacked(x, rows, ends, parts, bias, text, said, list(weight.shape), columns)
+
+
+def _products(
+    x: Tensor, rows: Tensor | None, ends: Tensor, weight: Any, bias: Tensor | None, scheme: Scheme | None, columns: bool
+) -> Tensor:
+    count = x.shape[0] if rows is None else rows.shape[0]
+    given: Any = _codes(x, weight, bias, scheme)
+    given = given if rows is None else _gathered(given, rows)
+    results, start = [], 0
+    for i, end in enumerate(ends.tolist()):  # the one time that the program waits for a GPU
+        if end > start:
+            own = None if bias is None else bias[i]
+            results.append(_product(_range(given, start, end), _matrix(weight, i), own, scheme, columns))
+            start = end
+    if start < count or not results:
+        results.append(x.new_zeros(count - start, weight.shape[2 if columns else 1]))
+    return results[0] if len(results) == 1 else torch.cat(results)
+
+
+def _product(x: Any, matrix: Any, bias: Tensor | None, scheme: Scheme | None, columns: bool) -> Tensor:
+    if not columns:
+        args = (aten.linear.default, (x, matrix, bias))
+    else:
+        args = (aten.mm.default, (x, matrix)) if bias is None else (aten.addmm.default, (bias, x, matrix))
+    op, operands = args
+    return op(*operands) if scheme is None else quantized(op, scheme, *operands)
+
+
+def _codes(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme | None) -> Any:
+    """The rows quantized, if each is by itself and no gradient asks for floats."""
+    q = None if scheme is None else scheme.lhs
+    if q is None or not _is_by_rows(q):
+        return x
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        return x
+    return quantize(q, x)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_by_rows(q: Quantizer) -> bool:
+    """Whether what is stored of a row of a matrix depends on that row alone."""
+    return not q.flat and all(blocks.per_dimension(block, 2)[0] == 1 for _, block in q.stored().values())
+
+
+def _gathered(x: Any, rows: Tensor) -> Any:
+    if not isinstance(x, QuantizedTensor):
+        return x[rows]
+    buffers = {name: buffer.index_select(0, rows) for name, buffer in x.buffers().items()}
+    return x.rebuilt(buffers, shape=(rows.shape[0], x.shape[1]))
+
+
+def _range(x: Any, start: int, end: int) -> Any:
+    if not isinstance(x, QuantizedTensor):
+        return x[start:end]
+    return x.rebuilt({name: buffer[start:end] for name, buffer in x.buffers().items()}, shape=(end - start, x.shape[1]))
+
+
+def _matrix(weight: Any, i: int) -> Any:
+    """Matrix i, in the memory of the stack."""
+    if not isinstance(weight, QuantizedTensor):
+        return weight[i]
+    buffers = {name: buffer[i] for name, buffer in weight.buffers().items()}
+    return weight.rebuilt(buffers, quantizer=_of_matrix(weight.quantizer), shape=weight.shape[1:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_matrix(q: Quantizer) -> Quantizer:
+    """The quantizer of each matrix of a stack."""
+    plain = q.plain.of_blocks(lambda block: block[1:])
+    return replace(plain, layout=q.layout.of_matrix) if isinstance(q.layout, Stacked) else plain
+
+
+# ---- as one operator of programs
+
+
+@torch.library.custom_op("hop::stacked", mutates_args=())
+def _stacked(
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> Tensor:
+    made = _assembled(weight, quantizer, shape, x.dtype)
+    out = _products(x, rows, ends, made, bias, Scheme.parse(scheme) if scheme else None, columns)
+    return out.clone() if out is x else out
+
+
+@_stacked.register_fake
+def _(
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> Tensor:
+    return x.new_empty(x.shape[0] if rows is None else rows.shape[0], shape[2 if columns else 1])
+
+
+def _assembled(parts: Sequence[Tensor], quantizer: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """A weight of its parts."""
+    if not quantizer:
+        return parts[0]
+    q = Quantizer.parse(quantizer)
+    return QuantizedTensor.fitting(dict(zip(q.buffers(shape), parts, strict=True)), q, tuple(shape), dtype)
