@@ -164,3 +164,77 @@ def _assembled(parts: Sequence[Tensor], quantizer: str, shape: Sequence[int], dt
         return parts[0]
     q = Quantizer.parse(quantizer)
     return QuantizedTensor.fitting(dict(zip(q.buffers(shape), parts, strict=True)), q, tuple(shape), dtype)
+
+
+@torch.library.custom_op("hop::stacked_gradient", mutates_args=())
+def _stacked_gradient(
+    grad: Tensor,
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> list[Tensor]:
+    """The gradients of x, of a float weight and of the bias, empty where there is none: the forward again, with a
+    tape."""
+    with eager.recording(), torch.enable_grad():
+        given = [x, *weight] if not quantizer else [x]
+        given = [t.detach().requires_grad_() for t in (*given, *(() if bias is None else (bias,)))]
+        made = _assembled(weight if quantizer else given[1:2], quantizer, shape, x.dtype)
+        out = _products(
+            given[0],
+            rows,
+            ends,
+            made,
+            None if bias is None else given[-1],
+            Scheme.parse(scheme) if scheme else None,
+            columns,
+        )
+        found = torch.autograd.grad(out, given, grad, allow_unused=True, materialize_grads=True)
+    none = x.new_empty(0)
+    return [found[0], none if quantizer else found[1], none.clone() if bias is None else found[-1]]
+
+
+@_stacked_gradient.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> list[Tensor]:
+    none = x.new_empty(0)
+    own = none if quantizer else torch.empty_like(weight[0])
+    return [torch.empty_like(x), own, none.clone() if bias is None else torch.empty_like(bias)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, rows, ends, weight, bias, *ctx.others = inputs
+    ctx.count = len(weight)
+    ctx.save_for_backward(x, rows, ends, bias, *weight)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Any:
+    x, rows, ends, bias, *weight = ctx.saved_tensors
+    of_x, of_weight, of_bias = torch.ops.hop.stacked_gradient(grad, x, rows, ends, weight, bias, *ctx.others)
+    _, quantizer, *_ = ctx.others
+    return (
+        of_x,
+        None,
+        None,
+        [None] * ctx.count if quantizer else [of_weight],
+        None if bias is None else of_bias,
+        *(None,) * 4,
+    )
+
+
+_stacked.register_autograd(_backward, setup_context=_keep)
