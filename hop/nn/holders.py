@@ -83,7 +83,7 @@ class Holder:
         """What it computes in now; None for floats."""
         return active(self._own).scheme
 
-    def quantizer(self) -> Quantizer | None:
+    def frozen_quantizer(self) -> Quantizer | None:
         """By which a weight is quantized: each matrix by the scheme's. None where it stays in floats."""
         q = self.scheme.rhs
         return None if q is None else (q.transposed(2) if self.columns else q).of_batch(2)
@@ -103,7 +103,7 @@ class Holder:
 
     def freeze(self, packs: bool) -> None:
         """Replace the weights by their codes, or bring codes to another layout."""
-        q = self.quantizer()
+        q = self.frozen_quantizer()
         if q is None:
             return
         for name in self.names:
@@ -112,6 +112,16 @@ class Holder:
             codes = part if isinstance(part, QuantizedTensor) else quantize(q, part)
             self._put(name, own, self.laid_out(codes, packs))  # type: ignore[arg-type]
         self.frozen, self.packs = True, packs
+
+    def take_frozen(self, packs: bool) -> bool:
+        """Whether all weights are codes, which were put in the place of floats; the module computes with them then."""
+        self.frozen = all(isinstance(dtensor.own_part(w.weight), QuantizedTensor) for w in self.weights())
+        self.packs = packs
+        return self.frozen
+
+    def weights(self) -> list["Weight"]:
+        """All of them."""
+        return [Weight(self, name) for name in self.names]
 
     def thaw(self) -> None:
         """Bring back floats, the numbers that the codes stand for, and forget the scheme."""
@@ -140,6 +150,10 @@ class Weight(NamedTuple):
     def weight(self) -> Any:
         """The parameter."""
         return getattr(self.holder.module, self.name)
+
+    def frozen_quantizer(self) -> Quantizer | None:
+        """By which it is quantized; None where the scheme leaves it in floats."""
+        return self.holder.frozen_quantizer()
 
 
 def kind_of(module: nn.Module) -> type[Holder] | None:
@@ -191,7 +205,7 @@ def _loading(module: nn.Module, state: dict[str, Any], prefix: str, metadata: An
     holder = holder_of(module)
     for name in () if holder is None else holder.names:
         value = state.get(prefix + name)
-        q = None if holder is None else holder.quantizer()
+        q = None if holder is None else holder.frozen_quantizer()
         if holder is None or value is None or q is None or dtensor.is_dtensor(value):
             continue
         if holder.frozen and metadata.get("assign_to_params_buffers", False) and not isinstance(value, QuantizedTensor):
@@ -204,5 +218,4 @@ def _loading(module: nn.Module, state: dict[str, Any], prefix: str, metadata: An
 def _loaded(module: nn.Module, incompatible: Any) -> None:
     holder = holder_of(module)
     if holder is not None and not holder.frozen:
-        weights = [dtensor.own_part(getattr(module, name)) for name in holder.names]
-        holder.frozen = all(isinstance(weight, QuantizedTensor) for weight in weights)
+        holder.take_frozen(holder.packs)
