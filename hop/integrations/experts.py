@@ -69,14 +69,16 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     sorted_experts, order = torch.sort(own, stable=True)
     ends = torch.searchsorted(sorted_experts, torch.arange(1, count + 1, device=own.device))
     bias = [_bias(self, name, first, count) for name in holder.names]
-    x = products(_entering(hidden_states, getattr(self, up_name)), order // k, ends, up, bias[0], scheme, holder.columns)
+    x = products(
+        _entering(hidden_states, getattr(self, up_name)), order // k, ends, up, bias[0], scheme, holder.columns
+    )
     x = self._apply_gate(x) if self.has_gate else self.act_fn(x)
     x = products(x, None, ends, down, bias[1], scheme, holder.columns)
     if self.has_post_expert_norm:
         x = self.post_expert_norm(x)
     weights = _entering(top_k_weights, getattr(self, up_name)).reshape(-1)[order]
     x = (x * weights.unsqueeze(1)).masked_fill((sorted_experts == count).unsqueeze(1), 0)
-    x = x[torch.argsort(order)].view(tokens, k, -1)
+    x = x[torch.argsort(order)].view(tokens, k, x.shape[1])
     return _leaving(x, getattr(self, down_name)).sum(1).to(hidden_states.dtype)
 
 
@@ -98,8 +100,10 @@ def _part(weight: Any) -> tuple[Any, int]:
 
 def _bias(module: Any, weight: str, first: int, count: int) -> Tensor | None:
     """The biases of the experts that this process has."""
-    bias = getattr(module, f"{weight}_bias") if module.has_bias else None
-    return bias.to_local() if dtensor.is_dtensor(bias) else None if bias is None else bias[first : first + count]
+    if not module.has_bias:
+        return None
+    bias: Any = getattr(module, f"{weight}_bias")
+    return bias.to_local() if dtensor.is_dtensor(bias) else bias[first : first + count]
 
 
 def _entering(x: Tensor, weight: Any) -> Tensor:

@@ -69,8 +69,8 @@ class Assemble(_Operation):
 
 
 class Converter(WeightConverter):
-    """Collects the buffers of weights of one name: "x.weight:codes", "x.weight:scale", ... Saving needs no step back: there the
-    state_dict is flat already."""
+    """Collects the buffers of weights of one name: "x.weight:codes", "x.weight:scale", ... Saving needs no step
+    back: there the state_dict is flat already."""
 
     __slots__ = ()
 

@@ -9,7 +9,7 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from hop.integrations.config import METHOD
 from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, converter
-from hop.integrations.places import anywhere, check_ties, weight_of, restore, selected
+from hop.integrations.places import anywhere, check_ties, restore, selected, weight_of
 from hop.nn.conversion import convert
 from hop.nn.freezing import freeze
 from hop.nn.holders import Holder, Weight, holder_of

@@ -1,17 +1,15 @@
 """Holder: the weights of a module that is no layer of ours and stays what it is, such as experts in 3-D parameters.
 
-A weight is a stack of matrices (E, R, K), or (E, K, R) where a product sums over their first dimension. Each is quantized
-by itself. Who knows such modules enters a subclass in KINDS; those of other packages are looked for where the package is
-imported.
+A weight is a stack of matrices (E, R, K), or (E, K, R) where products sum over their first dimension. Each is
+quantized by itself. Who knows such modules enters a subclass in KINDS; those of other packages are looked for where the
+package is imported.
 """
 
 import importlib
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from hop.compat import dtensor
@@ -134,10 +132,15 @@ class Holder:
         delattr(self.module, _OWN)
 
     def _put(self, name: str, own: Any, part: Tensor) -> None:
-        if dtensor.is_dtensor(own):
-            at = dtensor.Sharding([], own.device_mesh, own.placements, own.shape, own.stride())
-            part = dtensor.make_dtensor(part, at)
-        setattr(self.module, name, nn.Parameter(part, requires_grad=False))
+        setattr(self.module, name, nn.Parameter(_placed(part, own), requires_grad=False))
+
+
+def _placed(part: Tensor, own: Any) -> Tensor:
+    """The part of a weight in the form of the weight: a DTensor where that is one."""
+    if not dtensor.is_dtensor(own):
+        return part
+    at = dtensor.Sharding([], own.device_mesh, own.placements, own.shape, own.stride())
+    return dtensor.make_dtensor(part, at)
 
 
 class Weight(NamedTuple):
@@ -191,14 +194,10 @@ def hold(module: nn.Module, scheme: Scheme) -> nn.Module:
 def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     holder = holder_of(module)
     for name in () if holder is None else holder.names:
-        value = state.get(prefix + name)
+        value: Any = state.get(prefix + name)
         part = dtensor.own_part(value)
         if holder is not None and isinstance(part, QuantizedTensor) and part.quantizer.layout is not None:
-            plain: Any = holder.laid_out(part, False)
-            if dtensor.is_dtensor(value):
-                at = dtensor.Sharding([], value.device_mesh, value.placements, value.shape, value.stride())
-                plain = dtensor.make_dtensor(plain, at)
-            state[prefix + name] = plain
+            state[prefix + name] = _placed(holder.laid_out(part, False), value)
 
 
 def _loading(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any, *others: Any) -> None:

@@ -224,8 +224,8 @@ class Stacked(Layout):
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) != 3:
             raise ValueError(
-                f"layout={self} is for stacks of matrices; got shape {tuple(shape)}; give a tensor of three dimensions, "
-                "or take layout=None"
+                f"layout={self} is for stacks of matrices; got shape {tuple(shape)}; give a tensor of three "
+                "dimensions, or take layout=None"
             )
 
     def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
