@@ -13,7 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_expe
 
 from hop.compat import dtensor
 from hop.nn.holders import KINDS, Holder, holder_of
-from hop.nn.stacks import products
+from hop.nn.stacks import Stack, chain
 from hop.numerics.schemes import Scheme
 
 IMPLEMENTATION = "hop"
@@ -68,12 +68,12 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     own = torch.where((own < 0) | (own >= count), count, own)
     sorted_experts, order = torch.sort(own, stable=True)
     ends = torch.searchsorted(sorted_experts, torch.arange(1, count + 1, device=own.device))
-    bias = [_bias(self, name, first, count) for name in holder.names]
-    x = products(
-        _entering(hidden_states, getattr(self, up_name)), order // k, ends, up, bias[0], scheme, holder.columns
-    )
-    x = self._apply_gate(x) if self.has_gate else self.act_fn(x)
-    x = products(x, None, ends, down, bias[1], scheme, holder.columns)
+    stacks = [
+        Stack(weight, _bias(self, name, first, count)) for weight, name in zip((up, down), holder.names, strict=True)
+    ]
+    gate = self._apply_gate if self.has_gate else self.act_fn
+    x = _entering(hidden_states, getattr(self, up_name))
+    x = chain(x, order // k, ends, stacks, gate, scheme, holder.columns)
     if self.has_post_expert_norm:
         x = self.post_expert_norm(x)
     weights = _entering(top_k_weights, getattr(self, up_name)).reshape(-1)[order]

@@ -1,7 +1,7 @@
 """Products of rows that are sorted by group with the matrix of their group, of a stack: what experts compute.
 
-`products` gives, for the rows of group i, what hop.quantized gives for them and matrix i. Rows are quantized all at
-once where that gives the same bits. How many rows a group has is data: in programs it is one operator,
+`chain` gives, for the rows of group i, what hop.quantized gives for them and matrix i of each stack. Rows are quantized
+all at once where that gives the same bits. How many rows a group has is data: in programs each product is one operator,
 
     hop::stacked(x, rows, ends, weight, bias, scheme, quantizer, shape, columns) -> tensor
 
@@ -9,9 +9,9 @@ in whose buffers `weight` is, or a float tensor alone where `quantizer` is "".
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,45 +28,71 @@ from hop.tensor import QuantizedTensor
 aten = torch.ops.aten
 
 
-def products(
-    x: Tensor, rows: Tensor | None, ends: Tensor, weight: Any, bias: Tensor | None, scheme: Scheme | None, columns: bool
+class Stack(NamedTuple):
+    """What the rows of a group are multiplied by: of a stack the matrix, and the bias, of the group."""
+
+    weight: Any  # (E, R, K), float or quantized; where products sum over the first dimension (E, K, R)
+    bias: Tensor | None  # (E, R), float
+
+
+def chain(
+    x: Tensor,
+    rows: Tensor,
+    ends: Tensor,
+    stacks: Sequence[Stack],
+    between: Callable[[Tensor], Tensor],
+    scheme: Scheme | None,
+    columns: bool,
 ) -> Tensor:
-    """The products of each row with the matrix of its group.
+    """The products of each row with the matrix of its group in one stack after the other.
 
     Args:
         x: (T, K), float.
-        rows: int64 (S,), which row of x each is; None for all, in their order. They are sorted by group.
+        rows: int64 (S,), which row of x each is. They are sorted by group.
         ends: int64 (E,), where each group ends. Rows after the last end are in no group, and their results are zeros.
-        weight: (E, R, K), float or quantized; with `columns` (E, K, R).
-        bias: (E, R), float.
-        scheme: how they are computed; None for floats.
+        between: what becomes of a product before the next one, row by row.
+        scheme: how products are computed; None for floats.
+        columns: whether they sum over the first dimension of the matrices.
 
     Returns:
         (S, R), in x's dtype.
     """
     if not torch.compiler.is_compiling() and eager.is_plain_eager():
-        return _products(x, rows, ends, weight, bias, scheme, columns)
-    is_quantized = isinstance(weight, QuantizedTensor)
-    parts = [getattr(weight, name) for name in weight._names] if is_quantized else [weight]
-    said = str(weight.quantizer) if is_quantized else ""
+        return _products(x, rows, ends, stacks, between, scheme, columns)
     text = "" if scheme is None else str(scheme)
-    return torch.ops.hop.stacked(x, rows, ends, parts, bias, text, said, list(weight.shape), columns)
+    for i, (weight, bias) in enumerate(stacks):
+        is_quantized = isinstance(weight, QuantizedTensor)
+        parts = [getattr(weight, name) for name in weight._names] if is_quantized else [weight]
+        said, shape = str(weight.quantizer) if is_quantized else "", list(weight.shape)
+        given = (between(x), None) if i else (x, rows)
+        x = torch.ops.hop.stacked(*given, ends, parts, bias, text, said, shape, columns)
+    return x
 
 
 def _products(
-    x: Tensor, rows: Tensor | None, ends: Tensor, weight: Any, bias: Tensor | None, scheme: Scheme | None, columns: bool
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    stacks: Sequence[Stack],
+    between: Callable[[Tensor], Tensor],
+    scheme: Scheme | None,
+    columns: bool,
 ) -> Tensor:
+    """As chain; group by group, so that what lies between two products stays in the cache."""
     count = x.shape[0] if rows is None else rows.shape[0]
-    given: Any = _codes(x, weight, bias, scheme)
+    given: Any = _codes(x, stacks[0], scheme)
     given = given if rows is None else _gathered(given, rows)
     results, start = [], 0
     for i, end in enumerate(ends.tolist()):  # the one time that the program waits for a GPU
         if end > start:
-            own = None if bias is None else bias[i]
-            results.append(_product(_range(given, start, end), _matrix(weight, i), own, scheme, columns))
+            y = _range(given, start, end)
+            for j, (weight, bias) in enumerate(stacks):
+                own = None if bias is None else bias[i]
+                y = _product(between(y) if j else y, _matrix(weight, i), own, scheme, columns)
+            results.append(y)
             start = end
     if start < count or not results:
-        results.append(x.new_zeros(count - start, weight.shape[2 if columns else 1]))
+        results.append(x.new_zeros(count - start, stacks[-1].weight.shape[2 if columns else 1]))
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
@@ -79,12 +105,12 @@ def _product(x: Any, matrix: Any, bias: Tensor | None, scheme: Scheme | None, co
     return op(*operands) if scheme is None else quantized(op, scheme, *operands)
 
 
-def _codes(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme | None) -> Any:
+def _codes(x: Tensor, stack: Stack, scheme: Scheme | None) -> Any:
     """The rows quantized, if each is by itself and no gradient asks for floats."""
     q = None if scheme is None else scheme.lhs
     if q is None or not _is_by_rows(q):
         return x
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *stack)):
         return x
     return quantize(q, x)
 
@@ -138,9 +164,8 @@ def _stacked(
     shape: Sequence[int],
     columns: bool,
 ) -> Tensor:
-    made = _assembled(weight, quantizer, shape, x.dtype)
-    out = _products(x, rows, ends, made, bias, Scheme.parse(scheme) if scheme else None, columns)
-    return out.clone() if out is x else out
+    stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
+    return _single(x, rows, ends, stack, scheme, columns)
 
 
 @_stacked.register_fake
@@ -156,6 +181,14 @@ def _(
     columns: bool,
 ) -> Tensor:
     return x.new_empty(x.shape[0] if rows is None else rows.shape[0], shape[2 if columns else 1])
+
+
+def _single(x: Tensor, rows: Tensor | None, ends: Tensor, stack: Stack, scheme: str, columns: bool) -> Tensor:
+    return _products(x, rows, ends, [stack], _nothing, Scheme.parse(scheme) if scheme else None, columns)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x
 
 
 def _assembled(parts: Sequence[Tensor], quantizer: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
@@ -185,15 +218,7 @@ def _stacked_gradient(
         given = [x, *weight] if not quantizer else [x]
         given = [t.detach().requires_grad_() for t in (*given, *(() if bias is None else (bias,)))]
         made = _assembled(weight if quantizer else given[1:2], quantizer, shape, x.dtype)
-        out = _products(
-            given[0],
-            rows,
-            ends,
-            made,
-            None if bias is None else given[-1],
-            Scheme.parse(scheme) if scheme else None,
-            columns,
-        )
+        out = _single(given[0], rows, ends, Stack(made, None if bias is None else given[-1]), scheme, columns)
         found = torch.autograd.grad(out, given, grad, allow_unused=True, materialize_grads=True)
     none = x.new_empty(0)
     return [found[0], none if quantizer else found[1], none.clone() if bias is None else found[-1]]
