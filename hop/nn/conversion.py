@@ -31,7 +31,8 @@ def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filte
     They keep the Parameters, so that optimizers stay valid and tied weights tied; a module that stands in several
     places is converted once. A quantized layer gets the new scheme, and keeps its learn_scales. Subclasses are left
     alone, for they may compute something else; so are the projections of torch.nn.MultiheadAttention, which never calls
-    them. Siblings that read one input, as query, key and value do, will quantize it once (hop.nn.share_input).
+    them. Siblings that read one input, as query, key and value do, will quantize it once (hop.nn.share_input). Experts
+    of transformers' mixtures stay the modules that they are, and compute in the scheme.
 
     Args:
         model: its root may be such a layer itself: what takes its place is returned.

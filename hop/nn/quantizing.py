@@ -35,7 +35,7 @@ def quantize_(
             for weights alone; or several by selectors, such as {"lm_head": "int8", "*": "int4"}, None to leave layers
             in floats, of which the first that matches counts. See hop.nn.convert.
         filter: which layers: a module type, a pattern for their names, or a function (name, module) -> bool; None for
-            all Linear, Conv1d, Conv2d and Embedding.
+            all Linear, Conv1d, Conv2d and Embedding, and the experts of transformers' mixtures.
         calibrate: batches of inputs, as hop.nn.calibrate takes them, for schemes with static scales of activations;
             they are not read for others.
         pack: whether weights are laid out for the kernels of this machine. False keeps the plain form, which is what
