@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch._C import DispatchKey as DispatchKey
@@ -20,6 +21,14 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 int_mm = torch._int_mm
 below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def recording() -> Any:
+    """A context in which autograd records within an operator too, which runs below it."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 current_mode = _get_current_dispatch_mode

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hop.buffers.operators import buffers_operator
@@ -16,7 +17,7 @@ from hop.dispatch.composite import Composite
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import blocks, copies, spelling
-from hop.numerics.layouts import Decoded, Layout, Tiled, sums_first
+from hop.numerics.layouts import Decoded, Layout, Stacked, Tiled, sums_first
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
@@ -53,12 +54,10 @@ class Pack(Composite):
         if wanted is not None:
             wanted.check(q.format, q.scale)
             wanted.check_shape(x.shape)
-        tiles = None if wanted is None else wanted.tiles
-        if tiles is not None and q.layout is None and _is_native(x, tiles):
-            codes = x.codes if x.dim() == 2 else x.codes.movedim(1, -1)
-            held = native_product.tiles(codes if x.dim() == 2 else codes.flatten(1), q.format, tiles)
+        held = _natively(x, wanted) if q.layout is None else None
+        if held is not None:
             rest = {name: b.clone() for name, b in x.buffers().items() if name != "codes"}
-            return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=tiles))
+            return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=wanted))
         own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
         return x.rebuilt(q.packed(own, x.shape, wanted), quantizer=replace(q, layout=wanted))
 
@@ -78,12 +77,26 @@ class Pack(Composite):
 pack_operator = Pack("hop_pack")
 
 
-def _is_native(x: QuantizedTensor, layout: Tiled) -> bool:
+def _natively(x: QuantizedTensor, wanted: Layout | None) -> Tensor | None:
+    """What is held of plain codes in tiles, where the native kernels lay it out."""
+    if isinstance(wanted, Stacked):
+        tiles, is_matrix = wanted.of_matrix, True
+        if not len(x) or not _is_native(x, tiles, is_matrix):
+            return None
+        return torch.stack([native_product.tiles(codes, x.quantizer.format, tiles) for codes in x.codes])
+    tiles, is_matrix = None if wanted is None else wanted.tiles, x.dim() == 2
+    if tiles is None or not _is_native(x, tiles, is_matrix):
+        return None
+    codes = x.codes if is_matrix else x.codes.movedim(1, -1).flatten(1)
+    return native_product.tiles(codes, x.quantizer.format, tiles)
+
+
+def _is_native(x: QuantizedTensor, layout: Tiled, is_matrix: bool) -> bool:
     """Whether the native kernels lay it out: codes that share bytes do so along what is summed, a whole number of
     bytes."""
     if not (eager.is_plain_eager() and x.codes.is_cpu and type(x.codes) is Tensor):
         return False
-    whole = x.quantizer.per_byte() == 1 or (x.dim() == 2 and not layout.columns and x.shape[-1] % 2 == 0)
+    whole = x.quantizer.per_byte() == 1 or (is_matrix and not layout.columns and x.shape[-1] % 2 == 0)
     return whole and native.library().declines() is None
 
 

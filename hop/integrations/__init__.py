@@ -4,6 +4,7 @@ config.py     HopConfig, a quantization_config of transformers
 quantizer.py  HopQuantizer, what transformers asks while it loads and saves
 loading.py    from the tensors of a checkpoint to quantized weights
 places.py     which layers are quantized, and which stay in floats
+experts.py    experts in 3-D parameters
 lora.py       layers of PEFT that merge without rounding
 
 Importing it registers HopConfig, where transformers is installed: then checkpoints load that say "quant_method": "hop".

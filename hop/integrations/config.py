@@ -16,8 +16,8 @@ _FIELDS = ("scheme", "modules_to_not_convert", "pack")
 class HopConfig(QuantizationConfigMixin):
     """The quantization_config of `from_pretrained` that quantizes weights while they are read.
 
-    Linear, Conv1d, Conv2d and Embedding are quantized, as hop.quantize_ does; what it left in floats, and why, is in
-    `model.hop_report`.
+    Linear, Conv1d, Conv2d, Embedding and experts are quantized, as hop.quantize_ does; what it left in floats, and why,
+    is in `model.hop_report`.
 
     Args:
         scheme: a name, such as "int8" (hop.schemes.named); a hop.Scheme or its text; a hop.Quantizer, for weights

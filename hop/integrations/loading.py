@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 
 from hop.impls.quantize import quantize
-from hop.integrations.places import layer_of
+from hop.integrations.places import weight_of
 from hop.tensor.proto import TensorProto
 
 
@@ -34,7 +34,7 @@ class Quantize(_Operation):
         return {name: self._quantized(model, name, _only(name, value)) for name, value in input_dict.items()}
 
     def _quantized(self, model: Any, name: str, value: Tensor) -> Tensor:
-        layer = layer_of(model, name)
+        layer = weight_of(model, name)
         if layer is None:
             return value
         if value.shape != layer.weight.shape:
@@ -51,7 +51,7 @@ class Assemble(_Operation):
     def convert(
         self, input_dict: dict[str, Any], *args: Any, model: Any = None, full_layer_name: str = "", **kwargs: Any
     ) -> dict[str, Any]:
-        layer = layer_of(model, full_layer_name)
+        layer = weight_of(model, full_layer_name)
         if layer is None:
             raise ValueError(
                 f"{full_layer_name} is quantized in the checkpoint, and no scheme of the quantization_config in "
@@ -69,8 +69,8 @@ class Assemble(_Operation):
 
 
 class Converter(WeightConverter):
-    """Collects the buffers of a weight: "x.weight:codes", "x.weight:scale", ... Saving needs no step back: there the
-    state_dict is flat already."""
+    """Collects the buffers of weights of one name: "x.weight:codes", "x.weight:scale", ... Saving needs no step
+    back: there the state_dict is flat already."""
 
     __slots__ = ()
 
@@ -78,9 +78,9 @@ class Converter(WeightConverter):
         return WeightRenaming(":codes", ":codes")
 
 
-def converter(names: Sequence[str], hf_quantizer: Any) -> Converter:
-    """What loads weights that have the buffers `names`."""
-    return Converter([f"weight:{name}" for name in names], "weight", [Assemble(hf_quantizer)])
+def converter(weight: str, names: Sequence[str], hf_quantizer: Any) -> Converter:
+    """What loads weights that are called `weight` and have the buffers `names`."""
+    return Converter([f"{weight}:{name}" for name in names], weight, [Assemble(hf_quantizer)])
 
 
 def _only(name: str, value: Any) -> Any:

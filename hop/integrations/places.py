@@ -9,19 +9,22 @@ from torch import nn
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from hop.nn.conversion import Rule
+from hop.nn.holders import Weight, holder_of
 from hop.nn.layer import Layer, modules_of
 from hop.nn.report import Report
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 
 
-def layer_of(model: nn.Module, name: str) -> Layer | None:
-    """The layer whose quantized weight is the parameter `name`; None if it is no such weight."""
+def weight_of(model: nn.Module, name: str) -> Layer | Weight | None:
+    """What has the parameter `name` as a quantized weight; None if it is no such weight."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
-    if leaf != "weight" or not isinstance(module, Layer) or module.frozen_quantizer() is None:
-        return None
-    return module
+    holder = holder_of(module)
+    found: Layer | Weight | None = module if isinstance(module, Layer) and leaf == "weight" else None
+    if holder is not None and leaf in holder.names:
+        found = Weight(holder, leaf)
+    return None if found is None or found.frozen_quantizer() is None else found
 
 
 def selected(model: Any, names: Sequence[str] | None) -> Callable[[str, nn.Module], bool]:
@@ -81,7 +84,7 @@ def check_ties(model: Any) -> None:
         pair = (target, source)
         if any(not isinstance(model.get_submodule(_module(name)), nn.Linear | nn.Embedding) for name in pair):
             continue
-        one, other = (_quantizer(layer_of(model, name)) for name in pair)
+        one, other = (_quantizer(weight_of(model, name)) for name in pair)
         if one != other:
             raise ValueError(
                 f"HopConfig: scheme: {target} is tied to {source}, and one would be quantized by {one}, the other by "
@@ -89,7 +92,7 @@ def check_ties(model: Any) -> None:
             )
 
 
-def _quantizer(layer: Layer | None) -> Quantizer | None:
+def _quantizer(layer: Layer | Weight | None) -> Quantizer | None:
     return None if layer is None else layer.frozen_quantizer()
 
 
@@ -109,14 +112,18 @@ def anywhere(model: Any, rules: Sequence[tuple[str, Scheme | None]]) -> list[Rul
 
 
 def restore(model: nn.Module, names: Iterable[str], reason: str) -> None:
-    """Put float layers back in the place of the layers that have these names, and say so in the model's report."""
+    """Put float layers back in the place of the layers that have these names, and float weights where modules hold
+    quantized ones, and say so in the model's report."""
     made: dict[int, nn.Module] = {}
     names = set(names)
     for name in names:
         layer = model.get_submodule(name)
-        assert isinstance(layer, Layer)
-        made.setdefault(id(layer), layer.to_float())
-        model.set_submodule(name, made[id(layer)])
+        holder = holder_of(layer)
+        if holder is not None:
+            holder.thaw()
+        elif isinstance(layer, Layer):
+            made.setdefault(id(layer), layer.to_float())
+            model.set_submodule(name, made[id(layer)])
     report = getattr(model, "hop_report", None)
     if isinstance(report, Report) and names:
         rows = [replace(r, scheme=None, quantized=0, reason=reason) if r.name in names else r for r in report.rows]

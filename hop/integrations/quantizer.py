@@ -9,9 +9,10 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from hop.integrations.config import METHOD
 from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, converter
-from hop.integrations.places import anywhere, check_ties, layer_of, restore, selected
+from hop.integrations.places import anywhere, check_ties, restore, selected, weight_of
 from hop.nn.conversion import convert
 from hop.nn.freezing import freeze
+from hop.nn.holders import Holder, Weight, holder_of
 from hop.nn.layer import Layer, modules_of
 from hop.numerics import spelling
 from hop.tensor import QuantizedTensor
@@ -35,7 +36,7 @@ class HopQuantizer(_Base):
     def __init__(self, quantization_config: HopConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.mismatched: set[str] = set()  # weights whose shape in the checkpoint is another
-        self._buffers: list[str] = []  # of all quantized weights
+        self._buffers: dict[str, list[str]] = {}  # of all quantized weights of a name
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         if isinstance(device_map, dict) and "disk" in device_map.values():
@@ -54,20 +55,22 @@ class HopQuantizer(_Base):
         else:
             convert(model, rules, filter=selected(model, self.quantization_config.modules_to_not_convert))
             check_ties(model)
-        described = [self._described(layer) for layer in self._layers(model).values()]
-        self._buffers = list(dict.fromkeys(buffer.name for one in described for buffer in one))
+        for layer in self._layers(model).values():
+            for name, weight in _weights(layer):
+                known = self._buffers.setdefault(name, [])
+                known += [b.name for b in self._described(weight) if b.name not in known]
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
-        return param_name not in self.mismatched and layer_of(model, param_name) is not None
+        return param_name not in self.mismatched and weight_of(model, param_name) is not None
 
     def get_quantize_ops(self) -> Quantize:
         return Quantize(self)
 
     def get_weight_conversions(self) -> list[Any]:
-        return [converter(self._buffers, self)] if self.pre_quantized and self._buffers else []
+        return [converter(*found, self) for found in self._buffers.items()] if self.pre_quantized else []
 
     def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
-        layer = layer_of(model, param_name)
+        layer = weight_of(model, param_name)
         if layer is None:
             return param.element_size()
         sizes = [torch.Size(b.shape).numel() * b.dtype.itemsize for b in self._described(layer)]
@@ -76,9 +79,14 @@ class HopQuantizer(_Base):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         layers = self._layers(model)
         for layer in layers.values():
+            if isinstance(layer, Holder):
+                layer.take_frozen(False)
+                continue
             weight: Any = layer.weight
             if isinstance(weight, QuantizedTensor):
                 layer.take_frozen(weight, False)  # type: ignore[arg-type]  # it is a Parameter too
+        if any(isinstance(layer, Holder) for layer in layers.values()):
+            model._weight_conversions = []  # saved as it is: there is no way back from codes to a tensor per expert
         floats = [name for name, layer in layers.items() if not layer.frozen]
         restore(model, floats, "the checkpoint has no codes for it" if self.pre_quantized else "it is newly made")
         if any(layer.frozen for layer in layers.values()):
@@ -86,13 +94,17 @@ class HopQuantizer(_Base):
         return model
 
     @staticmethod
-    def _layers(model: nn.Module) -> dict[str, Layer]:
-        """The layers whose weights the scheme quantizes, under each of their names."""
-        found = modules_of(model, every_name=True)
-        return {name: m for name, m in found if isinstance(m, Layer) and m.frozen_quantizer() is not None}
+    def _layers(model: nn.Module) -> dict[str, Layer | Holder]:
+        """The layers whose weights the scheme quantizes, and what holds such weights, under each of their names."""
+        found: dict[str, Layer | Holder] = {}
+        for name, module in modules_of(model, every_name=True):
+            own = module if isinstance(module, Layer) else holder_of(module)
+            if own is not None and own.frozen_quantizer() is not None:
+                found[name] = own
+        return found
 
     @staticmethod
-    def _described(layer: Layer) -> Any:
+    def _described(layer: Layer | Weight) -> Any:
         return TensorProto(tuple(layer.weight.shape), layer.weight.dtype, quantizer=layer.frozen_quantizer()).buffers()
 
     # ---- saving, and back to floats
@@ -109,7 +121,8 @@ class HopQuantizer(_Base):
         return flattened(state)
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
-        names = [name for name, m in modules_of(model, every_name=True) if isinstance(m, Layer)]
+        found = modules_of(model, every_name=True)
+        names = [name for name, m in found if isinstance(m, Layer) or holder_of(m) is not None]
         restore(model, names, "dequantized")
         model.tie_weights()
         if isinstance(dtype, str):  # what saving leaves in the config of the model
@@ -130,6 +143,11 @@ class HopQuantizer(_Base):
 
 
 register_quantizer(METHOD)(HopQuantizer)
+
+
+def _weights(layer: Layer | Holder) -> list[tuple[str, Layer | Weight]]:
+    """The quantized weights, by the names of their parameters."""
+    return [(w.name, w) for w in layer.weights()] if isinstance(layer, Holder) else [("weight", layer)]
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hop.impls.quantize import dequantize
 from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
+from hop.nn.holders import hold, kind_of
 from hop.nn.kinds import LAYERS, LEFT
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
@@ -34,7 +35,7 @@ def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filte
     places is converted once. A quantized layer gets the new scheme, and keeps its learn_scales. Subclasses are left
     alone, for they may compute something else. The last projection of an attention has a rule of its own, or else that
     of the attention. Siblings that read one input, as query, key and value do, will quantize it once
-    (hop.nn.share_input).
+    (hop.nn.share_input). Experts of transformers' mixtures stay the modules that they are, and compute in the scheme.
 
     Args:
         model: its root may be such a layer itself: what takes its place is returned.
@@ -86,7 +87,7 @@ def _walked(
     for name, module in modules_of(model, every_name=True):
         if (reason := next((why for of, why in LEFT.items() if isinstance(module, of)), None)) is not None:
             rows.append(Conversion(name, type(module).__name__, None, reason))
-        if not isinstance(module, (*LAYERS, Layer)) or isinstance(module, InputProjection):
+        if not _is_known(module) or isinstance(module, InputProjection):
             continue
         if id(module) in done:
             new, first = done[id(module)]
@@ -188,7 +189,7 @@ class _Except:
 
 def _check_matches(model: nn.Module, rules: Sequence[Rule]) -> None:
     """Raise for selectors that match no layer, of which there are names misspelled and types that the model has not."""
-    layers = [(n, m) for n, m in modules_of(model, every_name=True) if isinstance(m, (*LAYERS, Layer, *LEFT))]
+    layers = [(n, m) for n, m in modules_of(model, every_name=True) if _is_known(m) or isinstance(m, tuple(LEFT))]
     asked, matched = set[int](), set[int]()
     for name, module in layers:
         for i, (selector, _) in enumerate(rules):  # functions are asked what earlier rules leave, and of layers alone
@@ -242,10 +243,17 @@ def _matches(selector: Selector, name: str, module: nn.Module) -> bool:
     return isinstance(module, selector) if isinstance(selector, type) else bool(selector(name, module))
 
 
+def _is_known(module: nn.Module) -> bool:
+    """Whether it is a layer, or holds weights as experts do."""
+    return isinstance(module, (*LAYERS, Layer)) or kind_of(module) is not None
+
+
 def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Module:
     if isinstance(module, Layer | MultiheadAttention):
         module.scheme = scheme
         return module
+    if kind_of(module) is not None:
+        return hold(module, scheme)
     if type(module) not in LAYERS:
         raise TypeError(f"{type(module).__name__} is a subclass, which may compute something else")
     return LAYERS[type(module)].from_float(module, scheme, learn_scales)

@@ -7,6 +7,7 @@ from torch import nn
 from hop.impls.quantize import quantize
 from hop.nn.contexts import WEIGHT
 from hop.nn.delayed import AmaxHistory
+from hop.nn.holders import holders_of
 from hop.nn.layer import Layer, not_a_model
 from hop.nn.static import StaticScale
 from hop.numerics.quantizer import Quantizer
@@ -38,7 +39,8 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
         raise not_a_model("freeze", model)
     if not isinstance(pack, bool):
         raise TypeError(f"freeze: pack must be True or False, got {pack!r}; give one of them")
-    if not any(isinstance(m, Layer) for m in model.modules()):
+    holders = list(holders_of(model))
+    if not holders and not any(isinstance(m, Layer) for m in model.modules()):
         raise ValueError(
             f"freeze: model={type(model).__name__} has no quantized layers; call hop.nn.convert(model, scheme) before"
         )
@@ -57,6 +59,8 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
             weight = layer.weight if layer.frozen else _codes(layer)
             frozen[key] = nn.Parameter(layer.laid_out(weight, packs), requires_grad=False)
         layer.take_frozen(frozen[key], packs)
+    for holder in holders:
+        holder.freeze(pack)
     return model
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from hop.nn.contexts import WEIGHT
+from hop.nn.holders import holder_of
 from hop.nn.layer import modules_of, spelled
 from hop.numerics.schemes import Scheme
 
@@ -78,8 +79,9 @@ def counted(model: nn.Module, rows: list[Conversion]) -> tuple[Conversion, ...]:
         }
         sizes = {name: p.numel() for name, p in own.items()}
         seen |= {id(p) for p in own.values()}
-        weights = getattr(module, "weight_names", (WEIGHT,)) if is_quantized else ()
-        quantized = sum(sizes.get(name, 0) for name in weights)
+        holder = holder_of(module)
+        weights = getattr(module, "weight_names", (WEIGHT,)) if holder is None else holder.names
+        quantized = sum(sizes.get(name, 0) for name in weights) if is_quantized else 0
         result.append(replace(row, parameters=sum(sizes.values()), quantized=quantized))
     for name, p in model.named_parameters():
         if id(p) not in seen and p.is_floating_point():

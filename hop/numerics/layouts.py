@@ -18,7 +18,7 @@ from hop.numerics.packing import PACKED
 from hop.numerics.scale_rules import Rule
 from hop.numerics.spelling import Value
 
-__all__ = ["Decoded", "Layout", "Tiled"]
+__all__ = ["Decoded", "Layout", "Stacked", "Tiled"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -206,6 +206,57 @@ class Tiled(Layout):
             return matrix.t().contiguous()
         first, second, *kernel = shape
         return matrix.reshape(first, *kernel, second).movedim(-1, 1).contiguous()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stacked(Layout):
+    """A stack of matrices (E, R, K), each in tiles, one after the other: a matrix of it is one that is Tiled, in the
+    same memory. What products of single matrices of a stack read, as those of experts do.
+
+    Args:
+        columns: whether the matrices are summed along their first dimension: (E, K, R).
+    """
+
+    columns: bool = False
+
+    tiled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        spelling.flag(self.columns, "Stacked: columns")
+
+    @property
+    def of_matrix(self) -> Tiled:
+        """The layout of each matrix."""
+        return Tiled(self.columns)
+
+    def check(self, format: Format, rule: Rule) -> None:
+        self.of_matrix.check(format, rule)
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) != 3:
+            raise ValueError(
+                f"layout={self} is for stacks of matrices; got shape {tuple(shape)}; give a tensor of three "
+                "dimensions, or take layout=None"
+            )
+
+    def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
+        count, *matrix = shape
+        tiles, dtype = self.of_matrix.held(matrix, format)
+        return (count, *tiles), dtype
+
+    def suits(self, device: torch.device) -> bool:
+        return self.of_matrix.suits(device)
+
+    def arrange(self, packed: Tensor, format: Format) -> Tensor:
+        if not len(packed):
+            shape, dtype = self.held(packed.shape, format)
+            return packed.new_empty(shape, dtype=dtype)
+        return torch.stack([self.of_matrix.arrange(matrix, format) for matrix in packed])
+
+    def restore(self, held: Tensor, shape: Sequence[int], format: Format) -> Tensor:
+        if not shape[0]:
+            return held.new_empty(tuple(shape), dtype=format.dtype)
+        return torch.stack([self.of_matrix.restore(tiles, shape[1:], format) for tiles in held])
 
 
 def sums_first(block: Block) -> bool:

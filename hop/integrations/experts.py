@@ -1,0 +1,130 @@
+"""Experts of transformers: the weights of a mixture in 3-D parameters, and an implementation that computes with their
+codes.
+
+transformers asks an experts implementation, by the name in the model's config, for what its experts compute. "hop" is
+ours: tokens are sorted by expert, and each expert multiplies its own. The router is the model's, in floats.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
+
+from hop.compat import dtensor
+from hop.nn.holders import KINDS, Holder, holder_of
+from hop.nn.stacks import Stack, chain
+from hop.numerics.schemes import Scheme
+
+IMPLEMENTATION = "hop"
+_DECORATED = ("has_gate", "has_bias", "is_transposed", "num_experts", "config")
+
+
+class Experts(Holder):
+    """The weights of a module that transformers' decorator use_experts_implementation has marked."""
+
+    label: ClassVar[str] = "experts"
+
+    def __init__(self, module: nn.Module, scheme: Scheme) -> None:
+        super().__init__(module, scheme)
+        config: Any = module.config
+        config._experts_implementation = IMPLEMENTATION
+
+    @classmethod
+    def weights_of(cls, module: nn.Module) -> tuple[str, ...]:
+        if not all(hasattr(module, name) for name in _DECORATED):
+            return ()
+        names = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+        return names if all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in names) else ()
+
+    @classmethod
+    def sums_first(cls, module: nn.Module) -> bool:
+        return bool(module.is_transposed)
+
+
+KINDS.append(Experts)
+
+
+def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """What experts compute, as transformers calls it.
+
+    Args:
+        self: the module with the experts.
+        hidden_states: (T, H), float.
+        top_k_index: int64 (T, k), the experts of each token. What is none of them adds nothing.
+        top_k_weights: float (T, k).
+
+    Returns:
+        (T, H), in the dtype of hidden_states. A token's result does not depend on other tokens.
+    """
+    holder = holder_of(self)
+    if holder is None:  # experts that were left in floats, in a model with others
+        return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
+    up_name, down_name = holder.names
+    (up, first), (down, _) = (_part(getattr(self, name)) for name in holder.names)
+    tokens, k = top_k_index.shape
+    count, scheme = up.shape[0], holder.plan()
+    own = top_k_index.reshape(-1) - first
+    own = torch.where((own < 0) | (own >= count), count, own)
+    sorted_experts, order = torch.sort(own, stable=True)
+    ends = torch.searchsorted(sorted_experts, torch.arange(1, count + 1, device=own.device))
+    stacks = [
+        Stack(weight, _bias(self, name, first, count)) for weight, name in zip((up, down), holder.names, strict=True)
+    ]
+    gate = self._apply_gate if self.has_gate else self.act_fn
+    x = _entering(hidden_states, getattr(self, up_name))
+    x = chain(x, order // k, ends, stacks, gate, scheme, holder.columns)
+    if self.has_post_expert_norm:
+        x = self.post_expert_norm(x)
+    weights = _entering(top_k_weights, getattr(self, up_name)).reshape(-1)[order]
+    x = (x * weights.unsqueeze(1)).masked_fill((sorted_experts == count).unsqueeze(1), 0)
+    x = x[torch.argsort(order)].view(tokens, k, x.shape[1])
+    return _leaving(x, getattr(self, down_name)).sum(1).to(hidden_states.dtype)
+
+
+# ---- experts that are spread over processes: each adds the results of its own, and zeros for the others
+
+
+def _part(weight: Any) -> tuple[Any, int]:
+    """The experts that this process has, and the place of the first. Raises ValueError where it has parts of some."""
+    if not dtensor.is_dtensor(weight):
+        return weight, 0
+    if any(p.is_partial() or (p.is_shard() and p.dim != 0) for p in weight.placements):
+        raise ValueError(
+            f"experts: a weight of shape {tuple(weight.shape)} is placed as {tuple(weight.placements)}, which cuts "
+            "through experts; place it as Shard(0) or Replicate()"
+        )
+    _, (first, *_) = dtensor.local_range(weight)
+    return weight.to_local(), first
+
+
+def _bias(module: Any, weight: str, first: int, count: int) -> Tensor | None:
+    """The biases of the experts that this process has."""
+    if not module.has_bias:
+        return None
+    bias: Any = getattr(module, f"{weight}_bias")
+    return bias.to_local() if dtensor.is_dtensor(bias) else bias[first : first + count]
+
+
+def _entering(x: Tensor, weight: Any) -> Tensor:
+    """What every process has alike; its gradient is the sum of what the processes find."""
+    if not dtensor.is_dtensor(weight):
+        return x
+    whole = dtensor.as_dtensor(x, weight.device_mesh)
+    whole = whole.redistribute(placements=[dtensor.replicate()] * weight.device_mesh.ndim)
+    return whole.to_local(grad_placements=_sums(weight))
+
+
+def _leaving(x: Tensor, weight: Any) -> Tensor:
+    """The sum of what the processes have: of each element one has the value, and the others zeros."""
+    if not dtensor.is_dtensor(weight):
+        return x
+    spread: Any = dtensor.of_parts(x, weight.device_mesh, _sums(weight))
+    return spread.redistribute(placements=[dtensor.replicate()] * weight.device_mesh.ndim).to_local()
+
+
+def _sums(weight: Any) -> list[Any]:
+    return [dtensor.partial() if p.is_shard() else dtensor.replicate() for p in weight.placements]
+
+
+ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)

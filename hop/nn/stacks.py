@@ -1,0 +1,265 @@
+"""Products of rows that are sorted by group with the matrix of their group, of a stack: what experts compute.
+
+`chain` gives, for the rows of group i, what hop.quantized gives for them and matrix i of each stack. Rows are quantized
+all at once where that gives the same bits. How many rows a group has is data: in programs each product is one operator,
+
+    hop::stacked(x, rows, ends, weight, bias, scheme, quantizer, shape, columns) -> tensor
+
+in whose buffers `weight` is, or a float tensor alone where `quantizer` is "".
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.compat import eager
+from hop.impls.quantize import quantize
+from hop.impls.quantized import quantized
+from hop.numerics import blocks
+from hop.numerics.layouts import Stacked
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
+from hop.tensor import QuantizedTensor
+
+aten = torch.ops.aten
+
+
+class Stack(NamedTuple):
+    """What the rows of a group are multiplied by: of a stack the matrix, and the bias, of the group."""
+
+    weight: Any  # (E, R, K), float or quantized; where products sum over the first dimension (E, K, R)
+    bias: Tensor | None  # (E, R), float
+
+
+def chain(
+    x: Tensor,
+    rows: Tensor,
+    ends: Tensor,
+    stacks: Sequence[Stack],
+    between: Callable[[Tensor], Tensor],
+    scheme: Scheme | None,
+    columns: bool,
+) -> Tensor:
+    """The products of each row with the matrix of its group in one stack after the other.
+
+    Args:
+        x: (T, K), float.
+        rows: int64 (S,), which row of x each is. They are sorted by group.
+        ends: int64 (E,), where each group ends. Rows after the last end are in no group, and their results are zeros.
+        between: what becomes of a product before the next one, row by row.
+        scheme: how products are computed; None for floats.
+        columns: whether they sum over the first dimension of the matrices.
+
+    Returns:
+        (S, R), in x's dtype.
+    """
+    if not torch.compiler.is_compiling() and eager.is_plain_eager():
+        return _products(x, rows, ends, stacks, between, scheme, columns)
+    text = "" if scheme is None else str(scheme)
+    for i, (weight, bias) in enumerate(stacks):
+        is_quantized = isinstance(weight, QuantizedTensor)
+        parts = [getattr(weight, name) for name in weight._names] if is_quantized else [weight]
+        said, shape = str(weight.quantizer) if is_quantized else "", list(weight.shape)
+        given = (between(x), None) if i else (x, rows)
+        x = torch.ops.hop.stacked(*given, ends, parts, bias, text, said, shape, columns)
+    return x
+
+
+def _products(
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    stacks: Sequence[Stack],
+    between: Callable[[Tensor], Tensor],
+    scheme: Scheme | None,
+    columns: bool,
+) -> Tensor:
+    """As chain; group by group, so that what lies between two products stays in the cache."""
+    count = x.shape[0] if rows is None else rows.shape[0]
+    given: Any = _codes(x, stacks[0], scheme)
+    given = given if rows is None else _gathered(given, rows)
+    results, start = [], 0
+    for i, end in enumerate(ends.tolist()):  # the one time that the program waits for a GPU
+        if end > start:
+            y = _range(given, start, end)
+            for j, (weight, bias) in enumerate(stacks):
+                own = None if bias is None else bias[i]
+                y = _product(between(y) if j else y, _matrix(weight, i), own, scheme, columns)
+            results.append(y)
+            start = end
+    if start < count or not results:
+        results.append(x.new_zeros(count - start, stacks[-1].weight.shape[2 if columns else 1]))
+    return results[0] if len(results) == 1 else torch.cat(results)
+
+
+def _product(x: Any, matrix: Any, bias: Tensor | None, scheme: Scheme | None, columns: bool) -> Tensor:
+    if not columns:
+        args = (aten.linear.default, (x, matrix, bias))
+    else:
+        args = (aten.mm.default, (x, matrix)) if bias is None else (aten.addmm.default, (bias, x, matrix))
+    op, operands = args
+    return op(*operands) if scheme is None else quantized(op, scheme, *operands)
+
+
+def _codes(x: Tensor, stack: Stack, scheme: Scheme | None) -> Any:
+    """The rows quantized, if each is by itself and no gradient asks for floats."""
+    q = None if scheme is None else scheme.lhs
+    if q is None or not _is_by_rows(q):
+        return x
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *stack)):
+        return x
+    return quantize(q, x)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_by_rows(q: Quantizer) -> bool:
+    """Whether what is stored of a row of a matrix depends on that row alone."""
+    return not q.flat and all(blocks.per_dimension(block, 2)[0] == 1 for _, block in q.stored().values())
+
+
+def _gathered(x: Any, rows: Tensor) -> Any:
+    if not isinstance(x, QuantizedTensor):
+        return x[rows]
+    buffers = {name: buffer.index_select(0, rows) for name, buffer in x.buffers().items()}
+    return x.rebuilt(buffers, shape=(rows.shape[0], x.shape[1]))
+
+
+def _range(x: Any, start: int, end: int) -> Any:
+    if not isinstance(x, QuantizedTensor):
+        return x[start:end]
+    return x.rebuilt({name: buffer[start:end] for name, buffer in x.buffers().items()}, shape=(end - start, x.shape[1]))
+
+
+def _matrix(weight: Any, i: int) -> Any:
+    """Matrix i, in the memory of the stack."""
+    if not isinstance(weight, QuantizedTensor):
+        return weight[i]
+    buffers = {name: buffer[i] for name, buffer in weight.buffers().items()}
+    return weight.rebuilt(buffers, quantizer=_of_matrix(weight.quantizer), shape=weight.shape[1:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_matrix(q: Quantizer) -> Quantizer:
+    """The quantizer of each matrix of a stack."""
+    plain = q.plain.of_blocks(lambda block: block[1:])
+    return replace(plain, layout=q.layout.of_matrix) if isinstance(q.layout, Stacked) else plain
+
+
+# ---- as one operator of programs
+
+
+@torch.library.custom_op("hop::stacked", mutates_args=())
+def _stacked(
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> Tensor:
+    stack = Stack(_assembled(weight, quantizer, shape, x.dtype), bias)
+    return _single(x, rows, ends, stack, scheme, columns)
+
+
+@_stacked.register_fake
+def _(
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> Tensor:
+    return x.new_empty(x.shape[0] if rows is None else rows.shape[0], shape[2 if columns else 1])
+
+
+def _single(x: Tensor, rows: Tensor | None, ends: Tensor, stack: Stack, scheme: str, columns: bool) -> Tensor:
+    return _products(x, rows, ends, [stack], _nothing, Scheme.parse(scheme) if scheme else None, columns)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x
+
+
+def _assembled(parts: Sequence[Tensor], quantizer: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """A weight of its parts."""
+    if not quantizer:
+        return parts[0]
+    q = Quantizer.parse(quantizer)
+    return QuantizedTensor.fitting(dict(zip(q.buffers(shape), parts, strict=True)), q, tuple(shape), dtype)
+
+
+@torch.library.custom_op("hop::stacked_gradient", mutates_args=())
+def _stacked_gradient(
+    grad: Tensor,
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> list[Tensor]:
+    """The gradients of x, of a float weight and of the bias, empty where there is none: the forward again, with a
+    tape."""
+    with eager.recording(), torch.enable_grad():
+        given = [x, *weight] if not quantizer else [x]
+        given = [t.detach().requires_grad_() for t in (*given, *(() if bias is None else (bias,)))]
+        made = _assembled(weight if quantizer else given[1:2], quantizer, shape, x.dtype)
+        out = _single(given[0], rows, ends, Stack(made, None if bias is None else given[-1]), scheme, columns)
+        found = torch.autograd.grad(out, given, grad, allow_unused=True, materialize_grads=True)
+    none = x.new_empty(0)
+    return [found[0], none if quantizer else found[1], none.clone() if bias is None else found[-1]]
+
+
+@_stacked_gradient.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    rows: Tensor | None,
+    ends: Tensor,
+    weight: Sequence[Tensor],
+    bias: Tensor | None,
+    scheme: str,
+    quantizer: str,
+    shape: Sequence[int],
+    columns: bool,
+) -> list[Tensor]:
+    none = x.new_empty(0)
+    own = none if quantizer else torch.empty_like(weight[0])
+    return [torch.empty_like(x), own, none.clone() if bias is None else torch.empty_like(bias)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, rows, ends, weight, bias, *ctx.others = inputs
+    ctx.count = len(weight)
+    ctx.save_for_backward(x, rows, ends, bias, *weight)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Any:
+    x, rows, ends, bias, *weight = ctx.saved_tensors
+    of_x, of_weight, of_bias = torch.ops.hop.stacked_gradient(grad, x, rows, ends, weight, bias, *ctx.others)
+    _, quantizer, *_ = ctx.others
+    return (
+        of_x,
+        None,
+        None,
+        [None] * ctx.count if quantizer else [of_weight],
+        None if bias is None else of_bias,
+        *(None,) * 4,
+    )
+
+
+_stacked.register_autograd(_backward, setup_context=_keep)
