@@ -41,7 +41,7 @@ def _block(dtype: torch.dtype, implementation: str) -> Any:
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
-    sizes = {"hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE}
+    sizes: Any = {"hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE}
     config = MixtralConfig(**sizes, num_local_experts=EXPERTS, num_experts_per_tok=TOP)
     config._experts_implementation = implementation
     block = MixtralSparseMoeBlock(copy.deepcopy(config)).eval()
