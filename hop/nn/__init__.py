@@ -3,7 +3,7 @@
 contexts.py     which scheme a layer computes in
 static.py       scales that are calibrated or learned
 delayed.py      scales from the amaxes of earlier steps
-layer.py        what all layers share
+layer.py        what all layers share; stored.py the form of their weights
 layers.py       Linear, Embedding
 convolutions.py Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 attention.py    MultiheadAttention; masks.py merges its masks

@@ -7,8 +7,7 @@ are the entries of a state_dict beside those of the float layer, for roles whose
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -16,16 +15,15 @@ from torch import Tensor, nn
 
 from hop.compat import profiling
 from hop.compat.eager import OpOverload
-from hop.impls.pack import layout_for, pack_operator
-from hop.impls.quantize import dequantize, quantize
+from hop.impls.quantize import dequantize
 from hop.impls.quantized import Scales, quantized
 from hop.nn import master, reminder
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, SchemeNeeds, active
 from hop.nn.delayed import AmaxHistory
 from hop.nn.sharing import SharedInput
 from hop.nn.static import StaticScale
+from hop.nn.stored import StoredWeight
 from hop.numerics import calibration
-from hop.numerics.layouts import Tiled
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.recipes import RECIPES
 from hop.numerics.schemes import SCHEMES, Scheme
@@ -45,7 +43,7 @@ def not_a_model(function: str, given: Any) -> TypeError:
     return TypeError(f"{function}: model must be a torch.nn.Module, got {given!r}; give the model first")
 
 
-class Layer(nn.Module):
+class Layer(StoredWeight):
     """A float layer that computes in low precision. Subclasses name their operator and call `_compute`."""
 
     float_type: type[nn.Module]  # what it is made from
@@ -55,8 +53,6 @@ class Layer(nn.Module):
     example_dims: int  # the dimensions of one example of its input
     # Its attributes beside those of the float layer.
     added: ClassVar[tuple[str, ...]] = tuple("learn_scales frozen calibrating packs shared_input scales _own".split())
-    weight: Any
-    scales: Any  # an nn.ModuleDict where there are any
 
     def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -160,19 +156,6 @@ class Layer(nn.Module):
         """By which the weight is quantized when it is frozen; None where the scheme leaves it in floats."""
         scheme = self.plan().settled
         return None if scheme is None or scheme.rhs is None else self.weight_quantizer(scheme.rhs)
-
-    def laid_out(self, weight: Any, packs: bool) -> Any:
-        """A quantized weight in the layout that products of this layer read fastest where it lies; or plain."""
-        layout = self._layout(weight) if packs else None
-        return (
-            weight
-            if weight.quantizer.layout == layout
-            else pack_operator(weight, "" if layout is None else str(layout))
-        )
-
-    def _layout(self, weight: QuantizedTensor) -> Tiled | None:
-        layout = layout_for(replace(weight.quantizer, layout=None), weight.dim(), weight.device.type)
-        return layout if isinstance(layout, Tiled) else None  # of which plain codes can be made again
 
     def set_weight_scale(self) -> None:
         """Find the static scale of the weight, if it has one that is not set."""
@@ -341,65 +324,6 @@ class Layer(nn.Module):
     def weight_quantizer(self, q: Quantizer) -> Quantizer:
         """The quantizer of the weight, for the one of a scheme."""
         return q
-
-    # ---- files, and other devices
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        self.save_plain(destination, f"{prefix}{WEIGHT}")
-
-    def save_plain(self, destination: dict[str, Any], key: str) -> None:
-        """Bring the weight in a state_dict to the plain form."""
-        weight = destination.get(key)
-        if self.packs and isinstance(weight, QuantizedTensor):
-            destination[key] = self.laid_out(weight, False)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        if not any(
-            key.startswith(f"{prefix}scales.") for key in state_dict
-        ):  # a float layer's: scales keep their values
-            own = nn.ModuleDict(self.scales).state_dict()
-            state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in own.items()})
-        assigns = local_metadata.get("assign_to_params_buffers", False)
-        self.prepare_loading(state_dict, f"{prefix}{WEIGHT}", assigns)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
-        self.finish_loading(assigns)
-
-    def prepare_loading(self, state_dict: dict[str, Any], key: str, assigns: bool) -> None:
-        """Bring the weight in a state_dict to the form of the layer's own."""
-        if key in state_dict:
-            state_dict[key] = self._loaded(master.gathered_like(self.weight, state_dict[key]), assigns)
-
-    def finish_loading(self, assigns: bool) -> None:
-        """Be frozen where the weight that was loaded is."""
-        if assigns and isinstance(self.weight, QuantizedTensor) and not self.frozen:
-            self.take_frozen(cast(nn.Parameter, self.weight.requires_grad_(False)), self.packs)
-
-    def _loaded(self, weight: Any, assigns: bool) -> Any:
-        """A weight of a file in the form of the layer's own."""
-        if self.frozen and assigns and not isinstance(weight, QuantizedTensor):
-            weight = quantize(self.weight.quantizer.plain, weight)
-        if self.packs and isinstance(weight, QuantizedTensor):
-            return self.laid_out(weight, True)
-        return weight
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
-        self.lay_out()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.lay_out()
-
-    def lay_out(self) -> None:
-        """Bring the weight to the layout for where it lies now."""
-        if self.packs and isinstance(self.weight, QuantizedTensor):
-            found = self.laid_out(self.weight, True)
-            if found is not self.weight:
-                self.weight = nn.Parameter(found, requires_grad=False)
 
 
 def _form(argument: Any) -> Any:

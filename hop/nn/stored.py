@@ -1,0 +1,95 @@
+"""StoredWeight: the form of a layer's weight: packed for the kernels of the machine that it lies on, plain in files."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from hop.impls.pack import layout_for, pack_operator
+from hop.impls.quantize import quantize
+from hop.nn import master
+from hop.nn.contexts import WEIGHT
+from hop.numerics.layouts import Tiled
+from hop.tensor import QuantizedTensor
+
+
+class StoredWeight(nn.Module):
+    """A module whose weight may be quantized, and packed."""
+
+    weight: Any
+    scales: Any  # an nn.ModuleDict where there are any
+    frozen: bool  # whether the weight is codes
+    packs: bool  # whether these lie as products read them fastest, wherever the module goes
+
+    def take_frozen(self, weight: nn.Parameter, packs: bool) -> None:
+        """Compute with a quantized weight from now on."""
+        raise NotImplementedError
+
+    def laid_out(self, weight: Any, packs: bool) -> Any:
+        """A quantized weight in the layout that products of this layer read fastest where it lies; or plain."""
+        layout = _layout(weight) if packs else None
+        if weight.quantizer.layout == layout:
+            return weight
+        return pack_operator(weight, "" if layout is None else str(layout))
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        self.save_plain(destination, f"{prefix}{WEIGHT}")
+
+    def save_plain(self, destination: dict[str, Any], key: str) -> None:
+        """Bring the weight in a state_dict to the plain form."""
+        weight = destination.get(key)
+        if self.packs and isinstance(weight, QuantizedTensor):
+            destination[key] = self.laid_out(weight, False)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        if not any(
+            key.startswith(f"{prefix}scales.") for key in state_dict
+        ):  # a float layer's: scales keep their values
+            own = nn.ModuleDict(self.scales).state_dict()
+            state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in own.items()})
+        assigns = local_metadata.get("assign_to_params_buffers", False)
+        self.prepare_loading(state_dict, f"{prefix}{WEIGHT}", assigns)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        self.finish_loading(assigns)
+
+    def prepare_loading(self, state_dict: dict[str, Any], key: str, assigns: bool) -> None:
+        """Bring the weight in a state_dict to the form of the layer's own."""
+        if key in state_dict:
+            state_dict[key] = self._loaded(master.gathered_like(self.weight, state_dict[key]), assigns)
+
+    def finish_loading(self, assigns: bool) -> None:
+        """Be frozen where the weight that was loaded is."""
+        if assigns and isinstance(self.weight, QuantizedTensor) and not self.frozen:
+            self.take_frozen(cast(nn.Parameter, self.weight.requires_grad_(False)), self.packs)
+
+    def _loaded(self, weight: Any, assigns: bool) -> Any:
+        """A weight of a file in the form of the layer's own."""
+        if self.frozen and assigns and not isinstance(weight, QuantizedTensor):
+            weight = quantize(self.weight.quantizer.plain, weight)
+        if self.packs and isinstance(weight, QuantizedTensor):
+            return self.laid_out(weight, True)
+        return weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.lay_out()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Bring the weight to the layout for where it lies now."""
+        if self.packs and isinstance(self.weight, QuantizedTensor):
+            found = self.laid_out(self.weight, True)
+            if found is not self.weight:
+                self.weight = nn.Parameter(found, requires_grad=False)
+
+
+def _layout(weight: QuantizedTensor) -> Tiled | None:
+    layout = layout_for(weight.quantizer.plain, weight.dim(), weight.device.type)
+    return layout if isinstance(layout, Tiled) else None  # of which plain codes can be made again
