@@ -99,6 +99,9 @@ def quantizers() -> dict[str, Quantizer]:
     }
 
 
+# Layouts that programs hold, and no other files.
+IN_PROGRAMS = {"stacked": replace(presets.INT8_ROW, layout=layouts.Stacked())}
+
 # What version 0.1 called them.
 NAMED = {
     **{name: schemes.SCHEMES[name] for name in ("INT8_DYNAMIC", "INT8_STATIC", "INT8_DA_INT4_W")},
@@ -163,6 +166,14 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "conv1d": lambda: nn.Conv1d(4, 8, 3, padding=1),
     "conv2d": lambda: nn.Conv2d(4, 8, 3, padding="same"),
     "embedding": lambda: nn.Embedding(16, 32),
+}
+# Others, whose entries in a file have the form of these.
+ALIKE = {
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.modules.linear.NonDynamicallyQuantizableLinear,
 }
 INPUTS = {"linear": (16, 32), "conv1d": (2, 4, 16), "conv2d": (2, 4, 4, 4)}
 
