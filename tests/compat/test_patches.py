@@ -127,7 +127,7 @@ FAULTS = {
         torch.compile(f, fullgraph=True)(c, x).sum().backward()
     """,
     "layers_of_traces": """
-        torch.fx.symbolic_trace(hop.nn.Linear(64, 64, scheme=hop.schemes.INT8_DYNAMIC))
+        torch.fx.symbolic_trace(torch.nn.Sequential(hop.nn.Linear(64, 64, scheme=hop.schemes.INT8_DYNAMIC)))
     """,
     "moves_between_placements": """
         mesh = one_process()
