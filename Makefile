@@ -95,7 +95,7 @@ docs: $(VENV)/docs ## build the site from docs/ into build/site; warnings are er
 tables: $(VENV)/dev ## write what pages show of the code and of results: tables, the gallery, diagrams
 	@$(PY) -m docs.make
 
-lint: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## ruff and pyright
+lint: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes $(VENV)/docs ## ruff and pyright
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/pyright --pythonpath $(PY)
 
 gpu: $(VENV)/dev $(VENV)/cuda ## operators on every route, optimizers, tensors and FSDP2 on a GPU, its kernels checked and timed; fails where there is none
