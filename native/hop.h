@@ -94,19 +94,19 @@ struct hop_product {
     int64_t output_step;
 };
 
-// What the operands hold: codes, scale, zero point, fold.
+// What the operands hold: codes, scale, zero point, fold; and of a right factor, if they are known, the sums of the codes
+// of each row over all k, one member of the batch after the other, which zero points of the left one are multiplied by.
 struct hop_data {
     const void *codes, *scale, *zero, *fold;
+    const int32_t* sums;
 };
 
 // Why there is no kernel for the product; a null pointer if there is one.
 HOP_API const char* hop_product_declines(const hop_product* product);
 
 // output (m, n) = lhs (m, k) times the transpose of rhs (n, k), for each member of the batch.
-HOP_API int hop_multiply(
-    const hop_product* product, int threads, const void* lhs_codes, const void* lhs_scale, const void* lhs_zero,
-    const void* lhs_fold, const void* rhs_codes, const void* rhs_scale, const void* rhs_zero, const void* rhs_fold,
-    const void* bias, const void* output_scale, const void* output_zero, void* output);
+HOP_API int hop_multiply(const hop_product* product, int threads, const hop_data* lhs, const hop_data* rhs, const void* bias,
+                         const void* output_scale, const void* output_zero, void* output);
 
 // The same of a left factor in HOP_FLOAT32 or HOP_FLOAT16, k contiguous, without scales, and an output in float32.
 HOP_API int hop_multiply_floats(

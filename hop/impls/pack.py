@@ -29,7 +29,10 @@ def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
     block = blocks.per_dimension(quantizer.block, ndim)
     is_weight = ndim == 2 or (ndim > 2 and set(block[1:]) == {-1})  # of a linear layer or of a convolution
     if is_weight and device == "cpu" and native.library().missing is None and quantizer.format.bits in (4, 8):
-        return Tiled(columns=ndim == 2 and sums_first(block))
+        columns = ndim == 2 and sums_first(block)
+        # Sums over all that is summed are of no use to groups, which have their own.
+        whole = all(blocks.per_dimension(b, 2)[0 if columns else 1] == -1 for _, b in quantizer.stored().values())
+        return Tiled(columns, sums=ndim == 2 and quantizer.format.is_integer and whole)
     return Decoded() if quantizer.format.is_float else None
 
 
@@ -57,6 +60,8 @@ class Pack(Composite):
         held = _natively(x, wanted) if q.layout is None else None
         if held is not None:
             rest = {name: b.clone() for name, b in x.buffers().items() if name != "codes"}
+            if wanted.stored():
+                rest |= wanted.beside(q.format.unpack(x.codes, x.shape[-1]) if q.per_byte() > 1 else x.codes)
             return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=wanted))
         own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
         return x.rebuilt(q.packed(own, x.shape, wanted), quantizer=replace(q, layout=wanted))
@@ -118,7 +123,7 @@ def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
     """A quantized tensor in the layout that hop.scaled reads fastest, as a right-hand factor above all.
 
     On the CPU codes of 8 and 4 bits are held in tiles (hop.layouts.Tiled), in as many bytes as before but for what
-    fills up the last tiles; views of such a tensor are plain, dequantized tensors. Without the native kernels, and on
+    fills up the last tiles, and with four bytes for the sum of each row of integers; views of such a tensor are plain, dequantized tensors. Without the native kernels, and on
     other devices, floats are held as the bfloat16 numbers that they stand for (hop.layouts.Decoded). A tensor that
     moves to a device whose kernels do not read its layout is unpacked.
 

@@ -66,6 +66,14 @@ class Layout(Value):
         """The numbers of the codes, float32, for a layout that is decoded: the inverse of `pack`."""
         raise NotImplementedError
 
+    def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
+        """The name, dtype and block of what is stored beside the codes and what the rule stores."""
+        return {}
+
+    def beside(self, codes: Tensor) -> dict[str, Tensor]:
+        """That, of the codes of a tensor, one to an element."""
+        return {}
+
     def suits(self, device: torch.device) -> bool:
         """Whether kernels of a device read it; a tensor that moves to another device is brought to the plain form."""
         return True
@@ -124,14 +132,26 @@ class Tiled(Layout):
 
     Args:
         columns: whether a matrix is summed along its first dimension, as the second factor of mm is: (K, R).
+        sums: whether code_sums are stored beside the codes of a matrix of integers: Σ codes of each row, int32. A zero
+            point of the other factor is multiplied by them, so a product need not find them again in each call.
     """
 
     columns: bool = False
+    sums: bool = False
 
     tiled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         spelling.flag(self.columns, "Tiled: columns")
+        spelling.flag(self.sums, "Tiled: sums")
+
+    def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
+        return {"code_sums": (torch.int32, (-1, 1) if self.columns else (1, -1))} if self.sums else {}
+
+    def beside(self, codes: Tensor) -> dict[str, Tensor]:
+        if not self.sums:
+            return {}
+        return {"code_sums": codes.sum(0 if self.columns else 1, keepdim=True, dtype=torch.int32)}
 
     @property
     def tiles(self) -> "Tiled":
@@ -146,11 +166,14 @@ class Tiled(Layout):
                 f"layout={self} is for codes of 4 or 8 bits, and {format.name} has {format.bits}; take another layout, "
                 "or None"
             )
+        if self.sums and not format.is_integer:
+            raise ValueError(f"layout={self} keeps sums of integers, and {format.name} is none; take sums=False")
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        if len(shape) < 2 or (self.columns and len(shape) != 2):
+        if len(shape) < 2 or ((self.columns or self.sums) and len(shape) != 2):
+            of = "matrices" if self.columns or self.sums else "matrices and weights of convolutions"
             raise ValueError(
-                f"layout={self} is for {'matrices' if self.columns else 'matrices and weights of convolutions'}; "
+                f"layout={self} is for {of}; "
                 f"got shape {tuple(shape)}; give such a tensor, or take layout=None"
             )
 

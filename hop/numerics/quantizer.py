@@ -137,8 +137,9 @@ class Quantizer(Value):
         return result
 
     def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
-        """The name, dtype and block of what is stored beside the codes."""
-        return self.scale.stored(self.format, self.block)
+        """The name, dtype and block of what is stored beside the codes: by the rule, then by the layout."""
+        by_rule = self.scale.stored(self.format, self.block)
+        return by_rule if self.layout is None else by_rule | self.layout.stored()
 
     def per_byte(self) -> int:
         """How many codes share a byte."""
@@ -176,7 +177,8 @@ class Quantizer(Value):
 
     def shares_scale(self) -> bool:
         """Whether one scale serves the row-wise and the column-wise copy."""
-        whole = all(b == -1 for _, block in self.stored().values() for b in block)
+        stored = self.scale.stored(self.format, self.block).values()
+        whole = all(b == -1 for _, block in stored for b in block)
         return whole and not self.flat and self.hadamard is None
 
     def rows(self, shape: Sequence[int]) -> list[int]:
@@ -214,14 +216,14 @@ class Quantizer(Value):
         Args:
             scale, zero_point: what takes the place of the rule, in the shapes of their buffers.
             noise: random integers in 0..255, of x's shape, if rounding is stochastic."""
-        shape, codes, tensors = self._encode(x, scale, zero_point, noise)
-        codes = self._held(codes, shape, x.shape, tensors)
+        shape, cut, tensors = self._encode(x, scale, zero_point, noise)
+        codes = self._held(cut, shape, x.shape, tensors)
         codes = memory_format.like(codes, x) if self.keeps_memory_format() else codes
         if scale is not None:  # which stays the caller's, and may be expanded
             tensors = tuple(t.clone(memory_format=torch.contiguous_format) for t in tensors)
-        return {"codes": codes} | {
-            name: blocks.gather(t, len(shape)) for name, t in zip(self.stored(), tensors, strict=True)
-        }
+        by_rule = self.scale.stored(self.format, self.block)
+        found = {name: blocks.gather(t, len(shape)) for name, t in zip(by_rule, tensors, strict=True)}
+        return {"codes": codes} | found | self._beside(cut, shape, x.shape)
 
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
         """The numbers of a tensor of `shape`, in float32."""
@@ -243,7 +245,8 @@ class Quantizer(Value):
             layout.check_shape(shape)
         rows, cut, tensors = self._cut(buffers, shape)
         to = replace(self, layout=layout)
-        return dict(buffers) | {"codes": to._held(cut, rows, shape, tensors)}
+        by_rule = {name: buffers[name] for name in self.scale.stored(self.format, self.block)}
+        return {"codes": to._held(cut, rows, shape, tensors)} | by_rule | to._beside(cut, rows, shape)
 
     def fake_quantize(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
@@ -324,6 +327,10 @@ class Quantizer(Value):
         codes = blocks.merge(cut, rows)
         return self.format.pack(codes.reshape(rows or [1])) if self.per_byte() > 1 else codes.reshape(shape)
 
+    def _beside(self, cut: Tensor, rows: list[int], shape: Sequence[int]) -> dict[str, Tensor]:
+        """What the layout stores beside codes that are cut into blocks."""
+        return {} if self.layout is None else self.layout.beside(blocks.merge(cut, rows).reshape(shape))
+
     def _cut(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> tuple[list[int], Tensor, list[Tensor]]:
         """The shape over which blocks run, and codes and what is stored beside them, cut into blocks."""
         rows = self.rows(shape)
@@ -333,7 +340,8 @@ class Quantizer(Value):
         elif self.per_byte() > 1:
             codes = self.format.unpack(codes, rows[-1] if rows else 1)
         cut, _ = blocks.split(codes.reshape(rows), self.block)
-        return rows, cut, [blocks.spread(buffers[name], self.block) for name in self.stored()]
+        by_rule = self.scale.stored(self.format, self.block)
+        return rows, cut, [blocks.spread(buffers[name], self.block) for name in by_rule]
 
     def _decode(self, codes: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         return self.format.decode(codes, *self._zero(tensors)) * self.scale.scale_of(tensors, self.format)

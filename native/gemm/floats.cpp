@@ -110,9 +110,10 @@ int hop_multiply_floats(
         const auto at = [&](const void* data, int64_t by) -> const void* {
             return data ? static_cast<const char*>(data) + member * by : nullptr;
         };
-        const int result = hop_multiply(
-            &own, threads, parts, nullptr, nullptr, nullptr, at(rhs_codes, p.rhs_step.codes), at(rhs_scale, p.rhs_step.scale),
-            at(rhs_zero, p.rhs_step.zero), at(rhs_fold, p.rhs_step.fold), nullptr, nullptr, nullptr, terms);
+        const hop_data left{parts, nullptr, nullptr, nullptr, nullptr};
+        const hop_data right{at(rhs_codes, p.rhs_step.codes), at(rhs_scale, p.rhs_step.scale), at(rhs_zero, p.rhs_step.zero),
+                             at(rhs_fold, p.rhs_step.fold), nullptr};
+        const int result = hop_multiply(&own, threads, &left, &right, nullptr, nullptr, nullptr, terms);
         if (result) return result;
         std::atomic<bool> all{true};
         each_row(p.n, [&](int64_t r) {

@@ -274,7 +274,7 @@ private:
             return Ahead(source, count * m_.source_bytes(), steps);
         }
 
-        // The tiles of a chunk, and the sums of its columns, in each of `groups`, if they are asked for.
+        // The tiles of a chunk, and the sums of its columns, in each of `groups`, if they are asked for and not known.
         const uint8_t* chunk(int64_t n, int64_t first, int64_t count, int64_t groups) {
             const uint8_t* tiles = tiles_;
             if (m_.made_) {
@@ -286,7 +286,7 @@ private:
             }
             if (!m_.lhs_zero_ && !m_.rhs_zero_) return tiles;
             if (!job_.grouped()) {
-                for (int half = 0; m_.lhs_zero_ && half < 2; ++half)
+                for (int half = 0; m_.lhs_zero_ && !knows_sums(job_) && half < 2; ++half)
                     add_quads(tiles + half * kTile, kQuads, count, 2 * kTile, columns_->sum + half * kRows);
                 return tiles;
             }

@@ -93,11 +93,20 @@ inline void tile_of_words(const Job& job, const Decoding& words, BlockScales& fo
     words.decode(codes, kQuads, zero, fold, even, odd);
 }
 
-// The scales and zero points of the columns of a block in one group; their sums are 0 until they are added.
+// Whether the sums of the columns' codes came with the factor: over all k, so not of groups.
+inline bool knows_sums(const Job& job) { return job.rhs.sums && !job.grouped(); }
+
+// The scales and zero points of the columns of a block in one group; their sums are 0 until they are added, where they are
+// not known.
 inline void side_of_columns(const Job& job, BlockScales& scales, int64_t first, int64_t group, Side& side) {
     const int64_t k = group * job.group, rest = job.p.n - first;
     std::memset(side.zero, 0, sizeof(side.zero));
     std::memset(side.sum, 0, sizeof(side.sum));
+    if (knows_sums(job)) {
+        const auto shift = static_cast<uint32_t>(job.p.rhs.format == HOP_UINT8 ? 128 * job.p.k : 0);
+        for (int64_t i = 0; i < kBlock && i < rest; ++i)
+            side.sum[i] = static_cast<int32_t>(static_cast<uint32_t>(job.rhs.sums[first + i]) - shift);
+    }
     std::memcpy(side.scale, scales.at(first, k), sizeof(side.scale));
     if (by_integers(job.p) && has_zero(job.p.rhs))
         load_zeros(job.p.rhs, job.rhs.zero, first, rest < kBlock ? rest : kBlock, k, side.zero);

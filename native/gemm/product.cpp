@@ -69,7 +69,7 @@ hop_data step(const hop_data& data, const hop_steps& by, int64_t i) {
     const auto at = [i](const void* p, int64_t bytes) -> const void* {
         return p ? static_cast<const char*>(p) + i * bytes : nullptr;
     };
-    return {at(data.codes, by.codes), at(data.scale, by.scale), at(data.zero, by.zero), at(data.fold, by.fold)};
+    return {at(data.codes, by.codes), at(data.scale, by.scale), at(data.zero, by.zero), at(data.fold, by.fold), nullptr};
 }
 
 int multiply(Job& job) {
@@ -86,18 +86,16 @@ int multiply(Job& job) {
 
 }  // namespace
 
-int hop_multiply(
-    const hop_product* product, int threads, const void* lhs_codes, const void* lhs_scale, const void* lhs_zero,
-    const void* lhs_fold, const void* rhs_codes, const void* rhs_scale, const void* rhs_zero, const void* rhs_fold,
-    const void* bias, const void* output_scale, const void* output_zero, void* output) {
+int hop_multiply(const hop_product* product, int threads, const hop_data* lhs, const hop_data* rhs, const void* bias,
+                 const void* output_scale, const void* output_zero, void* output) {
     if (product->m == 0 || product->n == 0) return HOP_OK;
     const int64_t batch = product->batch < 1 ? 1 : product->batch;
-    const hop_data lhs{lhs_codes, lhs_scale, lhs_zero, lhs_fold}, rhs{rhs_codes, rhs_scale, rhs_zero, rhs_fold};
     std::atomic<int> error{HOP_OK};
     const auto member = [&](int64_t i, int own_threads) {
         Job job(*product, own_threads);
-        job.lhs = step(lhs, product->lhs_step, i);
-        job.rhs = step(rhs, product->rhs_step, i);
+        job.lhs = step(*lhs, product->lhs_step, i);
+        job.rhs = step(*rhs, product->rhs_step, i);
+        if (rhs->sums) job.rhs.sums = rhs->sums + i * product->n;
         job.bias = bias, job.output_scale = output_scale, job.output_zero = output_zero;
         job.output = static_cast<char*>(output) + i * product->output_step;
         if (const int found = multiply(job)) error = found;

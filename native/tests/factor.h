@@ -39,6 +39,12 @@ struct Factor {
                                          : static_cast<int32_t>(element(
                                                o.zero_format, zero.data() + member * steps.zero, scale.index(row, i)));
     }
+    int32_t sum_of_codes(int64_t of_batch, int64_t row) const {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < k; ++i)
+            sum += static_cast<int32_t>(element(o.format, codes.data() + of_batch * steps.codes, at(row, i)));
+        return sum;
+    }
     void choose(int64_t of_batch) {
         member = of_batch;
         numbers.resize(static_cast<size_t>(rows * k));

@@ -15,7 +15,7 @@ struct Range {
 struct Case {
     hop_product p{};
     Factor lhs, rhs;
-    Buffer bias, scale, zero;
+    Buffer bias, scale, zero, sums;
     bool integers = false, codes = false;
     int64_t group = kAll, tiled = 0;  // k of a group; bytes of a tiled factor
     std::string text;
@@ -48,6 +48,10 @@ inline bool random_case(Chance& chance, Case& c) {
         c.tiled = (c.p.n + 31) / 32 * ((c.p.k + 63) / 64) * (narrow(right) ? 1024 : 2048);
         c.rhs.tiled = Buffer(chance, c.p.batch * c.tiled, 1);
         c.rhs.o.layout = HOP_TILED;
+    }
+    if (c.integers && chance.once_in(2)) {
+        c.sums = Buffer(chance, c.p.batch * c.p.n * 4, 4);
+        for (int64_t i = 0; i < c.p.batch * c.p.n; ++i) c.sums.data<int32_t>()[i] = c.rhs.sum_of_codes(i / c.p.n, i % c.p.n);
     }
     c.p.lhs = c.lhs.o, c.p.rhs = c.rhs.o;
     c.p.lhs_step = c.lhs.steps, c.p.rhs_step = c.rhs.steps;

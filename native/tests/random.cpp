@@ -73,9 +73,10 @@ bool run(Chance& chance, const Case& c, int threads, Buffer& first) {
     const int unit = bytes_of(c.p.output.format);
     Buffer output(chance, c.p.m ? (c.p.batch * c.p.m - 1) * c.p.output.row_stride * unit + c.p.n * unit : 0, unit);
     output.fill(0xa5);
-    const int error = hop_multiply(&c.p, threads, c.lhs.data(), c.lhs.scale.data.data(), c.lhs.zero.data(),
-                                   c.lhs.fold.data.data(), c.rhs.data(), c.rhs.scale.data.data(), c.rhs.zero.data(),
-                                   c.rhs.fold.data.data(), c.bias.data(), c.scale.data(), c.zero.data(), output.data());
+    const auto* sums = c.sums.bytes() ? c.sums.data<int32_t>() : nullptr;
+    const hop_data lhs{c.lhs.data(), c.lhs.scale.data.data(), c.lhs.zero.data(), c.lhs.fold.data.data(), nullptr};
+    const hop_data rhs{c.rhs.data(), c.rhs.scale.data.data(), c.rhs.zero.data(), c.rhs.fold.data.data(), sums};
+    const int error = hop_multiply(&c.p, threads, &lhs, &rhs, c.bias.data(), c.scale.data(), c.zero.data(), output.data());
     if (error) return std::printf("error %d: ", error), false;
     if (!kept(c, output)) return std::printf("written between rows: "), false;
     for (int64_t i = 0; i < c.p.batch && !c.codes; ++i)

@@ -59,6 +59,7 @@ Sizes per_dimension(const Sizes& block, size_t dim) {
 bool FactorDescription::read(Words& words) {
     if (words.word == "tiled") tiled = true;
     else if (words.word == "columns") columns = true;
+    else if (words.word == "sums") stores_sums = true;
     else if (words.name == "zero" && words.value == "stored") stores_zero = true;
     else if (words.name == "zero") zero = words.integer(-128, 255);
     else if (words.name == "scale") scale.format = HOP_FLOAT32, scale.block = words.block();
@@ -170,7 +171,11 @@ Factor make(const FactorDescription& d, const char* name, const Sizes& shape, bo
     } else if (buffers.zero) {
         fail(std::string(buffers.zero.name) + " is given, and the description has none");
     }
+    if (d.stores_sums && (!d.tiled || is_lhs || d.format > HOP_UINT4)) fail("sums come with a right factor of integers in tiles");
+    if (d.stores_sums && buffers.codes) expect(buffers.sums, d.columns ? Sizes{1, f.rows} : Sizes{f.rows, 1}, HOP_INT32);
+    else if (buffers.sums) fail(std::string(buffers.sums.name) + " is given, and the description has none");
     f.data.scale = buffers.scale.data, f.data.zero = buffers.zero.data, f.data.fold = buffers.block_scale.data;
+    f.data.sums = static_cast<const int32_t*>(buffers.sums.data);
     return f;
 }
 

@@ -20,13 +20,14 @@ struct ScaleDescription {
 //
 //     tiled                 as of HOP_TILED; what lies behind the last column must be zero, and is not looked at
 //     columns               summed along its last dimension but one
+//     sums                  of a tiled one: the sum of the codes of each row comes with it, int32
 //     zero=stored, zero=128 from -128 to 255; stored ones lie as the scales do
 //     scale=1,-1            float32, of these blocks
 //     factor=1065353216     of scale, the bits of a float32
 //     block_scale=e8m0:1,32 or e4m3, float32
 struct FactorDescription {
     int32_t format = HOP_NONE, zero = 0;
-    bool tiled = false, columns = false, stores_zero = false;
+    bool tiled = false, columns = false, stores_zero = false, stores_sums = false;
     ScaleDescription scale, block_scale;
 
     bool read(Words& words);  // whether the word is one of a factor's
@@ -41,7 +42,7 @@ inline int64_t item_bytes(int format) {
 
 // The tensors of a factor; views that are none stand for tensors that lie in contiguous memory.
 struct Buffers {
-    View codes, scale, zero, block_scale;
+    View codes, scale, zero, block_scale, sums;
 };
 
 // A factor of `shape`, the tensor that its codes stand for: rows and k are its last two dimensions, or, with columns, k and

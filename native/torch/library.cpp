@@ -25,7 +25,7 @@ const Operator kOperators[] = {
     {"product",
      "(Tensor lhs, Tensor? lhs_scale, Tensor? lhs_zero_point, Tensor? lhs_block_scale, Tensor rhs, Tensor? rhs_scale, "
      "Tensor? rhs_zero_point, Tensor? rhs_block_scale, Tensor? bias, Tensor? output_scale, Tensor? output_zero_point, "
-     "SymInt n, str description) -> Tensor",
+     "SymInt n, str description, Tensor? rhs_code_sums=None) -> Tensor",
      boxed<product>},
     {"convolution",
      "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor weight, Tensor weight_scale, Tensor? bias, "

@@ -87,17 +87,20 @@ thread_local std::string declined;
 
 void product(StableIValue* values, uint64_t count) {
     Stack stack(values, count);
-    Tensor tensors[11];
-    static const char* const names[11] = {
+    constexpr int sums = 11, all = 12;
+    Tensor tensors[all];
+    static const char* const names[all] = {
         "lhs", "lhs_scale", "lhs_zero_point", "lhs_block_scale", "rhs", "rhs_scale", "rhs_zero_point", "rhs_block_scale",
-        "bias", "output_scale", "output_zero_point"};
-    for (int i = 0; i < 11; ++i) tensors[i] = i == 0 || i == 4 ? stack.tensor() : stack.optional();
+        "bias", "output_scale", "output_zero_point", "rhs_code_sums"};
+    for (int i = 0; i < sums; ++i) tensors[i] = i == 0 || i == 4 ? stack.tensor() : stack.optional();
     const int64_t n = stack.integer();
-    const auto description = parse(stack.text());
+    const std::string text = stack.text();
+    tensors[sums] = stack.optional();
+    const auto description = parse(text);
     const ProductDescription& d = *description;
 
-    View v[11];
-    for (int i = 0; i < 11; ++i) {
+    View v[all];
+    for (int i = 0; i < all; ++i) {
         v[i] = view(names[i], tensors[i]);
         if (v[i] && i != 0 && i != 4 && !v[i].is_contiguous()) {
             tensors[i] = contiguous(std::move(tensors[i]));
@@ -106,7 +109,7 @@ void product(StableIValue* values, uint64_t count) {
     }
     const auto factor = [&](int first, const FactorDescription& own, const Sizes& shape, bool batched) {
         const auto made = [&] {
-            return make(own, names[first], shape, batched, first == 0, {v[first], v[first + 1], v[first + 2], v[first + 3]});
+            return make(own, names[first], shape, batched, first == 0, {v[first], v[first + 1], v[first + 2], v[first + 3], first == 0 ? View{} : v[sums]});
         };
         Factor f = made();
         if (!f.needs_copy) return f;
@@ -137,8 +140,7 @@ void product(StableIValue* values, uint64_t count) {
         const hop_data &a = lhs.data, &b = rhs.data;
         if (d.rhs.tiled) gather_pages(b.codes, static_cast<size_t>(v[4].numel()));
         const int result = is_float(p.lhs.format) ? hop_multiply_floats(&p, threads(), a.codes, b.codes, b.scale, b.zero, b.fold, static_cast<float*>(data_of(made))) : hop_multiply(
-            &p, threads(), a.codes, a.scale, a.zero, a.fold, b.codes, b.scale, b.zero, b.fold, v[8].data, v[9].data,
-            v[10].data, data_of(made));
+            &p, threads(), &a, &b, v[8].data, v[9].data, v[10].data, data_of(made));
         if (result) fail(result == HOP_NO_MEMORY ? "no memory for the tiles of a product" : "a product failed");
     }
     stack.give(std::move(made));
@@ -154,12 +156,12 @@ void pack(StableIValue* values, uint64_t count) {
     if (d.format > HOP_E5M2) fail("tiles hold codes of a byte or of 4 bits, not " + std::string(kFormats[d.format]));
     if (d.tiled || shape.size() != 2) fail("codes must be a matrix in its plain form, got " + v.shape());
     FactorDescription own = d;  // of codes alone
-    own.scale = own.block_scale = {}, own.stores_zero = false;
-    Factor f = make(own, "codes", shape, false, false, {v, {}, {}, {}});
+    own.scale = own.block_scale = {}, own.stores_zero = own.stores_sums = false;
+    Factor f = make(own, "codes", shape, false, false, {v, {}, {}, {}, {}});
     if (f.needs_copy) {
         codes = contiguous(std::move(codes));
         v = view("codes", codes);
-        f = make(own, "codes", shape, false, false, {v, {}, {}, {}});
+        f = make(own, "codes", shape, false, false, {v, {}, {}, {}, {}});
     }
     if (f.declined) fail(f.declined);
     const int64_t rows = (f.rows + 31) / 32, slices = (f.k + 63) / 64;

@@ -2131,7 +2131,8 @@ class TestPack(unittest.TestCase):
                     if isinstance(layout, Tiled):
                         rows, *summed = reversed(shape) if layout.columns else shape
                         tiles = -(-rows // 32) * -(-math.prod(summed) // 64)
-                        assert packed.nbytes == tiles * 32 * 64 * q.format.bits // 8 + rest
+                        sums = 4 * rows if layout.sums else 0
+                        assert packed.nbytes == tiles * 32 * 64 * q.format.bits // 8 + rest + sums
                         assert_bits(hop.dequantize(hop.unpack(packed)), w.values(), name)
                         assert_buffers(hop.unpack(packed), q, {n: array(b) for n, b in w.t.buffers().items()})
                     elif isinstance(layout, Decoded):
@@ -2142,6 +2143,60 @@ class TestPack(unittest.TestCase):
                         assert packed.nbytes == w.t.nbytes
                     if packed.quantizer.layout is None:
                         assert q.flat or q.format.name not in numerics.FLOATS
+
+    @parameterized.expand([name for name, q in WEIGHTS.items() if q.format.is_integer and q.format.bits in (4, 8)])
+    def test_sums_of_codes(self, name):
+        """Those of whole rows, by each way to them; groups and convolutions have none."""
+        q = WEIGHTS[name]
+        w = scaled_oracles.make(q, (37, 96), generator(*name.encode())).t
+        packed = hop.pack(w)
+        if packed.quantizer.layout is None:
+            self.skipTest("needs the native kernels")
+        columns = packed.quantizer.layout.columns
+        grouped = any(size > 1 for _, block in q.stored().values() for size in block)
+        assert packed.quantizer.layout.sums == (not grouped)
+        if grouped:
+            return
+        codes = array(q.format.unpack(w.codes, 96) if q.per_byte() > 1 else w.codes).astype(np.int64)
+        want = codes.sum(0 if columns else 1, keepdims=True)
+        by_reference = q.packed(w.buffers(), w.shape, packed.quantizer.layout)["code_sums"]
+        turned = hop.pack(w).t().code_sums.t()
+        without = hop.pack(hop.pack(w, Tiled(columns)), Tiled(columns, sums=True))
+        for sums in (packed.code_sums, by_reference, turned, without.code_sums, packed.clone().code_sums):
+            assert sums.dtype == torch.int32
+            np.testing.assert_array_equal(array(sums), want)
+        assert not hasattr(hop.unpack(packed), "code_sums")
+
+    @parameterized.expand(["INT8_ROW_AFFINE", "UINT8_TENSOR_AFFINE", "INT8_ROW"])
+    def test_products_with_sums(self, name):
+        """The same bits as without them: by rows with zero points and without, in one call and in a compiled one."""
+        for of_weight in (w for w, q in WEIGHTS.items() if q.format.is_integer and q.format.bits in (4, 8)):
+            for m, k, n in ((1, 64, 32), (5, 200, 33), (40, 1088, 70)):
+                w = scaled_oracles.make(WEIGHTS[of_weight], (n, k), generator(*of_weight.encode(), m)).t
+                x = hop.quantize(presets.PRESETS[name], torch.randn(m, k))
+                layout = hop.pack(w).quantizer.layout
+                if layout is None or not layout.sums or layout.columns:
+                    continue
+                with self.subTest(f"{of_weight} {m}x{k}x{n}"):
+                    want = hop.scaled(aten.linear.default, torch.float32, x, hop.pack(w, Tiled()))
+                    assert_bits(hop.scaled(aten.linear.default, torch.float32, x, hop.pack(w)), array(want))
+
+    def test_sums_that_are_none(self):
+        """The native operator looks at them before it reads."""
+        x, w = (hop.quantize(presets.INT8_ROW_AFFINE, torch.randn(s)) for s in ((3, 64), (40, 64)))
+        w = hop.pack(hop.quantize(presets.INT8_ROW, w.dequantize()))
+        if w.quantizer.layout is None:
+            self.skipTest("needs the native kernels")
+        multiply, words = torch.ops.hop_native.product, "1 lhs int8 zero=stored scale=1,-1 rhs int8 tiled{} output float32"
+        args = (x.codes, x.scale, x.zero_point, None, w.codes, None, None, None, None, None, None, 40)
+        with torch.no_grad():
+            want = multiply(*args, words.format(""))
+            assert torch.equal(multiply(*args, words.format(" sums"), w.code_sums), want)
+            for sums in (w.code_sums[:-1], w.code_sums.float(), w.code_sums.flatten(), None):
+                with pytest.raises(RuntimeError, match="rhs_code_sums must"):
+                    multiply(*args, words.format(" sums"), sums)
+            with pytest.raises(RuntimeError, match="rhs_code_sums is given, and the description has none"):
+                multiply(*args, words.format(""), w.code_sums)
 
     @parameterized.expand([name for name, q in FLOATS.items()])
     def test_real_numbers(self, name):

@@ -88,7 +88,9 @@ def _product(
             return reason
     if bias is not None and bias not in native_product.BIASES:
         return f"for a bias in float32, bfloat16, float16 or int32, not {bias}"
-    words, dtype, more = f"1 lhs {a.words} rhs {b.words} output", output, ""  # type: ignore[union-attr]
+    sums = b.sums if isinstance(lhs, Quantizer) and lhs.format.is_integer else None  # type: ignore[union-attr]
+    right_words = f"{b.words} sums" if sums else b.words  # type: ignore[union-attr]
+    words, dtype, more = f"1 lhs {a.words} rhs {right_words} output", output, ""  # type: ignore[union-attr]
     codes = False
     if isinstance(output, Quantizer):
         reason = native_product.declines_output(output)
@@ -104,7 +106,8 @@ def _product(
         more = f" {native_product.describe_output(output)}" if codes else ""
     if dtype not in (*native_product.FLOATS, torch.int8, torch.uint8):
         return f"gives float32, bfloat16 and float16, not {dtype}"
-    made = native_product.NativeProduct(a.names, b.names, codes, f"{words} {native_product.name(dtype)}{more}")  # type: ignore[union-attr]
+    told = f"{words} {native_product.name(dtype)}{more}"
+    made = native_product.NativeProduct(a.names, b.names, sums, codes, told)  # type: ignore[union-attr]
     return native_product.declines(made, left, shape, bias) or made
 
 
@@ -117,6 +120,9 @@ def _multiplied(call: Call) -> Callable[..., Tensor]:
     made, n, multiply = product(call), _columns(call), torch.ops.hop_native.product.default
     assert not isinstance(made, str)
     words = made.description
+    if made.rhs_sums is not None:
+        of_lhs, of_rhs = reader(call, LHS, made.lhs), reader(call, RHS, made.rhs)
+        return lambda lhs, rhs, *more: multiply(*of_lhs(lhs), *of_rhs(rhs), *more, n, words, rhs.code_sums)
     if made.lhs[1:] == made.rhs[1:] == ("scale", None, None) and _is_rowwise(call):  # the same, in fewer steps
         return lambda lhs, rhs, *more: multiply(
             lhs.codes, lhs.scale, None, None, rhs.codes, rhs.scale, None, None, *more, n, words

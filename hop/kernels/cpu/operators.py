@@ -27,7 +27,7 @@ def _result(description: str) -> torch.dtype:
 
 
 def _product(lhs: Tensor, *rest: Any) -> Tensor:
-    n, description = rest[-2:]
+    n, description = rest[10:12]
     return lhs.new_empty([*lhs.shape[:-1], n], dtype=_result(description))
 
 
@@ -164,7 +164,7 @@ def _missing(*args: Any) -> Any:
 
 product: Callable[..., Tensor] = _missing
 """The operator of the same name: (lhs, lhs_scale, lhs_zero_point, lhs_block_scale, rhs, rhs_scale, rhs_zero_point,
-rhs_block_scale, bias, output_scale, output_zero_point, n, description)."""
+rhs_block_scale, bias, output_scale, output_zero_point, n, description, and rhs_code_sums or nothing)."""
 convolution: Callable[..., Tensor] = _missing
 """(x, x_scale, x_zero_point, weight, weight_scale, bias, output_scale, output_zero_point, n, description)."""
 quantize: Callable[..., list[Tensor]] = _missing

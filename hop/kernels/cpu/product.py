@@ -36,6 +36,7 @@ class Described(NamedTuple):
 
     words: str
     names: tuple[str | None, ...]  # of codes, scale, zero point and block scale
+    sums: str | None = None  # the buffer of the sums of codes, which products with integers read: "sums" in the words
 
 
 @functools.lru_cache(maxsize=4096)
@@ -75,7 +76,8 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
         if fold_format == "e4m3" and format != "e2m1":
             return f"{q.format.name} times a scale of E4M3 has more bits than bfloat16"
         words.append(f"block_scale={fold_format}:{_blocks(q.block)}")
-    return Described(" ".join(words), ("codes", scale, zero, fold))
+    sums = "code_sums" if q.tiles is not None and q.tiles.sums else None
+    return Described(" ".join(words), ("codes", scale, zero, fold), sums)
 
 
 def _format(format: Format) -> str | None:
@@ -108,6 +110,7 @@ class NativeProduct(NamedTuple):
 
     lhs: tuple[str | None, ...]  # the buffers that they read of each factor; for a plain one, codes alone
     rhs: tuple[str | None, ...]
+    rhs_sums: str | None  # of code sums
     gives_codes: bool
     description: str
 
