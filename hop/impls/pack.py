@@ -123,9 +123,10 @@ def pack(weight: Tensor, /, layout: Layout | None = None) -> QuantizedTensor:
     """A quantized tensor in the layout that hop.scaled reads fastest, as a right-hand factor above all.
 
     On the CPU codes of 8 and 4 bits are held in tiles (hop.layouts.Tiled), in as many bytes as before but for what
-    fills up the last tiles, and with four bytes for the sum of each row of integers; views of such a tensor are plain, dequantized tensors. Without the native kernels, and on
-    other devices, floats are held as the bfloat16 numbers that they stand for (hop.layouts.Decoded). A tensor that
-    moves to a device whose kernels do not read its layout is unpacked.
+    fills up the last tiles, and four bytes for the sum of each row of integers; views of such a tensor are plain,
+    dequantized tensors. Without the native kernels, and on other devices, floats are held as the bfloat16 numbers that
+    they stand for (hop.layouts.Decoded). A tensor that moves to a device whose kernels do not read its layout is
+    unpacked.
 
     Args:
         weight: a QuantizedTensor with its row-wise copy alone.

@@ -2187,7 +2187,8 @@ class TestPack(unittest.TestCase):
         w = hop.pack(hop.quantize(presets.INT8_ROW, w.dequantize()))
         if w.quantizer.layout is None:
             self.skipTest("needs the native kernels")
-        multiply, words = torch.ops.hop_native.product, "1 lhs int8 zero=stored scale=1,-1 rhs int8 tiled{} output float32"
+        multiply = torch.ops.hop_native.product
+        words = "1 lhs int8 zero=stored scale=1,-1 rhs int8 tiled{} output float32"
         args = (x.codes, x.scale, x.zero_point, None, w.codes, None, None, None, None, None, None, 40)
         with torch.no_grad():
             want = multiply(*args, words.format(""))
