@@ -173,8 +173,7 @@ class Tiled(Layout):
         if len(shape) < 2 or ((self.columns or self.sums) and len(shape) != 2):
             of = "matrices" if self.columns or self.sums else "matrices and weights of convolutions"
             raise ValueError(
-                f"layout={self} is for {of}; "
-                f"got shape {tuple(shape)}; give such a tensor, or take layout=None"
+                f"layout={self} is for {of}; got shape {tuple(shape)}; give such a tensor, or take layout=None"
             )
 
     def matrix(self, shape: Sequence[int]) -> tuple[int, int]:
