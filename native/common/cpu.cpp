@@ -57,6 +57,6 @@ Level level() {
 
 }  // namespace hop
 
-int hop_version() { return 9; }
+int hop_version() { return 10; }
 int hop_best_level() { return hop::best_cpu(); }
 int hop_use_level(int level) { return hop::asked.exchange(level); }

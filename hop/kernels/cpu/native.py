@@ -26,7 +26,7 @@ from hop.dispatch import plan
 from hop.kernels.cpu import operators as native_operators
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_VERSION = 9  # of the C interface
+_VERSION = 10  # of the C interface
 LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 _OFF = "off"
 
