@@ -102,6 +102,30 @@ def int8() -> Iterator[Row]:
                 )
 
 
+def int8_signed() -> Iterator[Row]:
+    """Row x channel scales without zero points, bias; bfloat16 out; against oneDNN's linear of int8, or, without matrix
+    tiles, where it has no fast kernel for these, of uint8."""
+    kind, zero = (torch.int8, 0) if native.library().best == "amx" else (torch.uint8, 128)
+    for m, k, n in _INT8:
+        w, bias = torch.randn(n, k), torch.randn(n)
+        x = hop.quantize(hop.presets.INT8_ROW, torch.randn(m, k))
+        packed = hop.pack(hop.quantize(hop.presets.INT8_ROW, w))
+        codes, scales, rows_of_it = integers(n, k), torch.rand(n) * 0.01, integers(m, k, dtype=kind)
+        prepacked, zeros = torch.ops.onednn.qlinear_prepack(codes, [m, k]), torch.zeros(n, dtype=torch.int32)
+
+        def ours(x: Tensor = x, packed: Tensor = packed, bias: Tensor = bias) -> Tensor:
+            return hop.scaled(_LINEAR, torch.bfloat16, x, packed, bias)
+
+        def onednn(a: Tensor = rows_of_it, b: Tensor = prepacked, s: Any = (scales, zeros, bias)) -> Tensor:
+            out = (1.0, 0, torch.bfloat16, "none", [], "")
+            return torch.ops.onednn.qlinear_pointwise(a, 0.1, zero, b, *s, *out)
+
+        title = f"{m}x{k}x{n}, symmetric row x channel, packed"
+        rows = compare("int8 linear", title, ours, [(f"onednn.qlinear, {native_product.name(kind)}", onednn, "<= 1.0")])
+        theirs = [moved(2 * m * n, rows_of_it, codes, scales)]
+        yield from counted(rows, (m, k, n), moved(2 * m * n, x, packed), theirs)
+
+
 def int8_sums() -> Iterator[Row]:
     """int8 -> int32 against torch._int_mm, B packed in the clock and before it."""
     for (m, k, n), plain, packed in [
@@ -198,4 +222,4 @@ def _int4_peer(w: Tensor, x: Tensor) -> Any:
     return lambda: aten._weight_int4pack_mm_for_cpu(x, packed, 32, scales)
 
 
-GROUPS = [int8, int8_sums, floats]
+GROUPS = [int8, int8_signed, int8_sums, floats]

@@ -1,0 +1,91 @@
+"""A linear layer of a model, its weight quantized before the clock, against torchao's at their best public setting:
+compiled with freezing and max-autotune, as its pages advise for CPUs.
+
+Both take bfloat16 and give bfloat16; what quantizes the input is in the clock. Ours runs eager, as hop.quantize_ leaves
+it. Freezing may fold what dequantizes a weight: the compiled program then holds it in bfloat16 again, four times the
+bytes of int4.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hop
+from benchmarks.timing import Row, interleaved
+
+_ROWS = (1, 128)
+_FEATURES = 4096
+
+
+def _cases() -> dict[str, tuple[str, Callable[[], Any]]]:
+    """Of each case: our scheme, and torchao's configuration."""
+    from torchao.quantization import (
+        Int8DynamicActivationInt8WeightConfig,
+        Int8DynamicActivationIntxWeightConfig,
+        Int8WeightOnlyConfig,
+        IntxWeightOnlyConfig,
+    )
+    from torchao.quantization.granularity import PerGroup
+
+    group = PerGroup(32)
+    return {
+        "int8, dynamic rows": ("int8", Int8DynamicActivationInt8WeightConfig),
+        "int8, weight alone": ("int8_weight", Int8WeightOnlyConfig),
+        "8da4w, groups of 32": (
+            "8da4w",
+            lambda: Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=group),
+        ),
+        "int4 weight, groups of 32": (
+            "int4",
+            lambda: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group),
+        ),
+    }
+
+
+def layers() -> Iterator[Row]:
+    """A layer of 4096 by 4096, of one row and of 128, against torchao's and against bfloat16."""
+    if find_spec("torchao") is None:
+        print("no layers without torchao: pip install --editable '.[dev]'")
+        return
+    for case, (scheme, config) in _cases().items():
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(_FEATURES, _FEATURES, dtype=torch.bfloat16).requires_grad_(False)
+        ours = hop.quantize_(torch.nn.Sequential(_copy(layer)), scheme)
+        theirs = _of_torchao(layer, config())
+        for m in _ROWS:
+            x = torch.randn(m, _FEATURES, dtype=torch.bfloat16)
+            title = f"{case}, {m}x{_FEATURES}x{_FEATURES}"
+            with torch.no_grad(), _frozen():
+                theirs(x)  # compiled for these rows, before the clock
+                own, torchao, plain = interleaved([lambda: ours(x), lambda: theirs(x), lambda: layer(x)])  # noqa: B023
+            yield Row("layer", title, own, "torchao, compiled", torchao, "<= 1")
+            yield Row("layer", title, own, "bfloat16 linear", plain)
+
+
+def _copy(layer: torch.nn.Linear) -> torch.nn.Linear:
+    result = torch.nn.Linear(_FEATURES, _FEATURES, dtype=layer.weight.dtype).requires_grad_(False)
+    result.load_state_dict(layer.state_dict())
+    return result
+
+
+@contextlib.contextmanager
+def _frozen() -> Iterator[None]:
+    quiet = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
+    with torch._inductor.config.patch(freezing=True, **quiet):
+        yield
+
+
+def _of_torchao(layer: torch.nn.Linear, config: Any) -> Callable[[Tensor], Tensor]:
+    from torchao.quantization import quantize_
+
+    model = torch.nn.Sequential(_copy(layer)).eval()
+    quantize_(model, config)
+    torch._dynamo.reset()
+    return torch.compile(model, mode="max-autotune", dynamic=False)
+
+
+GROUPS = [layers]
