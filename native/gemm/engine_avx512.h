@@ -23,6 +23,7 @@ struct Int8 {
     using Sum = int32_t;
     using Vector = __m512i;
     static constexpr int kBytes = 1, kLhsBytes = 1;
+    static constexpr bool kOwnLhs = false;
     static Vector zero() { return _mm512_setzero_si512(); }
     static Vector load(const Sum* p) { return load512(p); }
     static void store(Sum* p, Vector x) { store512(p, x); }
@@ -49,6 +50,7 @@ struct Bfloat16 {
     using Sum = float;
     using Vector = __m512;
     static constexpr int kBytes = 2, kLhsBytes = 4;
+    static constexpr bool kOwnLhs = true;
     static Vector zero() { return _mm512_setzero_ps(); }
     static Vector load(const Sum* p) { return _mm512_loadu_ps(p); }
     static void store(Sum* p, Vector x) { _mm512_storeu_ps(p, x); }
@@ -88,7 +90,7 @@ class Avx512 : public Numbers {
 public:
     using Sum = typename Numbers::Sum;
     using Vector = typename Numbers::Vector;
-    using Numbers::kBytes, Numbers::kLhsBytes;
+    using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kOwnLhs;
     static constexpr bool kFewRows = false;
 
     Avx512(int, int quads) : quads_(quads) {}

@@ -74,6 +74,7 @@ inline bool by_integers(const hop_product& p) { return is_integer(p.lhs.format) 
 
 // A product of integers, and one of floats, by each set of instructions.
 namespace amx { int integers(Job&); int floats(Job&); }
+namespace avx512_bf16 { int floats(Job&); }  // integers by avx512
 namespace avx512 { int integers(Job&); int floats(Job&); }
 namespace avx2 { int integers(Job&); int floats(Job&); }
 namespace portable { int integers(Job&); int floats(Job&); }
