@@ -18,15 +18,14 @@ namespace avx512 {
 #include "gemm/lhs_floats.h"
 #include "gemm/floats_avx512.h"
 
-// Fused multiply-adds of single numbers. They take 4 cycles, two can begin in each: one chain would wait.
+// Fused multiply-adds of single numbers: four of a quad, so that one chain would wait for itself.
 struct Singles {
     static constexpr int kLhsBytes = 4, kChains = 2;
     static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }
 
     template <int N>
-    static void part(const uint8_t* a, const uint8_t* b, int quad, int e, __m512 (&sums)[N][2]) {
+    static void add(const uint8_t* a, __m512i left, __m512i right, int quad, int e, __m512 (&sums)[N][2]) {
         const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-        const __m512i left = load512(b + e * kTile + quad * 64), right = load512(b + (2 + e) * kTile + quad * 64);
         const __m512 first[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
                                  _mm512_castsi512_ps(_mm512_slli_epi32(right, 16))};
         const __m512 second[2] = {_mm512_castsi512_ps(_mm512_and_si512(left, upper)),
@@ -44,11 +43,13 @@ struct Singles {
     }
 };
 
+#include "gemm/few_rows_in_order.h"
+
 int integers(Job& job) {
     job.shift = 128;
     return Multiplication<Avx512<Int8>>(job).run();
 }
-int floats(Job& job) { return Multiplication<Floats<Singles>>(job).run(); }
+int floats(Job& job) { return Multiplication<Floats<Singles, FewRows<Singles>>>(job).run(); }
 
 void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice,
                uint8_t* tile) {

@@ -27,29 +27,22 @@ struct Pairs {
             for (int e = 0; e < 2; ++e) store512(out + (2 * row + e) * kSlice, load512(tile + e * kTile + row * kSlice));
     }
 
-    // Two words of a row of such a tile, for each column.
-    static __m512bh both(const uint8_t* a, int row, int quad, int e) {
-        int32_t pair;
-        std::memcpy(&pair, a + (2 * row + e) * kSlice + quad * 4, 4);
-        return (__m512bh)_mm512_set1_epi32(pair);
-    }
-
     template <int N>
-    static void part(const uint8_t* a, const uint8_t* b, int quad, int e, __m512 (&sums)[N][2]) {
-        const auto left = (__m512bh)load512(b + e * kTile + quad * 64);
-        const auto right = (__m512bh)load512(b + (2 + e) * kTile + quad * 64);
+    static void add(const uint8_t* a, __m512i left, __m512i right, int quad, int e, __m512 (&sums)[N][2]) {
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
-            const __m512bh x = both(a, i, quad, e);
-            sums[i][0] = _mm512_dpbf16_ps(sums[i][0], x, left);
-            sums[i][1] = _mm512_dpbf16_ps(sums[i][1], x, right);
+            int32_t pair;
+            std::memcpy(&pair, a + (2 * i + e) * kSlice + quad * 4, 4);
+            const auto x = (__m512bh)_mm512_set1_epi32(pair);
+            sums[i][0] = _mm512_dpbf16_ps(sums[i][0], x, (__m512bh)left);
+            sums[i][1] = _mm512_dpbf16_ps(sums[i][1], x, (__m512bh)right);
         }
     }
 };
 
 #include "gemm/few_rows_in_order.h"
 
-int floats(Job& job) { return Multiplication<Floats<Pairs, FewRows>>(job).run(); }
+int floats(Job& job) { return Multiplication<Floats<Pairs, FewRows<Pairs>>>(job).run(); }
 
 }  // namespace avx512_bf16
 }  // namespace hop

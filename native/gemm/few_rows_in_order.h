@@ -1,6 +1,7 @@
 // One or two rows of floats by a panel, with the sums that the engine of many rows makes, bit for bit: words go from codes
-// to products in registers. Included in a namespace (isa.h), after Pairs (avx512_bf16.cpp).
+// to products in registers. Included in a namespace (isa.h), after floats_avx512.h.
 
+template <class Products>
 class FewRows {
 public:
     // Whether a product is done so: of packed codes without zero points, with one sum for all of k.
@@ -19,7 +20,8 @@ public:
     }
 
 private:
-    static constexpr int kMost = 2;
+    static constexpr int kMost = 2, kChains = Products::kChains;
+    static constexpr int64_t kChunk = kChunkBytes / (4 * kTile);  // slices
     static constexpr int64_t kAhead = 8 << 10;  // bytes that are fetched before they are read
 
     template <bool Packed, class Numbers>
@@ -34,47 +36,53 @@ private:
         const bool has_fold = job.p.rhs.fold.format != HOP_NONE, as_they_lie = ks % kSlice == 0 || kSlice % ks == 0;
         const int vectors = ks < kSlice ? static_cast<int>(ks / 4) : kQuads;
         const uint8_t* rhs = tile_in_panel(job.p.rhs, job.rhs.codes, job.p.k, n * kBlock, 0);
-        __m512 c[N][2] = {};
-        for (int64_t s = 0; s < job.slices; ++s, lhs += Pairs::kLhsBytes * kTile, rhs += bytes) {
+        __m512 c[kChains][N][2] = {};
+        for (int64_t s = 0; s < job.slices; ++s, lhs += Products::kLhsBytes * kTile, rhs += bytes) {
+            if (s % kChunk == 0) add_up<N>(c);
             if (!has_fold) {
                 slice<N, Packed, false>(words, lhs, rhs, nullptr, kQuads, 0, c);
                 continue;
             }
             if (as_they_lie && (s + 1) * kSlice <= job.p.k) {
-                __m512 before[N][2];
-                copy<N>(c, before);
+                __m512 before[kChains][N][2];
+                std::memcpy(before, c, sizeof(c));
                 if (slice<N, Packed, true>(words, lhs, rhs, folds.at(n * kBlock, s * kSlice), vectors, special_of(job), c)) continue;
-                copy<N>(before, c);
+                std::memcpy(c, before, sizeof(c));
             }
             by_tiles<N>(job, lhs, folds, n, s, c);
         }
+        add_up<N>(c);
         for (int i = 0; i < N; ++i)
-            for (int half = 0; half < 2; ++half) _mm512_storeu_ps(sums + i * kBlock + half * kRows, c[i][half]);
+            for (int half = 0; half < 2; ++half) _mm512_storeu_ps(sums + i * kBlock + half * kRows, c[0][i][half]);
     }
 
     static int special_of(const Job& job) { return decoder(job.p.rhs.format)->special; }
 
+    // The chains of a chunk become the first of the next.
     template <int N>
-    static void copy(const __m512 (&from)[N][2], __m512 (&to)[N][2]) {
-        HOP_UNROLL
-        for (int i = 0; i < N; ++i) to[i][0] = from[i][0], to[i][1] = from[i][1];
+    static void add_up(__m512 (&c)[kChains][N][2]) {
+        for (int i = 0; kChains == 2 && i < N; ++i)
+            for (int half = 0; half < 2; ++half) {
+                c[0][i][half] = _mm512_add_ps(c[0][i][half], c[kChains - 1][i][half]);
+                c[kChains - 1][i][half] = _mm512_setzero_ps();
+            }
     }
 
     // A slice whose scales, or numbers, are not among the common ones.
     template <int N>
-    static __attribute__((noinline)) void by_tiles(const Job& job, const uint8_t* lhs, BlockScales& folds, int64_t n, int64_t slice, __m512 (&c)[N][2]) {
+    static __attribute__((noinline)) void by_tiles(const Job& job, const uint8_t* lhs, BlockScales& folds, int64_t n, int64_t slice, __m512 (&c)[kChains][N][2]) {
         const Words words(job.p.rhs.format);
         alignas(64) uint8_t tiles[4 * kTile];
         for (int half = 0; half < 2; ++half)
             tile_of_words(job, words, folds, n * kBlock + half * kRows, slice, tiles + half * 2 * kTile);
         for (int quad = 0; quad < kQuads; ++quad)
-            for (int e = 0; e < 2; ++e) Pairs::part<N>(lhs, tiles, quad, e, c);
+            for (int e = 0; e < 2; ++e) add_quad<Products>(lhs, tiles, quad, e, c[e % kChains]);
     }
 
     // `vectors` quads share a fold of each column. False if words, folded so, are not what they should be: of infinities,
     // NaN, and what is not a normal number.
     template <int N, bool Packed, bool Folded, class Numbers>
-    static bool slice(const Numbers& words, const uint8_t* lhs, const uint8_t* rhs, const float* fold, int vectors, int special, __m512 (&c)[N][2]) {
+    static bool slice(const Numbers& words, const uint8_t* lhs, const uint8_t* rhs, const float* fold, int vectors, int special, __m512 (&c)[kChains][N][2]) {
         constexpr bool halves = Numbers::kHalves;
         const __m512i magnitude = _mm512_set1_epi8(halves ? 7 : 127);
         __m512i most = _mm512_setzero_si512();
@@ -98,15 +106,8 @@ private:
                     word[half][0] = folded<halves>(word[half][0], f[half]);
                     word[half][1] = folded<halves>(word[half][1], f[half]);
                 }
-                HOP_UNROLL
-                for (int e = 0; e < 2; ++e) {
-                    HOP_UNROLL
-                    for (int i = 0; i < N; ++i) {
-                        const __m512bh x = Pairs::both(lhs, i, quad, e);
-                        c[i][0] = _mm512_dpbf16_ps(c[i][0], x, (__m512bh)word[0][e]);
-                        c[i][1] = _mm512_dpbf16_ps(c[i][1], x, (__m512bh)word[1][e]);
-                    }
-                }
+                Products::template add<N>(lhs, word[0][0], word[1][0], quad, 0, c[0]);
+                Products::template add<N>(lhs, word[0][1], word[1][1], quad, 1, c[kChains - 1]);
             }
         }
         if (!Folded) return true;

@@ -3,9 +3,16 @@
 // The sum of an element takes its products in an order that depends on k alone, however many rows there are. Each Numbers
 // has kChains sums of an element, which do not wait for each other; a chain takes a chunk's products in the order of k:
 //
-//     template <int N> part(a, b, quad, e, sums)     those of k 0 and 2 of a quad (e = 0), or of k 1 and 3 (e = 1)
+//     template <int N> add(a, left, right, quad, e, sums)
+//         products of rows of lhs with words of 32 columns: k 0 and 2 of a quad (e = 0), or k 1 and 3 (e = 1)
 //
-// One chain takes both, of two each takes one.
+// One chain takes both, of two each takes one, and they are added up at the end of a chunk.
+
+// Adds the products of a quad of tiles.
+template <class Numbers, int N>
+inline void add_quad(const uint8_t* a, const uint8_t* b, int quad, int e, __m512 (&c)[N][2]) {
+    Numbers::template add<N>(a, load512(b + e * kTile + quad * 64), load512(b + (2 + e) * kTile + quad * 64), quad, e, c);
+}
 
 template <class Numbers, class FewRows = void>
 class Floats : public Numbers {
@@ -46,8 +53,8 @@ private:
             for (int chain = 1; chain < kChains; ++chain) begin<N>(sums, false, c[chain]);
             for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
                 for (int q = quad; q < quad + quads; ++q) {
-                    Numbers::template part<N>(a, b, q, 0, c[0]);
-                    Numbers::template part<N>(a, b, q, 1, c[kChains - 1]);
+                    add_quad<Numbers>(a, b, q, 0, c[0]);
+                    add_quad<Numbers>(a, b, q, 1, c[kChains - 1]);
                 }
                 between();
             }
@@ -69,7 +76,7 @@ private:
     static void chain(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads, int e,
                       __m512 (&c)[N][2], const Between& between) {
         for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
-            for (int q = quad; q < quad + quads; ++q) Numbers::template part<N>(a, b, q, e, c);
+            for (int q = quad; q < quad + quads; ++q) add_quad<Numbers>(a, b, q, e, c);
             between();
         }
     }
