@@ -19,7 +19,7 @@ from hop.kernels.cpu import native
 
 HERE = native.library().levels()
 BEST = HERE[-1] if HERE else "off"
-OWN = ("portable", "avx2", "avx512_vnni", "amx")
+OWN = ("portable", "avx2", "avx512_vnni", "avx512_bf16", "amx")
 """The levels with kernels of their own."""
 OWN_HERE = tuple(level for level in OWN if level in HERE)
 

@@ -50,7 +50,7 @@ Cpu best_cpu() {
 }
 
 Level level() {
-    constexpr Level of[] = {Level::portable, Level::avx2, Level::avx2, Level::avx512, Level::avx512, Level::amx};
+    constexpr Level of[] = {Level::portable, Level::avx2, Level::avx2, Level::avx512, Level::avx512_bf16, Level::amx};
     const int most = asked.load(std::memory_order_relaxed);
     return of[most < best_cpu() ? most : best_cpu()];
 }

@@ -177,6 +177,7 @@ int hop_convolve(
     switch (level()) {
 #if defined(__x86_64__)
         case Level::amx: return amx::convolution(c);
+        case Level::avx512_bf16:
         case Level::avx512: return avx512::convolution(c);
         case Level::avx2: return avx2::convolution(c);
 #endif

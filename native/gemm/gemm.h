@@ -15,7 +15,7 @@
 //     template <int R> step(a, b, rows, quad, sums, between)     over `quads` quads of one slice, sums written new
 //
 // and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
-//     lhs_tile(tile, out)                        where kLhsBytes is not kBytes: its own form of a tile of lhs
+//     lhs_tile(tile, out)                        its own form of a tile of lhs, where kOwnLhs
 
 // Memory to fetch while multiplying.
 class Ahead {
@@ -69,7 +69,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kChunkBytes = 16 << 10, kSlabBytes = 16 << 20, kGroupBytes = 1 << 20, kMostGroup = 16;
+    static constexpr int64_t kSlabBytes = 16 << 20, kGroupBytes = 1 << 20, kMostGroup = 16;
     static constexpr int64_t kGrain = 4;  // panels that a thread takes at once
 
     int rows_of(int64_t block) const {
@@ -160,7 +160,7 @@ private:
         const int rows = rows_of(block), tiles = rows > kRows ? 2 : 1;
         auto* out = reinterpret_cast<uint8_t*>(lhs_ + at * block_bytes_);
         for (int64_t slice = 0; slice < job_.slices; ++slice, out += tiles * kLhsUnit) {
-            if constexpr (kLhsUnit == kUnit) {
+            if constexpr (!Engine::kOwnLhs) {
                 pack_slice(block, rows, slice, out);
             } else {
                 uint8_t made[2 * kUnit];

@@ -77,6 +77,7 @@ int multiply(Job& job) {
     switch (level()) {
 #if defined(__x86_64__)
         case Level::amx: return integers ? amx::integers(job) : amx::floats(job);
+        case Level::avx512_bf16: return integers ? avx512::integers(job) : avx512_bf16::floats(job);
         case Level::avx512: return integers ? avx512::integers(job) : avx512::floats(job);
         case Level::avx2: return integers ? avx2::integers(job) : avx2::floats(job);
 #endif

@@ -22,6 +22,7 @@ namespace hop {
 
 constexpr int kSlice = 64, kRows = 16, kQuads = 16, kTile = kSlice * kRows;
 constexpr int kBlock = 2 * kRows;  // rows of lhs, and of rhs, that are multiplied at once
+constexpr int64_t kChunkBytes = 16 << 10;  // of tiles of rhs, which stay in the first-level cache
 
 // The low and the high byte of the bfloat16 number of each code.
 struct Decoder {
@@ -74,6 +75,7 @@ inline bool by_integers(const hop_product& p) { return is_integer(p.lhs.format) 
 
 // A product of integers, and one of floats, by each set of instructions.
 namespace amx { int integers(Job&); int floats(Job&); }
+namespace avx512_bf16 { int floats(Job&); }  // integers by avx512
 namespace avx512 { int integers(Job&); int floats(Job&); }
 namespace avx2 { int integers(Job&); int floats(Job&); }
 namespace portable { int integers(Job&); int floats(Job&); }

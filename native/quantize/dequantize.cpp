@@ -53,6 +53,7 @@ int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dty
     switch (hop::level()) {
 #if defined(__x86_64__)
         case hop::Level::amx:
+        case hop::Level::avx512_bf16:
         case hop::Level::avx512: return hop::avx512::dequantize(call, dtype);
         case hop::Level::avx2: return hop::avx2::dequantize(call, dtype);
 #endif

@@ -44,6 +44,7 @@ void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out
     switch (hop::level()) {
 #if defined(__x86_64__)
         case hop::Level::amx:
+        case hop::Level::avx512_bf16:
         case hop::Level::avx512: return hop::avx512::noise(key, stream, count, out, threads);
         case hop::Level::avx2: return hop::avx2::noise(key, stream, count, out, threads);
 #endif

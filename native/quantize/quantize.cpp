@@ -135,6 +135,7 @@ int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype
     switch (hop::level()) {
 #if defined(__x86_64__)
         case hop::Level::amx:
+        case hop::Level::avx512_bf16:
         case hop::Level::avx512: return hop::avx512::quantize(call, dtype);
         case hop::Level::avx2: return hop::avx2::quantize(call, dtype);
 #endif
@@ -151,6 +152,7 @@ int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32
     switch (hop::level()) {
 #if defined(__x86_64__)
         case hop::Level::amx:
+        case hop::Level::avx512_bf16:
         case hop::Level::avx512: return hop::avx512::quantize_product(call, product, dtype);
         case hop::Level::avx2: return hop::avx2::quantize_product(call, product, dtype);
 #endif

@@ -99,6 +99,7 @@ int hop_step(const hop_update* u, int32_t threads) {
     switch (hop::level()) {
 #if defined(__x86_64__)
         case hop::Level::amx:
+        case hop::Level::avx512_bf16:
         case hop::Level::avx512: return hop::avx512::update(*u, threads);
         case hop::Level::avx2: return hop::avx2::update(*u, threads);
 #endif

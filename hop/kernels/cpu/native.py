@@ -7,7 +7,7 @@ What they may use is found at run time, and can be set to less: by the environme
     avx2           AVX2 and FMA
     avx512         AVX-512 F, BW, DQ and VL: the kernels are those of avx2
     avx512_vnni    with VNNI and VBMI
-    avx512_bf16    with products of bfloat16: the kernels are those of avx512_vnni
+    avx512_bf16    with products of bfloat16: floats have kernels of their own, all else those of avx512_vnni
     amx            with matrix tiles of int8 and bfloat16
 """
 
