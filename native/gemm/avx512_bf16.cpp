@@ -26,6 +26,7 @@ struct PairsOfWords {
     static Vector load(const Sum* p) { return _mm512_loadu_ps(p); }
     static void store(Sum* p, Vector x) { _mm512_storeu_ps(p, x); }
     static Vector plus(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+    static __m512 number(Vector x) { return x; }
 
     // [16 rows][2][32]: of k 0 and 2 of each quad, and of k 1 and 3; so rows of two tiles lie equally far apart.
     static void lhs_tile(const uint8_t* tile, uint8_t* out) {

@@ -11,9 +11,10 @@
 #include "gemm/groups_avx512.h"
 #include "gemm/finish_avx512.h"
 #include "gemm/requantize.h"
+#include "gemm/row_blocks.h"
+#include "gemm/kept_groups_avx512.h"
 #include "gemm/gemm.h"
 #include "gemm/lhs_floats.h"
-#include "gemm/row_blocks.h"
 
 // So few rows need several sums of each element, or they wait for each other.
 constexpr int sums_of(int rows) { return rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
@@ -28,6 +29,7 @@ struct Int8 {
     static Vector load(const Sum* p) { return load512(p); }
     static void store(Sum* p, Vector x) { store512(p, x); }
     static Vector plus(Vector a, Vector b) { return _mm512_add_epi32(a, b); }
+    static __m512 number(Vector x) { return _mm512_cvtepi32_ps(x); }
 
     template <int N, int S>
     static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
@@ -55,6 +57,7 @@ struct Bfloat16 {
     static Vector load(const Sum* p) { return _mm512_loadu_ps(p); }
     static void store(Sum* p, Vector x) { _mm512_storeu_ps(p, x); }
     static Vector plus(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+    static __m512 number(Vector x) { return x; }
 
     template <int N, int S>
     static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
@@ -91,7 +94,7 @@ public:
     using Sum = typename Numbers::Sum;
     using Vector = typename Numbers::Vector;
     using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kOwnLhs;
-    static constexpr bool kFewRows = false;
+    static constexpr bool kFewRows = false, kKept = true;
 
     Avx512(int, int quads) : quads_(quads) {}
 
@@ -109,6 +112,11 @@ public:
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
             block<n.value, sums_of(n.value)>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false, [] {});
         });
+    }
+
+    template <class Between>
+    void groups(const Job& job, const KeptGroups& kept, int rows, Between& between) {
+        keep_groups<Numbers>(job, kept, rows, between);
     }
 
 private:

@@ -16,6 +16,7 @@
 //
 // and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
 //     lhs_tile(tile, out)                        its own form of a tile of lhs, where kOwnLhs
+//     groups(job, kept, rows, between)           the groups of a chunk, scaled and added, where kKept
 
 // Memory to fetch while multiplying.
 class Ahead {
@@ -56,6 +57,7 @@ public:
         ready_ = kInteger && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
         lhs_zero_ = kInteger && lhs_has_zero(job);
         rhs_zero_ = kInteger && has_zero(job.p.rhs);
+        if constexpr (Engine::kKept) kept_ = keeps_groups(job);
         sides_ = rhs_zero_ || job.p.lhs.scale.ks < job.p.k ? job.groups : 1;
     }
 
@@ -306,10 +308,20 @@ private:
                 const int64_t here = job_.groups - group < sides_ ? job_.groups - group : sides_;
                 for (int64_t g = 0; g < here; ++g) side_of_columns(job_, scales_, n * kBlock, group + g, columns_[g]);
                 const uint8_t* b = chunk(n, s, count, here);
-                scaling_.ahead = ahead_of(n, next, s + count, count, (m_.per_slice_ > 1 ? here * kBytes : count) * (end - begin));
+                const int64_t steps = m_.kept_ ? here : m_.per_slice_ > 1 ? here * kBytes : count;
+                scaling_.ahead = ahead_of(n, next, s + count, count, steps * (end - begin));
                 int at = 0;
                 for (int64_t block = begin; block < end; ++block) {
                     const int rows = m_.rows_of(slab + block);
+                    if constexpr (Engine::kKept) {
+                        if (m_.kept_) {
+                            const int64_t stride = (rows > kRows ? 2 : 1) * kLhsUnit;
+                            engine_.groups(job_, {m_.tiles_of(block) + s * stride, b, stride, here, count, span, m_.quads(),
+                                                  m_.side_of(block, group), m_.sides_ > 1, columns_, group == 0,
+                                                  y_ + (block - begin) * kBlock * kBlock}, rows, scaling_.ahead);
+                            continue;
+                        }
+                    }
                     for (int64_t g = 0; g < here; ++g) {
                         Sum* sums = sums_ + (at ^= kBlock * kBlock);
                         const int64_t slice = m_.per_slice_ > 1 ? g / m_.per_slice_ : g * span;
@@ -436,6 +448,7 @@ private:
     int64_t sides_;  // of each row block: 1 if all groups have the same
     int per_slice_ = 1;
     bool ready_, lhs_zero_, rhs_zero_;
+    bool kept_ = false;  // sums of groups stay in registers
     char* lhs_ = nullptr;
     uint8_t* made_ = nullptr;  // the tiles of a strip of panels, from strip_ on, if they are made ahead
     int64_t strip_ = 0;
