@@ -21,7 +21,9 @@ struct PairsOfWords {
     using Sum = float;
     using Vector = __m512;
     static constexpr int kBytes = 2, kLhsBytes = 2;
-    static constexpr bool kOwnLhs = true;
+    static constexpr bool kOwnLhs = true, kFewRows = true;
+    template <int N, bool Zero>
+    using Narrow = NarrowWordsOfGroups<N, Zero, PairsOfWords>;
     static Vector zero() { return _mm512_setzero_ps(); }
     static Vector load(const Sum* p) { return _mm512_loadu_ps(p); }
     static void store(Sum* p, Vector x) { _mm512_storeu_ps(p, x); }
@@ -34,6 +36,15 @@ struct PairsOfWords {
             for (int e = 0; e < 2; ++e) store512(out + (2 * row + e) * kSlice, load512(tile + e * kTile + row * kSlice));
     }
 
+    static __m512bh pair(const uint8_t* row, int quad, int e) {
+        int32_t words;
+        std::memcpy(&words, row + e * kSlice + quad * 4, 4);
+        return (__m512bh)_mm512_set1_epi32(words);
+    }
+    static void add(Vector& sum, const uint8_t* row, int quad, int e, __m512i words) {
+        sum = _mm512_dpbf16_ps(sum, pair(row, quad, e), (__m512bh)words);
+    }
+
     template <int N, int S>
     static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
         HOP_UNROLL
@@ -44,9 +55,7 @@ struct PairsOfWords {
                 const auto right = (__m512bh)load512(b + (2 + e) * kTile + (at + s) * 64);
                 HOP_UNROLL
                 for (int i = 0; i < N; ++i) {
-                    int32_t pair;
-                    std::memcpy(&pair, a + (2 * i + e) * kSlice + (at + s) * 4, 4);
-                    const auto x = (__m512bh)_mm512_set1_epi32(pair);
+                    const auto x = pair(a + 2 * i * kSlice, at + s, e);
                     sums[s][i][0] = _mm512_dpbf16_ps(sums[s][i][0], x, left);
                     sums[s][i][1] = _mm512_dpbf16_ps(sums[s][i][1], x, right);
                 }

@@ -14,6 +14,7 @@
 #include "gemm/row_blocks.h"
 #include "gemm/kept_groups_avx512.h"
 #include "gemm/gemm.h"
+#include "gemm/narrow_groups_avx512.h"
 #include "gemm/lhs_floats.h"
 
 // So few rows need several sums of each element, or they wait for each other.
@@ -24,7 +25,9 @@ struct Int8 {
     using Sum = int32_t;
     using Vector = __m512i;
     static constexpr int kBytes = 1, kLhsBytes = 1;
-    static constexpr bool kOwnLhs = false;
+    static constexpr bool kOwnLhs = false, kFewRows = true;
+    template <int N, bool Zero>
+    using Narrow = NarrowInt8<N, Zero>;
     static Vector zero() { return _mm512_setzero_si512(); }
     static Vector load(const Sum* p) { return load512(p); }
     static void store(Sum* p, Vector x) { store512(p, x); }
@@ -52,7 +55,7 @@ struct Bfloat16 {
     using Sum = float;
     using Vector = __m512;
     static constexpr int kBytes = 2, kLhsBytes = 4;
-    static constexpr bool kOwnLhs = true;
+    static constexpr bool kOwnLhs = true, kFewRows = false;
     static Vector zero() { return _mm512_setzero_ps(); }
     static Vector load(const Sum* p) { return _mm512_loadu_ps(p); }
     static void store(Sum* p, Vector x) { _mm512_storeu_ps(p, x); }
@@ -93,8 +96,9 @@ class Avx512 : public Numbers {
 public:
     using Sum = typename Numbers::Sum;
     using Vector = typename Numbers::Vector;
-    using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kOwnLhs;
-    static constexpr bool kFewRows = false, kKept = true;
+    using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kOwnLhs, Numbers::kFewRows;
+    using Few = NarrowGroups<Numbers>;
+    static constexpr bool kKept = true;
 
     Avx512(int, int quads) : quads_(quads) {}
 
@@ -114,6 +118,7 @@ public:
         });
     }
 
+    static bool keeps(const Job& job) { return keeps_groups(job); }
     template <class Between>
     void groups(const Job& job, const KeptGroups& kept, int rows, Between& between) {
         keep_groups<Numbers>(job, kept, rows, between);

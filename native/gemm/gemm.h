@@ -16,7 +16,7 @@
 //
 // and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
 //     lhs_tile(tile, out)                        its own form of a tile of lhs, where kOwnLhs
-//     groups(job, kept, rows, between)           the groups of a chunk, scaled and added, where kKept
+//     keeps(job), groups(job, kept, rows, between)     the groups of a chunk, scaled and added, where kKept
 
 // Memory to fetch while multiplying.
 class Ahead {
@@ -57,7 +57,7 @@ public:
         ready_ = kInteger && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
         lhs_zero_ = kInteger && lhs_has_zero(job);
         rhs_zero_ = kInteger && has_zero(job.p.rhs);
-        if constexpr (Engine::kKept) kept_ = keeps_groups(job);
+        if constexpr (Engine::kKept) kept_ = Engine::keeps(job);
         sides_ = rhs_zero_ || job.p.lhs.scale.ks < job.p.k ? job.groups : 1;
     }
 
@@ -255,13 +255,13 @@ private:
         // Without tiles of words; false if it has to be done with them.
         bool few_panel(int64_t n) {
             if constexpr (Engine::kFewRows) {
-                float* y = job_.grouped() ? y_ : sums_;
+                float* y = job_.grouped() ? y_ : reinterpret_cast<float*>(sums_);
                 if (!Engine::Few::multiply(job_, m_.tiles_of(0), m_.side_of(0, 0), m_.sides_, scales_, folds_, n, y)) return false;
                 if (job_.grouped()) {
                     store(0, y, n);
                 } else {
                     side_of_columns(job_, scales_, n * kBlock, 0, *columns_);
-                    finish(0, *m_.side_of(0, 0), y, n);
+                    finish(0, *m_.side_of(0, 0), sums_, n);
                 }
                 return true;
             }
