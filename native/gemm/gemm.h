@@ -42,8 +42,9 @@ public:
     static constexpr bool kInteger = kBytes == 1;
 
     explicit Multiplication(Job& job) : job_(job) {
+        if constexpr (Engine::kKept) kept_ = Engine::keeps(job);
         const int64_t group_slices = ceil_div(job.group, kSlice);
-        chunk_ = kChunkBytes / (2 * kUnit) / (job.grouped() ? 2 : 1);
+        chunk_ = kChunkBytes / (2 * kUnit) / (job.grouped() && !kept_ ? 2 : 1);
         if (job.grouped()) {
             per_slice_ = job.group < kSlice ? static_cast<int>(kSlice / job.group) : 1;
             chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
@@ -57,7 +58,6 @@ public:
         ready_ = kInteger && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
         lhs_zero_ = kInteger && lhs_has_zero(job);
         rhs_zero_ = kInteger && has_zero(job.p.rhs);
-        if constexpr (Engine::kKept) kept_ = Engine::keeps(job);
         sides_ = rhs_zero_ || job.p.lhs.scale.ks < job.p.k ? job.groups : 1;
     }
 
