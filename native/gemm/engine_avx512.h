@@ -1,5 +1,5 @@
-// Products with AVX-512: int8 by VNNI, bfloat16 as float32. Included by each file that multiplies so, in the namespace
-// of its instructions.
+// Products of integers with AVX-512, by VNNI. Included by each file that multiplies so, in the namespace of its
+// instructions.
 #include "common/rounding.h"
 #include "gemm/tiles_avx512.h"
 #include "gemm/decode_plainly.h"
@@ -15,7 +15,6 @@
 #include "gemm/kept_groups_avx512.h"
 #include "gemm/gemm.h"
 #include "gemm/narrow_groups_avx512.h"
-#include "gemm/lhs_floats.h"
 
 // So few rows need several sums of each element, or they wait for each other.
 constexpr int sums_of(int rows) { return rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
@@ -49,46 +48,6 @@ struct Int8 {
             }
         }
     }
-};
-
-struct Bfloat16 {
-    using Sum = float;
-    using Vector = __m512;
-    static constexpr int kBytes = 2, kLhsBytes = 4;
-    static constexpr bool kOwnLhs = true, kFewRows = false;
-    static Vector zero() { return _mm512_setzero_ps(); }
-    static Vector load(const Sum* p) { return _mm512_loadu_ps(p); }
-    static void store(Sum* p, Vector x) { _mm512_storeu_ps(p, x); }
-    static Vector plus(Vector a, Vector b) { return _mm512_add_ps(a, b); }
-    static __m512 number(Vector x) { return x; }
-
-    template <int N, int S>
-    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
-        const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-        HOP_UNROLL
-        for (int s = 0; s < S; ++s) {
-            HOP_UNROLL
-            for (int e = 0; e < 2; ++e) {
-                const __m512i left = load512(b + e * kTile + (at + s) * 64);
-                const __m512i right = load512(b + (2 + e) * kTile + (at + s) * 64);
-                const __m512 first[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
-                                         _mm512_castsi512_ps(_mm512_slli_epi32(right, 16))};
-                const __m512 second[2] = {_mm512_castsi512_ps(_mm512_and_si512(left, upper)),
-                                          _mm512_castsi512_ps(_mm512_and_si512(right, upper))};
-                HOP_UNROLL
-                for (int i = 0; i < N; ++i) {
-                    const float* row = reinterpret_cast<const float*>(a) + i * kSlice + e * 2 * kQuads + at + s;
-                    const __m512 x = _mm512_set1_ps(row[0]), y = _mm512_set1_ps(row[kQuads]);
-                    HOP_UNROLL
-                    for (int half = 0; half < 2; ++half) {
-                        sums[s][i][half] = _mm512_fmadd_ps(x, first[half], sums[s][i][half]);
-                        sums[s][i][half] = _mm512_fmadd_ps(y, second[half], sums[s][i][half]);
-                    }
-                }
-            }
-        }
-    }
-    static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }
 };
 
 template <class Numbers>

@@ -71,7 +71,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kChunkBytes = 16 << 10, kSlabBytes = 16 << 20, kGroupBytes = 1 << 20, kMostGroup = 16;
+    static constexpr int64_t kSlabBytes = 16 << 20, kGroupBytes = 1 << 20, kMostGroup = 16;
     static constexpr int64_t kGrain = 4;  // panels that a thread takes at once
 
     int rows_of(int64_t block) const {

@@ -232,7 +232,7 @@ private:
 };
 
 // Sums of words by those of codes of 4 bits: the numbers come from a table of words, as Words finds them.
-template <int N, bool Zero, class Numbers>
+template <int N, bool Zero, class Products>
 struct NarrowWordsOfGroups {
     __m512i table;
 
@@ -264,18 +264,29 @@ struct NarrowWordsOfGroups {
         for (int64_t slice = 0; slice < g.slices; ++slice, a += g.stride, b += kTile) {
             HOP_UNROLL_BY_TWO
             for (int quad = g.quad; quad < g.end; quad += 2) {
+                __m512i found[2][4];
                 HOP_UNROLL
                 for (int half = 0; half < 2; ++half) {
                     const __m512i x = load512(b + half * (kTile / 2) + quad * 32);
-                    const __m512i found[4] = {words(x, half, false), words(_mm512_srli_epi16(x, 8), half, false),
-                                              words(_mm512_srli_epi16(x, 4), half, false), words(_mm512_srli_epi16(x, 12), half, true)};
-                    HOP_UNROLL
-                    for (int i = 0; i < N; ++i) {
-                        HOP_UNROLL
-                        for (int at = 0; at < 4; ++at) Numbers::add(c[i][half], a + i * kSlice * Numbers::kLhsBytes, quad + at / 2, at % 2, found[at]);
-                    }
+                    found[half][0] = words(x, half, false);
+                    found[half][1] = words(_mm512_srli_epi16(x, 8), half, false);
+                    found[half][2] = words(_mm512_srli_epi16(x, 4), half, false);
+                    found[half][3] = words(_mm512_srli_epi16(x, 12), half, true);
                 }
+                HOP_UNROLL
+                for (int at = 0; at < 4; ++at) Products::template add<N>(a, found[0][at], found[1][at], quad + at / 2, at % 2, c);
             }
         }
+    }
+};
+
+// Few rows of a product: of one sum, or of groups.
+template <class OneSum, class Groups>
+struct OneSumOrGroups {
+    static bool take(const Job& job, const uint8_t* lhs) { return job.grouped() ? Groups::take(job, lhs) : OneSum::take(job, lhs); }
+    static bool multiply(const Job& job, const uint8_t* lhs, const Side* sides, int64_t count, BlockScales& scales,
+                         BlockScales& folds, int64_t n, float* y) {
+        if (job.grouped()) return Groups::multiply(job, lhs, sides, count, scales, folds, n, y);
+        return OneSum::multiply(job, lhs, sides, count, scales, folds, n, y);
     }
 };

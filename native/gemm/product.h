@@ -22,6 +22,7 @@ namespace hop {
 
 constexpr int kSlice = 64, kRows = 16, kQuads = 16, kTile = kSlice * kRows;
 constexpr int kBlock = 2 * kRows;  // rows of lhs, and of rhs, that are multiplied at once
+constexpr int64_t kChunkBytes = 16 << 10;  // of tiles of rhs, which stay in the first-level cache
 
 // The low and the high byte of the bfloat16 number of each code.
 struct Decoder {

@@ -21,7 +21,12 @@ from hop.kernels.cpu import product as native_product
 from hop.kernels.cpu.native import library
 
 _PARTS = {torch.float32: 3, torch.float16: 2}
-_FEW = 16  # rows, for which reading the weight takes longest, and the products less
+# The most rows that are taken: as many as cost no more than a product of dequantized numbers.
+_MOST = {
+    "amx": {torch.float32: math.inf, torch.float16: math.inf},
+    "avx512_bf16": {torch.float32: 256, torch.float16: math.inf},
+}
+_FEW = {torch.float32: 16, torch.float16: 16}  # elsewhere: reading the weight takes longest, and the products less
 
 
 def _declines(call: Call) -> str | None:
@@ -38,8 +43,9 @@ def _declines(call: Call) -> str | None:
     rows = math.prod(tracing.hints(lhs.shape[:-1]))  # type: ignore[arg-type]
     if rows == 0 or 0 in call.find(RHS).shape:
         return "the result is empty"
-    if rows > _FEW and library().path != "amx":
-        return f"for at most {_FEW} rows on a CPU without matrix units (AMX)"
+    most = _MOST.get(library().path, _FEW)[lhs.dtype]
+    if rows > most:
+        return f"for at most {most} rows of {lhs.dtype} on a CPU of level {library().path}"
     return None
 
 

@@ -1,0 +1,117 @@
+// One or two rows of floats by a panel, with the sums that the engine of many rows makes, bit for bit: words go from codes
+// to products in registers. Included in a namespace (isa.h), after floats_avx512.h.
+
+template <class Products>
+class FewRows {
+public:
+    // Whether a product is done so: of packed codes without zero points, with one sum for all of k.
+    static bool take(const Job& job, const uint8_t*) {
+        const hop_operand& o = job.p.rhs;
+        return job.p.m <= kMost && o.layout == HOP_TILED && !job.grouped() && !(o.format == HOP_UINT4 && has_zero(o));
+    }
+
+    // `rows` of lhs by panel n, to sums (rows x 32).
+    static bool multiply(const Job& job, const uint8_t* lhs, const Side*, int64_t, BlockScales&, BlockScales& folds, int64_t n, float* sums) {
+        const Decoder& d = *decoder(job.p.rhs.format);
+        if (is_narrow(job.p.rhs.format)) by_rows<true>(job, NarrowWords(d), lhs, folds, n, sums);
+        else if (d.codes == 128) by_rows<false>(job, ByteWords<128>(d), lhs, folds, n, sums);
+        else by_rows<false>(job, ByteWords<256>(d), lhs, folds, n, sums);
+        return true;
+    }
+
+private:
+    static constexpr int kMost = 2, kChains = Products::kChains;
+    static constexpr int64_t kChunk = kChunkBytes / (4 * kTile);  // slices
+    static constexpr int64_t kAhead = 8 << 10;  // bytes that are fetched before they are read
+
+    template <bool Packed, class Numbers>
+    static void by_rows(const Job& job, const Numbers words, const uint8_t* lhs, BlockScales& folds, int64_t n, float* sums) {
+        if (job.p.m == 1) panel<1, Packed>(job, words, lhs, folds, n, sums);
+        else panel<kMost, Packed>(job, words, lhs, folds, n, sums);
+    }
+
+    template <int N, bool Packed, class Numbers>
+    static void panel(const Job& job, const Numbers words, const uint8_t* lhs, BlockScales& folds, int64_t n, float* sums) {
+        const int64_t ks = job.p.rhs.fold.ks, bytes = Packed ? kTile : 2 * kTile;
+        const bool has_fold = job.p.rhs.fold.format != HOP_NONE, as_they_lie = ks % kSlice == 0 || kSlice % ks == 0;
+        const int vectors = ks < kSlice ? static_cast<int>(ks / 4) : kQuads;
+        const uint8_t* rhs = tile_in_panel(job.p.rhs, job.rhs.codes, job.p.k, n * kBlock, 0);
+        __m512 c[kChains][N][2] = {};
+        for (int64_t s = 0; s < job.slices; ++s, lhs += Products::kLhsBytes * kTile, rhs += bytes) {
+            if (s % kChunk == 0) add_up<N>(c);
+            if (!has_fold) {
+                slice<N, Packed, false>(words, lhs, rhs, nullptr, kQuads, 0, c);
+                continue;
+            }
+            if (as_they_lie && (s + 1) * kSlice <= job.p.k) {
+                __m512 before[kChains][N][2];
+                std::memcpy(before, c, sizeof(c));
+                if (slice<N, Packed, true>(words, lhs, rhs, folds.at(n * kBlock, s * kSlice), vectors, special_of(job), c)) continue;
+                std::memcpy(c, before, sizeof(c));
+            }
+            by_tiles<N>(job, lhs, folds, n, s, c);
+        }
+        add_up<N>(c);
+        for (int i = 0; i < N; ++i)
+            for (int half = 0; half < 2; ++half) _mm512_storeu_ps(sums + i * kBlock + half * kRows, c[0][i][half]);
+    }
+
+    static int special_of(const Job& job) { return decoder(job.p.rhs.format)->special; }
+
+    // The chains of a chunk become the first of the next.
+    template <int N>
+    static void add_up(__m512 (&c)[kChains][N][2]) {
+        for (int i = 0; kChains == 2 && i < N; ++i)
+            for (int half = 0; half < 2; ++half) {
+                c[0][i][half] = _mm512_add_ps(c[0][i][half], c[kChains - 1][i][half]);
+                c[kChains - 1][i][half] = _mm512_setzero_ps();
+            }
+    }
+
+    // A slice whose scales, or numbers, are not among the common ones.
+    template <int N>
+    static __attribute__((noinline)) void by_tiles(const Job& job, const uint8_t* lhs, BlockScales& folds, int64_t n, int64_t slice, __m512 (&c)[kChains][N][2]) {
+        const Words words(job.p.rhs.format);
+        alignas(64) uint8_t tiles[4 * kTile];
+        for (int half = 0; half < 2; ++half)
+            tile_of_words(job, words, folds, n * kBlock + half * kRows, slice, tiles + half * 2 * kTile);
+        for (int quad = 0; quad < kQuads; ++quad)
+            for (int e = 0; e < 2; ++e) add_quad<Products>(lhs, tiles, quad, e, c[e % kChains]);
+    }
+
+    // `vectors` quads share a fold of each column. False if words, folded so, are not what they should be: of infinities,
+    // NaN, and what is not a normal number.
+    template <int N, bool Packed, bool Folded, class Numbers>
+    static bool slice(const Numbers& words, const uint8_t* lhs, const uint8_t* rhs, const float* fold, int vectors, int special, __m512 (&c)[kChains][N][2]) {
+        constexpr bool halves = Numbers::kHalves;
+        const __m512i magnitude = _mm512_set1_epi8(halves ? 7 : 127);
+        __m512i most = _mm512_setzero_si512();
+        __mmask16 unsafe = 0;
+        for (int first = 0; first < kQuads; first += vectors) {
+            Fold f[2];
+            if (Folded) f[0] = fold_of<halves>(fold), f[1] = fold_of<halves>(fold + kRows), fold += kBlock;
+            for (int quad = first; quad < first + vectors; ++quad) {
+                __m512i word[2][2];
+                HOP_UNROLL
+                for (int half = 0; half < 2; ++half) {
+                    const uint8_t* tile = rhs + half * (Packed ? kTile / 2 : kTile);
+                    __builtin_prefetch(tile + (Packed ? quad / 2 : quad) * 64 + kAhead, 0, 2);
+                    __m512i code;
+                    if (Packed) code = _mm512_srl_epi16(load512(tile + quad / 2 * 64), _mm_cvtsi32_si128(quad % 2 * 4));
+                    else code = load512(tile + quad * 64);
+                    words(code, word[half][0], word[half][1]);
+                    if (!Folded) continue;
+                    if (f[half].unsafe) unsafe |= f[half].special | _mm512_mask_test_epi32_mask(f[half].unsafe, code, magnitude);
+                    if (!halves) most = _mm512_max_epu8(most, _mm512_and_si512(code, magnitude));
+                    word[half][0] = folded<halves>(word[half][0], f[half]);
+                    word[half][1] = folded<halves>(word[half][1], f[half]);
+                }
+                Products::template add<N>(lhs, word[0][0], word[1][0], quad, 0, c[0]);
+                Products::template add<N>(lhs, word[0][1], word[1][1], quad, 1, c[kChains - 1]);
+            }
+        }
+        if (!Folded) return true;
+        if (!halves && special < 256 && _mm512_cmpge_epu8_mask(most, _mm512_set1_epi8(static_cast<char>(special)))) return false;
+        return !unsafe;
+    }
+};

@@ -1,0 +1,116 @@
+"""A row of a native product has the same bits alone and among others: any rows, place, threads, and form of the weight."""
+
+import itertools
+import math
+import unittest
+
+import pytest
+import torch
+from parameterized import parameterized
+
+import hop
+from hop import presets
+from hop.kernels.cpu import native
+from tests import levels
+
+aten = torch.ops.aten
+MISSING = native.library().missing
+BUILT = unittest.skipIf(MISSING is not None, MISSING or "")
+PAIRS = [
+    ("FP8_ROW", "FP8_ROW"),
+    ("FP8_E5M2_ROW", "FP8_TENSOR"),
+    ("FP8_1X128", "FP8_128X128"),
+    ("MXFP8", "MXFP8"),
+    ("MXFP8", "MXFP4"),
+    ("NVFP4", "NVFP4"),
+    (torch.bfloat16, "INT8_ROW"),
+    (torch.bfloat16, "INT4_32"),
+    (torch.bfloat16, "UINT4_32_AFFINE"),
+    (torch.bfloat16, "MXFP8"),
+    (torch.bfloat16, "NVFP4"),
+    (torch.float32, "INT8_ROW"),
+    (torch.float16, "INT8_ROW"),
+    (torch.float32, "MXFP4"),
+    ("INT8_ROW_AFFINE", "INT4_128"),
+    ("INT8_ROW", "INT8_ROW"),
+]
+
+
+def linear(x, w, output=torch.float32):
+    return hop.scaled(aten.linear.default, output, x, w, None)
+
+
+def bits(y):
+    return y.view(torch.int32 if y.dtype == torch.float32 else torch.int16)
+
+
+def left_factor(left, m, k):
+    """Of rows of all sizes; among plain ones, some that are not finite."""
+    x = torch.randn(m, k) * torch.exp2(torch.randint(-8, 9, (m, 1)).float())
+    if isinstance(left, str):
+        return hop.quantize(presets.PRESETS[left], x)
+    x[m // 2, k // 3], x[m // 3] = math.inf, math.nan
+    if left != torch.float16:
+        x[m // 4] *= 2.0**70
+        x[m // 5] *= 2.0**-90
+    return x.to(left)
+
+
+def differing(level, left, right, sizes, k, n, threads, outputs):
+    """Elements of rows that differ from the rows alone, and how many were compared."""
+    torch.manual_seed(0)
+    if left in (torch.float32, torch.float16) and level not in ("avx512_bf16", "amx"):
+        sizes = [m for m in sizes if m <= 13]  # more take no native kernel there
+    most = max(sizes)
+    sizes = [max(1, m - i % 3) for i, m in enumerate(sizes)] + [most]
+    x, w = left_factor(left, most, k), torch.randn(n, k)
+    if right.startswith("MX"):
+        w[n // 2, :32] *= 2.0**-126  # scales, with which words leave the normal numbers
+    w = hop.quantize(presets.PRESETS[right], w)
+    # On AMX one or two rows of floats, three of which float32 makes of one, take another order (docs/kernels.md).
+    least = 3 if level == "amx" and left not in ("INT8_ROW", "INT8_ROW_AFFINE") else 1
+    wrong = count = 0
+    before = torch.get_num_threads()
+    try:
+        with levels.at(level):
+            told = hop.explain(aten.linear.default, torch.float32, x, w, None).splitlines()
+            assert any(line.startswith("native product") and line.endswith(": chosen") for line in told), told
+            for output in outputs:
+                torch.set_num_threads(1)
+                alone = bits(torch.cat([linear(x[i : i + least], w, output)[:1] for i in range(most - least + 1)]))
+                for (at, m), number, form in itertools.product(enumerate(sizes), threads, (w, hop.pack(w))):
+                    first = min(at % 3, most - max(m, least))
+                    torch.set_num_threads(number)
+                    y = bits(linear(x[first : first + max(m, least)], form, output))[: len(alone) - first]
+                    wrong += int((y != alone[first : first + len(y)]).sum())
+                    count += y.numel()
+    finally:
+        torch.set_num_threads(before)
+    return wrong, count
+
+
+@BUILT
+class TestRows(unittest.TestCase):
+    @parameterized.expand([(level, *pair) for level in levels.OWN for pair in PAIRS])
+    def test_a_row_does_not_depend_on_its_neighbours(self, level, left, right):
+        sizes, outputs = (1, 2, 3, 6, 13, 17, 40), (torch.float32, torch.bfloat16)
+        wrong, count = differing(level, left, right, sizes, 704, 72, (1, 2), outputs)
+        assert count and not wrong, f"{wrong} of {count}"
+
+    @parameterized.expand([(level, *pair) for level in levels.OWN for pair in PAIRS])
+    @pytest.mark.exhaustive
+    def test_any_number_of_rows(self, level, left, right):
+        for k, n in ((128, 33), (832, 97)):
+            wrong, count = differing(level, left, right, range(1, 257), k, n, (1, 2, 3), (torch.float32,))
+            assert count and not wrong, f"{k}x{n}: {wrong} of {count}"
+
+    @parameterized.expand([("FP8_ROW", "FP8_ROW"), (torch.bfloat16, "INT8_ROW")])
+    @pytest.mark.full
+    def test_compiled(self, left, right):
+        """A compiled program gives the same bits as eager mode, for any number of rows."""
+        torch.manual_seed(0)
+        x, w = left_factor(left, 9, 320), hop.pack(hop.quantize(presets.PRESETS[right], torch.randn(40, 320)))
+        want = bits(linear(x, w))
+        compiled = torch.compile(linear)
+        for first, m in ((0, 9), (2, 5)):
+            assert torch.equal(bits(compiled(x[first : first + m], w)), want[first : first + m])
