@@ -29,6 +29,8 @@
 // Before a loop of few steps whose arrays are to lie in registers.
 #if defined(__clang__)
 #define HOP_UNROLL _Pragma("clang loop unroll(full)")
+#define HOP_UNROLL_BY_TWO _Pragma("clang loop unroll_count(2)")
 #else
 #define HOP_UNROLL _Pragma("GCC unroll 16")
+#define HOP_UNROLL_BY_TWO _Pragma("GCC unroll 2")
 #endif

@@ -11,8 +11,10 @@
 #include "gemm/groups_avx512.h"
 #include "gemm/finish_avx512.h"
 #include "gemm/requantize.h"
-#include "gemm/gemm.h"
 #include "gemm/row_blocks.h"
+#include "gemm/kept_groups_avx512.h"
+#include "gemm/gemm.h"
+#include "gemm/narrow_groups_avx512.h"
 
 // So few rows need several sums of each element, or they wait for each other.
 constexpr int sums_of(int rows) { return rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
@@ -22,11 +24,14 @@ struct Int8 {
     using Sum = int32_t;
     using Vector = __m512i;
     static constexpr int kBytes = 1, kLhsBytes = 1;
-    static constexpr bool kOwnLhs = false;
+    static constexpr bool kOwnLhs = false, kFewRows = true;
+    template <int N, bool Zero>
+    using Narrow = NarrowInt8<N, Zero>;
     static Vector zero() { return _mm512_setzero_si512(); }
     static Vector load(const Sum* p) { return load512(p); }
     static void store(Sum* p, Vector x) { store512(p, x); }
     static Vector plus(Vector a, Vector b) { return _mm512_add_epi32(a, b); }
+    static __m512 number(Vector x) { return _mm512_cvtepi32_ps(x); }
 
     template <int N, int S>
     static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
@@ -50,8 +55,9 @@ class Avx512 : public Numbers {
 public:
     using Sum = typename Numbers::Sum;
     using Vector = typename Numbers::Vector;
-    using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kOwnLhs;
-    static constexpr bool kFewRows = false;
+    using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kOwnLhs, Numbers::kFewRows;
+    using Few = NarrowGroups<Numbers>;
+    static constexpr bool kKept = true;
 
     Avx512(int, int quads) : quads_(quads) {}
 
@@ -69,6 +75,12 @@ public:
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
             block<n.value, sums_of(n.value)>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false, [] {});
         });
+    }
+
+    static bool keeps(const Job& job) { return keeps_groups(job); }
+    template <class Between>
+    void groups(const Job& job, const KeptGroups& kept, int rows, Between& between) {
+        keep_groups<Numbers>(job, kept, rows, between);
     }
 
 private:

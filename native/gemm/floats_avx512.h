@@ -6,7 +6,7 @@
 //     template <int N> add(a, left, right, quad, e, sums)
 //         products of rows of lhs with words of 32 columns: k 0 and 2 of a quad (e = 0), or k 1 and 3 (e = 1)
 //
-// One chain takes both, of two each takes one, and they are added up at the end of a chunk.
+// One chain takes both, of two each takes one, and they are added up at the end of a chunk. A group has one chain.
 
 // Adds the products of a quad of tiles.
 template <class Numbers, int N>
@@ -14,13 +14,30 @@ inline void add_quad(const uint8_t* a, const uint8_t* b, int quad, int e, __m512
     Numbers::template add<N>(a, load512(b + e * kTile + quad * 64), load512(b + (2 + e) * kTile + quad * 64), quad, e, c);
 }
 
+// The numbers of kept_groups and NarrowGroups: one chain of each element's sum in a group.
+template <class Products>
+struct KeptFloats {
+    using Vector = __m512;
+    static constexpr int kBytes = 2, kLhsBytes = Products::kLhsBytes;
+    template <int N, bool Zero>
+    using Narrow = NarrowWordsOfGroups<N, Zero, Products>;
+    static Vector zero() { return _mm512_setzero_ps(); }
+    static __m512 number(Vector x) { return x; }
+
+    template <int N, int S>
+    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
+        add_quad<Products>(a, b, at, 0, sums[0]);
+        add_quad<Products>(a, b, at, 1, sums[0]);
+    }
+};
+
 template <class Numbers, class FewRows = void>
 class Floats : public Numbers {
 public:
     using Sum = float;
     using Numbers::kLhsBytes;
     static constexpr int kBytes = 2;
-    static constexpr bool kOwnLhs = true, kFewRows = !std::is_void<FewRows>::value;
+    static constexpr bool kOwnLhs = true, kFewRows = !std::is_void<FewRows>::value, kKept = true;
     using Few = FewRows;
 
     Floats(int, int quads) : quads_(quads) {}
@@ -38,6 +55,12 @@ public:
         in_row_blocks<kMost>(rows, [&](auto n, int first) {
             block<n.value>(a + first * kRow, 0, b, 1, quad, quads_, sums + first * kBlock, false, [] {});
         });
+    }
+
+    static bool keeps(const Job& job) { return keeps_groups(job); }
+    template <class Between>
+    void groups(const Job& job, const KeptGroups& kept, int rows, Between& between) {
+        keep_groups<KeptFloats<Numbers>>(job, kept, rows, between);
     }
 
 private:

@@ -16,6 +16,7 @@
 //
 // and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
 //     lhs_tile(tile, out)                        its own form of a tile of lhs, where kOwnLhs
+//     keeps(job), groups(job, kept, rows, between)     the groups of a chunk, scaled and added, where kKept
 
 // Memory to fetch while multiplying.
 class Ahead {
@@ -41,8 +42,9 @@ public:
     static constexpr bool kInteger = kBytes == 1;
 
     explicit Multiplication(Job& job) : job_(job) {
+        if constexpr (Engine::kKept) kept_ = Engine::keeps(job);
         const int64_t group_slices = ceil_div(job.group, kSlice);
-        chunk_ = kChunkBytes / (2 * kUnit) / (job.grouped() ? 2 : 1);
+        chunk_ = kChunkBytes / (2 * kUnit) / (job.grouped() && !kept_ ? 2 : 1);
         if (job.grouped()) {
             per_slice_ = job.group < kSlice ? static_cast<int>(kSlice / job.group) : 1;
             chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
@@ -253,13 +255,13 @@ private:
         // Without tiles of words; false if it has to be done with them.
         bool few_panel(int64_t n) {
             if constexpr (Engine::kFewRows) {
-                float* y = job_.grouped() ? y_ : sums_;
+                float* y = job_.grouped() ? y_ : reinterpret_cast<float*>(sums_);
                 if (!Engine::Few::multiply(job_, m_.tiles_of(0), m_.side_of(0, 0), m_.sides_, scales_, folds_, n, y)) return false;
                 if (job_.grouped()) {
                     store(0, y, n);
                 } else {
                     side_of_columns(job_, scales_, n * kBlock, 0, *columns_);
-                    finish(0, *m_.side_of(0, 0), y, n);
+                    finish(0, *m_.side_of(0, 0), sums_, n);
                 }
                 return true;
             }
@@ -306,10 +308,20 @@ private:
                 const int64_t here = job_.groups - group < sides_ ? job_.groups - group : sides_;
                 for (int64_t g = 0; g < here; ++g) side_of_columns(job_, scales_, n * kBlock, group + g, columns_[g]);
                 const uint8_t* b = chunk(n, s, count, here);
-                scaling_.ahead = ahead_of(n, next, s + count, count, (m_.per_slice_ > 1 ? here * kBytes : count) * (end - begin));
+                const int64_t steps = m_.kept_ ? here : m_.per_slice_ > 1 ? here * kBytes : count;
+                scaling_.ahead = ahead_of(n, next, s + count, count, steps * (end - begin));
                 int at = 0;
                 for (int64_t block = begin; block < end; ++block) {
                     const int rows = m_.rows_of(slab + block);
+                    if constexpr (Engine::kKept) {
+                        if (m_.kept_) {
+                            const int64_t stride = (rows > kRows ? 2 : 1) * kLhsUnit;
+                            engine_.groups(job_, {m_.tiles_of(block) + s * stride, b, stride, here, count, span, m_.quads(),
+                                                  m_.side_of(block, group), m_.sides_ > 1, columns_, group == 0,
+                                                  y_ + (block - begin) * kBlock * kBlock}, rows, scaling_.ahead);
+                            continue;
+                        }
+                    }
                     for (int64_t g = 0; g < here; ++g) {
                         Sum* sums = sums_ + (at ^= kBlock * kBlock);
                         const int64_t slice = m_.per_slice_ > 1 ? g / m_.per_slice_ : g * span;
@@ -436,6 +448,7 @@ private:
     int64_t sides_;  // of each row block: 1 if all groups have the same
     int per_slice_ = 1;
     bool ready_, lhs_zero_, rhs_zero_;
+    bool kept_ = false;  // sums of groups stay in registers
     char* lhs_ = nullptr;
     uint8_t* made_ = nullptr;  // the tiles of a strip of panels, from strip_ on, if they are made ahead
     int64_t strip_ = 0;

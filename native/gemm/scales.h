@@ -116,6 +116,7 @@ private:
             for (int64_t i = 0; i < rows && i < kRows; ++i) std::memcpy(own + i * kSlice, from + i * stride, count * bytes);
             from = own, stride = kSlice;
         }
+        if (bytes == 4 && count == kRows) return numbers_from_rows(from, stride, s_.factor, window_[at] + half * kRows, kBlock);
         tile_from_rows(from, stride, tile);
         for (int64_t i = 0; i < count; ++i) {
             float* out = window_[at + i] + half * kRows;

@@ -25,24 +25,28 @@ inline void widen_tile(const uint8_t* narrow, uint8_t sign, uint8_t* tile) {
 }
 
 // The transpose of 16 x 16 elements of 4 bytes.
-inline void transpose(__m512i* r) {
+__attribute__((always_inline)) inline void transpose(__m512i (&r)[16]) {
     __m512i t[16];
+    HOP_UNROLL
     for (int i = 0; i < 8; ++i) {
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
     }
+    HOP_UNROLL
     for (int i = 0; i < 4; ++i) {
         r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
         r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
         r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
         r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
     }
+    HOP_UNROLL
     for (int i = 0; i < 4; ++i) {
         t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
         t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
         t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
         t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
     }
+    HOP_UNROLL
     for (int i = 0; i < 4; ++i) {
         r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
         r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
@@ -56,6 +60,16 @@ inline void tile_from_rows(const uint8_t* src, int64_t stride, uint8_t* tile) {
     for (int i = 0; i < 16; ++i) r[i] = load512(src + i * stride);
     transpose(r);
     for (int i = 0; i < 16; ++i) store512(tile + i * 64, r[i]);
+}
+
+inline void numbers_from_rows(const uint8_t* src, int64_t stride, float factor, float* out, int64_t out_stride) {
+    __m512i r[16];
+    HOP_UNROLL
+    for (int i = 0; i < 16; ++i) r[i] = load512(src + i * stride);
+    transpose(r);
+    HOP_UNROLL
+    for (int i = 0; i < 16; ++i)
+        _mm512_storeu_ps(out + i * out_stride, _mm512_mul_ps(_mm512_castsi512_ps(r[i]), _mm512_set1_ps(factor)));
 }
 
 inline void tile_from_columns(const uint8_t* src, int64_t stride, uint8_t* tile) {

@@ -24,7 +24,16 @@ inline void tile_from_rows(const uint8_t* src, int64_t stride, uint8_t* tile) {
             std::memcpy(tile + (quad * kRows + row) * 4, src + row * stride + quad * 4, 4);
 }
 
-// The same of columns: src[k * stride + row].
+// 16 rows of 16 numbers times a factor, turned.
+inline void numbers_from_rows(const uint8_t* src, int64_t stride, float factor, float* out, int64_t out_stride) {
+    for (int row = 0; row < kRows; ++row) {
+        float own[kRows];
+        std::memcpy(own, src + row * stride, sizeof(own));
+        for (int i = 0; i < kRows; ++i) out[i * out_stride + row] = own[i] * factor;
+    }
+}
+
+// Tiles of columns: src[k * stride + row].
 inline void tile_from_columns(const uint8_t* src, int64_t stride, uint8_t* tile) {
     for (int k = 0; k < kSlice; ++k)
         for (int row = 0; row < kRows; ++row) tile[(k / 4 * kRows + row) * 4 + k % 4] = src[k * stride + row];

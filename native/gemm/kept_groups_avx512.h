@@ -1,0 +1,92 @@
+// Sums of groups that stay in registers, from their products to what they add to y. Included in a namespace (isa.h), after
+// groups_avx512.h and an engine's numbers.
+
+// Rows of a row block by the columns of a panel, over the groups of a chunk.
+struct KeptGroups {
+    const uint8_t *a, *b;     // tiles
+    int64_t stride;           // bytes from a slice of `a` to the next
+    int64_t groups, slices;   // of the chunk
+    int64_t span;             // slices of a group,
+    int quads;                // or the quads of one, if a slice has several
+    const Side* lhs;          // from group to group: `lhs_step` of them
+    int64_t lhs_step;
+    const Side* rhs;
+    bool first;  // y is what they make
+    float* y;
+};
+
+// Rows first..first + N - 1. As add_group of groups_plain.h, bit for bit: each operation is rounded, groups are added in
+// order. Paired: zero points come with the first terms of a sum; Scaled: lhs has scales.
+template <class Numbers, int N, bool Paired, bool Scaled, class Between>
+inline void kept_groups(const KeptGroups& g, int first, const Between& between) {
+    constexpr int64_t row_bytes = Numbers::kLhsBytes * kSlice, slice_bytes = 2 * Numbers::kBytes * kTile;
+    float* out = g.y + first * kBlock;
+    __m512 y[N][2];
+    HOP_UNROLL
+    for (int i = 0; i < N; ++i) {
+        HOP_UNROLL
+        for (int half = 0; half < 2; ++half)  // -0 + x is x, for each x
+            y[i][half] = g.first ? _mm512_set1_ps(-0.f) : _mm512_loadu_ps(out + i * kBlock + half * kRows);
+    }
+    const uint8_t *a = g.a + first * row_bytes, *b = g.b;
+    int quad = 0;
+    int64_t left = g.slices;
+    for (int64_t group = 0; group < g.groups; ++group) {
+        const Side &lhs = g.lhs[group * g.lhs_step], &rhs = g.rhs[group];
+        typename Numbers::Vector c[1][N][2];
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i) {
+            HOP_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                if constexpr (Paired)
+                    c[0][i][half] = _mm512_madd_epi16(_mm512_set1_epi32(lhs.pair[first + i]), load512(rhs.pair + half * kRows));
+                else c[0][i][half] = Numbers::zero();
+            }
+        }
+        for (int64_t slices = left < g.span ? left : g.span; slices > 0; --slices) {
+            const int end = quad + g.quads;
+            for (; quad < end; quad += 4) {
+                HOP_UNROLL
+                for (int i = 0; i < 4; ++i) Numbers::template quad<N, 1>(a, b, quad + i, c);
+            }
+            if (quad == kQuads) quad = 0, --left, a += g.stride, b += slice_bytes;
+        }
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i) {
+            HOP_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                __m512 x = Numbers::number(c[0][i][half]);
+                if (Scaled) x = _mm512_mul_ps(x, _mm512_set1_ps(lhs.scale[first + i]));
+                y[i][half] = _mm512_add_ps(y[i][half], _mm512_mul_ps(x, _mm512_load_ps(rhs.scale + half * kRows)));
+            }
+        }
+        between();
+    }
+    HOP_UNROLL
+    for (int i = 0; i < N; ++i) {
+        HOP_UNROLL
+        for (int half = 0; half < 2; ++half) _mm512_storeu_ps(out + i * kBlock + half * kRows, y[i][half]);
+    }
+}
+
+// Whether the sums of a product's groups may stay in registers.
+inline bool keeps_groups(const Job& job) {
+    const bool zeros = by_integers(job.p) && (lhs_has_zero(job) || has_zero(job.p.rhs));
+    return job.grouped() && (!zeros || are_paired(job));
+}
+
+template <class Numbers, class Between>
+inline void keep_groups(const Job& job, const KeptGroups& g, int rows, Between& between) {
+    constexpr int most = 6;  // rows at once: 12 registers of sums, and 12 of y
+    constexpr bool integers = Numbers::kBytes == 1;
+    in_row_blocks<most>(rows, [&](auto n, int first) {
+        const auto once = [&] { if (first == 0) between(); };
+        if constexpr (integers) {
+            if (lhs_has_zero(job) || has_zero(job.p.rhs)) kept_groups<Numbers, n.value, true, true>(g, first, once);
+            else kept_groups<Numbers, n.value, false, true>(g, first, once);
+        } else {
+            if (job.p.lhs.scale.format != HOP_NONE) kept_groups<Numbers, n.value, false, true>(g, first, once);
+            else kept_groups<Numbers, n.value, false, false>(g, first, once);
+        }
+    });
+}
