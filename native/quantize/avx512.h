@@ -5,6 +5,7 @@
 
 struct Four {
     __m512 v[4];
+    __m512i words[2];  // of bfloat16
 };
 
 // The four bytes of each lane, in the order of memory.
@@ -31,9 +32,9 @@ HOP_INLINE void load(const uint32_t* x, Four& f, F32) {
 HOP_INLINE void load(const uint16_t* x, Four& f, BF16) {
     const __m512i high = _mm512_set1_epi32(int32_t(0xffff0000));
     for (int k = 0; k < 2; ++k) {
-        const __m512i words = _mm512_loadu_si512(x + 32 * k);
-        f.v[2 * k] = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-        f.v[2 * k + 1] = _mm512_castsi512_ps(_mm512_and_si512(words, high));
+        f.words[k] = _mm512_loadu_si512(x + 32 * k);
+        f.v[2 * k] = _mm512_castsi512_ps(_mm512_slli_epi32(f.words[k], 16));
+        f.v[2 * k + 1] = _mm512_castsi512_ps(_mm512_and_si512(f.words[k], high));
     }
 }
 
