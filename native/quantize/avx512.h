@@ -3,6 +3,10 @@
 // Elements are held in four vectors of float32, in an order that is cheap to make: of bfloat16, even and odd ones.
 // Codes are the low bytes of four vectors; one permutation brings them in order.
 
+// Whether even and odd elements lie in vectors of their own.
+template <class T>
+constexpr bool kPairs = sizeof(typename T::Word) == 2 && T::infinity == 0x7f80;
+
 struct Four {
     __m512 v[4];
     __m512i words[2];  // of bfloat16
@@ -16,8 +20,7 @@ HOP_INLINE __m512i byte_order() {
         constexpr Order() : at() {
             for (int p = 0; p < 64; ++p) {
                 const int half = p / 32, within = p % 32;
-                at[p] = uint8_t(sizeof(typename T::Word) == 2 && T::infinity == 0x7f80
-                                    ? within / 2 * 4 + half * 2 + within % 2
+                at[p] = uint8_t(kPairs<T> ? within / 2 * 4 + half * 2 + within % 2
                                     : p % 16 * 4 + p / 16);
             }
         }

@@ -94,10 +94,17 @@ static bool encode_row(const RowOfBlocks<T>& r) {
     if (!r.q.tables || (r.q.size > 16 && !r.q.index)) return false;
     const float* by = r.by.by;
     float inverse[kMostBlocks];
-    const bool even = invert(by, divide_up(r.n, r.size), inverse) && r.q.tables[2048];
+    const bool inverts = invert(by, divide_up(r.n, r.size), inverse), even = inverts && r.q.tables[2048];
     const float* products = even ? inverse : nullptr;
+    const int pieces = r.known && inverts && r.q.rule == HOP_AMAX ? r.q.tables[2049] : 0;
+    if (r.q.size <= 16 && pieces) {
+        if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, nullptr));
+        return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, nullptr));
+    }
     if (r.q.size <= 16) return encode_all<T, size, bits>(r, BookCodes<T, size, true>{by, products, r.q, nullptr});
     const ByteTables next(r.q.tables + 1024);
+    if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, &next));
+    if (pieces == 2) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, &next));
     return encode_all<T, size, bits>(r, BookCodes<T, size, false>{by, products, r.q, &next});
 }
 

@@ -8,8 +8,7 @@ HOP_INLINE __m512i words_of(__m512i a, __m512i b) {
         uint16_t at[32];
         constexpr Order() : at() {
             for (int j = 0; j < 32; ++j) {
-                const bool pairs = sizeof(typename T::Word) == 2 && T::infinity == 0x7f80;
-                at[j] = uint16_t(pairs ? j / 2 * 2 + upper + j % 2 * 32 : j % 16 * 2 + upper + j / 16 * 32);
+                at[j] = uint16_t(kPairs<T> ? j / 2 * 2 + upper + j % 2 * 32 : j % 16 * 2 + upper + j / 16 * 32);
             }
         }
     } order;
