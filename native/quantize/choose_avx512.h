@@ -10,6 +10,7 @@ struct RowOfBlocks {
     const Factors& by;
     bool known;
     uint8_t* out;
+    float raised = 0;  // what numbers above 0 are at least, in units of codes; only where x is finite
 };
 
 template <class T, int size, int bits, class Codes>
@@ -68,10 +69,10 @@ static bool encode_integer_row(const RowOfBlocks<T>& r) {
 template <class T, int size, int mantissa>
 static bool encode_byte_floats(const RowOfBlocks<T>& r) {
     const float* by = r.by.by;
-    if (!r.by.divides) return encode_all<T, size, 8>(r, ByteFloats<T, size, mantissa, false>{by, by, r.f});
+    if (!r.by.divides) return encode_all<T, size, 8>(r, ByteFloats<T, size, mantissa, false>{by, by, r.f, 0});
     float inverse[kMostBlocks];
     if (!invert(by, divide_up(r.n, r.size), inverse)) return false;
-    return encode_all<T, size, 8>(r, ByteFloats<T, size, mantissa, true>{inverse, by, r.f});
+    return encode_all<T, size, 8>(r, ByteFloats<T, size, mantissa, true>{inverse, by, r.f, r.raised});
 }
 
 template <class T, int size, int bits>
@@ -98,13 +99,13 @@ static bool encode_row(const RowOfBlocks<T>& r) {
     const float* products = even ? inverse : nullptr;
     const int pieces = r.known && inverts && r.q.rule == HOP_AMAX ? r.q.tables[2049] : 0;
     if (r.q.size <= 16 && pieces) {
-        if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, nullptr));
-        return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, nullptr));
+        if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, nullptr, r.raised));
+        return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, nullptr, r.raised));
     }
     if (r.q.size <= 16) return encode_all<T, size, bits>(r, BookCodes<T, size, true>{by, products, r.q, nullptr});
     const ByteTables next(r.q.tables + 1024);
-    if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, &next));
-    if (pieces == 2) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, &next));
+    if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, &next, r.raised));
+    if (pieces == 2) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, &next, r.raised));
     return encode_all<T, size, bits>(r, BookCodes<T, size, false>{by, products, r.q, &next});
 }
 

@@ -77,6 +77,8 @@ struct FixedCodes {
 
 // ---- floats
 
+HOP_INLINE __mmask16 above_zero(__m512 x) { return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ); }
+
 // Of 8 bits: as encode_float, in lanes up to the sum, and in words from there. With `divides` by is 1 / scale, and quotients
 // lie between products a little above and below; where those are two codes, it is divided after all.
 template <class T, int size, int mantissa, bool divides>
@@ -84,6 +86,7 @@ struct ByteFloats {
     static constexpr int shift = 23 - mantissa;
     const float *by, *scale;
     FloatFormat f;
+    float raised;  // with `divides`: what numbers above 0 become at least
 
     HOP_MEMBER __m512i operator()(const Four& x, int64_t block) const {
         const __m512i infinity = _mm512_set1_epi32(int32_t(kInfinity)), least = _mm512_set1_epi32(int32_t(f.least));
@@ -94,7 +97,8 @@ struct ByteFloats {
         spread<size>(by + block, s, T::infinity == 0x7f80);
         __m512i unit[4], sum[4], differ = _mm512_setzero_si512();
         for (int k = 0; k < 4; ++k) {
-            const __m512 m = _mm512_range_ps(_mm512_mul_ps(x.v[k], s.v[k]), largest, 0b1010);  // the lesser magnitude
+            __m512 m = _mm512_range_ps(_mm512_mul_ps(x.v[k], s.v[k]), largest, 0b1010);  // the lesser magnitude
+            if (divides) m = _mm512_mask_max_ps(m, above_zero(x.v[k]), m, _mm512_set1_ps(raised));
             const __m512i e = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(m), infinity), least);
             unit[k] = _mm512_add_epi32(e, unit_of);
             const __m512 u = _mm512_castsi512_ps(unit[k]);
@@ -106,7 +110,7 @@ struct ByteFloats {
                 sum[k] = _mm512_castps_si512(_mm512_add_ps(m, u));
             }
         }
-        if (divides && __builtin_expect(_mm512_test_epi32_mask(differ, differ) != 0, 0)) return divided(x, scale + block, f);
+        if (divides && __builtin_expect(_mm512_test_epi32_mask(differ, differ) != 0, 0)) return divided(x, block);
         __m512i words[2];
         for (int k = 0; k < 2; ++k) {
             const __m512i exponent = _mm512_srli_epi16(words_of<T, true>(unit[2 * k], unit[2 * k + 1]), 7 - mantissa);
@@ -114,8 +118,14 @@ struct ByteFloats {
         }
         return select(_mm512_set1_epi8(0x7f), bytes_of_words<false>(words[0], words[1]), signs_of<T>(x));
     }
-    HOP_MEMBER static __m512i divided(const Four& x, const float* scale, const FloatFormat& f) {
-        return FloatCodes<T, size, true>{scale, f}(x, 0);
+    HOP_MEMBER __m512i divided(const Four& x, int64_t block) const {
+        Four own = x, s;
+        spread<size>(scale + block, s, kPairs<T>);
+        for (int k = 0; k < 4; ++k) {
+            const __m512 lowest = _mm512_mul_ps(s.v[k], _mm512_set1_ps(raised));
+            own.v[k] = _mm512_mask_max_ps(x.v[k], above_zero(x.v[k]), x.v[k], lowest);
+        }
+        return FloatCodes<T, size, true>{scale, f}(own, block);
     }
 };
 
