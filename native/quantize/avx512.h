@@ -3,8 +3,13 @@
 // Elements are held in four vectors of float32, in an order that is cheap to make: of bfloat16, even and odd ones.
 // Codes are the low bytes of four vectors; one permutation brings them in order.
 
+// Whether even and odd elements lie in vectors of their own.
+template <class T>
+constexpr bool kPairs = sizeof(typename T::Word) == 2 && T::infinity == 0x7f80;
+
 struct Four {
     __m512 v[4];
+    __m512i words[2];  // of bfloat16
 };
 
 // The four bytes of each lane, in the order of memory.
@@ -15,8 +20,7 @@ HOP_INLINE __m512i byte_order() {
         constexpr Order() : at() {
             for (int p = 0; p < 64; ++p) {
                 const int half = p / 32, within = p % 32;
-                at[p] = uint8_t(sizeof(typename T::Word) == 2 && T::infinity == 0x7f80
-                                    ? within / 2 * 4 + half * 2 + within % 2
+                at[p] = uint8_t(kPairs<T> ? within / 2 * 4 + half * 2 + within % 2
                                     : p % 16 * 4 + p / 16);
             }
         }
@@ -31,9 +35,9 @@ HOP_INLINE void load(const uint32_t* x, Four& f, F32) {
 HOP_INLINE void load(const uint16_t* x, Four& f, BF16) {
     const __m512i high = _mm512_set1_epi32(int32_t(0xffff0000));
     for (int k = 0; k < 2; ++k) {
-        const __m512i words = _mm512_loadu_si512(x + 32 * k);
-        f.v[2 * k] = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-        f.v[2 * k + 1] = _mm512_castsi512_ps(_mm512_and_si512(words, high));
+        f.words[k] = _mm512_loadu_si512(x + 32 * k);
+        f.v[2 * k] = _mm512_castsi512_ps(_mm512_slli_epi32(f.words[k], 16));
+        f.v[2 * k + 1] = _mm512_castsi512_ps(_mm512_and_si512(f.words[k], high));
     }
 }
 

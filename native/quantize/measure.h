@@ -22,7 +22,7 @@ static void measure_row(const typename T::Word* x, int64_t cols, int64_t size, i
     for (int64_t at = i * size; at < cols; at += size, ++i) {
         const int64_t n = least(size, cols - at);
         if (rule == HOP_MINMAX) {
-            range_of<T>(x + at, n, s.low[i], s.high[i], s.known);
+            range_of_run<T>(x + at, n, s.low[i], s.high[i], s.known);
         } else if (rule == HOP_ABSMEAN) {
             sum_of<T>(x + at, n, s.sum[i], s.count[i], s.known);
         } else {

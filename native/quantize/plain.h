@@ -11,6 +11,11 @@ HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float
 }
 
 template <class T>
+HOP_INLINE void range_of_run(const typename T::Word* x, int64_t n, float& low, float& high, bool& known) {
+    range_of<T>(x, n, low, high, known);
+}
+
+template <class T>
 HOP_INLINE bool encode_quickly(const hop_quantizer&, const FloatFormat&, const typename T::Word*, int64_t, int64_t,
                                const Factors&, bool, uint8_t*) {
     return false;

@@ -71,6 +71,10 @@ namespace {
 #include "common/bytes_avx512.h"
 #include "quantize/avx512.h"
 #include "quantize/codes_avx512.h"
+#include "quantize/words_avx512.h"
+#include "quantize/book_avx512.h"
+#include "quantize/choose_avx512.h"
+#include "quantize/codes_with_noise_avx512.h"
 #include "quantize/stats_avx512.h"
 #include "quantize/measure.h"
 #include "quantize/noise_avx512.h"
@@ -125,6 +129,7 @@ void hop_codebook_tables(const float* thresholds, const float* numbers, int32_t 
         even = even && !(both && size > 16) && std::fabs(t) >= 0x1p-98f;
     }
     tables[2048] = even;
+    hop::find_pieces(thresholds, numbers, size, tables);
 }
 
 int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x,

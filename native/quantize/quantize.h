@@ -12,6 +12,13 @@ namespace hop {
 constexpr int64_t kColumns = 4096;     // of a row at a time: as float32 they stay in the first cache
 constexpr int64_t kLarge = 64 * 1024;  // elements above which threads share a block
 
+// Of hop_codebook_tables: where the lines are; magnitudes below count as this one; what codes in units of 2^-16 are off by.
+constexpr int64_t kPieces = 2064;
+constexpr float kPieceLeast = 0x1p-24f;
+constexpr int32_t kPieceMargin = 16;
+constexpr uint32_t kBeginNear = 48;  // units of the last place after which a line begins for certain
+void find_pieces(const float* thresholds, const float* numbers, int32_t size, uint8_t* tables);
+
 constexpr float kLower = 0x1p-20f;  // 8 units of the last place at least: see quantize_codes_avx512.h
 
 struct QuantizeCall {

@@ -80,7 +80,7 @@ static void find_factors(const QuantizeCall& c, const Strip& s, const TwoLevel* 
     } else {
         take_scales(c, s.first, s.count, room.factors);
     }
-    if (c.given_scale || keeps_nan_of_blocks(c.q)) room.stats.known = false;
+    if (c.given_scale) room.stats.known = false;
 }
 
 // A strip by one thread.

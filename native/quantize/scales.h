@@ -43,23 +43,26 @@ HOP_INLINE float current_factor(const hop_quantizer& q, float amax) {
 
 // HOP_MINMAX.
 static void find_ranges(const QuantizeCall& c, const Stats& s, int64_t first, int64_t count, Factors& f) {
-    const hop_quantizer& q = c.q;
     float* __restrict__ scale = static_cast<float*>(c.scale) + first;
     uint8_t* __restrict__ zero = static_cast<uint8_t*>(c.second) + first;
-    const float low = float(q.low), codes = float(q.high - q.low), range = q.range;
+    float* __restrict__ by = f.by;
+    const float* __restrict__ most = s.high;
+    const float* __restrict__ least = s.low;
+    const float low = float(c.q.low), codes = float(c.q.high - c.q.low), range = c.q.range;
     for (int64_t i = 0; i < count; ++i) {
-        const float span = s.high[i] - s.low[i], own = no_zero((span > kLargest ? kLargest : span) / range);
-        const float steps = clamped(s.low[i] / own, -codes - 1, 0.0f) + kWhole - kWhole;
-        f.by[i] = scale[i] = own;
-        f.zero[i] = zero[i] = uint8_t(int32_t(clamped(low - steps, low, low + codes)));
+        const float span = most[i] - least[i], own = no_zero((span > kLargest ? kLargest : span) / range);
+        const float steps = clamped(least[i] / own, -codes - 1, 0.0f) + kWhole - kWhole;
+        by[i] = scale[i] = own;
+        zero[i] = uint8_t(int32_t(clamped(low - steps, low, low + codes)));
     }
+    __builtin_memcpy(f.zero, zero, size_t(count));
 }
 
 // Scales of `count` blocks, from block `first` of the tensor.
 template <class T>
 static void find_scales(const QuantizeCall& c, const Stats& s, int64_t first, int64_t count, const TwoLevel* outer,
                         Factors& f) {
-    const hop_quantizer& q = c.q;
+    const hop_quantizer q = c.q;  // a copy, which no store to codes can change
     float* __restrict__ scale = static_cast<float*>(c.scale) + first;
     uint8_t* __restrict__ small = static_cast<uint8_t*>(c.scale) + first;
     float* __restrict__ by = f.by;

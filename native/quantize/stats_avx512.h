@@ -127,3 +127,44 @@ HOP_INLINE void range_of_groups(const typename T::Word* x, int64_t groups, float
     }
     range_of_groups_plainly<T, size>(x + i * size, groups - i, low + i, high + i, known);
 }
+
+// As range_of: numbers are read once, as integers that count up with them.
+template <class T>
+HOP_INLINE void range_of_run(const typename T::Word* x, int64_t n, float& low, float& high, bool& known) {
+    using S = typename T::Signed;
+    constexpr bool half = sizeof(S) == 2;
+    constexpr int64_t words = 64 / int64_t(sizeof(S));
+    const __m512i magnitude = half ? _mm512_set1_epi16(0x7fff) : _mm512_set1_epi32(int32_t(kMagnitude));
+    __m512i least[2], most[2];
+    for (int k = 0; k < 2; ++k) least[k] = most[k] = _mm512_setzero_si512();
+    const auto take = [&](__m512i own, int k) {
+        const __m512i negative = half ? _mm512_srai_epi16(own, 15) : _mm512_srai_epi32(own, 31);
+        const __m512i order = _mm512_ternarylogic_epi32(own, negative, magnitude, 0x78);  // own ^ (negative & magnitude)
+        least[k] = half ? _mm512_min_epi16(least[k], order) : _mm512_min_epi32(least[k], order);
+        most[k] = half ? _mm512_max_epi16(most[k], order) : _mm512_max_epi32(most[k], order);
+    };
+    int64_t i = 0;
+    for (; i + 2 * words <= n; i += 2 * words)
+        for (int k = 0; k < 2; ++k) take(_mm512_loadu_si512(x + i + k * words), k);
+    alignas(64) typename T::Word rest[2 * words] = {};
+    __builtin_memcpy(rest, x + i, size_t(n - i) * sizeof(rest[0]));
+    for (int k = 0; k < 2 && i < n; ++k) take(_mm512_load_si512(rest + k * words), k);
+    alignas(64) S below[2 * words], above[2 * words];
+    for (int k = 0; k < 2; ++k) {
+        _mm512_store_si512(below + k * words, least[k]);
+        _mm512_store_si512(above + k * words, most[k]);
+    }
+    S bottom = 0, top = 0;
+    for (int k = 0; k < 2 * words; ++k) {
+        bottom = below[k] < bottom ? below[k] : bottom;
+        top = above[k] > top ? above[k] : top;
+    }
+    if (top >= S(T::infinity) || bottom <= S(~T::infinity)) {
+        known = false;
+        return range_of_any<T>(x, n, low, high);
+    }
+    const float lowest = bottom < 0 ? T::widen(typename T::Word(S(bottom ^ S(T::magnitude)))) : 0.0f;
+    const float highest = T::widen(typename T::Word(top));
+    low = lowest < low ? lowest : low;
+    high = highest > high ? highest : high;
+}

@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "dynamic.h"
 #include "hop.h"
 #include "threads.h"
 
@@ -38,6 +39,11 @@ struct Book {
         for (int i = 0; i < size; ++i) {
             numbers[i] = 2.0f * static_cast<float>(i) / static_cast<float>(size - 1) - 1;
             thresholds[i] = i ? (numbers[i - 1] + numbers[i]) / 2 : -std::numeric_limits<float>::infinity();
+        }
+        const std::vector<float> own = dynamic_numbers(size == 16 ? 4 : 8, below(2));
+        for (size_t i = 0, dynamic = static_cast<size_t>(below(2)); dynamic && i < own.size(); ++i) {
+            numbers[i] = own[i];
+            if (i) thresholds[i] = halfway(own[i - 1], own[i]);
         }
         hop_codebook_tables(thresholds, numbers, size, tables.data());
     }

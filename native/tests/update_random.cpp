@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "buffers.h"
+#include "dynamic.h"
 
 #include "hop.h"
 #include "threads.h"
@@ -19,13 +20,19 @@ struct Book {
     std::vector<uint8_t> index = std::vector<uint8_t>(HOP_INDEX_SIZE + 4), tables = std::vector<uint8_t>(HOP_TABLES_SIZE);
     hop_quantizer q{};
 
-    Book(int32_t bits, bool is_signed) {
+    Book(int32_t bits, bool is_signed, bool dynamic = false) {
         q.format = HOP_CODEBOOK, q.rule = HOP_AMAX, q.bits = bits, q.size = 1 << bits, q.floor = 1e-12f, q.range = 1;
         for (int i = 0; i < 272; ++i) thresholds[i] = numbers[i] = std::numeric_limits<float>::quiet_NaN();
         for (int i = 0; i < q.size; ++i) {  // cubes lie closer near zero
             const float x = (static_cast<float>(i) + 1) / static_cast<float>(q.size), y = is_signed ? 2 * x - 1 : x;
             numbers[i] = y * y * y;
             thresholds[i] = i ? (numbers[i - 1] + numbers[i]) / 2 : -std::numeric_limits<float>::infinity();
+        }
+        const std::vector<float> own = bits == 4 && !is_signed ? even_numbers(16) : dynamic_numbers(bits, is_signed);
+        for (size_t i = 0; dynamic && i < own.size(); ++i) {
+            numbers[i] = own[i];
+            if (i) thresholds[i] = halfway(own[i - 1], own[i]);
+            if (numbers[i] == 0) q.zero_code = static_cast<int32_t>(i);
         }
         q.thresholds = thresholds, q.numbers = numbers, q.tables = tables.data();
         hop_codebook_tables(thresholds, numbers, q.size, tables.data());
@@ -84,6 +91,9 @@ bool run(uint64_t seed, Chance& layout, int level, int threads, const std::vecto
     u.count = chance.once_in(3) ? chance.between(1, 300) : chance.between(1, 60000);
     u.p_dtype = static_cast<int32_t>(chance.below(3)), u.grad_dtype = static_cast<int32_t>(chance.below(3));
     if (u.p_dtype == HOP_BF16 && chance.once_in(2)) u.flags |= HOP_STOCHASTIC;
+    const bool usual = chance.once_in(3);  // as hop.optim has it: one block, and one kind of format
+    if (usual) u.rule = HOP_ADAM, u.states = 2, u.flags &= HOP_MAXIMIZE, u.p_dtype = u.grad_dtype = HOP_BF16;
+    const int64_t block = chance.one_of<int64_t>({64, 128, 256, 1024, 2048}), kind = chance.below(3);
     u.seed = chance.bits(), u.stream = static_cast<uint32_t>(chance.bits());
     for (float& x : u.numbers) x = static_cast<float>(chance.real());
     const auto make = [&](int64_t bytes, int64_t unit, int32_t dtype) {
@@ -99,7 +109,7 @@ bool run(uint64_t seed, Chance& layout, int level, int threads, const std::vecto
     u.grad = grad.data();
     for (int32_t i = 0; i < u.states; ++i) {
         hop_state& s = u.state[i];
-        if (chance.once_in(3)) {
+        if (!usual && chance.once_in(3)) {
             s.dtype = static_cast<int32_t>(chance.below(3));
             s.data = make(u.count * size_of(s.dtype), size_of(s.dtype), s.dtype);
             fill_floats(chance, s.dtype, u.count, i > 0, s.data);
@@ -108,6 +118,11 @@ bool run(uint64_t seed, Chance& layout, int level, int threads, const std::vecto
         s.quantizer = formats[static_cast<size_t>(chance.below(static_cast<int64_t>(formats.size())))];
         s.block = chance.one_of<int64_t>({16, 32, 64, 128, 256, 1024, 2048});
         s.least = i ? static_cast<float>(chance.below(2)) * 1e-6f : 0;
+        if (usual) {
+            s.quantizer = formats[static_cast<size_t>(kind == 2 ? 4 : 5 + 2 * kind + i)], s.block = block;
+            const hop_quantizer& q = *s.quantizer;
+            if (i) s.least = chance.once_in(4) ? 0 : q.format == HOP_FLOAT ? 0x1p-9f / 448 : q.numbers[q.numbers[0] == 0];
+        }
         const int64_t bytes = (u.count * s.quantizer->bits + 7) / 8, blocks = (u.count + s.block - 1) / s.block;
         s.data = make(bytes, 1, s.quantizer->format == HOP_FLOAT ? -2 : -1);
         for (int64_t k = 0; k < bytes; ++k) static_cast<uint8_t*>(s.data)[k] = static_cast<uint8_t>(chance.bits());
@@ -132,8 +147,15 @@ int main(int argc, char** argv) {
     const uint64_t first = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 0;
     const int count = argc > 2 ? std::atoi(argv[2]) : 300;
     const Book signed8(8, true), unsigned8(8, false), signed4(4, true), unsigned4(4, false);
+    const Book dynamic8(8, true, true), dynamic8_unsigned(8, false, true), dynamic4(4, true, true), even4(4, false, true);
+    for (const Book* book : {&dynamic8, &dynamic8_unsigned, &dynamic4, &even4})
+        if (!book->tables[2049]) {
+            std::printf("the lines of a map were not found, of %d bits\n", book->q.bits);
+            return 1;
+        }
     const hop_quantizer fp8 = e4m3();
-    const std::vector<const hop_quantizer*> formats{&signed8.q, &unsigned8.q, &signed4.q, &unsigned4.q, &fp8};
+    const std::vector<const hop_quantizer*> formats{&signed8.q,  &unsigned8.q,         &signed4.q,  &unsigned4.q,        &fp8,
+                                                    &dynamic8.q, &dynamic8_unsigned.q, &dynamic4.q, &even4.q};
     Chance layout(first);
     for (uint64_t seed = first; seed < first + static_cast<uint64_t>(count); ++seed) {
         Written plain;

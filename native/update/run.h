@@ -194,15 +194,3 @@ static void update_part(const hop_update& u, int64_t at, int64_t n, Lines& lines
         }
     }
 }
-
-static int update(const hop_update& u, int threads) {
-    const int64_t parts = divide_up(u.count, kStep);
-    const int used = worth(threads, u.count, kLarge / 4);
-    Queue queue(parts, grain_of(parts, kStep, used));
-    parallel(used, [&](int, int) {
-        Lines lines;
-        for (int64_t i, end; queue.take(i, end);)
-            for (; i < end; ++i) update_part(u, i * kStep, least(kStep, u.count - i * kStep), lines);
-    });
-    return HOP_OK;
-}

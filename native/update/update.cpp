@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "common/cpu.h"
 #include "common/isa.h"
@@ -41,6 +42,8 @@ namespace {
 #include "quantize/dequantize_run.h"
 #include "quantize/noise_plain.h"
 #include "update/run.h"
+#include "update/plain.h"
+#include "update/all.h"
 }  // namespace
 }  // namespace portable
 
@@ -60,6 +63,8 @@ namespace {
 #include "quantize/dequantize_run.h"
 #include "quantize/noise_plain.h"
 #include "update/run.h"
+#include "update/plain.h"
+#include "update/all.h"
 }  // namespace
 }  // namespace avx2
 HOP_END_TARGET
@@ -74,6 +79,10 @@ namespace {
 #include "common/bytes_avx512.h"
 #include "quantize/avx512.h"
 #include "quantize/codes_avx512.h"
+#include "quantize/words_avx512.h"
+#include "quantize/book_avx512.h"
+#include "quantize/choose_avx512.h"
+#include "quantize/codes_with_noise_avx512.h"
 #include "quantize/stats_avx512.h"
 #include "quantize/measure.h"
 #include "quantize/run.h"
@@ -82,6 +91,8 @@ namespace {
 #include "quantize/dequantize_run.h"
 #include "quantize/noise_avx512.h"
 #include "update/run.h"
+#include "update/adam_avx512.h"
+#include "update/all.h"
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET
