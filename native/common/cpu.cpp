@@ -3,15 +3,17 @@
 #include <atomic>
 
 #include "hop.h"
-#include "common/isa.h"
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
-#elif defined(__linux__) && defined(__AARCH64EL__)
+#elif defined(__AARCH64EL__)
+#include "common/isa.h"
+#if defined(__linux__)
 #include <sys/auxv.h>
-#elif defined(__APPLE__) && defined(__AARCH64EL__)
+#elif defined(__APPLE__)
 #include <sys/sysctl.h>
+#endif
 #endif
 
 namespace hop {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+HOP_BEGIN_NEON
 namespace hop {
 namespace neon {
 
@@ -27,5 +28,6 @@ int convolution(Convolution& c) { return Convolving<Lanes<Int8>, false>(c).run()
 
 }  // namespace neon
 }  // namespace hop
+HOP_END_NEON
 
 #endif

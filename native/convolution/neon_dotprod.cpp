@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+HOP_BEGIN_NEON
 HOP_BEGIN_TARGET(HOP_TARGET_DOTPROD)
 namespace hop {
 namespace neon_dotprod {
@@ -29,5 +30,6 @@ int convolution(Convolution& c) { return Convolving<Lanes<Int8>, false>(c).run()
 }  // namespace neon_dotprod
 }  // namespace hop
 HOP_END_TARGET
+HOP_END_NEON
 
 #endif

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+HOP_BEGIN_NEON
 HOP_BEGIN_TARGET(HOP_TARGET_I8MM)
 namespace hop {
 namespace neon_i8mm {
@@ -29,5 +30,6 @@ int convolution(Convolution& c) { return Convolving<Pairs<Int8>, false>(c).run()
 }  // namespace neon_i8mm
 }  // namespace hop
 HOP_END_TARGET
+HOP_END_NEON
 
 #endif

@@ -29,7 +29,7 @@ struct Bfloat16 {
     }
 
     template <int P, int H>
-    static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[P][4 * H]) {
+    HOP_INLINED static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[P][4 * H]) {
         for (int quad = at; quad < at + 4; ++quad) {
             HOP_UNROLL
             for (int half = 0; half < H; ++half) {

@@ -18,11 +18,11 @@ struct Int8 {
     static void end(Sum* to, bool, const Vector (&sums)[Count]) { std::memcpy(to, sums, sizeof(sums)); }
 
     template <int N, int T>
-    static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][T * kVectors]) {
+    HOP_INLINED static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][T * kVectors]) {
         int8x16_t x[N];
         HOP_UNROLL
         for (int i = 0; i < N; ++i) x[i] = load_codes(a + i * kSlice + at * 4);
-        for_lanes<4>([&](auto lane) {
+        for_lanes<4>([&](auto lane) HOP_INLINED {
             HOP_UNROLL
             for (int j = 0; j < T * 4; ++j) {
                 const int8x16_t y = load_codes(b + j / 4 * kTile + (at + lane.value) * 64 + j % 4 * 16);

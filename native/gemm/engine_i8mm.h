@@ -25,7 +25,7 @@ struct Int8 {
     }
 
     template <int P, int H>
-    static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[P][4 * H]) {
+    HOP_INLINED static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[P][4 * H]) {
         HOP_UNROLL
         for (int quad = 0; quad < 4; quad += 2) {
             HOP_UNROLL

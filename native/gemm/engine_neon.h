@@ -30,7 +30,7 @@ struct Int8 {
     }
 
     template <int N, int T>
-    static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][T * kVectors]) {
+    HOP_INLINED static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][T * kVectors]) {
         for (int quad = at; quad < at + 4; ++quad) {
             int8x16_t x[N];
             HOP_UNROLL
@@ -65,23 +65,24 @@ struct Bfloat16 {
 
     // Of k 0, 2, 1 and 3 of each quad in turn.
     template <int N, int T>
-    static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][T * kVectors]) {
+    HOP_INLINED static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][T * kVectors]) {
         const uint32x4_t upper = vdupq_n_u32(0xffff0000);
-        for_lanes<4>([&](auto part) {
-            Vector x[N];
-            HOP_UNROLL
-            for (int i = 0; i < N; ++i)
-                x[i] = vld1q_f32(reinterpret_cast<const float*>(a) + i * kSlice + part.value * kQuads + at);
-            for_lanes<4>([&](auto lane) {
+        const auto* rows = reinterpret_cast<const float*>(a) + at;
+        for (int e = 0; e < 2; ++e, rows += 2 * kQuads, b += kTile)
+            for_lanes<2>([&](auto second) HOP_INLINED {
+                Vector x[N];
                 HOP_UNROLL
-                for (int j = 0; j < T * 4; ++j) {
-                    const uint8_t* words = b + (j / 4 * 2 + part.value / 2) * kTile + (at + lane.value) * 64 + j % 4 * 16;
-                    const uint32x4_t both = vreinterpretq_u32_u8(vld1q_u8(words));
-                    const Vector y = vreinterpretq_f32_u32(part.value % 2 ? vandq_u32(both, upper) : vshlq_n_u32(both, 16));
+                for (int i = 0; i < N; ++i) x[i] = vld1q_f32(rows + i * kSlice + second.value * kQuads);
+                for_lanes<4>([&](auto lane) HOP_INLINED {
                     HOP_UNROLL
-                    for (int i = 0; i < N; ++i) sums[i][j] = vfmaq_laneq_f32(sums[i][j], y, x[i], lane.value);
-                }
+                    for (int j = 0; j < T * 4; ++j) {
+                        const uint8_t* words = b + j / 4 * 2 * kTile + (at + lane.value) * 64 + j % 4 * 16;
+                        const uint32x4_t both = vreinterpretq_u32_u8(vld1q_u8(words));
+                        const Vector y = vreinterpretq_f32_u32(second.value ? vandq_u32(both, upper) : vshlq_n_u32(both, 16));
+                        HOP_UNROLL
+                        for (int i = 0; i < N; ++i) sums[i][j] = vfmaq_laneq_f32(sums[i][j], y, x[i], lane.value);
+                    }
+                });
             });
-        });
     }
 };

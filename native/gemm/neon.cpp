@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+HOP_BEGIN_NEON
 namespace hop {
 namespace neon {
 
@@ -19,5 +20,6 @@ int floats(Job& job) { return Multiplication<Lanes<Bfloat16>>(job).run(); }
 
 }  // namespace neon
 }  // namespace hop
+HOP_END_NEON
 
 #endif

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+HOP_BEGIN_NEON
 HOP_BEGIN_TARGET(HOP_TARGET_BF16)
 namespace hop {
 namespace neon_bf16 {
@@ -20,5 +21,6 @@ int floats(Job& job) { return Multiplication<Pairs<Bfloat16>>(job).run(); }
 }  // namespace neon_bf16
 }  // namespace hop
 HOP_END_TARGET
+HOP_END_NEON
 
 #endif

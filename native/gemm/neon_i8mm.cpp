@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+HOP_BEGIN_NEON
 HOP_BEGIN_TARGET(HOP_TARGET_I8MM)
 namespace hop {
 namespace neon_i8mm {
@@ -20,5 +21,6 @@ int integers(Job& job) { return Multiplication<Pairs<Int8>>(job).run(); }
 }  // namespace neon_i8mm
 }  // namespace hop
 HOP_END_TARGET
+HOP_END_NEON
 
 #endif

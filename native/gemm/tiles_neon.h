@@ -2,7 +2,7 @@
 
 // Calls body(i) for i = 0..N-1, each a constant: lanes of vectors are part of an instruction.
 template <int N, int I = 0, class Body>
-inline void for_lanes(const Body& body) {
+HOP_INLINED inline void for_lanes(const Body& body) {
     if constexpr (I < N) {
         body(std::integral_constant<int, I>());
         for_lanes<N, I + 1>(body);
