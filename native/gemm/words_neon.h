@@ -1,21 +1,14 @@
-// Numbers from codes with NEON. Included in a namespace (isa.h), after tiles_neon.h, and after what says how 16 words are
-// stored as the engine reads them: store_words, store_bytes (of their low and high bytes) and decode_one_by_one.
+// Numbers from codes with NEON. Included in a namespace (isa.h), after tiles_neon.h, bytes_neon.h and what says how 16 words
+// are stored as the engine reads them: store_words, store_bytes (of their low and high bytes) and decode_one_by_one.
 
 class Words {
 public:
     static constexpr bool kPacked = true;
 
-    explicit Words(int format) : decoder_(decoder(format)), format_(format) {
-        const Decoder& d = *decoder_;
-        if (is_narrow(format)) {
-            low_[0] = vld1q_u8(d.low), high_[0] = vld1q_u8(d.high);
-            return;
-        }
-        low_[0] = vld1q_u8(d.low), high_[0] = vld1q_u8(d.high);
-        low_[1] = vld1q_u8(d.low + 112), high_[1] = vld1q_u8(d.high + 112);
-        const int word = d.high[16] << 8 | d.low[16];  // a magnitude shifted, plus an offset
-        base_ = vdupq_n_u8(static_cast<uint8_t>((word - (16 << (format == HOP_E5M2 ? 5 : 4))) >> 8));
-    }
+    explicit Words(int format)
+        : decoder_(decoder(format)), format_(format),
+          bytes_(is_narrow(format) ? 4 : 8, format == HOP_E5M2 ? 2 : 3,
+                 [d = decoder_](int code) { return d->high[code] << 8 | d->low[code]; }) {}
 
     // As decode_one_by_one, bit for bit, of several vectors of 16 quads; of two at a time if Packed.
     template <bool Packed = false>
@@ -50,7 +43,7 @@ private:
                 store_words(i, words[0], words[1], even, odd);
             } else {
                 uint8x16_t low, high;
-                bytes(code, low, high);
+                bytes_.of(code, low, high);
                 store_bytes(i, low, high, even, odd);
             }
         }
@@ -67,7 +60,7 @@ private:
                 of_codes(code, words);
             } else {
                 uint8x16_t low, high;
-                bytes(code, low, high);
+                bytes_.of(code, low, high);
                 words[0] = vreinterpretq_u16_u8(vzip1q_u8(low, high)), words[1] = vreinterpretq_u16_u8(vzip2q_u8(low, high));
             }
             for_lanes<2>([&](auto half) {
@@ -83,22 +76,6 @@ private:
             store_words(i, words[0], words[1], even, odd);
         }
         if (vmaxvq_u16(vreinterpretq_u16_u32(vshlq_n_u32(rest, 16)))) decode_one_by_one(*decoder_, codes, nullptr, fold, even, odd);
-    }
-
-    // The low and high bytes of words. Of 8-bit floats the magnitudes 16 to 111 are shifted and offset, those below and
-    // above taken from tables: an index beyond a table leaves what is there.
-    void bytes(uint8x16_t code, uint8x16_t& low, uint8x16_t& high) const {
-        if (is_narrow(format_)) {
-            low = vqtbl1q_u8(low_[0], code), high = vqtbl1q_u8(high_[0], code);
-            return;
-        }
-        const uint8x16_t magnitude = vandq_u8(code, vdupq_n_u8(127)), above = vsubq_u8(magnitude, vdupq_n_u8(112));
-        const bool wide = format_ == HOP_E5M2;
-        low = wide ? vshlq_n_u8(code, 5) : vshlq_n_u8(code, 4);
-        high = vaddq_u8(wide ? vshrq_n_u8(magnitude, 3) : vshrq_n_u8(magnitude, 4), base_);
-        low = vqtbx1q_u8(vqtbx1q_u8(low, low_[0], magnitude), low_[1], above);
-        high = vqtbx1q_u8(vqtbx1q_u8(high, high_[0], magnitude), high_[1], above);
-        high = vbslq_u8(vdupq_n_u8(128), code, high);
     }
 
     void of_codes(uint8x16_t code, uint16x8_t words[2]) const {
@@ -119,6 +96,5 @@ private:
 
     const Decoder* decoder_;
     int format_;
-    uint8x16_t low_[2], high_[2];  // of codes of 4 bits, or of magnitudes 0 to 15 and 112 to 127
-    uint8x16_t base_;
+    FloatBytes bytes_;  // where codes are no integers of a byte
 };
