@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-levels test-exhaustive daily bench docs tables lint gpu gpu-here sanitize wheel test-wheel clean
+.PHONY: help demo test test-all test-levels test-exhaustive daily bench docs tables lint gpu gpu-here sanitize test-aarch64 wheel test-wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -72,8 +72,8 @@ test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what 
 # What takes too long for each change: one of them a day, in turn, so that none is ever old. Some minutes each.
 DAY := $(shell expr $$(date +%s) / 86400)
 DAILY := test,TORCH=2.11.0 test-levels,LEVEL=portable test-exhaustive sanitize test,TORCH=2.15.0 \
-	test-levels,LEVEL=avx2 test-exhaustive test-levels,LEVEL=avx512_vnni
-daily: ## one of the long checks, by the date: versions of torch, levels of CPU, the sanitizers, parts of the exhaustive suite
+	test-levels,LEVEL=avx2 test-exhaustive test-levels,LEVEL=avx512_vnni test-aarch64
+daily: ## one of the long checks, by the date: versions of torch, levels of CPU, the sanitizers, AArch64, parts of the exhaustive suite
 	@set -- $(DAILY); turn=$$(( $(DAY) % $$# )); round=$$(( $(DAY) / $$# )); shift $$turn; \
 	set -- $$(echo $$1 | tr , ' '); \
 	if [ $$1 = test-exhaustive ]; then set -- $$1 PART=$$(( (2 * round + (turn > 2)) % 40 ))/40; fi; \
@@ -84,6 +84,7 @@ daily: ## one of the long checks, by the date: versions of torch, levels of CPU,
 			echo "not run: no index here has torch $$version"; exit 0; \
 		fi;; \
 	esac; \
+	if [ $$1 = test-aarch64 ] && ! $(MAKE) --no-print-directory aarch64-tools; then exit 0; fi; \
 	$(MAKE) "$$@"
 
 bench: $(VENV)/bench ## time ours against PyTorch's own; writes benchmarks/results and docs/performance.md
@@ -126,6 +127,40 @@ $(SANITIZED)/%: $(SANITIZED)/tests/%.o $(KERNELS)
 
 sanitize: $(NATIVE_TESTS) ## native kernels against plain C++ under the address and undefined-behaviour sanitizers
 	@for test in $^; do echo $$test; $$test || exit 1; done
+
+# The same for AArch64, on CPUs without and with what each level needs, which an emulator stands for.
+AARCH64 := build/aarch64
+AARCH64_CXX ?= aarch64-linux-gnu-g++
+AARCH64_RUN ?= qemu-aarch64 -L /usr/aarch64-linux-gnu
+AARCH64_CPUS := cortex-a53 neoverse-n1 max
+AARCH64_CASES ?= 2000
+AARCH64_FLAGS := -std=c++17 -Inative -O2 -Wall -Wextra -Werror -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized \
+	-ffp-contract=off -fno-math-errno -fno-trapping-math
+AARCH64_KERNELS := $(KERNELS:$(SANITIZED)/%=$(AARCH64)/%)
+AARCH64_TESTS := $(NATIVE_TESTS:$(SANITIZED)/%=$(AARCH64)/%)
+
+$(AARCH64)/%.o: native/%.cpp
+	@mkdir -p $(@D)
+	@$(AARCH64_CXX) $(AARCH64_FLAGS) -MMD -c $< -o $@
+
+$(AARCH64)/%: $(AARCH64)/tests/%.o $(AARCH64_KERNELS)
+	@$(AARCH64_CXX) $^ -lpthread -o $@
+
+.PRECIOUS: $(AARCH64)/%.o $(AARCH64)/tests/%.o
+-include $(AARCH64_KERNELS:.o=.d) $(wildcard $(AARCH64)/tests/*.d)
+
+.PHONY: aarch64-tools $(AARCH64_CPUS:%=aarch64-on-%)
+aarch64-tools:
+	@for tool in $(AARCH64_CXX) $(firstword $(AARCH64_RUN)); do \
+		command -v $$tool >/dev/null || { echo "test-aarch64 not run: there is no $$tool (Debian: g++-aarch64-linux-gnu, qemu-user)"; exit 1; }; \
+	done
+
+$(AARCH64_CPUS:%=aarch64-on-%): aarch64-on-%: $(AARCH64_TESTS)
+	@for test in $^; do $(AARCH64_RUN) -cpu $* $$test 0 $(AARCH64_CASES) > $$test.$*.txt 2>&1; code=$$?; \
+		echo "$* $$(basename $$test): $$(cat $$test.$*.txt)"; [ $$code = 0 ] || exit 1; done
+
+test-aarch64: aarch64-tools ## native kernels for AArch64 against plain C++, cross-compiled and run by an emulator, 2000 cases a level
+	@$(MAKE) --no-print-directory $(AARCH64_CPUS:%=aarch64-on-%)
 
 # What setuptools left of earlier builds would go into the wheel. The library looks for libtorch_cpu.so in the process.
 wheel: $(VENV)/wheel ## a wheel for x86-64 Linux, any Python and each torch that is supported, into dist/

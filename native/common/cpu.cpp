@@ -7,6 +7,13 @@
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__AARCH64EL__)
+#include "common/isa.h"
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 #endif
 
 namespace hop {
@@ -36,11 +43,47 @@ Cpu detect() {
     if (!__builtin_cpu_supports("avx512bf16")) return HOP_AVX512_VNNI;
     return has_amx() ? HOP_AMX_TILES : HOP_AVX512_BF16;
 }
+constexpr Cpu kMost = HOP_AMX_TILES;
+constexpr Level kLevels[] = {Level::portable, Level::avx2, Level::avx2, Level::avx512, Level::avx512_bf16, Level::amx};
+#elif defined(__AARCH64EL__)
+// Products of four bytes, of tiles of int8, of tiles of bfloat16.
+struct Features {
+    bool dotprod = false, i8mm = false, bf16 = false;
+};
+
+#if defined(__linux__)
+Features features() {
+    const unsigned long own = getauxval(AT_HWCAP), more = getauxval(AT_HWCAP2);  // bits of asm/hwcap.h, which is newer than some
+    return {(own >> 20 & 1) != 0, (more >> 13 & 1) != 0, (more >> 14 & 1) != 0};
+}
+#elif defined(__APPLE__)
+bool has(const char* name) {
+    int found = 0;
+    size_t size = sizeof(found);
+    return sysctlbyname(name, &found, &size, nullptr, 0) == 0 && found != 0;
+}
+Features features() {
+    return {has("hw.optional.arm.FEAT_DotProd"), has("hw.optional.arm.FEAT_I8MM"), has("hw.optional.arm.FEAT_BF16")};
+}
 #else
-Cpu detect() { return HOP_PORTABLE; }
+Features features() { return {}; }
 #endif
 
-std::atomic<int> asked{HOP_AMX_TILES};
+Cpu detect() {
+    const Features f = features();
+    if (!f.dotprod || !HOP_NEON_TARGETS) return HOP_NEON;
+    if (!f.i8mm) return HOP_NEON_DOTPROD;
+    return f.bf16 ? HOP_NEON_BF16 : HOP_NEON_I8MM;
+}
+constexpr Cpu kMost = HOP_NEON_BF16;
+constexpr Level kLevels[] = {Level::portable, Level::neon, Level::neon_dotprod, Level::neon_i8mm, Level::neon_bf16};
+#else
+Cpu detect() { return HOP_PORTABLE; }
+constexpr Cpu kMost = HOP_PORTABLE;
+constexpr Level kLevels[] = {Level::portable};
+#endif
+
+std::atomic<int> asked{kMost};
 
 }  // namespace
 
@@ -50,9 +93,8 @@ Cpu best_cpu() {
 }
 
 Level level() {
-    constexpr Level of[] = {Level::portable, Level::avx2, Level::avx2, Level::avx512, Level::avx512_bf16, Level::amx};
     const int most = asked.load(std::memory_order_relaxed);
-    return of[most < best_cpu() ? most : best_cpu()];
+    return kLevels[most < best_cpu() ? most : best_cpu()];
 }
 
 }  // namespace hop

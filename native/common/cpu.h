@@ -3,11 +3,16 @@
 
 namespace hop {
 
-// What a CPU has; each has all that those before it have. HOP_AVX512_VNNI counts VBMI in.
+// What a CPU has; each has all that those before it have, and each architecture counts its own from 1 on.
+#if defined(__AARCH64EL__)
+enum Cpu { HOP_PORTABLE = 0, HOP_NEON, HOP_NEON_DOTPROD, HOP_NEON_I8MM, HOP_NEON_BF16 };
+#else
+// HOP_AVX512_VNNI counts VBMI in.
 enum Cpu { HOP_PORTABLE = 0, HOP_AVX2, HOP_AVX512_PLAIN, HOP_AVX512_VNNI, HOP_AVX512_BF16, HOP_AMX_TILES };
+#endif
 
 // Which code kernels run. That for AVX-512 needs VNNI and VBMI; avx512_bf16 differs from it in products of floats alone.
-enum class Level : int { portable = 0, avx2, avx512, avx512_bf16, amx };
+enum class Level : int { portable = 0, avx2, avx512, avx512_bf16, amx, neon, neon_dotprod, neon_i8mm, neon_bf16 };
 
 Cpu best_cpu();  // that the CPU and the operating system offer
 Level level();   // for the best, or what was asked for

@@ -26,6 +26,33 @@
 #define HOP_AVX512_BF16 HOP_AVX512 ",avx512bf16"
 #define HOP_AMX HOP_AVX512_BF16 ",amx-tile,amx-int8,amx-bf16"
 
+// AArch64: what is above NEON, which all of them have. Older compilers declare these instructions only where a whole file
+// is for them, and get no levels above `neon`.
+#if defined(__clang__)
+#define HOP_BEGIN_NEON
+#define HOP_END_NEON
+#define HOP_TARGET_DOTPROD "dotprod"
+#define HOP_TARGET_I8MM "dotprod,i8mm"
+#define HOP_TARGET_BF16 "dotprod,i8mm,bf16"
+#else
+// Loads that are moved up before registers are given out take those of sums.
+#define HOP_BEGIN_NEON _Pragma("GCC push_options") _Pragma("GCC optimize(\"no-schedule-insns\")")
+#define HOP_END_NEON _Pragma("GCC pop_options")
+#define HOP_TARGET_DOTPROD "arch=armv8.2-a+dotprod"
+#define HOP_TARGET_I8MM "arch=armv8.2-a+dotprod+i8mm"
+#define HOP_TARGET_BF16 "arch=armv8.2-a+dotprod+i8mm+bf16"
+#endif
+#if defined(__apple_build_version__)
+#define HOP_NEON_TARGETS (__clang_major__ >= 15)
+#elif defined(__clang__)
+#define HOP_NEON_TARGETS (__clang_major__ >= 16)
+#else
+#define HOP_NEON_TARGETS (__GNUC__ >= 10)
+#endif
+
+// Of functions and lambdas whose arguments are to lie in registers.
+#define HOP_INLINED __attribute__((always_inline))
+
 // Before a loop of few steps whose arrays are to lie in registers.
 #if defined(__clang__)
 #define HOP_UNROLL _Pragma("clang loop unroll(full)")

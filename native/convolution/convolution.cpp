@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "common/cpu.h"
+#include "common/isa.h"
 
 namespace hop {
 namespace {
@@ -180,6 +181,13 @@ int hop_convolve(
         case Level::avx512_bf16:
         case Level::avx512: return avx512::convolution(c);
         case Level::avx2: return avx2::convolution(c);
+#elif defined(__AARCH64EL__)
+#if HOP_NEON_TARGETS
+        case Level::neon_bf16:
+        case Level::neon_i8mm: return neon_i8mm::convolution(c);
+        case Level::neon_dotprod: return neon_dotprod::convolution(c);
+#endif
+        case Level::neon: return neon::convolution(c);
 #endif
         default: return portable::convolution(c);
     }

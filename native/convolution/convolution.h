@@ -111,6 +111,9 @@ inline int64_t Convolution::lhs_steps(Step* steps) const {
 namespace amx { int convolution(Convolution&); }
 namespace avx512 { int convolution(Convolution&); }
 namespace avx2 { int convolution(Convolution&); }
+namespace neon_i8mm { int convolution(Convolution&); }
+namespace neon_dotprod { int convolution(Convolution&); }
+namespace neon { int convolution(Convolution&); }
 namespace portable { int convolution(Convolution&); }
 
 }  // namespace hop

@@ -172,7 +172,7 @@ private:
         const int tiles = count > kRows ? 2 : 1;
         alignas(64) uint8_t made[2 * kTile];
         for (int64_t slice = 0; slice < c_.slices; ++slice, out += tiles * kLhsUnit) {
-            uint8_t* codes = kLhsUnit == kTile ? out : made;
+            uint8_t* codes = OwnLhs<Engine>::value ? made : out;
             if (count % kRows) std::memset(codes + count / kRows * kTile, 0, kTile);
             for (int i = 0; i < count; ++i) {
                 uint8_t* row = codes + i * kSlice;
@@ -180,7 +180,7 @@ private:
                 if (c_.job.shift)
                     for (int j = 0; j < kSlice; ++j) row[j] ^= 0x80;
             }
-            if constexpr (kLhsUnit != kTile)
+            if constexpr (OwnLhs<Engine>::value)
                 for (int i = 0; i < tiles; ++i) Engine::lhs_tile(made + i * kTile, out + i * kLhsUnit);
         }
         return out;

@@ -42,7 +42,7 @@ class Amx {
 public:
     using Sum = typename Numbers::Sum;
     static constexpr int kBytes = Numbers::kBytes, kLhsBytes = kBytes;
-    static constexpr bool kOwnLhs = false, kFewRows = kBytes == 2, kKept = false;
+    static constexpr bool kFewRows = kBytes == 2, kKept = false;
     using Few = FewRows;
 
     Amx(int rows, int quads) : registers_(rows, quads) {}

@@ -104,7 +104,7 @@ public:
     using Sum = typename Numbers::Sum;
     using Vector = typename Numbers::Vector;
     using Numbers::kBytes, Numbers::kLhsBytes;
-    static constexpr bool kOwnLhs = true, kFewRows = false, kKept = false;
+    static constexpr bool kFewRows = false, kKept = false;
 
     Avx2(int, int quads) : quads_(quads) {}
 

@@ -24,7 +24,7 @@ struct Int8 {
     using Sum = int32_t;
     using Vector = __m512i;
     static constexpr int kBytes = 1, kLhsBytes = 1;
-    static constexpr bool kOwnLhs = false, kFewRows = true;
+    static constexpr bool kFewRows = true;
     template <int N, bool Zero>
     using Narrow = NarrowInt8<N, Zero>;
     static Vector zero() { return _mm512_setzero_si512(); }
@@ -55,7 +55,7 @@ class Avx512 : public Numbers {
 public:
     using Sum = typename Numbers::Sum;
     using Vector = typename Numbers::Vector;
-    using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kOwnLhs, Numbers::kFewRows;
+    using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kFewRows;
     using Few = NarrowGroups<Numbers>;
     static constexpr bool kKept = true;
 

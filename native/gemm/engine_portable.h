@@ -65,7 +65,7 @@ class Portable {
 public:
     using Sum = typename Numbers::Sum;
     static constexpr int kBytes = Numbers::kBytes, kLhsBytes = 4;
-    static constexpr bool kOwnLhs = true, kFewRows = false, kKept = false;
+    static constexpr bool kFewRows = false, kKept = false;
     static void lhs_tile(const uint8_t* tile, uint8_t* out) { Numbers::lhs_tile(tile, out); }
 
     Portable(int, int quads) : quads_(quads) {}

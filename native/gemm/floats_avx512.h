@@ -37,7 +37,7 @@ public:
     using Sum = float;
     using Numbers::kLhsBytes;
     static constexpr int kBytes = 2;
-    static constexpr bool kOwnLhs = true, kFewRows = !std::is_void<FewRows>::value, kKept = true;
+    static constexpr bool kFewRows = !std::is_void<FewRows>::value, kKept = true;
     using Few = FewRows;
 
     Floats(int, int quads) : quads_(quads) {}

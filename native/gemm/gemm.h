@@ -15,7 +15,7 @@
 //     template <int R> step(a, b, rows, quad, sums, between)     over `quads` quads of one slice, sums written new
 //
 // and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
-//     lhs_tile(tile, out)                        its own form of a tile of lhs, where kOwnLhs
+//     lhs_tile(tile, out)                        if it has one: its own form of a tile of lhs
 //     keeps(job), groups(job, kept, rows, between)     the groups of a chunk, scaled and added, where kKept
 
 // Memory to fetch while multiplying.
@@ -32,6 +32,11 @@ private:
     const char* at_;
     int64_t each_;
 };
+
+template <class Engine, class = void>
+struct OwnLhs : std::false_type {};
+template <class Engine>
+struct OwnLhs<Engine, std::void_t<decltype(&Engine::lhs_tile)>> : std::true_type {};
 
 template <class Engine>
 class Multiplication {
@@ -162,7 +167,7 @@ private:
         const int rows = rows_of(block), tiles = rows > kRows ? 2 : 1;
         auto* out = reinterpret_cast<uint8_t*>(lhs_ + at * block_bytes_);
         for (int64_t slice = 0; slice < job_.slices; ++slice, out += tiles * kLhsUnit) {
-            if constexpr (!Engine::kOwnLhs) {
+            if constexpr (!OwnLhs<Engine>::value) {
                 pack_slice(block, rows, slice, out);
             } else {
                 uint8_t made[2 * kUnit];

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/cpu.h"
+#include "common/isa.h"
 
 namespace hop {
 namespace {
@@ -80,6 +81,13 @@ int multiply(Job& job) {
         case Level::avx512_bf16: return integers ? avx512::integers(job) : avx512_bf16::floats(job);
         case Level::avx512: return integers ? avx512::integers(job) : avx512::floats(job);
         case Level::avx2: return integers ? avx2::integers(job) : avx2::floats(job);
+#elif defined(__AARCH64EL__)
+#if HOP_NEON_TARGETS
+        case Level::neon_bf16: return integers ? neon_i8mm::integers(job) : neon_bf16::floats(job);
+        case Level::neon_i8mm: return integers ? neon_i8mm::integers(job) : neon::floats(job);
+        case Level::neon_dotprod: return integers ? neon_dotprod::integers(job) : neon::floats(job);
+#endif
+        case Level::neon: return integers ? neon::integers(job) : neon::floats(job);
 #endif
         default: return integers ? portable::integers(job) : portable::floats(job);
     }

@@ -78,6 +78,10 @@ namespace amx { int integers(Job&); int floats(Job&); }
 namespace avx512_bf16 { int floats(Job&); }  // integers by avx512
 namespace avx512 { int integers(Job&); int floats(Job&); }
 namespace avx2 { int integers(Job&); int floats(Job&); }
+namespace neon_bf16 { int floats(Job&); }
+namespace neon_i8mm { int integers(Job&); }
+namespace neon_dotprod { int integers(Job&); }
+namespace neon { int integers(Job&); int floats(Job&); }
 namespace portable { int integers(Job&); int floats(Job&); }
 
 // The tile of codes of rows first..first + 15 in a slice.

@@ -6,6 +6,8 @@
 #include "quantize/quantize.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__AARCH64EL__)
+#include <arm_neon.h>
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
@@ -44,6 +46,16 @@ namespace {
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET
+#elif defined(__AARCH64EL__)
+namespace neon {
+namespace {
+#include "quantize/numbers.h"
+#include "quantize/dequantize_decode.h"
+#include "common/bytes_neon.h"
+#include "quantize/dequantize_neon.h"
+#include "quantize/dequantize_run.h"
+}  // namespace
+}  // namespace neon
 #endif
 }  // namespace hop
 
@@ -56,6 +68,11 @@ int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dty
         case hop::Level::avx512_bf16:
         case hop::Level::avx512: return hop::avx512::dequantize(call, dtype);
         case hop::Level::avx2: return hop::avx2::dequantize(call, dtype);
+#elif defined(__AARCH64EL__)
+        case hop::Level::neon:
+        case hop::Level::neon_dotprod:
+        case hop::Level::neon_i8mm:
+        case hop::Level::neon_bf16: return hop::neon::dequantize(call, dtype);
 #endif
         default: return hop::portable::dequantize(call, dtype);
     }

@@ -42,7 +42,8 @@ public:
         }
         mapped_ = inside + 2 * page;
         base_ = mmap(nullptr, mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (base_ == MAP_FAILED || mprotect(static_cast<char*>(base_) + page, inside, PROT_READ | PROT_WRITE) != 0)
+        if (base_ == MAP_FAILED) std::abort();
+        if (inside && mprotect(static_cast<char*>(base_) + page, inside, PROT_READ | PROT_WRITE) != 0)
             std::abort();
         data_ = static_cast<char*>(base_) + page + (kind == 1 ? 0 : inside - bytes_);
     }

@@ -8,7 +8,11 @@
 
 namespace {
 
+#if defined(__aarch64__)
+constexpr const char* kLevels[] = {"portable", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16"};
+#else
 constexpr const char* kLevels[] = {"portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
+#endif
 
 // Of one member of the batch.
 bool matches(const Case& c, int64_t member, const char* output) {

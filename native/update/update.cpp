@@ -10,6 +10,8 @@
 #include "quantize/quantize.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__AARCH64EL__)
+#include <arm_neon.h>
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
@@ -96,6 +98,24 @@ namespace {
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET
+#elif defined(__AARCH64EL__)
+namespace neon {
+namespace {
+#include "quantize/numbers.h"
+#include "quantize/stats.h"
+#include "quantize/scales.h"
+#include "quantize/encode.h"
+#include "quantize/plain.h"
+#include "quantize/measure.h"
+#include "quantize/run.h"
+#include "quantize/dequantize_decode.h"
+#include "common/bytes_neon.h"
+#include "quantize/dequantize_neon.h"
+#include "quantize/dequantize_run.h"
+#include "quantize/noise_plain.h"
+#include "update/run.h"
+}  // namespace
+}  // namespace neon
 #endif
 }  // namespace hop
 
@@ -113,6 +133,11 @@ int hop_step(const hop_update* u, int32_t threads) {
         case hop::Level::avx512_bf16:
         case hop::Level::avx512: return hop::avx512::update(*u, threads);
         case hop::Level::avx2: return hop::avx2::update(*u, threads);
+#elif defined(__AARCH64EL__)
+        case hop::Level::neon:
+        case hop::Level::neon_dotprod:
+        case hop::Level::neon_i8mm:
+        case hop::Level::neon_bf16: return hop::neon::update(*u, threads);
 #endif
         default: return hop::portable::update(*u, threads);
     }
