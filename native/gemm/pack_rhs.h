@@ -78,9 +78,14 @@ inline void tile_of_words(const Job& job, const Decoding& words, BlockScales& fo
         const int64_t rest = job.p.n - first, inside = rest < 0 ? 0 : rest < kRows ? rest : kRows;
         for_blocks_of_slice(slice, o.scale.ks, job.p.k, [&](int quad, int64_t k) {
             const int64_t count = k < job.p.k ? inside : 0;
-            int32_t numbers[kRows] = {};
-            load_zeros(o, job.rhs.zero, first, count, k, numbers);
-            for (int i = 0; i < kRows; ++i) own_zero[quad][i] = i < count ? static_cast<uint8_t>(numbers[i]) : 0;
+            if (o.zero_format == HOP_UINT8 && o.scale.rows == 1) {
+                const uint8_t* zeros = static_cast<const uint8_t*>(job.rhs.zero) + first * o.scale.row_stride + k / o.scale.ks * o.scale.k_stride;
+                for (int i = 0; i < kRows; ++i) own_zero[quad][i] = i < count ? zeros[i * o.scale.row_stride] : 0;
+            } else {
+                int32_t numbers[kRows] = {};
+                load_zeros(o, job.rhs.zero, first, count, k, numbers);
+                for (int i = 0; i < kRows; ++i) own_zero[quad][i] = i < count ? static_cast<uint8_t>(numbers[i]) : 0;
+            }
             for (int i = quad + 1; i < kQuads; ++i) std::memcpy(own_zero[i], own_zero[quad], kRows);
         });
     }

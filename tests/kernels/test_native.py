@@ -117,6 +117,27 @@ class TestLevels(unittest.TestCase):
                     assert_bits(linear(x, w, bias, output), want, f"{m}x{k}x{n}")
                     assert_bits(linear(x, hop.pack(w), bias, output), want, f"packed {m}x{k}x{n}")
 
+    @parameterized.expand(
+        [
+            (level, left, right)
+            for level in levels.OWN
+            for left in ("INT8_ROW", "INT8_ROW_AFFINE")
+            for right in ("INT4_32", "INT4_128", "UINT4_32_AFFINE", "UINT4_128_AFFINE")
+        ]
+    )
+    def test_groups_of_the_largest_codes(self, level, left, right):
+        """Few rows and many of codes at both ends, with zero points at both ends: bit for bit the meaning."""
+        torch.manual_seed(2)
+        for m, k, n in ((1, 32, 40), (2, 224, 33), (5, 896, 32), (6, 256, 70), (7, 4224, 20), (39, 384, 64)):
+            x, w = torch.randint(0, 2, (m, k)) - 0.0, torch.randint(0, 2, (n, k)) - 0.0
+            x[::2], w[1::2] = -x[::2], -w[1::2]
+            x[-1], w[-1] = -1, 1
+            x, w = hop.quantize(presets.PRESETS[left], x), hop.quantize(presets.PRESETS[right], w)
+            want = array(reference(x, w))
+            with levels.at(level):
+                for form in (w, hop.pack(w)):
+                    assert_bits(linear(x, form), want, f"{m}x{k}x{n}")
+
     @parameterized.expand([(level, *pair) for level in levels.OWN for pair in FLOATS])
     def test_floats(self, level, left, right):
         """Within what sums in float32 allow, plain and packed."""

@@ -1,4 +1,4 @@
-"""A row of a native product has the same bits alone and among others: any rows, place, threads, and form of the weight."""
+"""A row of a native product has the same bits alone and among others: any rows, place, threads, and weight's layout."""
 
 import itertools
 import math
@@ -31,7 +31,12 @@ PAIRS = [
     (torch.float32, "INT8_ROW"),
     (torch.float16, "INT8_ROW"),
     (torch.float32, "MXFP4"),
+    (torch.bfloat16, "INT4_64"),
+    (torch.bfloat16, "UINT4_128_AFFINE"),
+    ("INT8_ROW_AFFINE", "INT4_32"),
     ("INT8_ROW_AFFINE", "INT4_128"),
+    ("INT8_ROW_AFFINE", "UINT4_32_AFFINE"),
+    ("INT8_ROW", "UINT4_64_AFFINE"),
     ("INT8_ROW", "INT8_ROW"),
 ]
 
