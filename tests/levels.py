@@ -19,7 +19,7 @@ from hop.kernels.cpu import native
 
 HERE = native.library().levels()
 BEST = HERE[-1] if HERE else "off"
-OWN = ("portable", "avx2", "avx512_vnni", "avx512_bf16", "amx")
+OWN = tuple(level for level in native.LEVELS if level != "avx512")
 """The levels with kernels of their own."""
 OWN_HERE = tuple(level for level in OWN if level in HERE)
 
@@ -31,6 +31,8 @@ OTHERS = {
     "avx512_vnni": ("avx512", "AVX512_CORE_VNNI"),
     "avx512_bf16": ("avx512", "AVX512_CORE_BF16"),
     "amx": ("avx512", "AVX512_CORE_AMX"),
+    # there they have no such switch
+    **dict.fromkeys(native.LEVELS_OF["aarch64"][1:], ("default", "DEFAULT")),
 }
 FILES = (
     *("kernels/test_native.py", "kernels/test_native_quantize.py", "kernels/test_native_convolution.py"),

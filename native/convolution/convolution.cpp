@@ -170,8 +170,8 @@ int hop_convolve(
     const void* weight, const void* weight_scale, const void* bias, const void* output_scale, const void* output_zero,
     void* output) {
     Convolution c(*convolution, threads);
-    c.job.lhs = {input, input_scale, input_zero, nullptr};
-    c.job.rhs = {weight, weight_scale, nullptr, nullptr};
+    c.job.lhs = {input, input_scale, input_zero, nullptr, nullptr};
+    c.job.rhs = {weight, weight_scale, nullptr, nullptr, nullptr};
     c.job.bias = bias, c.job.output_scale = output_scale, c.job.output_zero = output_zero, c.job.output = output;
     if (c.batch == 0 || c.pixels == 0 || c.c.outputs == 0) return HOP_OK;
     c.plan(level() == Level::amx);

@@ -15,7 +15,7 @@ struct Int8 {
     template <int Count>
     static void begin(const Sum* from, bool add, Vector (&sums)[Count]) { load_sums(from, add, sums); }
     template <int Count>
-    static void end(Sum* to, bool, const Vector (&sums)[Count]) { std::memcpy(to, sums, sizeof(sums)); }
+    static void end(Sum* to, bool, const Vector (&sums)[Count]) { store_sums(to, sums); }
 
     template <int N, int T>
     HOP_INLINED static void four(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][T * kVectors]) {

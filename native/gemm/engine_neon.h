@@ -61,7 +61,7 @@ struct Bfloat16 {
     template <int Count>
     static void begin(const Sum* from, bool add, Vector (&sums)[Count]) { load_sums(from, add, sums); }
     template <int Count>
-    static void end(Sum* to, bool, const Vector (&sums)[Count]) { std::memcpy(to, sums, sizeof(sums)); }
+    static void end(Sum* to, bool, const Vector (&sums)[Count]) { store_sums(to, sums); }
 
     // Of k 0, 2, 1 and 3 of each quad in turn.
     template <int N, int T>

@@ -65,9 +65,19 @@ private:
 };
 
 // Sums that lie in vectors as in memory.
+inline int32x4_t load_sum(const int32_t* p) { return vld1q_s32(p); }
+inline float32x4_t load_sum(const float* p) { return vld1q_f32(p); }
+inline void store_sum(int32_t* p, int32x4_t x) { vst1q_s32(p, x); }
+inline void store_sum(float* p, float32x4_t x) { vst1q_f32(p, x); }
+
 template <class V, int Count, class Sum>
 inline void load_sums(const Sum* from, bool add, V (&sums)[Count]) {
     HOP_UNROLL
-    for (int i = 0; i < Count; ++i) sums[i] = V{};
-    if (add) std::memcpy(sums, from, sizeof(sums));
+    for (int i = 0; i < Count; ++i) sums[i] = add ? load_sum(from + 4 * i) : V{};
+}
+
+template <class V, int Count, class Sum>
+inline void store_sums(Sum* to, const V (&sums)[Count]) {
+    HOP_UNROLL
+    for (int i = 0; i < Count; ++i) store_sum(to + 4 * i, sums[i]);
 }

@@ -124,7 +124,7 @@ void convolution(StableIValue* values, uint64_t count) {
         int64_t k = weight_shape[1];
         for (const int64_t size : d.kernel)
             if (__builtin_mul_overflow(k, size, &k) || k > kMostElements) fail("the kernel is too large, of " + to_string(d.kernel));
-        const Buffers buffers{weight, {}, {}, {}};
+        const Buffers buffers{weight, {}, {}, {}, {}};
         FactorDescription codes = w;
         codes.scale = codes.block_scale = {};
         if (make(codes, "weight", {n, k}, false, false, buffers).needs_copy) fail("the tiles of weight must be contiguous");

@@ -5,6 +5,7 @@ import itertools
 import math
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -502,6 +503,17 @@ class TestSafety(unittest.TestCase):
         for level in native.LEVELS[len(levels.HERE) :]:
             assert f"HOP_NATIVE is '{level}', which this CPU does not have" in run(level).stderr
 
+    def test_levels_of_machines(self):
+        """An architecture has levels of its own, counted from 1 on as the library counts them."""
+        header = (Path(native.__file__).parents[3] / "native" / "common" / "cpu.h").read_text("utf-8")
+        neon, others = (
+            [name.strip() for name in line.replace("HOP_PORTABLE = 0", "HOP_PORTABLE").split(",")]
+            for line in re.findall(r"enum Cpu \{ (.*) \};", header)
+        )
+        assert tuple(name.removeprefix("HOP_").lower() for name in neon) == native.levels_of("arm64")
+        assert native.levels_of("aarch64") == native.levels_of("arm64")
+        assert len(others) == len(native.levels_of("x86_64")) and native.levels_of("AMD64")[0] == "portable"
+
     def test_levels(self):
         """A level that this CPU has is what kernels take it for; one above raises, and says what there is."""
         library = native.library()
@@ -536,11 +548,13 @@ class TestSafety(unittest.TestCase):
                 done = subprocess.run(
                     [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False
                 )
-                assert done.stdout.strip() == str("vnni" in level or "bf16" in level or level == "amx"), done.stderr
+                exact = "neon" in level or "vnni" in level or "bf16" in level or level == "amx"
+                assert done.stdout.strip() == str(exact), done.stderr
 
     def test_same_kernels(self):
         """Levels without kernels of their own run those of the one below."""
-        assert set(levels.OTHERS) == set(native.LEVELS) and set(levels.OWN) < set(native.LEVELS)
+        assert set(levels.OTHERS) == {level for own in native.LEVELS_OF.values() for level in own}
+        assert set(levels.OWN) <= set(native.LEVELS)
         torch.manual_seed(1)
         x, w = factors("FP8_ROW", "FP8_ROW", 33, 192, 40)
         for level in set(levels.HERE) - set(levels.OWN):

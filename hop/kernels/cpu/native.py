@@ -9,12 +9,21 @@ What they may use is found at run time, and can be set to less: by the environme
     avx512_vnni    with VNNI and VBMI
     avx512_bf16    with products of bfloat16: floats have kernels of their own, all else those of avx512_vnni
     amx            with matrix tiles of int8 and bfloat16
+
+and on AArch64, by the names that Arm gives what each adds:
+
+    portable       plain loops
+    neon           what all of them have
+    neon_dotprod   with dot products of four bytes (FEAT_DotProd)
+    neon_i8mm      with matrix products of int8 (FEAT_I8MM)
+    neon_bf16      with matrix products of bfloat16 (FEAT_BF16)
 """
 
 import contextlib
 import ctypes
 import functools
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +36,19 @@ from hop.kernels.cpu import operators as native_operators
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _VERSION = 10  # of the C interface
-LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+LEVELS_OF = {
+    "x86_64": ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
+    "aarch64": ("portable", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16"),
+}
+"""By architecture, as native/common/cpu.h counts them."""
+
+
+def levels_of(machine: str) -> tuple[str, ...]:
+    """The levels of an architecture, as platform.machine() names it; of x86-64 where it has none of its own."""
+    return LEVELS_OF["aarch64" if machine in ("aarch64", "arm64") else "x86_64"]
+
+
+LEVELS = levels_of(platform.machine())
 _OFF = "off"
 
 
