@@ -1,4 +1,4 @@
-"""A row of a native product has the same bits alone and among others: any rows, place, threads, and form of the weight."""
+"""A row of a native product has the same bits alone and among others: any rows, place, threads, form of the weight."""
 
 import itertools
 import math
