@@ -24,7 +24,7 @@ struct Singles {
     static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }
 
     template <int N>
-    static void add(const uint8_t* a, __m512i left, __m512i right, int quad, int e, __m512 (&sums)[N][2]) {
+    static HOP_IN_REGISTERS void add(const uint8_t* a, __m512i left, __m512i right, int quad, int e, __m512 (&sums)[N][2]) {
         const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
         const __m512 first[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
                                  _mm512_castsi512_ps(_mm512_slli_epi32(right, 16))};

@@ -28,7 +28,7 @@ struct Pairs {
     }
 
     template <int N>
-    static void add(const uint8_t* a, __m512i left, __m512i right, int quad, int e, __m512 (&sums)[N][2]) {
+    static HOP_IN_REGISTERS void add(const uint8_t* a, __m512i left, __m512i right, int quad, int e, __m512 (&sums)[N][2]) {
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
             int32_t pair;

@@ -60,7 +60,7 @@ private:
 
     // The chains of a chunk become the first of the next.
     template <int N>
-    static void add_up(__m512 (&c)[kChains][N][2]) {
+    static HOP_IN_REGISTERS void add_up(__m512 (&c)[kChains][N][2]) {
         for (int i = 0; kChains == 2 && i < N; ++i)
             for (int half = 0; half < 2; ++half) {
                 c[0][i][half] = _mm512_add_ps(c[0][i][half], c[kChains - 1][i][half]);
@@ -82,7 +82,7 @@ private:
     // `vectors` quads share a fold of each column. False if words, folded so, are not what they should be: of infinities,
     // NaN, and what is not a normal number.
     template <int N, bool Packed, bool Folded, class Numbers>
-    static bool slice(const Numbers& words, const uint8_t* lhs, const uint8_t* rhs, const float* fold, int vectors, int special, __m512 (&c)[kChains][N][2]) {
+    static HOP_IN_REGISTERS bool slice(const Numbers& words, const uint8_t* lhs, const uint8_t* rhs, const float* fold, int vectors, int special, __m512 (&c)[kChains][N][2]) {
         constexpr bool halves = Numbers::kHalves;
         const __m512i magnitude = _mm512_set1_epi8(halves ? 7 : 127);
         __m512i most = _mm512_setzero_si512();

@@ -8,9 +8,12 @@
 //
 // One chain takes both, of two each takes one, and they are added up at the end of a chunk. A group has one chain.
 
+// Of functions on arrays that are to lie in registers: a call would bring them to memory.
+#define HOP_IN_REGISTERS inline __attribute__((always_inline))
+
 // Adds the products of a quad of tiles.
 template <class Numbers, int N>
-inline void add_quad(const uint8_t* a, const uint8_t* b, int quad, int e, __m512 (&c)[N][2]) {
+HOP_IN_REGISTERS void add_quad(const uint8_t* a, const uint8_t* b, int quad, int e, __m512 (&c)[N][2]) {
     Numbers::template add<N>(a, load512(b + e * kTile + quad * 64), load512(b + (2 + e) * kTile + quad * 64), quad, e, c);
 }
 
@@ -96,7 +99,7 @@ private:
     }
 
     template <int N, class Between>
-    static void chain(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads, int e,
+    static HOP_IN_REGISTERS void chain(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads, int e,
                       __m512 (&c)[N][2], const Between& between) {
         for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
             for (int q = quad; q < quad + quads; ++q) add_quad<Numbers>(a, b, q, e, c);
@@ -105,7 +108,7 @@ private:
     }
 
     template <int N>
-    static void begin(const Sum* sums, bool add, __m512 (&c)[N][2]) {
+    static HOP_IN_REGISTERS void begin(const Sum* sums, bool add, __m512 (&c)[N][2]) {
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
             HOP_UNROLL
@@ -114,7 +117,7 @@ private:
         }
     }
     template <int N>
-    static void end(const __m512 (&c)[N][2], Sum* sums) {
+    static HOP_IN_REGISTERS void end(const __m512 (&c)[N][2], Sum* sums) {
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
             HOP_UNROLL
@@ -122,7 +125,7 @@ private:
         }
     }
     template <int N>
-    static void end(const __m512 (&c)[N][2], const __m512 (&more)[N][2], Sum* sums) {
+    static HOP_IN_REGISTERS void end(const __m512 (&c)[N][2], const __m512 (&more)[N][2], Sum* sums) {
         HOP_UNROLL
         for (int i = 0; i < N; ++i) {
             HOP_UNROLL

@@ -7,20 +7,21 @@
 
 namespace {
 
-// Levels whose order of a sum depends on k and the formats alone.
+// Levels whose order of a sum depends on k and the formats alone: all but that of matrix tiles on x86-64, the last one.
 int levels() {
 #if defined(__aarch64__)
     return hop_best_level() + 1;
 #else
-    return 1;
+    constexpr int tiles = 5;
+    return hop_best_level() < tiles ? hop_best_level() + 1 : tiles;
 #endif
 }
 
 bool multiply(const Case& c, const hop_product& p, int64_t first, char* output) {
     const int64_t offset = first * c.lhs.o.row_stride * bytes_of(c.lhs.o.format) / (narrow(c.lhs.o.format) ? 2 : 1);
-    return hop_multiply(&p, 2, c.lhs.codes.data() + offset, c.lhs.scale.data.data(), nullptr, nullptr, c.rhs.data(),
-                        c.rhs.scale.data.data(), c.rhs.zero.data(), c.rhs.fold.data.data(), c.bias.data(), nullptr,
-                        nullptr, output) == HOP_OK;
+    const hop_data lhs{c.lhs.codes.data() + offset, c.lhs.scale.data.data(), nullptr, nullptr, nullptr};
+    const hop_data rhs{c.rhs.data(), c.rhs.scale.data.data(), c.rhs.zero.data(), c.rhs.fold.data.data(), nullptr};
+    return hop_multiply(&p, 2, &lhs, &rhs, c.bias.data(), nullptr, nullptr, output) == HOP_OK;
 }
 
 // All rows at once, and again some of them.
