@@ -86,6 +86,19 @@ static bool encode_float_row(const RowOfBlocks<T>& r) {
     return encode_all<T, size, bits>(r, FloatCodes<T, size, false>{r.by.by, r.f});
 }
 
+// Of codebooks on lines; for large blocks alone, as those of states are.
+template <class T, int size, int bits>
+static bool encode_pieces([[maybe_unused]] const RowOfBlocks<T>& r, [[maybe_unused]] const float* inverse,
+                          [[maybe_unused]] const ByteTables* next) {
+    if constexpr (size == 64) {
+        const float* by = r.by.by;
+        const int pieces = r.q.tables[2049];
+        if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, next, r.raised));
+        if (pieces == 2) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, next, r.raised));
+    }
+    return false;
+}
+
 template <class T, int size, int bits>
 static bool encode_row(const RowOfBlocks<T>& r) {
     if (r.q.format == HOP_INTEGER) {
@@ -97,15 +110,11 @@ static bool encode_row(const RowOfBlocks<T>& r) {
     float inverse[kMostBlocks];
     const bool inverts = invert(by, divide_up(r.n, r.size), inverse), even = inverts && r.q.tables[2048];
     const float* products = even ? inverse : nullptr;
-    const int pieces = r.known && inverts && r.q.rule == HOP_AMAX ? r.q.tables[2049] : 0;
-    if (r.q.size <= 16 && pieces) {
-        if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, nullptr, r.raised));
-        return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, nullptr, r.raised));
-    }
-    if (r.q.size <= 16) return encode_all<T, size, bits>(r, BookCodes<T, size, true>{by, products, r.q, nullptr});
+    const bool few = r.q.size <= 16, pieces = r.known && inverts && r.q.rule == HOP_AMAX && few == (bits <= 4);
+    if (few && pieces && encode_pieces<T, size, bits>(r, inverse, nullptr)) return true;
+    if (few) return encode_all<T, size, bits>(r, BookCodes<T, size, true>{by, products, r.q, nullptr});
     const ByteTables next(r.q.tables + 1024);
-    if (pieces == 1) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, false>(r.q, by, inverse, &next, r.raised));
-    if (pieces == 2) return encode_all<T, size, bits>(r, PieceCodes<T, size, bits, true>(r.q, by, inverse, &next, r.raised));
+    if (pieces && encode_pieces<T, size, bits>(r, inverse, &next)) return true;
     return encode_all<T, size, bits>(r, BookCodes<T, size, false>{by, products, r.q, &next});
 }
 
