@@ -46,6 +46,8 @@ def linear(x, w, output=torch.float32):
 
 
 def bits(y):
+    """Those of each number, and the same for each NaN."""
+    y = torch.where(y.isnan(), math.nan, y)
     return y.view(torch.int32 if y.dtype == torch.float32 else torch.int16)
 
 
