@@ -31,17 +31,17 @@ def _cases() -> dict[str, tuple[str, Callable[[], Any]]]:
     )
     from torchao.quantization.granularity import PerGroup
 
-    group = PerGroup(32)
+    group, int4 = PerGroup(32), getattr(torch, "int4")  # noqa: B009  (torch's stubs do not know it)
     return {
         "int8, dynamic rows": ("int8", Int8DynamicActivationInt8WeightConfig),
         "int8, weight alone": ("int8_weight", Int8WeightOnlyConfig),
         "8da4w, groups of 32": (
             "8da4w",
-            lambda: Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=group),
+            lambda: Int8DynamicActivationIntxWeightConfig(weight_dtype=int4, weight_granularity=group),
         ),
         "int4 weight, groups of 32": (
             "int4",
-            lambda: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group),
+            lambda: IntxWeightOnlyConfig(weight_dtype=int4, granularity=group),
         ),
     }
 
@@ -74,8 +74,10 @@ def _copy(layer: torch.nn.Linear) -> torch.nn.Linear:
 
 @contextlib.contextmanager
 def _frozen() -> Iterator[None]:
+    from torch._inductor import config
+
     quiet = {"autotune_num_choices_displayed": 0, "max_autotune_report_choices_stats": False}
-    with torch._inductor.config.patch(freezing=True, **quiet):
+    with config.patch(freezing=True, **quiet):
         yield
 
 

@@ -60,7 +60,7 @@ class Pack(Composite):
         held = _natively(x, wanted) if q.layout is None else None
         if held is not None:
             rest = {name: b.clone() for name, b in x.buffers().items() if name != "codes"}
-            if wanted.stored():
+            if wanted is not None and wanted.stored():
                 rest |= wanted.beside(q.format.unpack(x.codes, x.shape[-1]) if q.per_byte() > 1 else x.codes)
             return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=wanted))
         own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
