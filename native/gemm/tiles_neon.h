@@ -39,6 +39,16 @@ inline void tile_from_rows(const uint8_t* src, int64_t stride, uint8_t* tile) {
         }
 }
 
+inline void numbers_from_rows(const uint8_t* src, int64_t stride, float factor, float* out, int64_t out_stride) {
+    alignas(16) uint8_t turned[kTile];
+    tile_from_rows(src, stride, turned);
+    for (int i = 0; i < kRows; ++i)
+        for (int row = 0; row < kRows; row += 4) {
+            const float32x4_t x = vreinterpretq_f32_u8(vld1q_u8(turned + (i * kRows + row) * 4));
+            vst1q_f32(out + i * out_stride + row, vmulq_n_f32(x, factor));
+        }
+}
+
 inline void tile_from_columns(const uint8_t* src, int64_t stride, uint8_t* tile) {
     for (int quad = 0; quad < kQuads; ++quad, src += 4 * stride)
         vst4q_u8(tile + quad * 64, (uint8x16x4_t{{vld1q_u8(src), vld1q_u8(src + stride), vld1q_u8(src + 2 * stride),

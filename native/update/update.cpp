@@ -114,6 +114,8 @@ namespace {
 #include "quantize/dequantize_run.h"
 #include "quantize/noise_plain.h"
 #include "update/run.h"
+#include "update/plain.h"
+#include "update/all.h"
 }  // namespace
 }  // namespace neon
 #endif
