@@ -134,6 +134,7 @@ class Tiled(Layout):
         columns: whether a matrix is summed along its first dimension, as the second factor of mm is: (K, R).
         sums: whether code_sums are stored beside the codes of a matrix of integers: Σ codes of each row, int32. A zero
             point of the other factor is multiplied by them, so a product need not find them again in each call.
+            Whoever writes to the codes writes them too, as operators in place of the tensor do.
     """
 
     columns: bool = False

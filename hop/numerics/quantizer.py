@@ -138,8 +138,12 @@ class Quantizer(Value):
 
     def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
         """The name, dtype and block of what is stored beside the codes: by the rule, then by the layout."""
-        by_rule = self.scale.stored(self.format, self.block)
+        by_rule = self.stored_by_rule()
         return by_rule if self.layout is None else by_rule | self.layout.stored()
+
+    def stored_by_rule(self) -> dict[str, tuple[torch.dtype, Block]]:
+        """The same, of the rule alone: what numbers are made of, with the codes."""
+        return self.scale.stored(self.format, self.block)
 
     def per_byte(self) -> int:
         """How many codes share a byte."""
@@ -177,8 +181,7 @@ class Quantizer(Value):
 
     def shares_scale(self) -> bool:
         """Whether one scale serves the row-wise and the column-wise copy."""
-        stored = self.scale.stored(self.format, self.block).values()
-        whole = all(b == -1 for _, block in stored for b in block)
+        whole = all(b == -1 for _, block in self.stored_by_rule().values() for b in block)
         return whole and not self.flat and self.hadamard is None
 
     def rows(self, shape: Sequence[int]) -> list[int]:
@@ -221,8 +224,8 @@ class Quantizer(Value):
         codes = memory_format.like(codes, x) if self.keeps_memory_format() else codes
         if scale is not None:  # which stays the caller's, and may be expanded
             tensors = tuple(t.clone(memory_format=torch.contiguous_format) for t in tensors)
-        by_rule = self.scale.stored(self.format, self.block)
-        found = {name: blocks.gather(t, len(shape)) for name, t in zip(by_rule, tensors, strict=True)}
+        by_rule = zip(self.stored_by_rule(), tensors, strict=True)
+        found = {name: blocks.gather(t, len(shape)) for name, t in by_rule}
         return {"codes": codes} | found | self._beside(cut, shape, x.shape)
 
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
@@ -245,7 +248,7 @@ class Quantizer(Value):
             layout.check_shape(shape)
         rows, cut, tensors = self._cut(buffers, shape)
         to = replace(self, layout=layout)
-        by_rule = {name: buffers[name] for name in self.scale.stored(self.format, self.block)}
+        by_rule = {name: buffers[name] for name in self.stored_by_rule()}
         return {"codes": to._held(cut, rows, shape, tensors)} | by_rule | to._beside(cut, rows, shape)
 
     def fake_quantize(
@@ -340,8 +343,7 @@ class Quantizer(Value):
         elif self.per_byte() > 1:
             codes = self.format.unpack(codes, rows[-1] if rows else 1)
         cut, _ = blocks.split(codes.reshape(rows), self.block)
-        by_rule = self.scale.stored(self.format, self.block)
-        return rows, cut, [blocks.spread(buffers[name], self.block) for name in by_rule]
+        return rows, cut, [blocks.spread(buffers[name], self.block) for name in self.stored_by_rule()]
 
     def _decode(self, codes: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         return self.format.decode(codes, *self._zero(tensors)) * self.scale.scale_of(tensors, self.format)

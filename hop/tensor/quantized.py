@@ -53,6 +53,7 @@ class QuantizedTensor(Tensor):
     scale: Tensor
     zero_point: Tensor | None = None
     global_amax: Tensor
+    code_sums: Tensor
 
     __torch_function__ = subclasses.no_torch_function  # type: ignore[assignment]
 
@@ -253,7 +254,7 @@ class QuantizedTensor(Tensor):
 _BUFFERS = frozenset(
     prefix + name
     for prefix in ("", copies.COLUMNWISE + "_")
-    for name in ("codes", "scale", "zero_point", "global_amax")
+    for name in ("codes", "scale", "zero_point", "global_amax", "code_sums")
 )
 
 

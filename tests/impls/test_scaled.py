@@ -26,8 +26,9 @@ from hop import presets
 from hop.dispatch.operand import encode
 from hop.impls.scaled import scaled_buffers
 from hop.kernels.cpu import native
+from hop.numerics import blocks
 from hop.numerics.formats import E2M1, E4M3, E5M2, INT4, INT8, TERNARY, UINT4, UINT8
-from hop.numerics.layouts import Decoded, Tiled
+from hop.numerics.layouts import Decoded, Tiled, sums_first
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint, FloatMultiplier, Requantization
 from hop.numerics.scale_rules import AbsMean, Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
@@ -2169,17 +2170,47 @@ class TestPack(unittest.TestCase):
 
     @parameterized.expand(["INT8_ROW_AFFINE", "UINT8_TENSOR_AFFINE", "INT8_ROW"])
     def test_products_with_sums(self, name):
-        """The same bits as without them: by rows with zero points and without, in one call and in a compiled one."""
+        """The same bits as without them, by rows with zero points and without, of weights of either layout."""
         for of_weight in (w for w, q in WEIGHTS.items() if q.format.is_integer and q.format.bits in (4, 8)):
             for m, k, n in ((1, 64, 32), (5, 200, 33), (40, 1088, 70)):
-                w = scaled_oracles.make(WEIGHTS[of_weight], (n, k), generator(*of_weight.encode(), m)).t
+                q = WEIGHTS[of_weight]
+                columns = sums_first(blocks.per_dimension(q.block, 2))
+                op, shape = (aten.mm.default, (k, n)) if columns else (aten.linear.default, (n, k))
+                w = scaled_oracles.make(q, shape, generator(*of_weight.encode(), m)).t
                 x = hop.quantize(presets.PRESETS[name], torch.randn(m, k))
                 layout = hop.pack(w).quantizer.layout
-                if layout is None or not layout.sums or layout.columns:
+                if layout is None or not layout.sums:
                     continue
                 with self.subTest(f"{of_weight} {m}x{k}x{n}"):
-                    want = hop.scaled(aten.linear.default, torch.float32, x, hop.pack(w, Tiled()))
-                    assert_bits(hop.scaled(aten.linear.default, torch.float32, x, hop.pack(w)), array(want))
+                    want = hop.scaled(op, torch.float32, x, hop.pack(w, Tiled(columns)))
+                    assert_bits(hop.scaled(op, torch.float32, x, hop.pack(w)), array(want))
+
+    @pytest.mark.full
+    @pytest.mark.compiler
+    def test_compiled_products_with_sums(self):
+        x, w = (hop.quantize(presets.INT8_ROW_AFFINE, torch.randn(s)) for s in ((5, 200), (33, 200)))
+        w = hop.pack(hop.quantize(presets.INT8_ROW, w.dequantize()))
+
+        def product(x, w):
+            return hop.scaled(aten.linear.default, torch.float32, x, w)
+
+        assert_bits(torch.compile(product, fullgraph=True)(x, w), array(product(x, w)))
+
+    def test_sums_of_what_is_written(self):
+        """Writes in place keep them those of the codes; an assigned buffer has its form."""
+        w = hop.pack(hop.quantize(presets.INT8_ROW, torch.randn(40, 64)))
+        if w.quantizer.layout is None:
+            self.skipTest("needs the native kernels")
+        other = hop.quantize(presets.INT8_ROW, torch.randn(40, 64))
+        for write in (
+            lambda t: t.zero_(),
+            *(lambda t, x=x: t.copy_(x) for x in (torch.ones(40, 64), other, hop.pack(other))),
+        ):
+            t = w.clone()
+            write(t)
+            assert torch.equal(t.code_sums, hop.unpack(t).codes.sum(1, keepdim=True, dtype=torch.int32))
+        with pytest.raises(ValueError, match=r"code_sums must be torch.int32 of \(40, 1\)"):
+            w.code_sums = torch.zeros(3, 1, dtype=torch.int32)
 
     def test_sums_that_are_none(self):
         """The native operator looks at them before it reads."""

@@ -70,7 +70,7 @@ def fitting_scales(
             raise ValueError(f"{name}: {missing}")
         return None, None
     memory.check((scale, zero_point))
-    described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.plain.stored().items()}
+    described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.stored_by_rule().items()}
     if shape is not None:
         described = q.buffers(shape)
     scale = _fitting(name, names[0], scale, device, *described[q.scale.given_name])

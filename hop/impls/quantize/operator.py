@@ -188,7 +188,7 @@ def straight_through(
     ds = dz = None
     if scale is not None and needed[2]:
         per_block = q.per_block(wide * by.scale) * q.scale_slope(x, scale)
-        served = blocks.per_dimension(list(q.plain.stored().values())[-1][1], scale.dim())
+        served = blocks.per_dimension(list(q.stored_by_rule().values())[-1][1], scale.dim())
         ds = q.combined(per_block.sum_to_size(scale.shape), "sum", served).to(scale.dtype)
     if zero_point is not None and needed[3]:
         dz = q.combined(q.per_block(wide * by.zero_point), "sum", blocks.per_dimension(q.block, zero_point.dim()))

@@ -41,7 +41,7 @@ def _run_rows(call: Call) -> Any:
     q, rows = weight.quantizer, indices.reshape(-1)
     named = weight.buffers
     taken = [_codes(weight, rows)]
-    for name, (_, block) in q.plain.stored().items():
+    for name, (_, block) in q.stored_by_rule().items():
         along = blocks.per_dimension(block, 2)[0]
         t = named[name]
         taken.append(
