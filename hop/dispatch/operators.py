@@ -5,7 +5,8 @@ An operator has a family, which says what it means, and its arguments have roles
 lhs, rhs    the factors of a product; the summed dimension of each
 bias        added to the result, in real numbers, or in units of the product of scales if it holds int32
 other       an argument that may be quantized, of an operator that is no product
-index       says where, and stays as it is
+index       says where or which, and stays as it is
+""          no tensor
 
 A family that scaled runs is a row here, whose operators have roles, and the file that it names, in
 hop/impls/scaled/families/. tests/impls/test_operators_table.py says which other places know which families, and why one
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from hop.compat.eager import OpOverload
+from hop.dispatch.gated import GELU_MUL, SILU_MUL
 
 aten = torch.ops.aten
 
@@ -48,7 +50,12 @@ NEAREST = Family("nearest neighbor", file="choices")  # elements repeated along 
 VIEW = Family("view", moves=True, file="choices")
 MOVE = Family("copy or reordering", moves=True)
 SUM = Family("sum", is_linear=True)
-DIVIDE = Family("division")
+DIVIDE = Family("division", file="elementwise")
+CHOICE = Family("choice of two", file="elementwise")
+FUNCTION = Family("function of each element", file="functions")
+GATED = Family("gated product", file="functions")
+SOFTMAX = Family("softmax", file="softmax")
+NORM = Family("norm", file="norms")
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,26 @@ TABLE: dict[OpOverload, Operator] = {
     aten.embedding.default: Operator(EMBEDDING, (RHS, INDEX)),
     aten.mul.Tensor: Operator(MULTIPLY, _TWO),
     aten.mul.Scalar: Operator(MULTIPLY, _ONE),
-    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), Operator(DIVIDE)),
+    aten.div.Tensor: Operator(DIVIDE, _TWO),
+    aten.div.Scalar: Operator(DIVIDE, _ONE),
+    **dict.fromkeys((aten.maximum.default, aten.minimum.default), Operator(CHOICE, _TWO)),
+    aten.where.self: Operator(CHOICE, (INDEX, OTHER, OTHER)),
+    **dict.fromkeys(
+        (
+            *(aten.exp.default, aten.exp2.default, aten.log.default, aten.tanh.default, aten.erf.default),
+            *(aten.sigmoid.default, aten.rsqrt.default, aten.gelu.default, aten.silu.default),
+            *(aten.hardswish.default, aten.hardsigmoid.default, aten.leaky_relu.default),
+        ),
+        Operator(FUNCTION, _ONE),
+    ),
+    **dict.fromkeys((SILU_MUL, GELU_MUL), Operator(GATED, _TWO)),
+    **dict.fromkeys(
+        (aten.softmax.int, aten._softmax.default, aten.log_softmax.int, aten._log_softmax.default),
+        Operator(SOFTMAX, _ONE),
+    ),
+    aten.layer_norm.default: Operator(NORM, (OTHER, "", OTHER, BIAS)),
+    aten.rms_norm.default: Operator(NORM, (OTHER, "", OTHER)),
+    aten.batch_norm.default: Operator(NORM, (OTHER, OTHER, BIAS, OTHER, OTHER)),
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), Operator(ADD, _TWO)),
     **dict.fromkeys((aten.add.Scalar, aten.sub.Scalar), Operator(ADD, _ONE)),
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default), Operator(SUM)),

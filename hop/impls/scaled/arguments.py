@@ -8,11 +8,11 @@ from torch import Tensor
 
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import BIAS, CONVOLUTION, INDEX, LHS, RHS, SCALED
+from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, INDEX, LHS, RHS, SCALED
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
+from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import OUTPUT_NAMES, Call, by_sum, tensors, usage
-from hop.impls.scaled.meaning import exact_declines
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import is_transposed
 from hop.numerics import copies
@@ -78,6 +78,7 @@ def check(call: Call) -> Call:
     _check_roles(call)
     if call.roles.product is not None:
         _check_product(call)
+    meaning.of(call).check(call)
     if isinstance(call.output, torch.dtype):
         for name in ("output_scale", "output_zero_point"):
             if getattr(call, name) is not None:
@@ -86,7 +87,7 @@ def check(call: Call) -> Call:
                     "out, or give a Quantizer"
                 )
         return call
-    if by_sum(call.output) and (reason := exact_declines(call)) is not None:
+    if by_sum(call.output) and (reason := meaning.exact_declines(call)) is not None:
         raise ValueError(
             f"scaled: output {call.output} is found from an exact integer sum, but {reason}; use "
             "Static(requantize=Division())"
@@ -111,21 +112,24 @@ def _check_roles(call: Call) -> None:
                         "QuantizedTensor; call hop.dequantize on it"
                     )
             elif role == BIAS:
-                if not (x.is_floating_point() or x.dtype == torch.int32):
+                is_sum = call.roles.product is not None
+                if not (x.is_floating_point() or (is_sum and x.dtype == torch.int32)):
+                    units = ", or int32 in units of the product of the scales" if is_sum else ""
                     raise TypeError(
-                        f"scaled: argument {name!r} of {call.op} must be floating point, or int32 in units of the "
-                        f"product of the scales; got {x.dtype}; cast it to torch.float32"
+                        f"scaled: argument {name!r} of {call.op} must be floating point{units}; got {x.dtype}; cast it "
+                        "to torch.float32"
                     )
             elif role != INDEX and x.dtype not in copies.APPEARANCES:
                 raise TypeError(
                     f"scaled: argument {name!r} of {call.op} must be a QuantizedTensor or float16, bfloat16, float32 "
                     f"or float64, got {x.dtype}; quantize it with hop.quantize, or use hop.out_dtype for bare codes"
                 )
-    if all(isinstance(x, Tensor) for _, x in found):
+    is_product = call.roles.product is not None or call.roles.family is EMBEDDING
+    if all(isinstance(x, Tensor) for _, x in found) and (is_product or isinstance(call.output, torch.dtype)):
         given = " or ".join(dict.fromkeys(repr(name) for name, _ in found))
         raise TypeError(
             f"scaled: argument {given} of {call.op} must be a QuantizedTensor, got plain tensors; quantize one with "
-            f"hop.quantize, or use {call.op} itself"
+            f"hop.quantize{'' if is_product else ', give a Quantizer as output'}, or use {call.op} itself"
         )
     check_devices("scaled", call.op, found)
 

@@ -37,6 +37,9 @@ class Meaning:
     places: for each argument, which of its dimensions is which of the result, of so many dimensions: along these a
         DTensor stays sharded. None where that is not known.
     kernels: faster ways, in the order in which they are asked.
+    check: raises for a call that breaks a rule of the family's own.
+    buffers: the buffers of a quantized result where they are found otherwise than from `real`, bit for bit the same;
+        None where they are not.
     """
 
     real: Callable[[Call], Tensor]
@@ -44,3 +47,5 @@ class Meaning:
     declines_sum: Callable[[Call], str | None] = lambda call: f"{call.op} is none"
     places: Callable[[Call, int], dict[int, Places] | None] = gathered
     kernels: tuple[Kernel, ...] = ()
+    check: Callable[[Call], None] = lambda call: None
+    buffers: Callable[[Call], list[Tensor] | None] = lambda call: None

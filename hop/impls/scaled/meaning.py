@@ -7,7 +7,8 @@ the summed dimension in which no scale changes; then, in float32, each operation
     y = y · alpha + bias · beta                          where there are alpha, beta and bias
 
 A bias of int32 is added to the sum instead. Other operands are dequantized to float32, float64 if one of them has that
-dtype, and the operator runs in it. Means are taken in float64 and rounded to float32.
+dtype, and the operator runs in it. Means are taken in float64 and rounded to float32. What a family computes otherwise
+stands in its file.
 
 The result is cast once to a dtype, or quantized once, as hop.quantize does or as hop.requantization says.
 """
@@ -41,7 +42,8 @@ def reference(call: Call) -> Any:
     """What scaled returns: a tensor, or the buffers of a quantized one."""
     if by_sum(call.output):
         return requantized(call, exact(call))
-    return finish(call, real(call))
+    known = of(call).buffers(call)
+    return finish(call, real(call)) if known is None else known
 
 
 def real(call: Call) -> Tensor:

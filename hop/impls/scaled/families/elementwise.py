@@ -1,10 +1,10 @@
-"""Sums and products of two operands, element by element."""
+"""Sums, products, quotients and choices of two operands, element by element."""
 
 import torch
 from torch import Tensor
 
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import ADD, MULTIPLY, aten
+from hop.dispatch.operators import ADD, CHOICE, DIVIDE, MULTIPLY, aten
 from hop.impls.scaled.calls import Call, compute_dtype, values
 from hop.impls.scaled.family import Meaning, elementwise
 from hop.impls.scaled.operands import centered, plain, spread
@@ -34,7 +34,18 @@ def _add(call: Call) -> Tensor:
     return a - b if call.op.overloadpacket is aten.sub else a + b
 
 
+def _divide(call: Call) -> Tensor:
+    a, b = (values(x, compute_dtype(call)) for x in call.args[:2])
+    return a / (b if isinstance(b, Tensor) else torch.full_like(a, b))  # by a number it may be a product with 1 / number
+
+
+def _choose(call: Call) -> Tensor:
+    return call.op(*(values(x, compute_dtype(call)) for x in call.args))
+
+
 MEANINGS = {
     MULTIPLY: Meaning(_multiply, _exact_product, _declines_product, elementwise),
     ADD: Meaning(_add, places=elementwise),
+    DIVIDE: Meaning(_divide, places=elementwise),
+    CHOICE: Meaning(_choose, places=elementwise),
 }

@@ -1,0 +1,29 @@
+"""Gated products: operators that ATen lacks, so that hop.scaled can run one in a pass.
+
+    hop::silu_mul(a, b)                     silu(a) · b, of SwiGLU layers
+    hop::gelu_mul(a, b, *, approximate)     gelu(a) · b, of GEGLU layers
+
+By themselves they are made of ATen's operators, with their derivatives.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_library = torch.library.Library("hop", "FRAGMENT")
+_library.define("silu_mul(Tensor a, Tensor b) -> Tensor")
+_library.define('gelu_mul(Tensor a, Tensor b, *, str approximate="none") -> Tensor')
+
+
+def _silu_mul(a: Tensor, b: Tensor) -> Tensor:
+    return functional.silu(a) * b
+
+
+def _gelu_mul(a: Tensor, b: Tensor, *, approximate: str = "none") -> Tensor:
+    return functional.gelu(a, approximate=approximate) * b
+
+
+_library.impl("silu_mul", _silu_mul, "CompositeImplicitAutograd")
+_library.impl("gelu_mul", _gelu_mul, "CompositeImplicitAutograd")
+
+SILU_MUL, GELU_MUL = torch.ops.hop.silu_mul.default, torch.ops.hop.gelu_mul.default

@@ -1,0 +1,140 @@
+"""Functions of each element: activations and their like, and gated products, which multiply one by another tensor.
+
+In float32 each function is rounded once (hop.numerics.functions), so that any implementation that rounds rightly gives
+the same bits. Of 8-bit codes with one scale it is a table of their results: of numbers, or of codes where the output has
+one scale, too. Every runtime computes tables alike.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import tracing
+from hop.dispatch.gated import GELU_MUL, SILU_MUL
+from hop.dispatch.operand import Operand
+from hop.dispatch.operators import FUNCTION, GATED, aten
+from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
+from hop.impls.scaled.family import Meaning, elementwise
+from hop.impls.scaled.operands import plain
+from hop.impls.scaled.outputs import finish, given_buffers
+from hop.numerics import copies, functions, memory_format
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Static
+
+_NAMES = {
+    aten.exp.default: "exp",
+    aten.exp2.default: "exp2",
+    aten.log.default: "log",
+    aten.tanh.default: "tanh",
+    aten.erf.default: "erf",
+    aten.sigmoid.default: "sigmoid",
+    aten.rsqrt.default: "rsqrt",
+    aten.silu.default: "silu",
+    SILU_MUL: "silu",
+}
+
+
+def function_name(call: Call) -> str | None:
+    """Which of hop.numerics.functions a call computes; None for one that is made of sums and products."""
+    if call.op in (aten.gelu.default, GELU_MUL):
+        return "gelu_tanh" if call.kwargs.get("approximate", "none") == "tanh" else "gelu"
+    return _NAMES.get(call.op)
+
+
+def _applied(call: Call, x: Tensor) -> Tensor:
+    name = function_name(call)
+    return _PIECEWISE[call.op](x, *call.args[1:]) if name is None else functions.apply(name, x)
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return (x + 3).clamp(0, 6) / _six(x)
+
+
+def _hardswish(x: Tensor) -> Tensor:
+    return x * (x + 3).clamp(0, 6) / _six(x)
+
+
+def _six(x: Tensor) -> Tensor:
+    return torch.full_like(x, 6)  # tensor / number may be a product with 1 / number
+
+
+def _leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
+    return torch.where(x > 0, x, x * slope)
+
+
+_PIECEWISE: dict[Any, Callable[..., Tensor]] = {
+    aten.hardsigmoid.default: _hardsigmoid,
+    aten.hardswish.default: _hardswish,
+    aten.leaky_relu.default: _leaky_relu,
+}
+
+
+def _function(call: Call) -> Tensor:
+    small = _of_all_codes(call)
+    if small is None:
+        return _applied(call, values(call.args[0], compute_dtype(call)))
+    return _taken(_applied(small, values(small.args[0], torch.float32)), call)
+
+
+def _gated(call: Call) -> Tensor:
+    a, b = (values(x, compute_dtype(call)) for x in call.args[:2])
+    return _applied(call, a) * b
+
+
+# ---- tables
+
+
+def _buffers(call: Call) -> list[Tensor] | None:
+    """The codes of the result by a table of codes, where both sides have one scale; else None."""
+    q: Any = call.output
+    small = _of_all_codes(call)
+    if small is None or not _has_one_scale(q) or q.per_byte() > 1 or type(q.scale) is not Static:
+        return None
+    scales = [None if t is None else t.reshape(1) for t in (call.output_scale, call.output_zero_point)]
+    if any(t is not None and t.numel() != 1 for t in (call.output_scale, call.output_zero_point)):
+        return None
+    small = small._replace(output_scale=scales[0], output_zero_point=scales[1])
+    table = finish(small, _applied(small, values(small.args[0], torch.float32)))[0]
+    codes = _taken(table, call)
+    codes = memory_format.dense(codes) if q.keeps_memory_format() else codes.contiguous()
+    return [codes, *given_buffers(call, list(codes.shape))]
+
+
+def _of_all_codes(call: Call) -> Call | None:
+    """The call of an operand that holds every code once, in their order; None where no table of them serves."""
+    x = call.args[0]
+    if not is_integer(x) or copies.ROWWISE not in x.usages or not _has_one_scale(x.quantizer):
+        return None
+    if compute_dtype(call) != torch.float32 or tracing.known_equal(x.shape.numel(), 0):
+        return None
+    own = plain(x, copies.ROWWISE)
+    codes, *stored = own.tensors
+    format: Any = own.quantizer.format
+    every = torch.arange(format.low, format.high + 1, device=codes.device, dtype=torch.int32).to(codes.dtype)
+    one = Operand(
+        Quantizer(format, (-1,), own.quantizer.scale),
+        (every, *(t.reshape(1) for t in stored)),
+        (copies.ROWWISE,),
+        tuple(every.shape),
+    )
+    return call._replace(args=(one, *call.args[1:]))
+
+
+def _has_one_scale(q: Any) -> bool:
+    return isinstance(q, Quantizer) and not q.flat and all(b == -1 for b in q.block)
+
+
+def _taken(table: Tensor, call: Call) -> Tensor:
+    """The entry of each code."""
+    own = plain(call.args[0], copies.ROWWISE)
+    low: int = own.quantizer.format.low  # type: ignore[union-attr]
+    places = own.codes.to(torch.int32) - low
+    return table.index_select(0, places.reshape(-1)).reshape(places.shape)
+
+
+MEANINGS = {
+    FUNCTION: Meaning(_function, places=elementwise, buffers=_buffers),
+    GATED: Meaning(_gated, places=elementwise),
+}
