@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 _library = torch.library.Library("hop", "FRAGMENT")
-_library.define("silu_mul(Tensor a, Tensor b) -> Tensor")
-_library.define('gelu_mul(Tensor a, Tensor b, *, str approximate="none") -> Tensor')
+_TAGS = (torch.Tag.pointwise, torch.Tag.flexible_layout)
+_library.define("silu_mul(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
+_library.define('gelu_mul(Tensor a, Tensor b, *, str approximate="none") -> Tensor', tags=_TAGS)
 
 
 def _silu_mul(a: Tensor, b: Tensor) -> Tensor:

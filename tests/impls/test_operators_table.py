@@ -31,6 +31,7 @@ from hop.dispatch.operators import (
     OTHER,
     RHS,
     SCALED,
+    SOFTMAX,
     SUM,
     TABLE,
     VECTOR,
@@ -57,7 +58,8 @@ CODES = Operand(hop.presets.INT8_TENSOR, (torch.ones(2, 2), torch.ones(1, 1)), (
 def call_of(op: Any) -> Call:
     """A call of scaled with two operands of one scale each, where there may be operands."""
     row = TABLE[op]
-    args: list[Any] = [CODES if role in (OTHER, LHS, RHS) else torch.ones(2) for role in row.roles]
+    args: list[Any] = [CODES if role in (OTHER, LHS, RHS) else [2] if not role else torch.ones(2) for role in row.roles]
+    args += [-1] if row.family is SOFTMAX else []
     return Call(op, torch.float32, None, None, ([CODES, CODES],) if row.family is CONCATENATE else tuple(args), {})
 
 
@@ -123,17 +125,17 @@ _STRINGS = "padding as a string is none of the normal forms"
 LEFT: dict[str, dict[tuple[Any, ...], str]] = {
     "scaled": {
         (VECTOR,): "linear takes vectors",
-        (DIVIDE, SUM, MOVE, aten.stack.default): "operators on quantized tensors that nobody has asked for",
+        (SUM, MOVE, aten.stack.default): "operators on quantized tensors that nobody has asked for",
     },
     "exact sums": {
-        (VECTOR, DIVIDE, SUM, MOVE): _NO_CODES,
-        (EMBEDDING, ADD, MEAN): "its result is no integer times one unit",
+        (VECTOR, SUM, MOVE): _NO_CODES,
+        (EMBEDDING, ADD, DIVIDE, MEAN): "its result is no integer times one unit",
         (CONCATENATE,): "operands have scales of their own",
         (aten.mul.Scalar,): "one factor is plain",
         (aten.clamp.default, aten.hardtanh.default, aten.relu6.default): "bounds are no multiples of the scale",
     },
     "placements of scaled": {
-        (VECTOR, DIVIDE, SUM, MOVE): _NO_CODES,
+        (VECTOR, SUM, MOVE): _NO_CODES,
         (MEAN, CONCATENATE, MAXIMUM, NEAREST): "dimensions of its result are not those of its operand: gathered",
         tuple(op for op in operators.within(VIEW) if not TABLE[op].stays): f"{_KEEP}: gathered",
     },
@@ -162,8 +164,8 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
     },
     "integers of out_dtype": {(EMBEDDING, *_ELEMENTS): "it chooses among numbers, in any dtype"},
     "to_integer, floats as the result": {
-        (VECTOR, DIVIDE, SUM, MOVE, aten.stack.default): _NO_CODES,
-        (MULTIPLY, ADD, MEAN, aten.cat.default): "in floats they stay as they were",
+        (VECTOR, SUM, MOVE, aten.stack.default): _NO_CODES,
+        (MULTIPLY, ADD, DIVIDE, MEAN, aten.cat.default): "in floats they stay as they were",
     },
     "to_integer, sums of casts": {
         (VECTOR, CONVOLUTION, EMBEDDING, *_REAL, *_ELEMENTS): "nobody writes such sums",
@@ -256,7 +258,7 @@ class TestTable(unittest.TestCase):
             arguments = op._schema.arguments
             bias = "self" if op in (aten.addmm.default, aten.baddbmm.default) else "bias"
             for argument, role in zip(arguments, row.roles, strict=False):
-                assert "Tensor" in str(argument.type), (op, role)
+                assert ("Tensor" in str(argument.type)) == bool(role), (op, role)
                 assert (role == BIAS) == (argument.name == bias), (op, role)
             assert len(row.roles) <= len(arguments)
             if row.family in (MATRIX, CONVOLUTION):
@@ -285,7 +287,7 @@ class TestTable(unittest.TestCase):
                 assert not row.stays or torch.equal(x, y), op
 
     def test_what_is_unknown(self):
-        for op in (aten.erf.default, aten.mm, "mm", None):
+        for op in (aten.erfc.default, aten.mm, "mm", None):
             assert operators.of(op) is operators.UNKNOWN
 
 

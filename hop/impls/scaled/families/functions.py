@@ -107,7 +107,7 @@ def _of_all_codes(call: Call) -> Call | None:
     x = call.args[0]
     if not is_integer(x) or copies.ROWWISE not in x.usages or not _has_one_scale(x.quantizer):
         return None
-    if compute_dtype(call) != torch.float32 or tracing.known_equal(x.shape.numel(), 0):
+    if compute_dtype(call) != torch.float32 or any(tracing.known_equal(n, 0) for n in x.shape):
         return None
     own = plain(x, copies.ROWWISE)
     codes, *stored = own.tensors
