@@ -1,7 +1,7 @@
 """Elementary functions of float32: computed in float64, by forms that lose no digits, and rounded once.
 
-So the result is the float32 next to the exact one but where that lies within some 2^-50 of itself from the middle of two.
-float64 stays in float64, by PyTorch's own functions.
+So the result is the float32 next to the exact one, but where that lies within some 2^-50 of itself from the middle of
+two. float64 stays in float64, by PyTorch's own functions.
 """
 
 import math

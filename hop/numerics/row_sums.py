@@ -6,8 +6,8 @@ With 2^E the power of two below the largest magnitude of a row,
     sum of squares  q_i = rint(float32((x_i · 2^(20 - E))²)),   Σ q_i · 2^(2E - 40)
 
 each q an int64. What is below 2^-41 of the largest is rounded away: at n elements at most n · 2^-41 of it. A tree of
-float32 sums would have the same bits everywhere too, but as many operations in a graph as levels, which a length that is
-a symbol does not fix.
+float32 sums would have the same bits everywhere too, but as many operations in a graph as levels, which a length that
+is a symbol does not fix.
 """
 
 import math
@@ -39,7 +39,8 @@ def check(caller: str, op: Any, sizes: Sequence[Any]) -> None:
 
 
 def row_sum(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Σ x over some dimensions, which stay with size 1; x float32, the sum float64. NaN where an element is not finite."""
+    """Σ x over some dimensions, which stay with size 1; x float32, the sum float64: NaN where an element is not
+    finite."""
     unit = _unit(x, dims)
     return _added(x.to(torch.float64) * (2.0**BITS / unit), dims, unit)
 

@@ -375,6 +375,8 @@ SCALED = [
     ScaledOperator("maximum", aten.maximum.default, (Q((4, 6), _AFFINE), Q((6,), _TENSOR)), output=_ROW, terms=1),
     ScaledOperator("softmax", aten.softmax.int, (Q((3, 4, 6), _AFFINE), -1), output=_STATIC, terms=1),
     ScaledOperator("log_softmax", aten.log_softmax.int, (Q((3, 4, 6)), 1), terms=1),
-    ScaledOperator("layer_norm", aten.layer_norm.default, (Q((3, 4, 6)), [6], P((6,)), P((6,))), output=_AFFINE, terms=1),
+    ScaledOperator(
+        "layer_norm", aten.layer_norm.default, (Q((3, 4, 6)), [6], P((6,)), P((6,))), output=_AFFINE, terms=1
+    ),
     ScaledOperator("rms_norm", aten.rms_norm.default, (Q((3, 4, 6)), [4, 6], P((4, 6)), 1e-6), terms=1),
 ]

@@ -36,7 +36,7 @@ def _add(call: Call) -> Tensor:
 
 def _divide(call: Call) -> Tensor:
     a, b = (values(x, compute_dtype(call)) for x in call.args[:2])
-    return a / (b if isinstance(b, Tensor) else torch.full_like(a, b))  # by a number it may be a product with 1 / number
+    return a / (b if isinstance(b, Tensor) else torch.full_like(a, b))  # by a number: perhaps times 1 / number
 
 
 def _choose(call: Call) -> Tensor:

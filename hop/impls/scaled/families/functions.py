@@ -1,8 +1,8 @@
 """Functions of each element: activations and their like, and gated products, which multiply one by another tensor.
 
 In float32 each function is rounded once (hop.numerics.functions), so that any implementation that rounds rightly gives
-the same bits. Of 8-bit codes with one scale it is a table of their results: of numbers, or of codes where the output has
-one scale, too. Every runtime computes tables alike.
+the same bits. Of 8-bit codes with one scale it is a table of their results: of numbers, or of codes where the output
+has one scale, too. Every runtime reads tables alike.
 """
 
 from collections.abc import Callable

@@ -4,8 +4,8 @@
     rms_norm        y = x · r · w                                          r = float32(1 / sqrt(Σ x² / n + eps))
     batch_norm      y = (x - mean) · (r · w) + b                           r = float32(1 / sqrt(var + eps))
 
-in float32, each operation rounded by itself, from left to right; sums in fixed point (hop.numerics.row_sums), and what is
-found of them up to r in float64. In float64 they are ATen's.
+in float32, each operation rounded by itself, from left to right; sums in fixed point (hop.numerics.row_sums), and what
+is found of them up to r in float64. In float64 they are ATen's.
 """
 
 import math
@@ -90,9 +90,9 @@ def _by_channel(
 ) -> Tensor:
     factor = _reciprocal_root(var.to(torch.float64), eps)
     factor = factor if weight is None else factor * weight
-    mean, factor, shift = (None if t is None else t.reshape(-1, *[1] * (x.dim() - 2)) for t in (mean, factor, bias))
-    y = (x - mean) * factor
-    return y if shift is None else y + shift
+    sizes = [-1, *[1] * (x.dim() - 2)]
+    y = (x - mean.reshape(sizes)) * factor.reshape(sizes)
+    return y if bias is None else y + bias.reshape(sizes)
 
 
 def _reciprocal_root(x: Tensor, eps: float) -> Tensor:
