@@ -232,6 +232,10 @@ HOP_API int hop_transpose(int64_t batch, int64_t rows, int64_t cols, int32_t byt
 // count random bytes: stream number `stream` of the seed, which is read from memory.
 HOP_API void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads);
 
+// ---- elementary functions of float32, correctly rounded; as native/functions/functions.h counts them. x is float32,
+// bfloat16 or float16, of FloatDtype, and may be y.
+HOP_API int hop_function(int32_t function, int32_t dtype, const void* x, float* y, int64_t n, int32_t threads);
+
 // ---- a step of an optimizer, in float32, bit for bit that of hop/optim/updates.py
 
 enum UpdateRule { HOP_ADAM = 0, HOP_SGD = 1, HOP_LION = 2 };

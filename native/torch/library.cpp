@@ -44,6 +44,7 @@ const Operator kOperators[] = {
      "(Tensor(a!) p, Tensor grad, Tensor(b!)[] buffers, float[] numbers, int seed, int stream, str description) -> ()",
      boxed<step_>},
     {"noise", "(Tensor seed, SymInt[] shape, int stream) -> Tensor", boxed<noise>},
+    {"function", "(Tensor x, str name) -> Tensor", boxed<function>},
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };
 

@@ -12,5 +12,6 @@ void dequantize(StableIValue* values, uint64_t count);
 void step_(StableIValue* values, uint64_t count);
 void noise(StableIValue* values, uint64_t count);
 void pack(StableIValue* values, uint64_t count);
+void function(StableIValue* values, uint64_t count);
 
 }  // namespace hop::torch

@@ -101,7 +101,11 @@ def _noise(seed: Tensor, shape: Sequence[Any], stream: int) -> Tensor:
     return seed.new_empty(shape, dtype=torch.uint8)
 
 
-_FAKES |= {"step_": lambda *args: None, "noise": _noise}
+def _function(x: Tensor, name: str) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float32)
+
+
+_FAKES |= {"step_": lambda *args: None, "noise": _noise, "function": _function}
 _FAKES |= {"quantize": _quantize, "quantize_product": _quantize, "dequantize": _dequantize}
 
 
@@ -177,5 +181,7 @@ step_: Callable[..., None] = _missing
 """(p, grad, buffers, numbers, seed, stream, description): a step of an optimizer; native/torch/update.cpp."""
 noise: Callable[..., Tensor] = _missing
 """(seed, shape, stream): random bytes."""
+function: Callable[..., Tensor] = _missing
+"""(x, name): a function of hop.numerics.functions, float32, of each element of x, float32, bfloat16 or float16."""
 pack: Callable[..., Tensor] = _missing
 """(codes, description): a matrix of codes as of hop.layouts.Tiled."""

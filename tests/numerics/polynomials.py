@@ -1,0 +1,90 @@
+"""Writes native/functions/polynomials.h: polynomials and tables of elementary functions in float64.
+
+    python -m tests.numerics.polynomials
+
+Each polynomial passes through its function at Chebyshev nodes, found with 300 bits; the error that is left stands beside
+it, in powers of two.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mpmath
+from mpmath import mpf
+
+mpmath.mp.prec = 300
+FILE = Path(__file__).parents[2] / "native" / "functions" / "polynomials.h"
+
+
+def polynomial(f: Callable[[Any], Any], low: Any, high: Any, degree: int, around: Any = 0) -> list[Any]:
+    """Coefficients of powers of x - around, the lowest first, of the one through f at Chebyshev nodes of [low, high]."""
+    n = degree + 1
+    nodes = [mpmath.cos(mpmath.pi * (k + mpf(0.5)) / n) for k in range(n)]
+    x = [(high - low) / 2 * u + (high + low) / 2 - around for u in nodes]
+    matrix = mpmath.matrix([[v**j for j in range(n)] for v in x])
+    return list(mpmath.lu_solve(matrix, mpmath.matrix([f(v + around) for v in x])))
+
+
+def error(f: Callable[[Any], Any], c: list[Any], low: Any, high: Any, around: Any = 0) -> float:
+    """log2 of the largest relative error of the polynomial with coefficients rounded to float64."""
+    points = [low + (high - low) * mpf(k) / 200 for k in range(1, 200)]
+    worst = max(abs(sum(mpf(float(v)) * (x - around) ** j for j, v in enumerate(c)) / f(x) - 1) for x in points if f(x))
+    return float(mpmath.log(worst, 2))
+
+
+def spelled(values: list[Any]) -> str:
+    return "{" + ", ".join(float(v).hex() for v in values) + "}"
+
+
+def lines() -> list[str]:
+    text = ["// Written by python -m tests.numerics.polynomials.", "#pragma once", "", "namespace hop::functions {", ""]
+    # e^r = 1 + r + r^2 p(r), |r| <= ln 2 / 32
+    r = mpmath.log(2) / 32
+    tail = lambda x: (mpmath.exp(x) - 1 - x) / x**2 if abs(x) > mpf(10) ** -20 else mpf(0.5)  # noqa: E731
+    c = polynomial(tail, -r, r, 4)
+    text.append(f"// (e^r - 1 - r) / r^2 up to ln 2 / 32; 2^{error(tail, c, -r, r):.1f}")
+    text.append(f"constexpr double kExp[] = {spelled(c)};")
+    text.append(f"constexpr double kPowers[] = {spelled([mpf(2) ** (mpf(j) / 16) for j in range(16)])};  // 2^(j/16)")
+    # log(1 + r) = r + r^2 p(r), |r| <= 1/30
+    tail = lambda x: (mpmath.log(1 + x) - x) / x**2 if abs(x) > mpf(10) ** -20 else mpf(-0.5)  # noqa: E731
+    least, most = mpf(-1) / 24, mpf(1) / 16
+    c = polynomial(tail, least, most, 9)
+    text.append(f"// (log(1 + r) - r) / r^2 from -1/24 to 1/16; 2^{error(tail, c, least, most):.1f}")
+    text.append(f"constexpr double kLog[] = {spelled(c)};")
+    # for m in [1, 2), j = its upper four bits; from j = 7 on m / 2 is meant
+    inverses, logs = [], []
+    for j in range(16):
+        middle = 1 + (mpf(j) + mpf(0.5)) / 16
+        middle = middle if j < 7 else middle / 2
+        inverse = mpf(1) if j in (0, 15) else mpf(round(float(256 / middle))) / 256
+        inverses.append(inverse)
+        logs.append(-mpmath.log(inverse))
+    text.append(f"constexpr double kInverses[] = {spelled(inverses)};  // near 1 / m")
+    text.append(f"constexpr double kLogs[] = {spelled(logs)};  // -log of these")
+    # erf(x) / x on 16 intervals of 1/4
+    over = lambda x: mpmath.erf(x) / x if x else 2 / mpmath.sqrt(mpmath.pi)  # noqa: E731
+    degree, columns, worst = 9, [], -1000.0
+    for j in range(16):
+        low = mpf(j) / 4
+        c = polynomial(over, low, low + mpf(0.25), degree, low + mpf(0.125))
+        columns.append(c)
+        worst = max(worst, error(over, c, low, low + mpf(0.25), low + mpf(0.125)))
+    text.append(f"// erf(x) / x by powers of x - (j / 4 + 1/8), a row for each power, a column for each j; 2^{worst:.1f}")
+    rows = ",\n    ".join(spelled([columns[j][i] for j in range(16)]) for i in range(degree + 1))
+    text.append(f"constexpr int kErfDegree = {degree};")
+    text.append(f"constexpr double kErf[][16] = {{\n    {rows}}};")
+    # Mills' ratio of the normal distribution: Phi(-t) e^(t^2/2), of u = (t - 3) / (t + 3), t from 0 to 14.5
+    def mills(u: Any) -> Any:
+        t = 3 * (1 + u) / (1 - u)
+        return mpmath.erfc(t / mpmath.sqrt(2)) * mpmath.exp(t * t / 2) / 2 * (t + 3)
+
+    low, high = mpf(-1), (mpf(14.5) - 3) / (mpf(14.5) + 3)
+    c = polynomial(mills, low, high, 19)
+    text.append(f"// Phi(-t) e^(t^2 / 2) (t + 3), of u = (t - 3) / (t + 3), t up to 14.5; 2^{error(mills, c, low, high):.1f}")
+    text.append(f"constexpr double kMills[] = {spelled(c)};")
+    return [*text, "", "}  // namespace hop::functions", ""]
+
+
+if __name__ == "__main__":
+    FILE.write_text("\n".join(lines()))
