@@ -115,5 +115,9 @@ def interpolated(table: Tensor, codes: Tensor) -> Tensor:
     at = floor_quotient(codes, 128)
     rest = codes - at * 128
     low, high = (table.index_select(0, (at + 256 + d).reshape(-1)).reshape(codes.shape) for d in (0, 1))
-    slope = (high - low + 32768).remainder(65536) - 32768  # held in 16 bits
-    return low + floor_quotient(slope * rest + 64, 128)
+    return _in_16_bits(low + floor_quotient(_in_16_bits(high - low) * rest + 64, 128))
+
+
+def _in_16_bits(x: Tensor) -> Tensor:
+    """What an int16 holds of x: of a table that falls or rises by half of the codes and more, the rest is lost."""
+    return (x + 32768).remainder(65536) - 32768

@@ -116,10 +116,16 @@ class TfliteTable(IntegerFunction):
         return table.index_select(0, (index - low).reshape(-1)).reshape(x.shape)
 
 
+_RAISED = (  # entries of TFLite's table that are one above the nearest number
+    4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45,
+    46, 49, 50, 54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135, 255
+)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteSigmoid(IntegerFunction):
     """sigmoid or tanh of int16 codes, by a straight line between entries of one table: sigmoid(n / 24), n from 0 to 255, in
-    units of 2^-16. The zero points are 0, the output's scale is 2^-15."""
+    units of 2^-16, 45 of them one above the nearest number, as TFLite's table has them. The zero points are 0, the output's scale is 2^-15."""
 
     function: str = "sigmoid"
 
@@ -173,5 +179,8 @@ def _multiplier(scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sigmoid_table(device: torch.device) -> Tensor:
-    n = torch.arange(256, device=device).to(torch.float64) / 24
-    return ((n.sigmoid() * 65536 + 0.5).floor()).clamp(max=65535).to(torch.int64)
+    n = torch.arange(256, device=device)
+    nearest = ((n.to(torch.float64) / 24).sigmoid() * 65536 + 0.5).floor().to(torch.int64)
+    for raised in _RAISED:
+        nearest = nearest + (n == raised).to(torch.int64)
+    return nearest

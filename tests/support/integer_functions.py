@@ -124,8 +124,11 @@ def lut_513(
 def lut_lookup(table: Sequence[int], code: int) -> int:
     at, rest = 256 + (code >> 7), code & 127
     slope = table[at + 1] - table[at]
-    slope = (slope + 32768) % 65536 - 32768
-    return table[at] + ((slope * rest + 64) >> 7)
+    return int16(table[at] + ((int16(slope) * rest + 64) >> 7))
+
+
+def int16(x: int) -> int:
+    return (x + 32768) % 65536 - 32768
 
 
 EXP_16 = lut_513(lambda x: f64(math.exp(x)), 10.0 / 65535, 32767, 2.0 / 65535, 0, f64)
@@ -245,12 +248,20 @@ def table_512(name: str, scale: float, zero: int, out_scale: float, out_zero: in
     return lut_513(FUNCTIONS[name], scale, zero, out_scale, out_zero)
 
 
+ABOVE = {  # places of TFLite's table with one more than the nearest
+    4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45,
+    46, 49, 50, 54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135
+}
+SIGMOIDS = [min(round(65536 / (1 + math.exp(-i / 24))) + (i in ABOVE), 65535) for i in range(255)] + [65535]
+SIGMOIDS_CRC = 3092212404  # of the published table, as little-endian uint16
+
+
 def sigmoid_16(name: str, code: int, scale: float) -> int:
     multiplier, shift = float(f32(scale)) * 4096.0 * 3.0, 0
     while multiplier <= 32767.0 / 2.0 and shift <= 30:
         multiplier, shift = multiplier * 2, shift + 1
     n = (code * int(multiplier) + (1 << (shift - 1) if shift else 0)) >> shift
-    table = [min(round(65536 / (1 + math.exp(-i / 24))), 65535) for i in range(256)]
+    table = SIGMOIDS
     if name == "sigmoid":
         at, rest = abs(n) >> 9, abs(n) & 511
         y = 0x7FFF << 10 if at >= 255 else (table[at] << 9) + rest * (table[at + 1] - table[at])
