@@ -9,8 +9,6 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hop.formats import INT8, UINT8
-from hop.scale_rules import Static
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,6 +16,8 @@ import hop
 from hop import Quantizer, presets
 from hop.impls.scaled import scaled_buffers
 from hop.numerics import functions, row_sums
+from hop.numerics.formats import E4M3, INT8, UINT8
+from hop.numerics.scale_rules import CurrentScaling, Static
 
 aten = torch.ops.aten
 STATIC = Quantizer(INT8, (-1,), Static(affine=True))
@@ -219,7 +219,7 @@ def test_not_finite_rows_are_as_attens() -> None:
     x = torch.zeros(5, 4)
     x[0, 1], x[1, 2], x[2] = math.nan, math.inf, -math.inf
     x[3, 0] = -math.inf
-    got = hop.scaled(aten.softmax.int, Quantizer(hop.formats.E4M3, (1, -1), hop.scale_rules.CurrentScaling()), x, -1)
+    got = hop.scaled(aten.softmax.int, Quantizer(E4M3, (1, -1), CurrentScaling()), x, -1)
     assert torch.equal(got.dequantize().isnan(), torch.softmax(x, -1).isnan())
 
 
