@@ -254,10 +254,11 @@ def scaled(
 
     Args:
         op: an operator overload: mm, bmm, addmm, baddbmm, matmul, linear, a convolution, embedding, or one that stands
-            between products (add, mul, cat, relu, pooling, views, ...).
+            between products (add, mul, cat, relu, gelu, softmax, layer_norm, pooling, views, ...).
         output: a floating-point dtype, or a Quantizer.
-        args, kwargs: the arguments of `op`, in its own order. At least one is a QuantizedTensor; the others are plain
-            floats. A bias may be int32, in units of the product of the scales.
+        args, kwargs: the arguments of `op`, in its own order. At least one is a QuantizedTensor, or, of what is no
+            product, the output a Quantizer; the others are plain floats. A product's bias may be int32, in units of the
+            product of the scales.
         output_scale, output_zero_point: for a Quantizer, what takes the place of its rule, as in hop.quantize.
 
     Returns:
@@ -266,7 +267,7 @@ def scaled(
 
     Raises:
         ValueError: `op` is none that has roles, or it does not take these operands together; or the scales do not fit.
-        TypeError: `output` or an argument has a dtype that it cannot have, or no argument is quantized.
+        TypeError: `output` or an argument has a dtype that it cannot have, or neither it nor an argument is quantized.
         RuntimeError: arguments that do not fit the schema of `op`, operands on different devices, or an error of `op`.
 
     Example:
