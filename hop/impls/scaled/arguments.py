@@ -8,11 +8,12 @@ from torch import Tensor
 
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, INDEX, LHS, RHS, SCALED
+from hop.dispatch.operators import BIAS, CONDITION, CONVOLUTION, EMBEDDING, INDEX, LHS, RHS, SCALED, TABLE
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled import meaning
 from hop.impls.scaled.calls import OUTPUT_NAMES, Call, by_sum, tensors, usage
+from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import is_transposed
 from hop.numerics import copies
@@ -98,6 +99,22 @@ def check(call: Call) -> Call:
     return call._replace(output_scale=scale, output_zero_point=zero_point)
 
 
+def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
+    """Raise unless an operand is quantized, or the output, of an operator that is no product."""
+    is_product = TABLE[op].product is not None or TABLE[op].family is EMBEDDING
+    if not is_product and not isinstance(output, torch.dtype):
+        return
+    given = zip((a.name for a in op._schema.arguments), args, strict=False)
+    found = [(name, x) for name, arg in given for x in tensors([arg])]
+    if found and all(isinstance(x, Tensor) and not is_quantized(x) for _, x in found):
+        names = " or ".join(dict.fromkeys(repr(name) for name, _ in found))
+        other = "" if is_product else ", give a Quantizer as output"
+        raise TypeError(
+            f"scaled: argument {names} of {op} must be a QuantizedTensor, got plain tensors; quantize one with "
+            f"hop.quantize{other}, or use {op} itself"
+        )
+
+
 def _check_roles(call: Call) -> None:
     names = [a.name for a in call.op._schema.arguments]
     found: list[tuple[str, Any]] = []
@@ -119,18 +136,11 @@ def _check_roles(call: Call) -> None:
                         f"scaled: argument {name!r} of {call.op} must be floating point{units}; got {x.dtype}; cast it "
                         "to torch.float32"
                     )
-            elif role != INDEX and x.dtype not in copies.APPEARANCES:
+            elif role not in (INDEX, CONDITION) and x.dtype not in copies.APPEARANCES:
                 raise TypeError(
                     f"scaled: argument {name!r} of {call.op} must be a QuantizedTensor or float16, bfloat16, float32 "
                     f"or float64, got {x.dtype}; quantize it with hop.quantize, or use hop.out_dtype for bare codes"
                 )
-    is_product = call.roles.product is not None or call.roles.family is EMBEDDING
-    if all(isinstance(x, Tensor) for _, x in found) and (is_product or isinstance(call.output, torch.dtype)):
-        given = " or ".join(dict.fromkeys(repr(name) for name, _ in found))
-        raise TypeError(
-            f"scaled: argument {given} of {call.op} must be a QuantizedTensor, got plain tensors; quantize one with "
-            f"hop.quantize{'' if is_product else ', give a Quantizer as output'}, or use {call.op} itself"
-        )
     check_devices("scaled", call.op, found)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import INDEX, MATRIX, RHS, TABLE, Operator, aten
+from hop.dispatch.operators import CONDITION, INDEX, MATRIX, RHS, TABLE, Operator, aten
 from hop.impls.quantize.arguments import fitting_scales
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
@@ -96,7 +96,7 @@ def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
             return [described(v, role) for v in x]
         if not isinstance(x, Operand | Tensor):
             return x
-        dtype = x.dtype if isinstance(x, Tensor) and role == INDEX else torch.float32
+        dtype = x.dtype if isinstance(x, Tensor) and role in (INDEX, CONDITION) else torch.float32
         return torch.empty(tuple(x.shape), dtype=dtype, device="meta")
 
     return list(op(*(described(x, TABLE[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)
