@@ -1,11 +1,11 @@
 """Numbers in fixed point, as gemmlowp computes with them: int64 tensors that hold the raw int32 numbers.
 
-A number with i integer bits is raw · 2^(i - 31). Products are rounded to the nearest, ties up; quotients by powers of two
-to the nearest, ties away from zero.
+A number with i integer bits is raw · 2^(i - 31). Products are rounded to the nearest, ties up; quotients by powers of
+two to the nearest, ties away from zero.
 
-Source: gemmlowp, fixedpoint/fixedpoint.h: SaturatingRoundingDoublingHighMul, RoundingDivideByPOT, exp_on_negative_values,
-one_over_one_plus_x_for_x_in_0_1. CountLeadingZeros and the tables of 513 entries are those of TFLite, kernels/internal/
-common.h.
+Source: gemmlowp, fixedpoint/fixedpoint.h: SaturatingRoundingDoublingHighMul, RoundingDivideByPOT,
+exp_on_negative_values, one_over_one_plus_x_for_x_in_0_1. CountLeadingZeros and the tables of 513 entries are those of
+TFLite, kernels/internal/ common.h.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,8 @@ def _exp_from_minus_a_quarter(x: Tensor) -> Tensor:
 
 
 def reciprocal_of_sum(x: Tensor) -> Tensor:
-    """1 / (1 + x) without integer bits, of x from 0 to 1 without them: three steps of Newton's, with two integer bits."""
+    """1 / (1 + x) without integer bits, of x from 0 to 1 without them: three steps of Newton's, with two integer
+    bits."""
     half = floor_quotient(x + 2**31, 2)
     y = FORTY_EIGHT_17THS + high_product(half, MINUS_THIRTY_TWO_17THS)
     for _ in range(3):

@@ -49,8 +49,8 @@ class IntegerFunction(Convention):
             return Codes(info.min, info.max, format)
         if not isinstance(format, Integer):
             raise TypeError(
-                f"{name}: format must be a format of integers or torch.int16, got {spelling.shown(format)}; give one such "
-                "as hop.formats.INT8"
+                f"{name}: format must be a format of integers or torch.int16, got {spelling.shown(format)}; give one "
+                "such as hop.formats.INT8"
             )
         return Codes(format.low, format.high, format.dtype)
 
@@ -59,8 +59,8 @@ class IntegerFunction(Convention):
         info = torch.iinfo(codes.dtype)
         if codes.dtype not in allowed or (codes.low, codes.high) != (info.min, info.max):
             raise ValueError(
-                f"{type(self).__name__}: format must hold all codes of {' or '.join(map(str, allowed))}, got {codes.low} to "
-                f"{codes.high} of {codes.dtype}; give such a format"
+                f"{type(self).__name__}: format must hold all codes of {' or '.join(map(str, allowed))}, got "
+                f"{codes.low} to {codes.high} of {codes.dtype}; give such a format"
             )
 
     def finished(self, y: Tensor, scale: Tensor, zero_point: Tensor | int, codes: Codes) -> Tensor:

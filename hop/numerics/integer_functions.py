@@ -11,8 +11,9 @@ hop.requantization, and a field of hop.scale_rules.Static as they are:
     IBertLayerNorm      of I-BERT: sums of codes and an integer square root
 
 What a runtime finds in floats while it prepares, such as a multiplier or a table, is found from the scales in the same
-dtype; everything else is exact on int64. `codes` takes codes of int8, uint8 or int16 (I-BERT's int32, too), one scale and
-one zero point of the whole tensor, and gives codes of `format`: a format of hop.formats, or torch.int16 for all its codes.
+dtype; everything else is exact on int64. `codes` takes codes of int8, uint8 or int16 (I-BERT's int32, too), one scale
+and one zero point of the whole tensor, and gives codes of `format`: a format of hop.formats, or torch.int16 for all its
+codes.
 """
 
 from hop.numerics.integer_convention import IntegerFunction

@@ -27,10 +27,10 @@ class IBertLayerNorm(IntegerFunction):
         d = isqrt(Σ floor(y / 2^shift)²) · 2^shift
         y = floor(y · floor(2^31 / d) / 2) + floor(bias / weight / (√n / 2^30))
 
-    in units of √n / 2^30 · weight, and requantized to the output's scale by a mantissa of 31 bits and a shift, ties to even.
-    `shift` keeps the sum of squares within 32 bits; I-BERT finds it while it calibrates. Codes of 8 bits need none up to
-    66,000 of them. There is no eps: a row without variance gives its bias. A channel whose weight is 0 gives 0, its bias is
-    lost. The scale of x cancels."""
+    in units of √n / 2^30 · weight, and requantized to the output's scale by a mantissa of 31 bits and a shift, ties to
+    even. `shift` keeps the sum of squares within 32 bits; I-BERT finds it while it calibrates. Codes of 8 bits need
+    none up to 66,000 of them. There is no eps: a row without variance gives its bias. A channel whose weight is 0 gives
+    0, its bias is lost. The scale of x cancels."""
 
     shift: int = 0
 
@@ -62,8 +62,8 @@ class IBertLayerNorm(IntegerFunction):
         for name, given in (("weight", weight), ("bias", bias)):
             if given is not None and tuple(given.shape) != (n,):
                 raise ValueError(
-                    f"IBertLayerNorm: {name} must have shape {(n,)}, got {tuple(given.shape)}; give one number for each "
-                    "code of a row"
+                    f"IBertLayerNorm: {name} must have shape {(n,)}, got {tuple(given.shape)}; give one number for "
+                    "each code of a row"
                 )
         wide = torch.float64
         unit = torch.full((), n, dtype=wide, device=x.device).sqrt() / 2.0**30

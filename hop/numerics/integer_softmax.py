@@ -1,10 +1,11 @@
 """softmax of codes, by three conventions. Sums are exact: they do not depend on any order.
 
-Sources: TFLite, kernels/internal/reference/softmax.h (Softmax, SoftmaxInt16), kernels/internal/common.h (GetReciprocal),
-kernels/internal/quantization_util.cc (PreprocessSoftmaxScaling, CalculateInputRadius), kernels/activations.cc
-(SoftmaxPrepare). TensorFlow, compiler/mlir/tosa/transforms/legalize_common.cc (convertSoftmaxOp), legalize_utils.cc
-(getTosaConst32bitSoftmaxExpTable), and the TOSA specification for MUL, TABLE and ARITHMETIC_RIGHT_SHIFT. Kim et al. 2021,
-"I-BERT: Integer-only BERT Quantization", and its code, quantization/utils/quant_modules.py (IntSoftmax).
+Sources: TFLite, kernels/internal/reference/softmax.h (Softmax, SoftmaxInt16), kernels/internal/common.h
+(GetReciprocal), kernels/internal/quantization_util.cc (PreprocessSoftmaxScaling, CalculateInputRadius),
+kernels/activations.cc (SoftmaxPrepare). TensorFlow, compiler/mlir/tosa/transforms/legalize_common.cc
+(convertSoftmaxOp), legalize_utils.cc (getTosaConst32bitSoftmaxExpTable), and the TOSA specification for MUL, TABLE and
+ARITHMETIC_RIGHT_SHIFT. Kim et al. 2021, "I-BERT: Integer-only BERT Quantization", and its code,
+quantization/utils/quant_modules.py (IntSoftmax).
 """
 
 from collections.abc import Mapping
@@ -45,15 +46,15 @@ class Softmax(IntegerFunction):
         format: Integer | torch.dtype,
         dim: int = -1,
     ) -> Tensor:
-        """The codes of softmax along `dim`. The zero point of x cancels. The runtimes store shares in units of their own,
-        which output_scale and output_zero_point are to be: `output_units` says which."""
+        """The codes of softmax along `dim`. The zero point of x cancels. The runtimes store shares in units of their
+        own, which output_scale and output_zero_point are to be: `output_units` says which."""
         codes = self.check(x, scale, output_scale, format)
         self.check_codes(x.dtype, codes)
         size = x.shape[dim] if x.dim() else 1
         if self.longest is not None and x.dtype != torch.int16 and isinstance(size, int) and size > self.longest:
             raise ValueError(
-                f"{type(self).__name__}: dimension {dim} must have at most {self.longest} elements, whose sum fits 32 bits; "
-                f"got {size}; take IBertSoftmax or Division()"
+                f"{type(self).__name__}: dimension {dim} must have at most {self.longest} elements, whose sum fits 32 "
+                f"bits; got {size}; take IBertSoftmax or Division()"
             )
         wide = x.to(torch.int64)
         steps = wide - wide.amax(dim, keepdim=True) if x.numel() else wide  # 0 and below
@@ -83,8 +84,8 @@ class TfliteSoftmax(Softmax):
     """softmax as TFLite's reference kernels compute it, for `beta` · x.
 
     8 bits, to 8 or 16: x less the largest of its row, in fixed point with five integer bits, exp of it without, the sum
-    with twelve, the reciprocal by Newton's division; scale 1/256 and zero point -128 (0 for uint8), or 1/65536 and -32768.
-    16 bits: exp and 1/(1 + x) by tables of 513 entries, scale 1/32768, zero point 0.
+    with twelve, the reciprocal by Newton's division; scale 1/256 and zero point -128 (0 for uint8), or 1/65536 and
+    -32768. 16 bits: exp and 1/(1 + x) by tables of 513 entries, scale 1/32768, zero point 0.
 
     TFLite stops where a row of 8 bits sums to 512 times its largest element or more, and where beta · scale is 2^-26 or
     less; here such sums go on in the same way, up to rows of 4096, and such scales count as that one."""
@@ -204,12 +205,12 @@ def _shifted_up(x: Tensor, bits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IBertSoftmax(Softmax):
-    """softmax as I-BERT computes it: with q = floor(x / -ln 2) halvings and the rest r, exp is a polynomial of degree two
-    of r, shifted by q; it is requantized to 16 bits, whose largest code is `exp_max`, and a share is exp · floor(2^32 / sum)
-    in units of 1/256, rounded down.
+    """softmax as I-BERT computes it: with q = floor(x / -ln 2) halvings and the rest r, exp is a polynomial of degree
+    two of r, shifted by q; it is requantized to 16 bits, whose largest code is `exp_max`, and a share is exp ·
+    floor(2^32 / sum) in units of 1/256, rounded down.
 
-    In the paper's code a model in evaluation holds `exp_max`, found while it was calibrated; near 1, which is exp(0). The
-    polynomial's coefficients are the code's. Integers are exact here, where that code simulates them in float32 and
+    In the paper's code a model in evaluation holds `exp_max`, found while it was calibrated; near 1, which is exp(0).
+    The polynomial's coefficients are the code's. Integers are exact here, where that code simulates them in float32 and
     float64. Scales below 2^-14, whose polynomial does not fit 32 bits, count as 2^-14."""
 
     exp_max: float = 1.0

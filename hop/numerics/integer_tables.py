@@ -54,8 +54,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: x * _sigmoid(x),
     "tanh": _tanh,
 }
-"""What TfliteTable tabulates, by name: from float32 tensors to float32 tensors, each operation rounded. A function that is
-added here can be named, too."""
+"""What TfliteTable tabulates, by name: from float32 tensors to float32 tensors, each operation rounded. A function that
+is added here can be named, too."""
 
 _OPERATORS = {
     "elu": _aten.elu.default,
@@ -72,10 +72,10 @@ _OPERATORS = {
 class TfliteTable(IntegerFunction):
     """`function`, a name in FUNCTIONS, by the tables that TFLite builds of it when it prepares.
 
-    8 bits: of all 256 codes; each dequantized, put through the function and multiplied by the reciprocal of the output's
-    scale, in float32, and rounded to the nearest, ties away from zero. 16 bits: of 513 codes, 128 apart, with a straight
-    line between each two. TFLite uses them for elu, exp, gelu, sigmoid and tanh of 8 bits, and for exp and gelu of 16;
-    sigmoid and tanh of 16 bits are TfliteSigmoid. It takes one dtype for codes of both sides."""
+    8 bits: of all 256 codes; each dequantized, put through the function and multiplied by the reciprocal of the
+    output's scale, in float32, and rounded to the nearest, ties away from zero. 16 bits: of 513 codes, 128 apart, with
+    a straight line between each two. TFLite uses them for elu, exp, gelu, sigmoid and tanh of 8 bits, and for exp and
+    gelu of 16; sigmoid and tanh of 16 bits are TfliteSigmoid. It takes one dtype for codes of both sides."""
 
     function: str = "gelu"
 
@@ -117,15 +117,58 @@ class TfliteTable(IntegerFunction):
 
 
 _RAISED = (  # entries of TFLite's table that are one above the nearest number
-    4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45,
-    46, 49, 50, 54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135, 255
+    4,
+    8,
+    12,
+    14,
+    15,
+    16,
+    17,
+    19,
+    20,
+    21,
+    22,
+    25,
+    27,
+    28,
+    29,
+    30,
+    31,
+    33,
+    34,
+    35,
+    37,
+    39,
+    40,
+    41,
+    43,
+    44,
+    45,
+    46,
+    49,
+    50,
+    54,
+    62,
+    63,
+    64,
+    66,
+    82,
+    86,
+    93,
+    100,
+    103,
+    112,
+    116,
+    135,
+    255,
 )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteSigmoid(IntegerFunction):
-    """sigmoid or tanh of int16 codes, by a straight line between entries of one table: sigmoid(n / 24), n from 0 to 255, in
-    units of 2^-16, 45 of them one above the nearest number, as TFLite's table has them. The zero points are 0, the output's scale is 2^-15."""
+    """sigmoid or tanh of int16 codes, by a straight line between entries of one table: sigmoid(n / 24), n from 0 to
+    255, in units of 2^-16, 45 of them one above the nearest number, as TFLite's table has them. The zero points are 0,
+    the output's scale is 2^-15."""
 
     function: str = "sigmoid"
 
@@ -168,8 +211,8 @@ class TfliteSigmoid(IntegerFunction):
 
 
 def _multiplier(scale: Tensor) -> tuple[Tensor, Tensor]:
-    """What takes a code to units of 1 / (3 · 4096), as a number of 15 bits and a shift. For scales of 2^-12 and 2^-11 it
-    is exact, 3 and 6."""
+    """What takes a code to units of 1 / (3 · 4096), as a number of 15 bits and a shift. For scales of 2^-12 and 2^-11
+    it is exact, 3 and 6."""
     wide = scale.to(torch.float64) * (4096.0 * 3.0)
     shift = torch.zeros_like(wide, dtype=torch.int64)
     for _ in range(31):

@@ -49,9 +49,9 @@ __all__ = [
 class Static(Rule):
     """No rule: the caller always gives the scale, and the zero point if the format is used with one.
 
-    `requantize` says how hop.scaled goes from an exact integer sum to codes (hop.requantization), or from codes to those of
-    a function of them (hop.integer_functions); quantize itself divides by the scale, or,
-    for Reciprocal, multiplies by its reciprocal."""
+    `requantize` says how hop.scaled goes from an exact integer sum to codes (hop.requantization), or from codes to
+    those of a function of them (hop.integer_functions); quantize itself divides by the scale, or, for Reciprocal,
+    multiplies by its reciprocal."""
 
     affine: bool = False
     requantize: Convention = Division()

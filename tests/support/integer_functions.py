@@ -1,4 +1,5 @@
-"""Integer functions once more, in Python's own integers, one number at a time; and floats of numpy where a runtime prepares.
+"""Integer functions once more, in Python's own integers, one number at a time; and floats of numpy where a runtime
+prepares.
 
 Written from what TFLite, TensorFlow's legalization to TOSA, gemmlowp and I-BERT publish; hop is not asked how.
 """
@@ -85,7 +86,9 @@ def exp_table(scale: float, beta: float) -> list[int]:
     return [exp_on_negative(doubling_high_product(-n << shift, fixed)) if n <= radius else 0 for n in range(256)]
 
 
-def tflite_8(row: Sequence[int], scale: float, beta: float, low: int, bits: int, table: list[int] | None = None) -> list[int]:
+def tflite_8(
+    row: Sequence[int], scale: float, beta: float, low: int, bits: int, table: list[int] | None = None
+) -> list[int]:
     table = table or exp_table(scale, beta)
     exp = [table[max(row) - x] for x in row]
     total = sum(divide_by_power(e, 12) for e in exp)
@@ -248,10 +251,12 @@ def table_512(name: str, scale: float, zero: int, out_scale: float, out_zero: in
     return lut_513(FUNCTIONS[name], scale, zero, out_scale, out_zero)
 
 
+# fmt: off
 ABOVE = {  # places of TFLite's table with one more than the nearest
     4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45,
     46, 49, 50, 54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135
 }
+# fmt: on
 SIGMOIDS = [min(round(65536 / (1 + math.exp(-i / 24))) + (i in ABOVE), 65535) for i in range(255)] + [65535]
 SIGMOIDS_CRC = 3092212404  # of the published table, as little-endian uint16
 

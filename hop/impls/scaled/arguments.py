@@ -12,12 +12,13 @@ from hop.dispatch.operators import BIAS, CONDITION, CONVOLUTION, EMBEDDING, INDE
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled import meaning
-from hop.impls.scaled.calls import OUTPUT_NAMES, Call, by_sum, tensors, usage
+from hop.impls.scaled.calls import OUTPUT_NAMES, Call, by_sum, integer_function, is_integer, tensors, usage
 from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import is_transposed
 from hop.numerics import copies
 from hop.numerics.formats import Codebook, Float, Integer
+from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 
@@ -88,6 +89,8 @@ def check(call: Call) -> Call:
                     "out, or give a Quantizer"
                 )
         return call
+    if (convention := integer_function(call.output)) is not None:
+        _check_integers(call, convention)
     if by_sum(call.output) and (reason := meaning.exact_declines(call)) is not None:
         raise ValueError(
             f"scaled: output {call.output} is found from an exact integer sum, but {reason}; use "
@@ -153,6 +156,22 @@ def check_devices(caller: str, op: OpOverload, operands: Sequence[tuple[str, Any
                 f"{caller}: all tensors must be on one device, but argument {first!r} of {op} is on {one.device} "
                 f"and {name!r} on {other.device}; move one of them"
             )
+
+
+def _check_integers(call: Call, convention: IntegerFunction) -> None:
+    """Raise unless the output's convention of integers computes the operator, of codes with one scale."""
+    if not convention.takes(call.op, call.kwargs):
+        raise ValueError(
+            f"scaled: output {call.output} computes no {call.op} with {call.kwargs}; take a convention of "
+            "hop.integer_functions that does, or of hop.requantization for a product"
+        )
+    x = call.args[0]
+    whole = is_integer(x) and copies.ROWWISE in x.usages and all(b == -1 for b in x.quantizer.block)
+    if not whole:
+        raise ValueError(
+            f"scaled: output {call.output} is found from integers with one scale, got {_described(x)}; quantize it by "
+            "one such as hop.presets.INT8_TENSOR"
+        )
 
 
 def _check_product(call: Call) -> None:

@@ -11,6 +11,7 @@ from hop.dispatch.operand import Operand
 from hop.dispatch.operators import CONDITION, INDEX, MATRIX, RHS, TABLE, Operator, aten
 from hop.impls.quantize.arguments import fitting_scales
 from hop.numerics import copies
+from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 
 Output = torch.dtype | Quantizer
@@ -78,6 +79,12 @@ def by_sum(output: Output) -> bool:
     """Whether the output is found from the integer sum, and not from the float that it stands for."""
     convention = output.scale.requantization if isinstance(output, Quantizer) else None
     return convention is not None and convention.exact
+
+
+def integer_function(output: Output) -> IntegerFunction | None:
+    """The convention of integers by which the output is found from codes; None where it is found otherwise."""
+    convention = output.scale.requantization if isinstance(output, Quantizer) else None
+    return convention if isinstance(convention, IntegerFunction) else None
 
 
 def fitted(call: Call, shape: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
