@@ -109,6 +109,10 @@ def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
         return
     given = zip((a.name for a in op._schema.arguments), args, strict=False)
     found = [(name, x) for name, arg in given for x in tensors([arg])]
+    others = (INDEX, CONDITION, BIAS)
+    operands = [x for i, arg in enumerate(args) if TABLE[op].role(i) not in others for x in tensors([arg])]
+    if not all(x.dtype in copies.APPEARANCES for x in operands):
+        return  # _check_roles has more to say
     if found and all(isinstance(x, Tensor) and not is_quantized(x) for _, x in found):
         names = " or ".join(dict.fromkeys(repr(name) for name, _ in found))
         other = "" if is_product else ", give a Quantizer as output"
