@@ -14,6 +14,7 @@ Sources: Jacob et al. 2018, "Quantization and Training of Neural Networks for Ef
 Inference"; Krishnamoorthi 2018, section 3.2.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -111,12 +112,14 @@ class FoldedBatchNorm(nn.Module):
         scales: Scales | None,
         dim: int,
         features: int,
+        watched: Callable[[Any], Any],
     ) -> Any:
         """The result of a layer, of an input, its own weight and bias, with the statistics of the batch.
 
         Args:
             dim: of the weight, along which its output channels are.
             features: how many dimensions one example of a result has, the first its channels.
+            watched: what sees the result of the product, and returns it.
         """
         x, weight, bias, *options = args
         seen = dequantize(x) if isinstance(x, QuantizedTensor) else x
@@ -125,7 +128,7 @@ class FoldedBatchNorm(nn.Module):
         fold = self._multiplier(running)
         folded = (weight.to(fold.dtype) * _along(fold, weight.dim(), dim, weight)).to(weight.dtype)
         given = None if scales is None else scales._replace(output=None, output_zero_point=None)
-        z = quantized(op, replace(scheme, output=None), x, folded, None, *options, scales=given)
+        z = watched(quantized(op, replace(scheme, output=None), x, folded, None, *options, scales=given))
         at = z.dim() - features
         shift = self._shift(bias, mean, self._multiplier(sigma))
         y = z.to(fold.dtype) * _spread(running / sigma, z.dim(), at) + _spread(shift, z.dim(), at)

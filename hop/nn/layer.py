@@ -121,6 +121,10 @@ class Layer(StoredWeight):
     def fold(self, norm: FoldedBatchNorm) -> None:
         """Compute what `norm` makes of the result, too."""
         self._norms = (norm,)
+        state = self.scales[WEIGHT] if WEIGHT in self.scales else None
+        if isinstance(state, StaticScale):  # it was that of the weight alone
+            state.ready = False
+            self.set_weight_scale()
 
     def folded_weight(self) -> Any:
         """The weight that it quantizes: with the batch norm that is folded into it, by the running statistics."""
@@ -264,10 +268,13 @@ class Layer(StoredWeight):
             y = self._run(op, scheme, args, given)
         else:
             scales = None if given is _NO_SCALES else given
-            y = batch.product_of_batch(op, scheme, args, scales, self.channels_dim, self.example_dims)
-        if given.grad is None:
-            return y
-        gradient = self.scales[GRADIENT]
+            dims = self.channels_dim, self.example_dims
+            return batch.product_of_batch(op, scheme, args, scales, *dims, lambda z: self._watched(z, given))
+        return self._watched(y, given)
+
+    def _watched(self, y: Any, given: Scales) -> Any:
+        """The result of a product. The amax of its gradient is recorded, where the scheme asks for that."""
+        gradient = None if given.grad is None else self.scales[GRADIENT]
         return gradient.watch(y) if isinstance(gradient, AmaxHistory) else y
 
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
