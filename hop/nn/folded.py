@@ -2,13 +2,15 @@
 
     m = gamma / sqrt(var + eps)         w_fold = w · m         b_fold = (b - mean) · m + beta
 
-each operation rounded to the dtype of the statistics, float32. Once the statistics are frozen, and in eval mode, a layer
-multiplies w_fold, quantized, and adds b_fold: what it does when it is frozen and exported, to the bit. Before, it trains
-with the mean and variance of the batch, those of the product of floats, and the running ones follow them:
+each operation rounded to the dtype of the statistics, float32. Quotients and roots, rather than rsqrt, for these are
+correctly rounded everywhere. Once the statistics are frozen, and in eval mode, a layer multiplies w_fold, quantized, and
+adds b_fold: what it does when it is frozen and exported, to the bit. Before, it trains with the mean and variance of the
+batch, those of the product of floats. The running ones take their step first, and
 
-    y = op(x, w · (gamma / sigma_running)) · (sigma_running / sigma_batch) + (b - mean_batch) · (gamma / sigma_batch) + beta
+    y = op(x, w · (gamma / sigma_running)) · (sigma_running / sigma_batch) + shift
+    shift = (b - mean_batch) · (gamma / sigma_batch) + beta
 
-of which the product is the scheme's. The weight that is quantized does not change with the batch.
+of which the product is the scheme's. The weight that is quantized changes with the running statistics alone.
 
 Sources: Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference"; Krishnamoorthi 2018, section 3.2.
@@ -48,6 +50,10 @@ class FoldedBatchNorm(nn.Module):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         of: Any = norm
+        if of.running_mean is None:
+            raise ValueError(
+                "hop.nn.FoldedBatchNorm: norm must have running statistics, got track_running_stats=False; leave it out"
+            )
         self.num_features, self.eps, self.momentum = of.num_features, of.eps, of.momentum
         self.statistics_frozen, self.ended = False, False
         for name in ("weight", "bias"):
@@ -161,8 +167,8 @@ class FoldedBatchNorm(nn.Module):
         count = y.numel() // max(y.shape[at], 1)
         if count < 2:
             raise ValueError(
-                f"hop.nn.FoldedBatchNorm: the statistics of a batch need two values of each channel or more, got {count}"
-                f" in a result of {tuple(y.shape)}; give a larger batch, or freeze_statistics_() before"
+                "hop.nn.FoldedBatchNorm: the statistics of a batch need two values of each channel or more, got "
+                f"{count} in a result of {tuple(y.shape)}; give a larger batch, or freeze_statistics_() before"
             )
         dims = [d for d in range(y.dim()) if d != at]
         var, mean = torch.var_mean(y.to(self.running_var.dtype), dims, correction=0)

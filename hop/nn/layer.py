@@ -121,7 +121,7 @@ class Layer(StoredWeight):
     def fold(self, norm: FoldedBatchNorm) -> None:
         """Compute what `norm` makes of the result, too."""
         self._norms = (norm,)
-        state = self.scales[WEIGHT] if WEIGHT in self.scales else None
+        state = dict(self.scales).get(WEIGHT)
         if isinstance(state, StaticScale):  # it was that of the weight alone
             state.ready = False
             self.set_weight_scale()
