@@ -162,7 +162,7 @@ class TestFinding(unittest.TestCase):
 
     def test_names_where_nothing_can_be_traced(self):
         model = hop.nn.convert(Branching(), schemes.INT8_DYNAMIC)
-        with pytest.raises(ValueError, match="cannot trace.*give pairs"):
+        with pytest.raises(ValueError, match=r"cannot trace.*give pairs"):
             hop.nn.fold_batch_norms(model)
         assert hop.nn.fold_batch_norms(model, [("conv1", "bn1"), ("conv2", "bn2")]).folded == 2
 
