@@ -4,8 +4,8 @@
 
 each operation rounded to the dtype of the statistics, float32. Quotients and roots, rather than rsqrt, for these are
 correctly rounded everywhere. Once the statistics are frozen, and in eval mode, a layer multiplies w_fold, quantized,
-and adds b_fold: what it does when it is frozen and exported, to the bit. Before, it trains with the mean and variance of
-the batch, those of the product of floats. The running ones take their step first, and
+and adds b_fold: what it does when it is frozen and exported, to the bit. Before, it trains with the mean and variance
+of the batch, those of the product of floats. The running ones take their step first, and
 
     y = op(x, w · (gamma / sigma_running)) · (sigma_running / sigma_batch) + shift
     shift = (b - mean_batch) · (gamma / sigma_batch) + beta
