@@ -141,7 +141,7 @@ class FoldedBatchNorm(nn.Module):
         y = y.to(z.dtype)
         if scheme.output is None:
             return y
-        own = {} if scales is None else {"scale": scales.output, "zero_point": scales.output_zero_point}
+        own: dict[str, Any] = {} if scales is None else {"scale": scales.output, "zero_point": scales.output_zero_point}
         return quantize(scheme.output, y, **own)
 
     def _running_sigma(self) -> Tensor:

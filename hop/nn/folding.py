@@ -69,7 +69,9 @@ def fold_batch_norms(model: nn.Module, pairs: Sequence[tuple[str, str]] | None =
     if not isinstance(model, nn.Module):
         raise not_a_model("fold_batch_norms", model)
     modules = dict(modules_of(model, every_name=True))
-    norms = {name: m for name, m in modules_of(model) if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    norms: dict[str, nn.Module] = {
+        name: m for name, m in modules_of(model) if isinstance(m, nn.modules.batchnorm._BatchNorm)
+    }
     reasons: dict[str, str] = {}
     if pairs is None:
         found, reasons = _traced(model, norms)
