@@ -2,6 +2,7 @@
 
 import copy
 import unittest
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,19 @@ class TestDeployed(unittest.TestCase):
             program = torch.export.export(model, (x,))
             assert differing(program.module()(x), y) == 0
             assert differing(program.run_decompositions(hop.decompositions()).module()(x), y) == 0
+
+    def test_results_that_are_codes(self):
+        torch.manual_seed(0)
+        scheme = replace(schemes.INT8_STATIC, output=hop.presets.INT8_TENSOR_STATIC_AFFINE)
+        model: Any = hop.nn.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), scheme)
+        hop.nn.fold_batch_norms(model)
+        x = torch.randn(8, 3, 9, 9)
+        hop.nn.calibrate(model, [x], progress=False)
+        hop.dequantize(model(x)).square().mean().backward()
+        assert all(p.grad is not None for p in model.parameters())
+        hop.nn.freeze_statistics_(model)
+        y = hop.dequantize(model(x))
+        assert torch.equal(hop.dequantize(hop.nn.freeze(model.eval())(x)), y)
 
     def test_near_the_unfused_model(self):
         """Phase 1 is quantization-aware training of the float model; the statistics are PyTorch's."""
