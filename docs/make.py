@@ -18,6 +18,7 @@ from docs import (
     diagrams,
     distributed_tables,
     export_tables,
+    function_tables,
     gpu_tables,
     migrating_tables,
     module_tables,
@@ -26,8 +27,9 @@ from docs import (
 )
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
 from hop.compat import patches, versions
-from hop.dispatch.operators import ADD, CONCATENATE, CONVOLUTION, EMBEDDING, MATRIX, MEAN, MULTIPLY, SCALED
+from hop.dispatch.operators import CONVOLUTION, EMBEDDING, MATRIX, SCALED
 from hop.export.rewrite import encodings
+from hop.export.rewrite.integer import VALUES
 from hop.numerics.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
 from hop.numerics.presets import PRESETS
 from hop.numerics.quantizer import Quantizer
@@ -106,13 +108,13 @@ def scaled_operators() -> str:
 
 def integer_operators() -> str:
     """What to_integer makes of operators, by what they are."""
-    floats, left = (MATRIX, CONVOLUTION, EMBEDDING), (MULTIPLY, ADD, MEAN, CONCATENATE)
+    floats = (MATRIX, CONVOLUTION, EMBEDDING)
     found: dict[str, list[str]] = {}
     for op, roles in SCALED.items():
         found.setdefault(roles.family.name, []).append(f"`{str(op).removeprefix('aten.')}`")
     rows = []
     for family in dict.fromkeys(roles.family for roles in SCALED.values()):
-        plain = "scaled, floats" if family in floats else "left" if family in left else "codes, by the same scale"
+        plain = "scaled, floats" if family in floats else "codes, by the same scale" if family in VALUES else "left"
         rows.append([family.name, " ".join(sorted(found[family.name])), "scaled, codes", plain])
     return pages.table([["", "operators", "where all that reads the result quantizes it", "elsewhere"], *rows])
 
@@ -424,6 +426,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "export.md": {": operators": integer_operators, ": encodings": encodings_read, **export_tables.TABLES},
     "gallery.md": {"": gallery},
     "gpu.md": gpu_tables.TABLES,
+    "integer_functions.md": function_tables.TABLES,
     "migrating.md": migrating_tables.TABLES,
     "numerics.md": {"": formats},
     "optimizers_runs.md": optimizers_tables.TABLES,

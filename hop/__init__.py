@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from hop.numerics import calibration as calibration
     from hop.numerics import formats as formats
     from hop.numerics import hadamard as hadamard
+    from hop.numerics import integer_functions as integer_functions
     from hop.numerics import layouts as layouts
     from hop.numerics import requantization as requantization
     from hop.numerics import scale_rules as scale_rules

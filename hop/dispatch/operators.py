@@ -5,7 +5,8 @@ An operator has a family, which says what it means, and its arguments have roles
 lhs, rhs    the factors of a product; the summed dimension of each
 bias        added to the result, in real numbers, or in units of the product of scales if it holds int32
 other       an argument that may be quantized, of an operator that is no product
-index       says where or which, and stays as it is
+index       says where, and stays as it is
+condition   says which of two, and stays as it is
 ""          no tensor
 
 A family that scaled runs is a row here, whose operators have roles, and the file that it names, in
@@ -23,7 +24,7 @@ from hop.dispatch.gated import GELU_MUL, SILU_MUL
 
 aten = torch.ops.aten
 
-LHS, RHS, BIAS, OTHER, INDEX = "lhs", "rhs", "bias", "other", "index"
+LHS, RHS, BIAS, OTHER, INDEX, CONDITION = "lhs", "rhs", "bias", "other", "index", "condition"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ TABLE: dict[OpOverload, Operator] = {
     aten.div.Tensor: Operator(DIVIDE, _TWO),
     aten.div.Scalar: Operator(DIVIDE, _ONE),
     **dict.fromkeys((aten.maximum.default, aten.minimum.default), Operator(CHOICE, _TWO)),
-    aten.where.self: Operator(CHOICE, (INDEX, OTHER, OTHER)),
+    aten.where.self: Operator(CHOICE, (CONDITION, OTHER, OTHER)),
     **dict.fromkeys(
         (
             *(aten.exp.default, aten.exp2.default, aten.log.default, aten.tanh.default, aten.erf.default),

@@ -11,6 +11,7 @@ kinds.py        which layer takes the place of which
 conversion.py   from a float model to a quantized one, and back
 calibration.py  static scales from data
 report.py       what became of each of a model's parameters
+folded.py       batch norms that layers compute; folding.py finds them
 freezing.py     weights as codes
 reminder.py     a word to somebody who forgot that
 sharing.py      inputs that several layers read, quantized once; siblings.py finds such layers
@@ -36,6 +37,10 @@ from hop.nn.convolutions import ConvTranspose3d as ConvTranspose3d
 from hop.nn.delayed import AmaxHistory as AmaxHistory
 from hop.nn.delayed import advance as advance
 from hop.nn.delayed import advance_after as advance_after
+from hop.nn.folded import FoldedBatchNorm as FoldedBatchNorm
+from hop.nn.folding import FoldReport as FoldReport
+from hop.nn.folding import fold_batch_norms as fold_batch_norms
+from hop.nn.folding import freeze_statistics_ as freeze_statistics_
 from hop.nn.freezing import freeze as freeze
 from hop.nn.gathering import bytes_gathered as bytes_gathered
 from hop.nn.gathering import gather_as_codes as gather_as_codes
@@ -59,6 +64,8 @@ __all__ = [
     "ConvTranspose2d",
     "ConvTranspose3d",
     "Embedding",
+    "FoldReport",
+    "FoldedBatchNorm",
     "Layer",
     "Linear",
     "MasterWeight",
@@ -71,7 +78,9 @@ __all__ = [
     "calibrate",
     "convert",
     "float_state_dict",
+    "fold_batch_norms",
     "freeze",
+    "freeze_statistics_",
     "gather_as_codes",
     "hold_weights",
     "prepare",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hop.impls.quantize import dequantize
 from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
+from hop.nn.folded import FROZEN
 from hop.nn.holders import hold, kind_of
 from hop.nn.kinds import LAYERS, LEFT
 from hop.nn.layer import Layer, modules_of, not_a_model
@@ -122,7 +123,7 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return {
         key: dequantize(value) if isinstance(value, QuantizedTensor) else value
         for key, value in model.state_dict().items()
-        if not key.startswith(own)
+        if not key.startswith(own) and key.rpartition(".")[2] != FROZEN
     }
 
 

@@ -78,6 +78,7 @@ class _Transposed(Layer, ConvTransposeNd):
     """What ConvTranspose1d, 2d and 3d share."""
 
     is_packable = False  # the native kernels have none
+    channels_dim = 1
     op: OpOverload
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:

@@ -88,7 +88,8 @@ def _identity(layer: Layer) -> tuple[Any, ...]:
     if layer.frozen:
         return (id(layer.weight),)
     state = _state(layer)
-    return id(layer.weight), str(_quantizer(layer)), None if state is None else id(state)
+    others = (None if x is None else id(x) for x in (state, layer.norm))
+    return id(layer.weight), str(_quantizer(layer)), *others
 
 
 def _codes(layer: Layer) -> Any:
@@ -101,4 +102,4 @@ def _codes(layer: Layer) -> Any:
         given = {"scale": state.scale.detach()}
         if state.zero_point is not None:
             given["zero_point"] = state.zero_point.detach()
-    return quantize(_quantizer(layer), layer.weight.detach(), **given)
+    return quantize(_quantizer(layer), layer.folded_weight().detach(), **given)

@@ -102,6 +102,8 @@ def _quantizer(name: str, layer: Layer) -> Quantizer:
         why = "save_original=True needs the weight itself; take save_original=False"
     elif isinstance(layer.weight, MasterWeight):
         why = "it is prepared already; call it once"
+    elif layer.norm is not None:
+        why = "it quantizes its weight with a batch norm folded in; call fully_shard without gather_as_codes"
     elif layer.weight.dim() < 2:
         why = f"its weight has no rows, {tuple(layer.weight.shape)}"
     if why is not None:

@@ -20,6 +20,7 @@ from hop.impls.quantized import Scales, quantized
 from hop.nn import master, reminder
 from hop.nn.contexts import FIELDS, GRADIENT, INPUT, OUTPUT, ROLES, WEIGHT, SchemeNeeds, active
 from hop.nn.delayed import AmaxHistory
+from hop.nn.folded import FoldedBatchNorm
 from hop.nn.sharing import SharedInput
 from hop.nn.static import StaticScale
 from hop.nn.stored import StoredWeight
@@ -51,8 +52,11 @@ class Layer(StoredWeight):
     is_packable: ClassVar[bool] = True  # whether products read the weight
     reads_packed: ClassVar[bool] = False  # whether it takes the packed weight of a layer that it shares one with
     example_dims: int  # the dimensions of one example of its input
+    channels_dim: ClassVar[int] = 0  # the dimension of the weight that the output channels lie along
     # Its attributes beside those of the float layer.
-    added: ClassVar[tuple[str, ...]] = tuple("learn_scales frozen calibrating packs shared_input scales _own".split())
+    added: ClassVar[tuple[str, ...]] = tuple(
+        "learn_scales frozen calibrating packs shared_input scales _own _norms".split()
+    )
 
     def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -82,7 +86,16 @@ class Layer(StoredWeight):
 
     def to_float(self) -> nn.Module:
         """The float layer, with the very Parameters, hooks and settings of this one; in the place of a frozen weight a
-        new Parameter of the numbers that it stands for. The state of scales is left out."""
+        new Parameter of the numbers that it stands for. The state of scales is left out.
+
+        Raises:
+            RuntimeError: a batch norm is folded into it, without which it computes something else.
+        """
+        if self.norm is not None:
+            raise RuntimeError(
+                f"hop.nn.{type(self).__name__}: a batch norm is folded into it, which the float layer would lack; call "
+                "hop.nn.freeze(model) before, or load hop.nn.float_state_dict(model) into the float model"
+            )
         result = self.float_type.__new__(self.float_type)
         for name, value in self.__dict__.items():
             if name not in self.added:
@@ -96,8 +109,27 @@ class Layer(StoredWeight):
         """What follows the constructor of the float layer: the attributes that `added` lists."""
         self.learn_scales, self.frozen, self.calibrating, self.packs = learn_scales, False, False, False
         self.shared_input: SharedInput | None = None
+        self._norms: tuple[FoldedBatchNorm, ...] = ()  # in a tuple, for it is a module in another place of the model
         self.scales = {}
         self.scheme = scheme
+
+    @property
+    def norm(self) -> FoldedBatchNorm | None:
+        """The batch norm that is folded into it."""
+        return self._norms[0] if self._norms else None
+
+    def fold(self, norm: FoldedBatchNorm) -> None:
+        """Compute what `norm` makes of the result, too."""
+        self._norms = (norm,)
+        state = dict(self.scales).get(WEIGHT)
+        if isinstance(state, StaticScale):  # it was that of the weight alone
+            state.ready = False
+            self.set_weight_scale()
+
+    def folded_weight(self) -> Any:
+        """The weight that it quantizes: with the batch norm that is folded into it, by the running statistics."""
+        norm = self.norm
+        return self.weight if norm is None else norm.weight_of(self.weight, self.channels_dim)
 
     @property
     def scheme(self) -> Scheme:
@@ -146,11 +178,27 @@ class Layer(StoredWeight):
     def take_frozen(self, weight: nn.Parameter, packs: bool) -> None:
         """Compute with `weight`, quantized, from now on, in the scheme that is active, outside of its context too.
         `packs` says whether it is to lie as products read it fastest, wherever the layer goes."""
+        if self.norm is not None:
+            self._take_bias(self.norm.bias_of(self.bias, self.weight.dtype).detach())
         if not self.frozen:
             self._own, self.frozen = self.plan(), True
         self.weight, self.packs = weight, packs
         if WEIGHT in self.scales:
             del self.scales[WEIGHT]
+
+    def _take_bias(self, bias: Tensor) -> None:
+        """Be the layer that it has become with its batch norm, which is one no longer."""
+        norm = self.norm
+        assert norm is not None
+        norm.end()
+        self._norms = ()
+        self.bias: Any = nn.Parameter(bias, requires_grad=False)
+
+    def prepare_loading(self, state_dict: dict[str, Any], key: str, assigns: bool) -> None:
+        bias = state_dict.get(f"{key.removesuffix(WEIGHT)}bias")
+        if self.norm is not None and assigns and isinstance(state_dict.get(key), QuantizedTensor) and bias is not None:
+            self._take_bias(bias)  # the file is of a layer that was frozen with its batch norm
+        super().prepare_loading(state_dict, key, assigns)
 
     def frozen_quantizer(self) -> Quantizer | None:
         """By which the weight is quantized when it is frozen; None where the scheme leaves it in floats."""
@@ -164,7 +212,7 @@ class Layer(StoredWeight):
         state = self.scales[WEIGHT]
         if isinstance(state, StaticScale) and not state.ready:
             q = self.weight_quantizer(Quantizer.parse(state.spelling))
-            state.set(**calibration.amax(q, self.weight.detach()))
+            state.set(**calibration.amax(q, self.folded_weight().detach()))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, scheme={spelled(self.scheme)}"
@@ -190,10 +238,17 @@ class Layer(StoredWeight):
     def _compute(self, x: Tensor, *options: Any) -> Any:
         """The result for x, in the scheme that is active."""
         op, args = self._call(x, *options)
-        plan = self.plan()
+        plan, norm = self.plan(), self.norm
+        if norm is not None:
+            if self._batch_norm() is None:
+                bias = norm.bias_of(self.bias, self.weight.dtype)
+                args = (args[0], self.folded_weight(), bias, *args[3:])
+            self._check_normed(args[0])
         if self._computes_floats(plan):
             self._check_has_floats()
-            return op(*args)
+            y = op(*args)
+            batch = self._batch_norm()
+            return y if batch is None else batch.of_batch(y, self.example_dims)
         if plan.needs and self._unbuilt(plan):
             if torch.compiler.is_compiling():
                 raise RuntimeError(
@@ -208,15 +263,36 @@ class Layer(StoredWeight):
         assert scheme is not None
         if not self.frozen:
             args = tuple(master.opened(a) if a is self.weight else a for a in args)
-        y = self._run(op, scheme, args, given)
-        if given.grad is None:
-            return y
-        gradient = self.scales[GRADIENT]
+        batch = self._batch_norm()
+        if batch is None:
+            y = self._run(op, scheme, args, given)
+        else:
+            scales = None if given is _NO_SCALES else given
+            dims = self.channels_dim, self.example_dims
+            return batch.product_of_batch(op, scheme, args, scales, *dims, lambda z: self._watched(z, given))
+        return self._watched(y, given)
+
+    def _watched(self, y: Any, given: Scales) -> Any:
+        """The result of a product. The amax of its gradient is recorded, where the scheme asks for that."""
+        gradient = None if given.grad is None else self.scales[GRADIENT]
         return gradient.watch(y) if isinstance(gradient, AmaxHistory) else y
 
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
         """The result of the operator in a scheme that is not None."""
         return quantized(op, scheme, *args, scales=None if scales is _NO_SCALES else scales)
+
+    def _batch_norm(self) -> FoldedBatchNorm | None:
+        """The batch norm that is folded into it, where it takes the statistics of the batch."""
+        norm = self.norm
+        return norm if norm is not None and self.training and norm.takes_batch() else None
+
+    def _check_normed(self, x: Tensor) -> None:
+        """Raise where a batch norm would not see the output channels of the layer as its own."""
+        if x.dim() != self.example_dims + 1:
+            raise ValueError(
+                f"hop.nn.{type(self).__name__}: with a batch norm folded into it the input must have "
+                f"{self.example_dims + 1} dimensions, got {tuple(x.shape)}; give a batch of examples"
+            )
 
     def _computes_floats(self, plan: SchemeNeeds) -> bool:
         return plan.scheme is None or self.calibrating
@@ -239,7 +315,7 @@ class Layer(StoredWeight):
                 continue
             state, field = self.scales[role], FIELDS[role]
             if isinstance(state, AmaxHistory):
-                seen = {INPUT: x, WEIGHT: self.weight}.get(role)
+                seen = x if role == INPUT else self.folded_weight() if role == WEIGHT else None
                 given[field] = state(None if isinstance(seen, QuantizedTensor) else seen)
                 continue
             assert isinstance(state, StaticScale)

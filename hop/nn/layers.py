@@ -66,6 +66,13 @@ class Linear(Layer, nn.Linear):
             if shared is not None and q is not None and q.scale.missing() is None and not torch.compiler.is_compiling():
                 x = shared.codes(self, q, x)
             return super()._run(op, scheme, (x, *others), scales)
+        if self.norm is not None:  # what is multiplied is made anew in each call, and its gradient goes on
+            if getattr(self.weight, "main_grad", None) is not None:
+                raise RuntimeError(
+                    "hop.nn.Linear: main_grad takes the gradient of what is multiplied, which is the weight with its "
+                    "batch norm folded in; leave main_grad out"
+                )
+            return super()._run(op, scheme, args, scales)
         of, held = self._held
         y, kept = linear(
             scheme,

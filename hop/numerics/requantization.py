@@ -36,6 +36,7 @@ from hop.numerics.tables import lookup
 __all__ = [
     "GEMMLOWP",
     "TFLITE",
+    "Convention",
     "Division",
     "FixedPoint",
     "FloatMultiplier",
@@ -50,8 +51,9 @@ _INT32 = (-(2**31), 2**31 - 1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Requantization(Value):
-    """What the conventions share: the range of a fused activation."""
+class Convention(Value):
+    """How hop.scaled finds the codes of an output, of products (Requantization) or of other functions
+    (hop.integer_functions); what all share is the range of a fused activation."""
 
     low: float | None = None
     high: float | None = None
@@ -67,20 +69,9 @@ class Requantization(Value):
                 f"{type(self).__name__}: low must not be above high, got {self.low} and {self.high}; swap them"
             )
 
-    def codes(
-        self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor, zero_point: Tensor | int, format: Integer
-    ) -> Tensor:
-        """The codes of the sum `total`, int32; scales and zero point in shapes that broadcast with it."""
-        steps = self.steps(total, lhs, rhs, scale)
-        return self.clamp(steps + zero_point, scale, zero_point, format).to(format.dtype)
-
     def bounded(self, y: Tensor) -> Tensor:
         """y within the range of the activation that is fused into it."""
         return y if self.low is None and self.high is None else y.clamp(self.low, self.high)
-
-    def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
-        """round(total · lhs · rhs / scale), in an integer-valued tensor that holds any result and a zero point."""
-        raise NotImplementedError
 
     def clamp(self, codes: Tensor, scale: Tensor, zero_point: Tensor | int, format: Integer) -> Tensor:
         """`codes` brought into the range of the format and of the activation."""
@@ -90,6 +81,22 @@ class Requantization(Value):
                 step = (torch.full_like(scale, bound) / scale).round() + zero_point
                 codes = limit(codes, step.clamp(format.low, format.high).to(codes.dtype))
         return codes
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Requantization(Convention):
+    """What the conventions of products share: from the sum and its scales to codes."""
+
+    def codes(
+        self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor, zero_point: Tensor | int, format: Integer
+    ) -> Tensor:
+        """The codes of the sum `total`, int32; scales and zero point in shapes that broadcast with it."""
+        steps = self.steps(total, lhs, rhs, scale)
+        return self.clamp(steps + zero_point, scale, zero_point, format).to(format.dtype)
+
+    def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
+        """round(total · lhs · rhs / scale), in an integer-valued tensor that holds any result and a zero point."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -148,11 +155,11 @@ class FixedPoint(Requantization):
         mantissa, shift = fixed_point(lhs.to(wide) * rhs.to(wide) / scale.to(wide))
         n = total.to(torch.int64)
         if self.rounding == "gemmlowp":
-            left = (n * _power(shift.clamp(min=0))).clamp(*_INT32)
-            high = _floor((left * mantissa + 2 ** (_MANTISSA_BITS - 1)), 2**_MANTISSA_BITS)
+            left = (n * power_of_two(shift.clamp(min=0))).clamp(*_INT32)
+            high = floor_quotient((left * mantissa + 2 ** (_MANTISSA_BITS - 1)), 2**_MANTISSA_BITS)
             high = high.clamp(*_INT32)
-            return _nearest(high, _power((-shift).clamp(min=0)), "away")
-        return _nearest(n * mantissa, _power(_MANTISSA_BITS - shift), self.rounding)
+            return nearest(high, power_of_two((-shift).clamp(min=0)), "away")
+        return nearest(n * mantissa, power_of_two(_MANTISSA_BITS - shift), self.rounding)
 
 
 GEMMLOWP = FixedPoint(rounding="gemmlowp")
@@ -184,18 +191,18 @@ def fixed_point(multiplier: Tensor) -> tuple[Tensor, Tensor]:
     return mantissa, torch.where(known, shift.clamp(max=30), 0)
 
 
-def _power(exponent: Tensor) -> Tensor:
+def power_of_two(exponent: Tensor) -> Tensor:
     """2^exponent, for exponents of 0 to 62, int64."""
     return lookup([2.0**i for i in range(63)], exponent).to(torch.int64)
 
 
-def _floor(x: Tensor, by: Tensor | int) -> Tensor:
+def floor_quotient(x: Tensor, by: Tensor | int) -> Tensor:
     return torch.div(x, by, rounding_mode="floor")
 
 
-def _nearest(x: Tensor, by: Tensor, ties: str) -> Tensor:
+def nearest(x: Tensor, by: Tensor, ties: str) -> Tensor:
     """x / by to the nearest, `by` a power of two."""
-    down = _floor(x, by)
+    down = floor_quotient(x, by)
     twice = (x - down * by) * 2
     if ties == "tflite":
         up = twice >= by

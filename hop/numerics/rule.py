@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hop.numerics.blocks import Block
 from hop.numerics.formats import E8M0, Format
-from hop.numerics.requantization import Requantization
+from hop.numerics.requantization import Convention
 from hop.numerics.spelling import Value
 
 LARGEST = torch.finfo(torch.float32).max
@@ -114,7 +114,7 @@ class Rule(Value):
         return self
 
     @property
-    def requantization(self) -> Requantization | None:
+    def requantization(self) -> Convention | None:
         """How hop.scaled goes from an exact sum to codes, where the scale is given; else None."""
         return None
 

@@ -22,7 +22,7 @@ from hop.numerics.float_rules import Microscaling as Microscaling
 from hop.numerics.float_rules import TwoLevel as TwoLevel
 from hop.numerics.float_rules import exponent_of as exponent_of
 from hop.numerics.formats import Format
-from hop.numerics.requantization import Division, Reciprocal, Requantization
+from hop.numerics.requantization import Convention, Division, Reciprocal
 from hop.numerics.rule import LARGEST as LARGEST
 from hop.numerics.rule import Blocks as Blocks
 from hop.numerics.rule import Found as Found
@@ -49,17 +49,18 @@ __all__ = [
 class Static(Rule):
     """No rule: the caller always gives the scale, and the zero point if the format is used with one.
 
-    `requantize` says how hop.scaled goes from an exact integer sum to codes; quantize itself divides by the scale, or,
-    for Reciprocal, multiplies by its reciprocal."""
+    `requantize` says how hop.scaled goes from an exact integer sum to codes (hop.requantization), or from codes to
+    those of a function of them (hop.integer_functions); quantize itself divides by the scale, or, for Reciprocal,
+    multiplies by its reciprocal."""
 
     affine: bool = False
-    requantize: Requantization = Division()
+    requantize: Convention = Division()
 
     is_static: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         spelling.flag(self.affine, "Static: affine")
-        if not isinstance(self.requantize, Requantization):
+        if not isinstance(self.requantize, Convention):
             raise TypeError(
                 f"Static: requantize must be a convention of hop.requantization, got {spelling.shown(self.requantize)}"
                 "; give one such as hop.requantization.TFLITE"
@@ -75,7 +76,7 @@ class Static(Rule):
         return self.affine
 
     @property
-    def requantization(self) -> Requantization:
+    def requantization(self) -> Convention:
         return self.requantize
 
     def of_ends(self) -> Rule:

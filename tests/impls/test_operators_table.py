@@ -93,7 +93,7 @@ COVERED: dict[str, set[Any]] = {
         )
     ),
     "to_integer, floats as the result": known(
-        lambda op: op in SCALED and TABLE[op].family in (*integer._PRODUCTS, EMBEDDING, *integer._VALUES)
+        lambda op: op in SCALED and TABLE[op].family in (*integer._PRODUCTS, EMBEDDING, *integer.VALUES)
     ),
     "to_integer, sums of casts": {*sums._PLAIN, aten.matmul.default},
     "to_scheme": set(scheme.OPERATORS),

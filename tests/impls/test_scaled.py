@@ -2373,7 +2373,7 @@ IMAGE, KERNEL = q8(1, 4, 5, 5), q8(6, 4, 3, 3)
 FLOAT = torch.float32
 # name, error, words that it must hold, positional arguments, keywords
 ERRORS: list[tuple[str, type[Exception], list[str], tuple[Any, ...], dict[str, Any]]] = [
-    ("operator", ValueError, ["op", "aten.softmax.int", " mm, "], (aten.softmax.int, FLOAT, X, 0), {}),
+    ("operator", ValueError, ["op", "aten.sin.default", " mm, "], (aten.sin.default, FLOAT, X), {}),
     ("in_place", ValueError, ["op", "aten.add_.Tensor"], (aten.add_.Tensor, FLOAT, X, X), {}),
     ("packet", ValueError, ["op", "aten.mm"], (aten.mm, FLOAT, X, W), {}),
     ("function", ValueError, ["op", "mm"], (torch.mm, FLOAT, X, W), {}),
@@ -2683,8 +2683,8 @@ class TestErrors(unittest.TestCase):
         for op in (aten.linear, torch.nn.functional.linear, "aten.linear", "torch.ops.aten.linear.default"):
             with self.assertRaisesRegex(ValueError, "must be an operator overload .*take aten.linear.default$"):
                 hop.scaled(op, FLOAT, X, W)
-        with self.assertRaisesRegex(ValueError, "an operator that hop.scaled knows, got .*softmax.* mm, "):
-            hop.scaled(aten.softmax.int, FLOAT, X, -1)
+        with self.assertRaisesRegex(ValueError, "an operator that hop.scaled knows, got .*sin.* mm, "):
+            hop.scaled(aten.sin.default, FLOAT, X)
 
     def test_sizes_that_do_not_fit_are_named(self):
         wide = q8(3, 9)

@@ -71,7 +71,7 @@ from hop.numerics.requantization import Reciprocal, Requantization
 from hop.numerics.scale_rules import Static
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
-_VALUES = (VIEW, BOUND, MAXIMUM, NEAREST)  # each element of the result is one of the operand's, or a bound
+VALUES = (VIEW, BOUND, MAXIMUM, NEAREST)  # each element of the result is one of the operand's, or a bound
 _KNOWN_CODES = f"known are {' and '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
@@ -201,7 +201,7 @@ class _Rewriter:
         reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
         if reason is None:
             return
-        if family in _VALUES:
+        if family in VALUES:
             self.view(node, reason)
         elif family in (*_PRODUCTS, EMBEDDING):
             self.dequantized(node)

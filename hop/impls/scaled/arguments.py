@@ -8,15 +8,17 @@ from torch import Tensor
 
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import BIAS, CONVOLUTION, EMBEDDING, INDEX, LHS, RHS, SCALED
+from hop.dispatch.operators import BIAS, CONDITION, CONVOLUTION, EMBEDDING, INDEX, LHS, RHS, SCALED, TABLE
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled import meaning
-from hop.impls.scaled.calls import OUTPUT_NAMES, Call, by_sum, tensors, usage
+from hop.impls.scaled.calls import OUTPUT_NAMES, Call, by_sum, integer_function, is_integer, tensors, usage
+from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import is_transposed
 from hop.numerics import copies
 from hop.numerics.formats import Codebook, Float, Integer
+from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 
@@ -87,6 +89,8 @@ def check(call: Call) -> Call:
                     "out, or give a Quantizer"
                 )
         return call
+    if (convention := integer_function(call.output)) is not None:
+        _check_integers(call, convention)
     if by_sum(call.output) and (reason := meaning.exact_declines(call)) is not None:
         raise ValueError(
             f"scaled: output {call.output} is found from an exact integer sum, but {reason}; use "
@@ -96,6 +100,26 @@ def check(call: Call) -> Call:
         "scaled", OUTPUT_NAMES, call.output, None, call.device, call.output_scale, call.output_zero_point
     )
     return call._replace(output_scale=scale, output_zero_point=zero_point)
+
+
+def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
+    """Raise unless an operand is quantized, or the output, of an operator that is no product."""
+    is_product = TABLE[op].product is not None or TABLE[op].family is EMBEDDING
+    if not is_product and not isinstance(output, torch.dtype):
+        return
+    given = zip((a.name for a in op._schema.arguments), args, strict=False)
+    found = [(name, x) for name, arg in given for x in tensors([arg])]
+    others = (INDEX, CONDITION, BIAS)
+    operands = [x for i, arg in enumerate(args) if TABLE[op].role(i) not in others for x in tensors([arg])]
+    if not all(x.dtype in copies.APPEARANCES for x in operands):
+        return  # _check_roles has more to say
+    if found and all(isinstance(x, Tensor) and not is_quantized(x) for _, x in found):
+        names = " or ".join(dict.fromkeys(repr(name) for name, _ in found))
+        other = "" if is_product else ", give a Quantizer as output"
+        raise TypeError(
+            f"scaled: argument {names} of {op} must be a QuantizedTensor, got plain tensors; quantize one with "
+            f"hop.quantize{other}, or use {op} itself"
+        )
 
 
 def _check_roles(call: Call) -> None:
@@ -119,18 +143,11 @@ def _check_roles(call: Call) -> None:
                         f"scaled: argument {name!r} of {call.op} must be floating point{units}; got {x.dtype}; cast it "
                         "to torch.float32"
                     )
-            elif role != INDEX and x.dtype not in copies.APPEARANCES:
+            elif role not in (INDEX, CONDITION) and x.dtype not in copies.APPEARANCES:
                 raise TypeError(
                     f"scaled: argument {name!r} of {call.op} must be a QuantizedTensor or float16, bfloat16, float32 "
                     f"or float64, got {x.dtype}; quantize it with hop.quantize, or use hop.out_dtype for bare codes"
                 )
-    is_product = call.roles.product is not None or call.roles.family is EMBEDDING
-    if all(isinstance(x, Tensor) for _, x in found) and (is_product or isinstance(call.output, torch.dtype)):
-        given = " or ".join(dict.fromkeys(repr(name) for name, _ in found))
-        raise TypeError(
-            f"scaled: argument {given} of {call.op} must be a QuantizedTensor, got plain tensors; quantize one with "
-            f"hop.quantize{'' if is_product else ', give a Quantizer as output'}, or use {call.op} itself"
-        )
     check_devices("scaled", call.op, found)
 
 
@@ -143,6 +160,22 @@ def check_devices(caller: str, op: OpOverload, operands: Sequence[tuple[str, Any
                 f"{caller}: all tensors must be on one device, but argument {first!r} of {op} is on {one.device} "
                 f"and {name!r} on {other.device}; move one of them"
             )
+
+
+def _check_integers(call: Call, convention: IntegerFunction) -> None:
+    """Raise unless the output's convention of integers computes the operator, of codes with one scale."""
+    if not convention.takes(call.op, call.kwargs):
+        raise ValueError(
+            f"scaled: output {call.output} computes no {call.op} with {call.kwargs}; take a convention of "
+            "hop.integer_functions that does, or of hop.requantization for a product"
+        )
+    x = call.args[0]
+    whole = is_integer(x) and copies.ROWWISE in x.usages and all(b == -1 for b in x.quantizer.block)
+    if not whole:
+        raise ValueError(
+            f"scaled: output {call.output} is found from integers with one scale, got {_described(x)}; quantize it by "
+            "one such as hop.presets.INT8_TENSOR"
+        )
 
 
 def _check_product(call: Call) -> None:

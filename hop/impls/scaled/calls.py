@@ -8,9 +8,10 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import INDEX, MATRIX, RHS, TABLE, Operator, aten
+from hop.dispatch.operators import CONDITION, INDEX, MATRIX, RHS, TABLE, Operator, aten
 from hop.impls.quantize.arguments import fitting_scales
 from hop.numerics import copies
+from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 
 Output = torch.dtype | Quantizer
@@ -80,6 +81,12 @@ def by_sum(output: Output) -> bool:
     return convention is not None and convention.exact
 
 
+def integer_function(output: Output) -> IntegerFunction | None:
+    """The convention of integers by which the output is found from codes; None where it is found otherwise."""
+    convention = output.scale.requantization if isinstance(output, Quantizer) else None
+    return convention if isinstance(convention, IntegerFunction) else None
+
+
 def fitted(call: Call, shape: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
     """The scale and zero point of the output in the shapes of their buffers, for a result of `shape`."""
     assert isinstance(call.output, Quantizer)
@@ -96,7 +103,7 @@ def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
             return [described(v, role) for v in x]
         if not isinstance(x, Operand | Tensor):
             return x
-        dtype = x.dtype if isinstance(x, Tensor) and role == INDEX else torch.float32
+        dtype = x.dtype if isinstance(x, Tensor) and role in (INDEX, CONDITION) else torch.float32
         return torch.empty(tuple(x.shape), dtype=dtype, device="meta")
 
     return list(op(*(described(x, TABLE[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)

@@ -23,7 +23,7 @@ from hop.impls.out_dtype.fitting import check_types
 from hop.impls.quantize import fake_quantize_operator, straight_through
 from hop.impls.quantize.arguments import check_values
 from hop.impls.scaled import batching, calls, gradient, meaning, sharding
-from hop.impls.scaled.arguments import check, check_op, check_output
+from hop.impls.scaled.arguments import check, check_op, check_output, check_quantized
 from hop.impls.scaled.calls import Call, fitted
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
@@ -110,6 +110,7 @@ class Scaled(Composite):
         check_output(_read(output))
         bound, kwargs = describe(op).bind(tuple(rest), kwargs)
         check_types("scaled", op, bound, kwargs)
+        check_quantized(op, output, bound)
         return (op, output, scale, zero_point, *bound), kwargs
 
     def reference(
@@ -144,7 +145,7 @@ class Scaled(Composite):
         found: list[_Optional] = [None] * 4
         if not isinstance(output, torch.dtype):
             q = Quantizer.parse(output)
-            y = self(op, torch.float32, None, None, *args, **kwargs)
+            y = _real(op, args, kwargs)
             given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
             grad, y = through_activation(grad, y, q.scale)
             flags = [False, True, *needed[2:4], False]
@@ -159,7 +160,7 @@ class Scaled(Composite):
         self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
     ) -> Tensor:
         if not isinstance(output, torch.dtype):
-            q, y = Quantizer.parse(output), self(op, torch.float32, None, None, *args, **kwargs)
+            q, y = Quantizer.parse(output), _real(op, args, kwargs)
             given = fitted(_call(op, output, scale, zero_point, [], kwargs)._replace(args=(y,)), y.shape)
             real = fake_quantize_operator(output, activated(y, q.scale), *given, None, "clipped")
             primals = tree_map_only(Tensor, eager.primal, ((scale, zero_point, *args), kwargs))
@@ -182,6 +183,13 @@ def _read(output: Any) -> Any:
 
 def _call(op: Any, output: Any, scale: Any, zero_point: Any, encoded: Sequence[Any], kwargs: dict[str, Any]) -> Call:
     return Call(op, _read(output), scale, zero_point, decode(op, encoded), kwargs)
+
+
+def _real(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The result in float32, of plain operands too."""
+    if any(gradient.is_quantized(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)):
+        return scaled_operator(op, torch.float32, None, None, *args, **kwargs)
+    return scaled_buffers(op, torch.float32, None, None, *encode(list(args)), **kwargs)
 
 
 def _appearance(op: OpOverload, args: tuple[Any, ...]) -> torch.dtype:
@@ -246,10 +254,11 @@ def scaled(
 
     Args:
         op: an operator overload: mm, bmm, addmm, baddbmm, matmul, linear, a convolution, embedding, or one that stands
-            between products (add, mul, cat, relu, pooling, views, ...).
+            between products (add, mul, cat, relu, gelu, softmax, layer_norm, pooling, views, ...).
         output: a floating-point dtype, or a Quantizer.
-        args, kwargs: the arguments of `op`, in its own order. At least one is a QuantizedTensor; the others are plain
-            floats. A bias may be int32, in units of the product of the scales.
+        args, kwargs: the arguments of `op`, in its own order. At least one is a QuantizedTensor, or, of what is no
+            product, the output a Quantizer; the others are plain floats. A product's bias may be int32, in units of the
+            product of the scales.
         output_scale, output_zero_point: for a Quantizer, what takes the place of its rule, as in hop.quantize.
 
     Returns:
@@ -258,7 +267,7 @@ def scaled(
 
     Raises:
         ValueError: `op` is none that has roles, or it does not take these operands together; or the scales do not fit.
-        TypeError: `output` or an argument has a dtype that it cannot have, or no argument is quantized.
+        TypeError: `output` or an argument has a dtype that it cannot have, or neither it nor an argument is quantized.
         RuntimeError: arguments that do not fit the schema of `op`, operands on different devices, or an error of `op`.
 
     Example:
@@ -286,7 +295,9 @@ def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given:
     """The result of a call of which no plan is known, and the plan."""
     check_op(op)
     check_output(output)
-    check_types("scaled", op, *describe(op).bind(given[:-2] if isinstance(output, Quantizer) else given, {}))
+    bound, _ = describe(op).bind(given[:-2] if isinstance(output, Quantizer) else given, {})
+    check_types("scaled", op, bound, {})
+    check_quantized(op, output, bound)
     asked = _of_given(op, output, given)
     call = check(asked)
     kernel = next((k for k in meaning.of(call).kernels if k.supports(call)), meaning.REFERENCE)

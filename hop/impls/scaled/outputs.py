@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hop.buffers.operators import quantize_buffers
-from hop.impls.scaled.calls import Call, fitted
-from hop.impls.scaled.operands import spread
+from hop.impls.scaled.calls import Call, fitted, integer_function
+from hop.impls.scaled.operands import plain, spread
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies, memory_format
 
@@ -42,6 +42,20 @@ def requantized(call: Call, found: Sum) -> list[Tensor]:
         return [memory_format.dense(codes), *stored]
     codes = codes.contiguous()
     return [q.format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes, *stored]
+
+
+def by_integers(call: Call, **options: Any) -> list[Tensor] | None:
+    """The buffers of a function of codes, by the convention of integers that the output names; None if it names none.
+    `options` are what the function takes beside codes."""
+    convention = integer_function(call.output)
+    if convention is None:
+        return None
+    q: Any = call.output
+    own = plain(call.args[0], copies.ROWWISE)
+    stored = given_buffers(call, list(own.shape))
+    zero = stored[1] if len(stored) > 1 else q.format.zero
+    codes = convention.codes(own.codes, own.scale, own.zero, stored[0], zero, q.format, **options)  # type: ignore[attr-defined]
+    return [memory_format.dense(codes) if q.keeps_memory_format() else codes.contiguous(), *stored]
 
 
 def given_buffers(call: Call, shape: list[int]) -> list[Tensor]:

@@ -22,7 +22,7 @@ from hop.numerics.blocks import Block
 from hop.numerics.formats import E2M1, E4M3, E5M2, E8M0, Format
 from hop.numerics.layouts import Tiled
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, Reciprocal, Requantization
+from hop.numerics.requantization import Convention, Division, FixedPoint, FloatMultiplier, Reciprocal
 
 _FLOATS = {E2M1: "e2m1", E4M3: "e4m3", E5M2: "e5m2", E8M0: "e8m0"}
 _BYTES = (torch.int8, torch.uint8)
@@ -155,7 +155,7 @@ _CONVENTIONS: dict[type, Callable[[Any], int]] = {
 }
 
 
-def _convention(r: Requantization) -> int | None:
+def _convention(r: Convention) -> int | None:
     """Its number in native/; None for one that is not known there."""
     found = _CONVENTIONS.get(type(r))
     return None if found is None else found(r)

@@ -18,7 +18,7 @@ from hop.dispatch.operators import FUNCTION, GATED, aten
 from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning, elementwise
 from hop.impls.scaled.operands import plain
-from hop.impls.scaled.outputs import finish, given_buffers
+from hop.impls.scaled.outputs import by_integers, finish, given_buffers
 from hop.numerics import copies, functions, memory_format
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static
@@ -87,7 +87,9 @@ def _gated(call: Call) -> Tensor:
 
 
 def _buffers(call: Call) -> list[Tensor] | None:
-    """The codes of the result by a table of codes, where both sides have one scale; else None."""
+    """The codes of the result by integers, or by a table of codes where both sides have one scale; else None."""
+    if (found := by_integers(call)) is not None:
+        return found
     q: Any = call.output
     small = _of_all_codes(call)
     if small is None or not _has_one_scale(q) or q.per_byte() > 1 or type(q.scale) is not Static:

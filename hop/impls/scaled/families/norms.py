@@ -16,8 +16,9 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.dispatch.operators import NORM, aten
-from hop.impls.scaled.calls import Call, compute_dtype, values
+from hop.impls.scaled.calls import Call, compute_dtype, integer_function, values
 from hop.impls.scaled.family import Meaning, Places
+from hop.impls.scaled.outputs import by_integers
 from hop.numerics import row_sums
 
 
@@ -45,6 +46,11 @@ def _check(call: Call) -> None:
             f"{tuple(x.shape)}, got {sizes}"
         )
     row_sums.check("scaled", call.op, sizes)
+    if integer_function(call.output) is not None and len(sizes) != 1:
+        raise ValueError(
+            f"scaled: output {call.output} is a norm of the last dimension alone, got normalized_shape={sizes}; "
+            "flatten the last dimensions"
+        )
 
 
 def _norm(call: Call) -> Tensor:
@@ -107,4 +113,9 @@ def _places(call: Call, ndim: int) -> dict[int, Places]:
     return {0: {d: d for d in range(ndim - len(call.args[1]))}}
 
 
-MEANINGS = {NORM: Meaning(_norm, places=_places, check=_check)}
+def _buffers(call: Call) -> list[Tensor] | None:
+    weight, bias = (*call.args[2:4], None, None)[:2]
+    return by_integers(call, weight=weight, bias=bias)
+
+
+MEANINGS = {NORM: Meaning(_norm, places=_places, check=_check, buffers=_buffers)}

@@ -13,6 +13,7 @@ from hop.compat import tracing
 from hop.dispatch.operators import SOFTMAX, aten
 from hop.impls.scaled.calls import Call, compute_dtype, values
 from hop.impls.scaled.family import Meaning, Places
+from hop.impls.scaled.outputs import by_integers
 from hop.numerics import functions, row_sums
 
 _LOG = (aten.log_softmax.int, aten._log_softmax.default)
@@ -60,4 +61,8 @@ def _places(call: Call, ndim: int) -> dict[int, Places]:
     return {0: {d: d for d in range(ndim) if d != dimension(call)}}
 
 
-MEANINGS = {SOFTMAX: Meaning(_softmax, places=_places, check=_check)}
+def _buffers(call: Call) -> list[Tensor] | None:
+    return by_integers(call, dim=call.args[1])
+
+
+MEANINGS = {SOFTMAX: Meaning(_softmax, places=_places, check=_check, buffers=_buffers)}

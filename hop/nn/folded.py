@@ -1,0 +1,211 @@
+"""FoldedBatchNorm: a batch norm that the layer before it computes, so that both train in the arithmetic of one layer.
+
+    m = gamma / sqrt(var + eps)         w_fold = w · m         b_fold = (b - mean) · m + beta
+
+each operation rounded to the dtype of the statistics, float32. Quotients and roots, rather than rsqrt, for these are
+correctly rounded everywhere. Once the statistics are frozen, and in eval mode, a layer multiplies w_fold, quantized,
+and adds b_fold: what it does when it is frozen and exported, to the bit. Before, it trains with the mean and variance
+of the batch, those of the product of floats. The running ones take their step first, and
+
+    y = op(x, w · (gamma / sigma_running)) · (sigma_running / sigma_batch) + shift
+    shift = (b - mean_batch) · (gamma / sigma_batch) + beta
+
+of which the product is the scheme's. The weight that is quantized changes with the running statistics alone.
+
+Sources: Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference"; Krishnamoorthi 2018, section 3.2.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hop.compat.eager import OpOverload
+from hop.impls.quantize import dequantize, quantize
+from hop.impls.quantized import Scales, quantized
+from hop.numerics.schemes import Scheme
+from hop.tensor import QuantizedTensor
+
+FROZEN = "statistics_frozen"
+FOLDABLE: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class FoldedBatchNorm(nn.Module):
+    """In the place of a batch norm whose work the layer before it does: it holds the parameters and the statistics,
+    under their names, and returns its input. `hop.nn.fold_batch_norms` makes it.
+
+    Args:
+        norm: a BatchNorm1d, 2d or 3d, whose Parameters and buffers it takes over.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Any
+    running_var: Any
+    num_batches_tracked: Any
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        of: Any = norm
+        if of.running_mean is None:
+            raise ValueError(
+                "hop.nn.FoldedBatchNorm: norm must have running statistics, got track_running_stats=False; leave it out"
+            )
+        self.num_features, self.eps, self.momentum = of.num_features, of.eps, of.momentum
+        self.statistics_frozen, self.ended = False, False
+        for name in ("weight", "bias"):
+            self.register_parameter(name, getattr(of, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(of, name))
+        for kept in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
+            self.__dict__[kept] = of.__dict__[kept].copy()
+        self.train(norm.training)
+
+    def forward(self, input: Any) -> Any:
+        return input
+
+    def freeze_statistics_(self) -> "FoldedBatchNorm":
+        """Train with the running statistics from now on, which stay as they are."""
+        self.statistics_frozen = True
+        return self
+
+    def takes_batch(self) -> bool:
+        """Whether a call in training takes the statistics of its batch: unless they are frozen, or in eval mode."""
+        return self.training and not self.statistics_frozen and not self.ended
+
+    def end(self) -> None:
+        """Hold nothing more: the layer is frozen, with all of it in its weight and bias."""
+        self.ended = True
+        for name in ("weight", "bias"):
+            self.register_parameter(name, None)
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, None)
+
+    def extra_repr(self) -> str:
+        phase = "frozen with the layer" if self.ended else "frozen" if self.statistics_frozen else "of batches"
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, statistics={phase}"
+
+    # ---- the arithmetic
+
+    def weight_of(self, weight: Tensor, dim: int) -> Tensor:
+        """The weight of the layer with this norm in it, for output channels along `dim`; its dtype stays."""
+        m = self._multiplier(self._running_sigma())
+        return (weight.to(m.dtype) * _along(m, weight.dim(), dim, weight)).to(weight.dtype)
+
+    def bias_of(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The bias of the layer with this norm in it."""
+        return self._shift(bias, self.running_mean, self._multiplier(self._running_sigma())).to(dtype)
+
+    def of_batch(self, y: Tensor, features: int) -> Tensor:
+        """The batch norm of what a layer of floats gives, with the statistics of the batch, which the running ones
+        follow."""
+        mean, sigma = self._observed(y, features)
+        m = self._multiplier(sigma)
+        at = y.dim() - features
+        result = (y.to(m.dtype) - _spread(mean, y.dim(), at)) * _spread(m, y.dim(), at)
+        if self.bias is not None:
+            result = result + _spread(self.bias.to(m.dtype), y.dim(), at)
+        return result.to(y.dtype)
+
+    def product_of_batch(
+        self,
+        op: OpOverload,
+        scheme: Scheme,
+        args: tuple[Any, ...],
+        scales: Scales | None,
+        dim: int,
+        features: int,
+        watched: Callable[[Any], Any],
+    ) -> Any:
+        """The result of a layer, of an input, its own weight and bias, with the statistics of the batch.
+
+        Args:
+            dim: of the weight, along which its output channels are.
+            features: how many dimensions one example of a result has, the first its channels.
+            watched: what sees the result of the product, and returns it.
+        """
+        x, weight, bias, *options = args
+        seen = dequantize(x) if isinstance(x, QuantizedTensor) else x
+        mean, sigma = self._observed(op(seen, weight, bias, *options), features)
+        running = self._running_sigma()
+        fold = self._multiplier(running)
+        folded = (weight.to(fold.dtype) * _along(fold, weight.dim(), dim, weight)).to(weight.dtype)
+        given = None if scales is None else scales._replace(output=None, output_zero_point=None)
+        z = watched(quantized(op, replace(scheme, output=None), x, folded, None, *options, scales=given))
+        at = z.dim() - features
+        shift = self._shift(bias, mean, self._multiplier(sigma))
+        y = z.to(fold.dtype) * _spread(running / sigma, z.dim(), at) + _spread(shift, z.dim(), at)
+        y = y.to(z.dtype)
+        if scheme.output is None:
+            return y
+        own: dict[str, Any] = {} if scales is None else {"scale": scales.output, "zero_point": scales.output_zero_point}
+        return quantize(scheme.output, y, **own)
+
+    def _running_sigma(self) -> Tensor:
+        return torch.sqrt(self.running_var + self.eps)
+
+    def _multiplier(self, sigma: Tensor) -> Tensor:
+        """gamma / sigma."""
+        return 1 / sigma if self.weight is None else self.weight.to(sigma.dtype) / sigma
+
+    def _shift(self, bias: Tensor | None, mean: Tensor, m: Tensor) -> Tensor:
+        """(b - mean) · m + beta."""
+        result = (-mean if bias is None else bias.to(m.dtype) - mean) * m
+        return result if self.bias is None else result + self.bias.to(m.dtype)
+
+    def _observed(self, y: Tensor, features: int) -> tuple[Tensor, Tensor]:
+        """The mean of a batch and the root of its variance and eps. The running statistics take their step."""
+        at = y.dim() - features
+        if at != 1:
+            raise ValueError(
+                f"hop.nn.FoldedBatchNorm: with the statistics of batches an input must have one dimension of examples, "
+                f"got {at}; give a batch, or freeze_statistics_() before"
+            )
+        count = y.numel() // max(y.shape[at], 1)
+        if count < 2:
+            raise ValueError(
+                "hop.nn.FoldedBatchNorm: the statistics of a batch need two values of each channel or more, got "
+                f"{count} in a result of {tuple(y.shape)}; give a larger batch, or freeze_statistics_() before"
+            )
+        dims = [d for d in range(y.dim()) if d != at]
+        var, mean = torch.var_mean(y.to(self.running_var.dtype), dims, correction=0)
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            step: Any = 1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
+            unbiased = var.detach() * (count / (count - 1))
+            self.running_mean.copy_(self.running_mean * (1 - step) + mean.detach() * step)
+            self.running_var.copy_(self.running_var * (1 - step) + unbiased * step)
+        return mean, torch.sqrt(var + self.eps)
+
+    # ---- files
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.statistics_frozen and not self.ended:  # or else the keys are those of the batch norm
+            destination[f"{prefix}{FROZEN}"] = torch.tensor(True)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if (found := state_dict.pop(f"{prefix}{FROZEN}", None)) is not None:
+            self.statistics_frozen = bool(found)
+        count = f"{prefix}num_batches_tracked"
+        if self.num_batches_tracked is not None and count not in state_dict:  # of files before PyTorch counted them
+            state_dict[count] = self.num_batches_tracked
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _spread(t: Tensor, ndim: int, dim: int) -> Tensor:
+    """A number for each channel, as it broadcasts to a tensor whose channels are along `dim`."""
+    return t.reshape([-1 if d == dim else 1 for d in range(ndim)])
+
+
+def _along(m: Tensor, ndim: int, dim: int, weight: Tensor) -> Tensor:
+    """The same for a weight. One of a transposed convolution, (I, O / groups, *kernel), has the channels of its groups
+    one after the other along its inputs."""
+    if m.numel() == weight.shape[dim]:
+        return _spread(m, ndim, dim)
+    groups = m.numel() // weight.shape[1]
+    rows = m.reshape(groups, 1, -1).expand(groups, weight.shape[0] // groups, -1).reshape(weight.shape[:2])
+    return rows.reshape(*weight.shape[:2], *[1] * (ndim - 2))

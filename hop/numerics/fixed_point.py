@@ -1,0 +1,124 @@
+"""Numbers in fixed point, as gemmlowp computes with them: int64 tensors that hold the raw int32 numbers.
+
+A number with i integer bits is raw · 2^(i - 31). Products are rounded to the nearest, ties up; quotients by powers of
+two to the nearest, ties away from zero.
+
+Source: gemmlowp, fixedpoint/fixedpoint.h: SaturatingRoundingDoublingHighMul, RoundingDivideByPOT,
+exp_on_negative_values, one_over_one_plus_x_for_x_in_0_1. CountLeadingZeros and the tables of 513 entries are those of
+TFLite, kernels/internal/ common.h.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hop.numerics.requantization import floor_quotient, nearest, power_of_two
+
+INT32_MAX = 2**31 - 1
+ONE_THIRD, EXP_EIGHTH = 715827883, 1895147668  # 1 / 3 and exp(-1 / 8), no integer bits
+EXPONENTIALS = {  # exp(-2^k), no integer bits
+    -2: 1672461947,
+    -1: 1302514674,
+    0: 790015084,
+    1: 290630308,
+    2: 39332535,
+    3: 720401,
+    4: 242,
+}
+FORTY_EIGHT_17THS, MINUS_THIRTY_TWO_17THS = 1515870810, -1010580540  # two integer bits: where Newton's division begins
+
+
+def high_product(a: Tensor, b: Tensor | int) -> Tensor:
+    """a · b / 2^31 to the nearest, ties up; the one product that int32 cannot hold saturates."""
+    return floor_quotient(a * b + 2**30, 2**31).clamp(max=INT32_MAX)
+
+
+def shifted_right(x: Tensor, bits: Tensor | int) -> Tensor:
+    """x / 2^bits to the nearest, ties away from zero."""
+    by = power_of_two(bits) if isinstance(bits, Tensor) else torch.full_like(x, 2**bits)
+    return nearest(x, by, "away")
+
+
+def bit_length(x: Tensor) -> Tensor:
+    """The least n with x < 2^n, x from 0 to 2^62: 32 less the leading zeros of 32 bits."""
+    n = torch.zeros_like(x)
+    for step in (32, 16, 8, 4, 2, 1):
+        large = x >= 2**step
+        x = torch.where(large, floor_quotient(x, 2**step), x)
+        n = torch.where(large, n + step, n)
+    return n + (x > 0).to(torch.int64)
+
+
+def exp_of_negative(x: Tensor) -> Tensor:
+    """exp(x) without integer bits, of x from -32 to 0 with five of them."""
+    quarter = 2**24
+    rest = x.remainder(quarter) - quarter  # from -1/4 up to, but not, 0
+    result = _exp_from_minus_a_quarter(rest * 32)
+    whole = rest - x
+    for power, factor in EXPONENTIALS.items():
+        has = floor_quotient(whole, 2 ** (26 + power)).remainder(2) != 0
+        result = torch.where(has, high_product(result, factor), result)
+    return torch.where(x == 0, INT32_MAX, result)
+
+
+def _exp_from_minus_a_quarter(x: Tensor) -> Tensor:
+    """Taylor's polynomial of degree 4 around -1/8; no integer bits."""
+    x = x + 2**28
+    x2 = high_product(x, x)
+    x3, x4 = high_product(x2, x), high_product(x2, x2)
+    upper = shifted_right(high_product(shifted_right(x4, 2) + x3, ONE_THIRD) + x2, 1)
+    return EXP_EIGHTH + high_product(x + upper, EXP_EIGHTH)
+
+
+def reciprocal_of_sum(x: Tensor) -> Tensor:
+    """1 / (1 + x) without integer bits, of x from 0 to 1 without them: three steps of Newton's, with two integer
+    bits."""
+    half = floor_quotient(x + 2**31, 2)
+    y = FORTY_EIGHT_17THS + high_product(half, MINUS_THIRTY_TWO_17THS)
+    for _ in range(3):
+        rest = 2**29 - high_product(half, y)
+        y = y + (high_product(y, rest) * 4).clamp(-(2**31), INT32_MAX)
+    return (y * 2).clamp(max=INT32_MAX)
+
+
+# ---- tables of 513 entries, between which one interpolates
+
+
+def half_away(x: Tensor) -> Tensor:
+    """x, of any dtype, to the nearest integer, ties away from zero, in that dtype. Found in float64: in float32 the sum
+    with a half would itself be rounded."""
+    wide = x.to(torch.float64)
+    return (wide.sign() * (wide.abs() + 0.5).floor()).to(x.dtype)
+
+
+def table_513(
+    function: Callable[[Tensor], Tensor], scale: Tensor, zero: Tensor | int, out_scale: Tensor, out_zero: Tensor | int
+) -> Tensor:
+    """Entries of int16 codes at -32768, -32640, ... 32768, int64: each lies off the function by half of what a straight
+    line to the next would be off in the middle. In the dtype of the scales, as TFLite's LUTPopulate<int16_t>."""
+    dtype = scale.dtype
+    zero, out_zero = (torch.as_tensor(z, device=scale.device).to(dtype) for z in (zero, out_zero))
+    low, high = scale * (-32768 - zero), scale * (32767 - zero)
+    span = out_scale * (32767 - out_zero) - out_scale * (-32768 - out_zero)
+    inverse = torch.full_like(span, 65536) / span
+    step = (high - low) / torch.full_like(low, 512)
+    i = torch.arange(512, device=scale.device).to(dtype)
+    here, middle, after = (function(p) for p in (low + i * step, low + i * step + step * 0.5, low + (i + 1) * step))
+    value = half_away(here * inverse)
+    error = half_away((after * inverse + value) * 0.5) - half_away(middle * inverse)
+    entries = torch.cat([value - half_away(error * 0.5), half_away(function(high.reshape(1)) * inverse)])
+    return torch.where(entries == entries, entries, 0.0).clamp(-32768, 32767).to(torch.int64)
+
+
+def interpolated(table: Tensor, codes: Tensor) -> Tensor:
+    """What a table of 513 entries gives for int16 codes, int64 tensors."""
+    at = floor_quotient(codes, 128)
+    rest = codes - at * 128
+    low, high = (table.index_select(0, (at + 256 + d).reshape(-1)).reshape(codes.shape) for d in (0, 1))
+    return _in_16_bits(low + floor_quotient(_in_16_bits(high - low) * rest + 64, 128))
+
+
+def _in_16_bits(x: Tensor) -> Tensor:
+    """What an int16 holds of x: of a table that falls or rises by half of the codes and more, the rest is lost."""
+    return (x + 32768).remainder(65536) - 32768

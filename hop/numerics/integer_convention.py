@@ -1,0 +1,80 @@
+"""What conventions of integer functions share: what they take, and how they check it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.compat.eager import OpOverload
+from hop.numerics import spelling
+from hop.numerics.formats import Integer
+from hop.numerics.requantization import Convention
+
+
+class Codes(NamedTuple):
+    """The codes that a function gives."""
+
+    low: int
+    high: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class IntegerFunction(Convention):
+    """A function from codes to codes. `low` and `high` clamp its codes, as those of a product."""
+
+    exact: ClassVar[bool] = False
+    inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.uint8)
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        """Whether it computes `op`, called with `kwargs`."""
+        raise NotImplementedError
+
+    def check(self, x: Tensor, scale: Tensor, output_scale: Tensor, format: Integer | torch.dtype) -> Codes:
+        """The codes that it gives, of `format`. Raises for what it does not take."""
+        name = type(self).__name__
+        if x.dtype not in self.inputs:
+            known = " or ".join(map(str, self.inputs))
+            raise TypeError(f"{name}: codes must be {known}, got {x.dtype}; give codes of such a dtype")
+        for which, given in (("scale", scale), ("output_scale", output_scale)):
+            if given.numel() != 1:
+                raise ValueError(
+                    f"{name}: {which} must be one number of the whole tensor, got shape {tuple(given.shape)}; quantize "
+                    "with the block (-1, ...)"
+                )
+        if isinstance(format, torch.dtype):
+            info = torch.iinfo(format)
+            return Codes(info.min, info.max, format)
+        if not isinstance(format, Integer):
+            raise TypeError(
+                f"{name}: format must be a format of integers or torch.int16, got {spelling.shown(format)}; give one "
+                "such as hop.formats.INT8"
+            )
+        return Codes(format.low, format.high, format.dtype)
+
+    def whole(self, codes: Codes, *allowed: torch.dtype) -> None:
+        """Raise ValueError unless `codes` are all those of one of the dtypes."""
+        info = torch.iinfo(codes.dtype)
+        if codes.dtype not in allowed or (codes.low, codes.high) != (info.min, info.max):
+            raise ValueError(
+                f"{type(self).__name__}: format must hold all codes of {' or '.join(map(str, allowed))}, got "
+                f"{codes.low} to {codes.high} of {codes.dtype}; give such a format"
+            )
+
+    def finished(self, y: Tensor, scale: Tensor, zero_point: Tensor | int, codes: Codes) -> Tensor:
+        """Codes, int64, within their range and that of the activation."""
+        return self.clamp(y, scale, zero_point, codes).to(codes.dtype)  # type: ignore[arg-type]
+
+
+def one_of(value: Any, allowed: Sequence[Any], what: str) -> None:
+    if value not in allowed:
+        raise ValueError(f"{what} must be one of {tuple(allowed)}, got {value!r}; take one of them")
+
+
+def scalar(x: Tensor | int | float, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """A number or a tensor of one element, as a 0-d tensor."""
+    if isinstance(x, Tensor):
+        return x.reshape(()).to(dtype)
+    return torch.full((), x, dtype=dtype, device=like.device)

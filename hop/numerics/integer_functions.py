@@ -1,0 +1,33 @@
+"""Functions of integers, as integer runtimes compute them: from codes to codes, without floats.
+
+Every runtime has another softmax, GELU and norm. A convention is a frozen value, beside those of products in
+hop.requantization, and a field of hop.scale_rules.Static as they are:
+
+    TfliteSoftmax       of TFLite's reference kernels: 8 bits in gemmlowp's fixed point, 16 bits by two tables
+    TosaSoftmax         of TensorFlow's legalization to TOSA, 8 bits
+    IBertSoftmax        of I-BERT: a polynomial of degree two and shifts
+    TfliteTable         any function by TFLite's tables: 256 codes of 8 bits, 513 entries of 16 bits
+    TfliteSigmoid       sigmoid and tanh of 16 bits by TFLite's table of 256 entries
+    IBertLayerNorm      of I-BERT: sums of codes and an integer square root
+
+What a runtime finds in floats while it prepares, such as a multiplier or a table, is found from the scales in the same
+dtype; everything else is exact on int64. `codes` takes codes of int8, uint8 or int16 (I-BERT's int32, too), one scale
+and one zero point of the whole tensor, and gives codes of `format`: a format of hop.formats, or torch.int16 for all its
+codes.
+"""
+
+from hop.numerics.integer_convention import IntegerFunction
+from hop.numerics.integer_norms import IBertLayerNorm
+from hop.numerics.integer_softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
+from hop.numerics.integer_tables import FUNCTIONS, TfliteSigmoid, TfliteTable
+
+__all__ = [
+    "FUNCTIONS",
+    "IBertLayerNorm",
+    "IBertSoftmax",
+    "IntegerFunction",
+    "TfliteSigmoid",
+    "TfliteSoftmax",
+    "TfliteTable",
+    "TosaSoftmax",
+]
