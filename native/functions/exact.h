@@ -1,39 +1,24 @@
-// One number exactly: in float64 by the forms of hop/numerics/functions.py, moved a little to the side of the middle on
-// which the exact value lies (hard_cases.h), and rounded once. Slow; of the few numbers that evaluate.h does not decide.
+// One number exactly: its float64 value, moved a little to the side of the middle on which the exact value lies
+// (hard_cases.h), and rounded once. Slow; for the few numbers that evaluate.h does not decide.
 #pragma once
-#include <cmath>
-
-#include "functions/functions.h"
 #include "functions/hard_cases.h"
+#include "functions/wide.h"
 
 namespace hop::functions {
 
-// The function in float64, and how much of itself it may be off by, with room to spare.
-struct Wide {
-    double y, off;
-};
+inline double fraction(double x) { return x - std::floor(x); }
 
-inline Wide wide(Function f, double x) {
-    constexpr double few = 0x1p-50;
-    switch (f) {
-        case Function::exp: return {std::exp(x), few};
-        case Function::exp2: return {std::exp2(x), few};
-        case Function::log: return {std::log(x), few};
-        case Function::tanh: return {std::tanh(x), few};
-        case Function::erf: return {std::erf(x), few};
-        case Function::sigmoid: return {1 / (1 + std::exp(-x)), few};
-        case Function::rsqrt: return {1 / std::sqrt(x), few};
-        case Function::silu: return {x / (1 + std::exp(-x)), few};
-        case Function::gelu: {
-            const double below = x < -16 ? -16 : x < 0 ? x : 0;
-            return {x * std::erfc(x * -0.70710678118654757) / 2, (below * below + 4) * 0x1p-52};
-        }
-        case Function::gelu_tanh: {
-            const double v = -1.5957691216057308 * (x + 0.044715 * x * x * x);
-            return {x / (1 + std::exp(v)), ((v < 0 ? 0 : v > 128 ? 128 : v) + 2) * 0x1p-51};
-        }
+// What moves the float64 value y of x to the side of a middle on which the exact value lies.
+inline double toward(Function f, double x, const Wide& w) {
+    const Sides& s = kSides[static_cast<int>(f)];
+    if (!s.parts) return 1;
+    const double z = f == Function::log ? w.y : f == Function::tanh || f == Function::erf ? std::fabs(x) : x;
+    int part = 0;
+    if (s.parts > 1) {
+        const double at = fraction(z * s.split) * s.parts;
+        while (part < s.parts - 1 && !(at < part + 1)) ++part;
     }
-    return {0, 0};
+    return (fraction(z * s.factors[part]) < 0.5 ? w.off : -w.off) + 1;
 }
 
 }  // namespace hop::functions

@@ -19,7 +19,10 @@
 namespace hop {
 namespace functions {
 
-float exactly(Function f, float x) { return static_cast<float>(wide(f, x).y); }
+float exactly(Function f, float x) {
+    const Wide w = wide(f, x);
+    return static_cast<float>(w.y * toward(f, x, w));
+}
 
 }  // namespace functions
 

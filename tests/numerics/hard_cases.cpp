@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "functions/exact.h"
+#include "functions/wide.h"
 
 using namespace hop;
 using namespace hop::functions;

@@ -2,8 +2,8 @@
 
     python -m tests.numerics.polynomials
 
-Each polynomial passes through its function at Chebyshev nodes, found with 300 bits; the error that is left stands beside
-it, in powers of two.
+Each polynomial passes through its function at Chebyshev nodes, found with 300 bits; the error that is left stands
+beside it, in powers of two.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ FILE = Path(__file__).parents[2] / "native" / "functions" / "polynomials.h"
 
 
 def polynomial(f: Callable[[Any], Any], low: Any, high: Any, degree: int, around: Any = 0) -> list[Any]:
-    """Coefficients of powers of x - around, the lowest first, of the one through f at Chebyshev nodes of [low, high]."""
+    """Coefficients of powers of x - around, the lowest first, of the one through f at Chebyshev nodes of [low,
+    high]."""
     n = degree + 1
     nodes = [mpmath.cos(mpmath.pi * (k + mpf(0.5)) / n) for k in range(n)]
     x = [(high - low) / 2 * u + (high + low) / 2 - around for u in nodes]
@@ -70,10 +71,13 @@ def lines() -> list[str]:
         c = polynomial(over, low, low + mpf(0.25), degree, low + mpf(0.125))
         columns.append(c)
         worst = max(worst, error(over, c, low, low + mpf(0.25), low + mpf(0.125)))
-    text.append(f"// erf(x) / x by powers of x - (j / 4 + 1/8), a row for each power, a column for each j; 2^{worst:.1f}")
+    text.append(
+        f"// erf(x) / x by powers of x - (j / 4 + 1/8), a row for each power, a column for each j; 2^{worst:.1f}"
+    )
     rows = ",\n    ".join(spelled([columns[j][i] for j in range(16)]) for i in range(degree + 1))
     text.append(f"constexpr int kErfDegree = {degree};")
     text.append(f"constexpr double kErf[][16] = {{\n    {rows}}};")
+
     # Mills' ratio of the normal distribution: Phi(-t) e^(t^2/2), of u = (t - 3) / (t + 3), t from 0 to 14.5
     def mills(u: Any) -> Any:
         t = 3 * (1 + u) / (1 - u)
@@ -81,7 +85,9 @@ def lines() -> list[str]:
 
     low, high = mpf(-1), (mpf(14.5) - 3) / (mpf(14.5) + 3)
     c = polynomial(mills, low, high, 19)
-    text.append(f"// Phi(-t) e^(t^2 / 2) (t + 3), of u = (t - 3) / (t + 3), t up to 14.5; 2^{error(mills, c, low, high):.1f}")
+    text.append(
+        f"// Phi(-t) e^(t^2 / 2) (t + 3), of u = (t - 3) / (t + 3), t up to 14.5; 2^{error(mills, c, low, high):.1f}"
+    )
     text.append(f"constexpr double kMills[] = {spelled(c)};")
     return [*text, "", "}  // namespace hop::functions", ""]
 

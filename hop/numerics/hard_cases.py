@@ -1,0 +1,19 @@
+"""Which way a function lies from the middle of two float32s, where float64 may not tell: a hash of one bit,
+which is right for each such input, and anything for all others. Written by tests/numerics/hard_cases.py.
+
+`name: (split, factors)`. With fraction(v) = v - floor(v), z the input (of odd functions its magnitude; of the logarithm
+the float64 result): fraction(z * split) says which factor, of as many equal parts of 0..1 as there are factors; the
+value lies above, in magnitude, if fraction(z * factor) < 1/2. Products of inputs are exact, the same on each machine.
+"""
+
+BY_NAME: dict[str, tuple[float, tuple[float, ...]]] = {
+    "exp": (15021195.0, (45556196.0, 121317708.0)),
+    "exp2": (938824.6875, (430406.5, 12125789.375)),
+    "log": (15821209.8125, (6483018.875, 11767058.875, 9957321.0625, 314500.25, 8709453.25, 1458838.0, 13204306.1875)),
+    "tanh": (0.0, (25439198.0,)),
+    "erf": (0.0, (-7417240.4375,)),
+    "sigmoid": (0.0, (-131.6813201904297,)),
+    "gelu": (172505793.0, (124369704.0, 265259892.0, 36282038.0)),
+    "gelu_tanh": (8561585.0, (226359734.0, 248000799.0, 149903840.0)),
+    "silu": (172505793.0, (150609201.0, 246956748.0, 184047384.0, 188956469.0)),
+}
