@@ -236,6 +236,34 @@ HOP_API void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint
 // bfloat16 or float16, of FloatDtype, and may be y.
 HOP_API int hop_function(int32_t function, int32_t dtype, const void* x, float* y, int64_t n, int32_t threads);
 
+// ---- rows: what lies between products, computed in float32 and cast or quantized while it lies in the cache, bit for bit
+// as hop/impls/scaled/families says
+
+enum RowOperation { HOP_FUNCTION = 0, HOP_GATED, HOP_LAYER_NORM, HOP_RMS_NORM, HOP_SOFTMAX, HOP_LOG_SOFTMAX };
+
+// Of HOP_FUNCTION and HOP_GATED; up to HOP_SILU as native/functions/functions.h counts them.
+enum RowFunction {
+    HOP_EXP = 0, HOP_EXP2, HOP_LOG, HOP_TANH, HOP_ERF, HOP_SIGMOID, HOP_RSQRT, HOP_GELU, HOP_GELU_TANH, HOP_SILU,
+    HOP_HARDSIGMOID, HOP_HARDSWISH, HOP_LEAKY_RELU
+};
+
+struct hop_rows {
+    int32_t operation, function;
+    double number;          // eps of norms, the slope of HOP_LEAKY_RELU
+    int64_t count, length;  // rows, and elements of each: those that are summed
+    // of FloatDtype; of `result` if there is no quantizer
+    int32_t dtype, other_dtype, weight_dtype, bias_dtype, result_dtype;
+    const hop_quantizer* quantizer;  // nullptr: the result is of floats
+    hop_blocks blocks;               // of all elements; tile_rows is 1 unless scales are given
+};
+
+// x, and of HOP_GATED the other factor, lie in contiguous memory, and so does the result: floats, or codes, with scale and
+// second as of hop_quantize. weight and bias, of norms, have `length` elements, or are null pointers. HOP_UNSUPPORTED for
+// HOP_TWO_LEVEL with one amax of the tensor that is not given.
+HOP_API int hop_compute_rows(const struct hop_rows* rows, const void* x, const void* other, const void* weight,
+                             const void* bias, const void* given_scale, int32_t given_codes,
+                             const uint8_t* given_zero_point, void* result, void* scale, void* second, int32_t threads);
+
 // ---- a step of an optimizer, in float32, bit for bit that of hop/optim/updates.py
 
 enum UpdateRule { HOP_ADAM = 0, HOP_SGD = 1, HOP_LION = 2 };

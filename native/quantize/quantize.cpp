@@ -37,6 +37,7 @@ namespace {
 #include "quantize/noise_plain.h"
 #include "common/transpose.h"
 #include "common/transpose_lines.h"
+#include "quantize/strip.h"
 #include "quantize/run.h"
 #include "quantize/product.h"
 }  // namespace
@@ -55,6 +56,7 @@ namespace {
 #include "quantize/noise_plain.h"
 #include "common/transpose.h"
 #include "common/transpose_lines.h"
+#include "quantize/strip.h"
 #include "quantize/run.h"
 #include "quantize/product.h"
 }  // namespace
@@ -80,6 +82,7 @@ namespace {
 #include "quantize/noise_avx512.h"
 #include "common/transpose.h"
 #include "common/transpose_lines.h"
+#include "quantize/strip.h"
 #include "quantize/run.h"
 #include "quantize/product.h"
 }  // namespace

@@ -45,6 +45,10 @@ const Operator kOperators[] = {
      boxed<step_>},
     {"noise", "(Tensor seed, SymInt[] shape, int stream) -> Tensor", boxed<noise>},
     {"function", "(Tensor x, str name) -> Tensor", boxed<function>},
+    {"rows",
+     "(Tensor x, Tensor? other, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? zero_point, str description) -> "
+     "Tensor[]",
+     boxed<rows>},
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };
 

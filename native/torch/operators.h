@@ -13,5 +13,6 @@ void step_(StableIValue* values, uint64_t count);
 void noise(StableIValue* values, uint64_t count);
 void pack(StableIValue* values, uint64_t count);
 void function(StableIValue* values, uint64_t count);
+void rows(StableIValue* values, uint64_t count);
 
 }  // namespace hop::torch

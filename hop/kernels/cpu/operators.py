@@ -105,7 +105,14 @@ def _function(x: Tensor, name: str) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.float32)
 
 
-_FAKES |= {"step_": lambda *args: None, "noise": _noise, "function": _function}
+def _rows(x: Tensor, *rest: Any) -> list[Tensor]:
+    words, _, quantizer = rest[-1].partition(" quantizer ")
+    if quantizer:
+        return _buffers(x, quantizer)
+    return [x.new_empty(x.shape, dtype=getattr(torch, _words(words).get("result", "float32")))]
+
+
+_FAKES |= {"step_": lambda *args: None, "noise": _noise, "function": _function, "rows": _rows}
 _FAKES |= {"quantize": _quantize, "quantize_product": _quantize, "dequantize": _dequantize}
 
 
@@ -183,5 +190,8 @@ noise: Callable[..., Tensor] = _missing
 """(seed, shape, stream): random bytes."""
 function: Callable[..., Tensor] = _missing
 """(x, name): a function of hop.numerics.functions, float32, of each element of x, float32, bfloat16 or float16."""
+rows: Callable[..., list[Tensor]] = _missing
+"""(x, other, weight, bias, scale, zero_point, description): a function, a gated product, a norm or softmax of rows:
+floats, or codes, scales, and zero points or the amax of two levels; native/torch/rows.cpp."""
 pack: Callable[..., Tensor] = _missing
 """(codes, description): a matrix of codes as of hop.layouts.Tiled."""

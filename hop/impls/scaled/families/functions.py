@@ -13,10 +13,12 @@ from torch import Tensor
 
 from hop.compat import tracing
 from hop.dispatch.gated import GELU_MUL, SILU_MUL
+from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import FUNCTION, GATED, aten
 from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning, elementwise
+from hop.impls.scaled.native_rows import ROWS
 from hop.impls.scaled.operands import plain
 from hop.impls.scaled.outputs import by_integers, finish, given_buffers
 from hop.numerics import copies, functions, memory_format
@@ -136,7 +138,18 @@ def _taken(table: Tensor, call: Call) -> Tensor:
     return table.index_select(0, places.reshape(-1)).reshape(places.shape)
 
 
+def _reference(call: Call) -> Any:
+    known = _buffers(call)
+    return finish(call, _function(call)) if known is None else known
+
+
+def _declines_table(call: Call) -> str | None:
+    return None if _of_all_codes(call) is not None else "for integers with one scale"
+
+
+TABLE = Kernel("table of codes", _declines_table, _reference)
+
 MEANINGS = {
-    FUNCTION: Meaning(_function, places=elementwise, buffers=_buffers),
-    GATED: Meaning(_gated, places=elementwise),
+    FUNCTION: Meaning(_function, places=elementwise, buffers=_buffers, kernels=(TABLE, ROWS)),
+    GATED: Meaning(_gated, places=elementwise, kernels=(ROWS,)),
 }

@@ -13,6 +13,7 @@ from hop.compat import tracing
 from hop.dispatch.operators import SOFTMAX, aten
 from hop.impls.scaled.calls import Call, compute_dtype, values
 from hop.impls.scaled.family import Meaning, Places
+from hop.impls.scaled.native_rows import ROWS
 from hop.impls.scaled.outputs import by_integers
 from hop.numerics import functions, row_sums
 
@@ -65,4 +66,4 @@ def _buffers(call: Call) -> list[Tensor] | None:
     return by_integers(call, dim=call.args[1])
 
 
-MEANINGS = {SOFTMAX: Meaning(_softmax, places=_places, check=_check, buffers=_buffers)}
+MEANINGS = {SOFTMAX: Meaning(_softmax, places=_places, check=_check, buffers=_buffers, kernels=(ROWS,))}

@@ -1,0 +1,136 @@
+"""scaled by the native kernels of rows: functions, gated products, norms and softmax, quantized in the same pass."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat import eager, tracing
+from hop.dispatch.kernel import Kernel
+from hop.dispatch.operand import Operand
+from hop.dispatch.operators import FUNCTION, GATED, NORM, aten
+from hop.dispatch.plan import Plan
+from hop.impls.scaled.calls import Call, compute_dtype, fitted, integer_function, values
+from hop.kernels.cpu import native, rows
+from hop.kernels.cpu import operators as native_operators
+from hop.numerics import memory_format
+from hop.numerics.quantizer import Quantizer
+
+_FUNCTIONS = {
+    aten.exp.default: "exp",
+    aten.exp2.default: "exp2",
+    aten.log.default: "log",
+    aten.tanh.default: "tanh",
+    aten.erf.default: "erf",
+    aten.sigmoid.default: "sigmoid",
+    aten.rsqrt.default: "rsqrt",
+    aten.silu.default: "silu",
+    aten.hardsigmoid.default: "hardsigmoid",
+    aten.hardswish.default: "hardswish",
+    aten.leaky_relu.default: "leaky_relu",
+    torch.ops.hop.silu_mul.default: "silu",
+}
+_LOG = (aten.log_softmax.int, aten._log_softmax.default)
+
+
+def operation(call: Call) -> rows.Operation | str:
+    """What a call computes of rows, or why it is none of what the kernels compute."""
+    family = call.roles.family
+    if family in (FUNCTION, GATED):
+        name = _FUNCTIONS.get(call.op) or ("gelu_tanh" if call.kwargs.get("approximate") == "tanh" else "gelu")
+        slope = (*call.args, 0.01)[1] if name == "leaky_relu" else None
+        return rows.Operation("gated" if family is GATED else "function", name, None if slope is None else float(slope))
+    ndim = call.args[0].dim()
+    if family is NORM:
+        if call.op is aten.batch_norm.default:
+            return "rows of batch_norm have no sums"
+        is_rms = call.op is aten.rms_norm.default
+        eps = (*call.args, None, None, None)[3 if is_rms else 4]
+        default = torch.finfo(torch.float32).eps if is_rms else 1e-5
+        name = "rms_norm" if is_rms else "layer_norm"
+        return rows.Operation(name, number=default if eps is None else float(eps), sums=len(call.args[1]))
+    if ndim == 0 or call.args[1] % ndim != ndim - 1:
+        return "for softmax of the last dimension"
+    return rows.Operation("log_softmax" if call.op in _LOG else "softmax", sums=1)
+
+
+def _others(call: Call) -> tuple[Any, Any, Any]:
+    """The other factor, the weight and the bias."""
+    if call.roles.family is GATED:
+        return call.args[1], None, None
+    if call.roles.family is not NORM:
+        return None, None, None
+    weight = (*call.args, None)[2]
+    return None, weight, None if call.op is aten.rms_norm.default else (*call.args, None, None)[3]
+
+
+def _declines(call: Call) -> str | None:
+    if (reason := native.declines_here()) is not None:
+        return reason
+    if call.device.type != "cpu":
+        return f"for the CPU, and the operands are on {call.device}"
+    if compute_dtype(call) != torch.float32:
+        return "computes in float32, and an operand is float64"
+    made = operation(call)
+    if isinstance(made, str):
+        return made
+    x, (other, weight, bias) = call.args[0], _others(call)
+    if integer_function(call.output) is not None:
+        return "the output is found from integers"
+    shape = tracing.hints(x.shape)
+    if shape is None or 0 in shape:
+        return f"for rows of known sizes that are not empty, not {tuple(x.shape)}"
+    if other is not None and tracing.hints(other.shape) != shape:
+        return f"for two factors of one shape, not {tuple(x.shape)} and {tuple(other.shape)}"
+    plain = [t for t in (x, other, weight, bias) if isinstance(t, Tensor)]
+    for t in plain:
+        if t.dtype not in rows.FLOATS:
+            return f"for float32, bfloat16 and float16, not {t.dtype}"
+        if (reason := native.declines_tensor("an operand", t)) is not None:
+            return reason
+    if any(memory_format.is_channels_last(t) for t in plain):
+        return "an operand lies with its channels last"
+    given = call.output_scale is not None
+    return rows.declines_output(made, call.output, shape, given)
+
+
+def _floats(x: Any) -> Any:
+    return values(x, torch.float32) if isinstance(x, Operand) else x
+
+
+def _run(call: Call) -> Any:
+    made = operation(call)
+    assert not isinstance(made, str)
+    x, *others = (_floats(t) for t in (call.args[0], *_others(call)))
+    codes = isinstance(call.output, Quantizer)
+    scale, zero_point = fitted(call, x.shape) if codes else (None, None)
+    if zero_point is not None:
+        format: Any = call.output.format  # type: ignore[union-attr]
+        whole = zero_point.round() if zero_point.is_floating_point() else zero_point
+        zero_point = whole.clamp(format.min, format.max).to(format.dtype)
+    result = native_operators.rows(x, *others, scale, zero_point, rows.description(made, call.output))
+    return result if codes else result[0]
+
+
+def _planned(call: Call, general: Plan) -> Plan | None:
+    """For plain operands, and scales that are found."""
+    made, operands = operation(call), (call.args[0], *_others(call))
+    if isinstance(made, str) or call.output_scale is not None or any(isinstance(t, Operand) for t in operands):
+        return None
+    places = [None if t is None else i for t, i in zip(operands, (0, 1, 2, 3), strict=True)]
+    words, codes = rows.description(made, call.output), isinstance(call.output, Quantizer)
+    compute, below = torch.ops.hop_native.rows.default, eager.below_autograd
+
+    def run(*given: Any) -> Any:
+        others = [None if i is None else given[i] for i in places]
+        try:
+            with below():
+                result = compute(*others, None, None, words)
+        except RuntimeError:  # which `general` gives the reason of
+            return general(*given)
+        return result if codes else result[0]
+
+    return run
+
+
+ROWS = Kernel("native rows", _declines, _run, _planned, native=True)

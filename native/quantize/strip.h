@@ -1,0 +1,102 @@
+// A strip of a tensor by one thread. Included in a namespace (isa.h).
+
+template <class T>
+static void encode_unit(const QuantizeCall& c, const Strip& strip, const Unit& u, const Factors& f, bool known) {
+    const hop_quantizer& q = c.q;
+    const hop_blocks& g = c.blocks;
+    const Encoder encoder(q);
+    const int32_t per_byte = codes_per_byte(q);
+    const int64_t row_bytes = divide_up(g.cols, per_byte), size = g.tile_cols;
+    const auto* x = static_cast<const typename T::Word*>(c.x);
+    uint8_t held[kColumns];
+    Columns columns;
+    if (size == 1 && q.format == HOP_INTEGER) columns.set(q, f, u.cols);
+    for (int64_t r = 0; r < u.rows; ++r) {
+        const int64_t row = strip.row + u.row + r;
+        for (int64_t done = 0; done < u.cols; done += kColumns) {
+            const int64_t n = least(kColumns, u.cols - done), col = strip.col + u.col + done;
+            const auto* words = x + row * g.row_stride + col;
+            const uint8_t* noise = c.noise ? c.noise + row * g.cols + col : nullptr;
+            uint8_t* out = c.codes + row * row_bytes + col / per_byte;
+            uint8_t* codes = per_byte > 1 ? held : out;
+            if (size > 1 && !noise && encode_quickly<T>(q, encoder.f, words, n, size, f, known, out)) continue;
+            if (size > 1 && noise && encode_with_noise<T>(q, words, n, size, f, known, noise, codes)) {
+            } else if (size == 1) {
+                encoder.columns<T>(words, n, f, &columns, noise, codes);
+            } else if (noise && q.format == HOP_FLOAT) {
+                encoder.with<T>(words, n, size, f, noise, codes);
+            } else {
+                for (int64_t at = 0, i = 0; at < n; at += size, ++i) {
+                    const Run run{f.by[i], f.divides, known, f.zero ? code_of_zero(q, f.zero[i]) : q.zero};
+                    encoder.run<T>(words + at, least(size, n - at), run, noise ? noise + at : nullptr, codes + at);
+                }
+            }
+            if (per_byte > 1) pack(held, n, q.bits, out);
+        }
+    }
+}
+
+// What is known of a strip's blocks, and what follows.
+struct Room {
+    Stats stats, part;
+    Factors factors;
+
+    static size_t bytes(int64_t blocks) { return size_t(padded(blocks)) * 53; }
+    static int64_t padded(int64_t blocks) { return divide_up(blocks, 16) * 16; }
+    Room(char* memory, int64_t blocks, bool affine) {
+        const int64_t n = padded(blocks);
+        stats = Stats::at(memory, n);
+        part = Stats::at(memory + 24 * n, n);
+        factors.by = reinterpret_cast<float*>(memory + 48 * n);
+        factors.zero = affine ? reinterpret_cast<uint8_t*>(memory + 52 * n) : nullptr;
+        factors.divides = true;
+    }
+};
+
+HOP_INLINE bool measures(const QuantizeCall& c) { return !c.given_scale ? true : c.q.rule == HOP_TWO_LEVEL; }
+
+// Whether a NaN is all that a block's scale shall be.
+HOP_INLINE bool keeps_nan_of_blocks(const hop_quantizer& q) { return q.rule == HOP_MICROSCALING && q.rounding != HOP_MX_RCEIL; }
+
+// NaN for the amax of each block of a strip that has one.
+template <class T>
+static void mark_nan(const QuantizeCall& c, const Strip& s, float* high) {
+    const hop_blocks& g = c.blocks;
+    const auto* x = static_cast<const typename T::Word*>(c.x);
+    for (int64_t r = 0; r < s.rows; ++r) {
+        const auto* row = x + (s.row + r) * g.row_stride + s.col;
+        for (int64_t i = 0; i < s.cols; ++i) {
+            const float v = T::widen(row[i]);
+            if (v != v) high[i / g.tile_cols] = v;
+        }
+    }
+}
+
+template <class T>
+static void find_factors(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room) {
+    if (measures(c)) {
+        if (keeps_nan_of_blocks(c.q) && !room.stats.known) mark_nan<T>(c, s, room.stats.high);
+        find_scales<T>(c, room.stats, s.first, s.count, outer, room.factors);
+    } else {
+        take_scales(c, s.first, s.count, room.factors);
+    }
+    if (c.given_scale) room.stats.known = false;
+}
+
+// A strip by one thread.
+template <class T>
+static void quantize_strip(const QuantizeCall& c, const Strip& s, const TwoLevel* outer, Room& room) {
+    if (measures(c)) {
+        const Units units(s);
+        const int64_t count = units.size();
+        room.stats.clear(s.count, c.q.rule);
+        if (count == 1) measure<T>(c, s, units[0], room.stats);
+        for (int64_t i = 0; count > 1 && i < count; ++i) {
+            room.part.clear(s.count, c.q.rule);
+            measure<T>(c, s, units[i], room.part);
+            room.stats.merge(room.part, s.count, c.q.rule);
+        }
+    }
+    find_factors<T>(c, s, outer, room);
+    encode_unit<T>(c, s, Unit{0, s.rows, 0, s.cols}, room.factors, room.stats.known);
+}
