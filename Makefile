@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint $(VENV)/constraints.txt
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-levels test-exhaustive daily bench docs tables lint gpu gpu-here sanitize test-aarch64 wheel test-wheel clean
+.PHONY: help demo test test-all test-levels test-exhaustive test-functions daily bench docs tables lint gpu gpu-here sanitize test-aarch64 wheel test-wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -69,10 +69,14 @@ test-levels: $(VENV)/dev ## what depends on the CPU, taking it for each level th
 test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what test-all takes samples of (hours; PART=3/40: one part of forty)
 	@$(PYTEST) -m exhaustive $(PART:%=--part %)
 
+test-functions: $(VENV)/dev ## elementary functions of all 2^32 float32, at each level that the CPU has, by checksums
+	@$(PY) -W ignore -m tests.numerics.all_floats
+
 # What takes too long for each change: one of them a day, in turn, so that none is ever old. Some minutes each.
 DAY := $(shell expr $$(date +%s) / 86400)
 DAILY := test,TORCH=2.11.0 test-levels,LEVEL=portable test-exhaustive sanitize test,TORCH=2.15.0 \
-	test-levels,LEVEL=avx2 test-exhaustive test-levels,LEVEL=avx512_vnni test-aarch64
+	test-levels,LEVEL=avx2 test-exhaustive test-levels,LEVEL=avx512_vnni test-aarch64 \
+	test-functions
 daily: ## one of the long checks, by the date: versions of torch, levels of CPU, the sanitizers, AArch64, parts of the exhaustive suite
 	@set -- $(DAILY); turn=$$(( $(DAY) % $$# )); round=$$(( $(DAY) / $$# )); shift $$turn; \
 	set -- $$(echo $$1 | tr , ' '); \
