@@ -33,11 +33,16 @@ _FUNCTIONS = {
 _LOG = (aten.log_softmax.int, aten._log_softmax.default)
 
 
+def function_of(call: Call) -> str:
+    """What a call of FUNCTION or GATED computes: a function of hop.numerics.functions, or one of sums and products."""
+    return _FUNCTIONS.get(call.op) or ("gelu_tanh" if call.kwargs.get("approximate") == "tanh" else "gelu")
+
+
 def operation(call: Call) -> rows.Operation | str:
     """What a call computes of rows, or why it is none of what the kernels compute."""
     family = call.roles.family
     if family in (FUNCTION, GATED):
-        name = _FUNCTIONS.get(call.op) or ("gelu_tanh" if call.kwargs.get("approximate") == "tanh" else "gelu")
+        name = function_of(call)
         slope = (*call.args, 0.01)[1] if name == "leaky_relu" else None
         return rows.Operation("gated" if family is GATED else "function", name, None if slope is None else float(slope))
     ndim = call.args[0].dim()

@@ -12,42 +12,22 @@ import torch
 from torch import Tensor
 
 from hop.compat import tracing
-from hop.dispatch.gated import GELU_MUL, SILU_MUL
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import FUNCTION, GATED, aten
+from hop.dispatch.operators import FUNCTION, GATED
 from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning, elementwise
-from hop.impls.scaled.native_rows import ROWS
+from hop.impls.scaled.native_rows import ROWS, function_of
 from hop.impls.scaled.operands import plain
 from hop.impls.scaled.outputs import by_integers, finish, given_buffers
 from hop.numerics import copies, functions, memory_format
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static
 
-_NAMES = {
-    aten.exp.default: "exp",
-    aten.exp2.default: "exp2",
-    aten.log.default: "log",
-    aten.tanh.default: "tanh",
-    aten.erf.default: "erf",
-    aten.sigmoid.default: "sigmoid",
-    aten.rsqrt.default: "rsqrt",
-    aten.silu.default: "silu",
-    SILU_MUL: "silu",
-}
-
-
-def function_name(call: Call) -> str | None:
-    """Which of hop.numerics.functions a call computes; None for one that is made of sums and products."""
-    if call.op in (aten.gelu.default, GELU_MUL):
-        return "gelu_tanh" if call.kwargs.get("approximate", "none") == "tanh" else "gelu"
-    return _NAMES.get(call.op)
-
 
 def _applied(call: Call, x: Tensor) -> Tensor:
-    name = function_name(call)
-    return _PIECEWISE[call.op](x, *call.args[1:]) if name is None else functions.apply(name, x)
+    name = function_of(call)
+    return functions.apply(name, x) if name in functions.NAMES else _PIECEWISE[name](x, *call.args[1:])
 
 
 def _hardsigmoid(x: Tensor) -> Tensor:
@@ -66,10 +46,10 @@ def _leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
     return torch.where(x > 0, x, x * slope)
 
 
-_PIECEWISE: dict[Any, Callable[..., Tensor]] = {
-    aten.hardsigmoid.default: _hardsigmoid,
-    aten.hardswish.default: _hardswish,
-    aten.leaky_relu.default: _leaky_relu,
+_PIECEWISE: dict[str, Callable[..., Tensor]] = {
+    "hardsigmoid": _hardsigmoid,
+    "hardswish": _hardswish,
+    "leaky_relu": _leaky_relu,
 }
 
 
