@@ -130,7 +130,7 @@ HOP_INLINE float decode_float(uint32_t code, const FloatFormat& f) {
 // ---- scales
 
 // e4m3, of blocks under HOP_TWO_LEVEL.
-static FloatFormat inner_format() {
+[[maybe_unused]] static FloatFormat inner_format() {
     hop_quantizer e4m3{};
     e4m3.bits = 8, e4m3.mantissa_bits = 3, e4m3.bias = 7, e4m3.largest = 0x7e, e4m3.keeps_nan = 1;
     return float_format(e4m3);
