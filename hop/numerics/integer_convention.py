@@ -32,6 +32,10 @@ class IntegerFunction(Convention):
         """Whether it computes `op`, called with `kwargs`."""
         raise NotImplementedError
 
+    def output_units(self, format: Integer | torch.dtype) -> tuple[float, int] | None:
+        """The only scale and zero point of its codes; None where it gives codes for any."""
+        return None
+
     def check(self, x: Tensor, scale: Tensor, output_scale: Tensor, format: Integer | torch.dtype) -> Codes:
         """The codes that it gives, of `format`. Raises for what it does not take."""
         name = type(self).__name__

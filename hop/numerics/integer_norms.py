@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hop.compat import tracing
 from hop.compat.eager import OpOverload
 from hop.numerics import fixed_point as fp
 from hop.numerics import spelling
@@ -65,6 +66,8 @@ class IBertLayerNorm(IntegerFunction):
                     f"IBertLayerNorm: {name} must have shape {(n,)}, got {tuple(given.shape)}; give one number for "
                     "each code of a row"
                 )
+        if tracing.known_equal(n, 0):
+            return x.to(codes.dtype)
         wide = torch.float64
         unit = torch.full((), n, dtype=wide, device=x.device).sqrt() / 2.0**30
         y = _normalized(x.to(torch.int64) - scalar(zero_point, x, torch.int64), n, self.shift)

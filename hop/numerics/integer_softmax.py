@@ -70,7 +70,7 @@ class Softmax(IntegerFunction):
         raise NotImplementedError
 
     def output_units(self, format: Integer | torch.dtype) -> tuple[float, int]:
-        """The scale and the zero point of its codes."""
+        """The scale and the zero point of its codes, of codes of 8 bits; of 16 bits they are 2^-15 and 0."""
         low, bits = _units(format if isinstance(format, torch.dtype) else format.dtype)
         return 2.0**-bits, low
 
@@ -106,10 +106,6 @@ class TfliteSoftmax(Softmax):
             self.whole(codes, torch.int16)
         else:
             self.whole(codes, dtype, torch.int16)
-
-    def output_units(self, format: Integer | torch.dtype) -> tuple[float, int]:
-        """The scale and the zero point of its codes, for codes of 8 bits; of 16 bits they are 2^-15 and 0."""
-        return super().output_units(format)
 
     def shares(self, steps: Tensor, scale: Tensor, dim: int, dtype: torch.dtype, out: torch.dtype) -> Tensor:
         beta = scalar(self.beta, scale, torch.float32)

@@ -116,58 +116,18 @@ class TfliteTable(IntegerFunction):
         return table.index_select(0, (index - low).reshape(-1)).reshape(x.shape)
 
 
+# fmt: off
 _RAISED = (  # entries of TFLite's table that are one above the nearest number
-    4,
-    8,
-    12,
-    14,
-    15,
-    16,
-    17,
-    19,
-    20,
-    21,
-    22,
-    25,
-    27,
-    28,
-    29,
-    30,
-    31,
-    33,
-    34,
-    35,
-    37,
-    39,
-    40,
-    41,
-    43,
-    44,
-    45,
-    46,
-    49,
-    50,
-    54,
-    62,
-    63,
-    64,
-    66,
-    82,
-    86,
-    93,
-    100,
-    103,
-    112,
-    116,
-    135,
-    255,
+    4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45, 46, 49,
+    50, 54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135, 255,
 )
+# fmt: on
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteSigmoid(IntegerFunction):
     """sigmoid or tanh of int16 codes, by a straight line between entries of one table: sigmoid(n / 24), n from 0 to
-    255, in units of 2^-16, 45 of them one above the nearest number, as TFLite's table has them. The zero points are 0,
+    255, in units of 2^-16, 44 of them one above the nearest number, as TFLite's table has them. The zero points are 0,
     the output's scale is 2^-15."""
 
     function: str = "sigmoid"
@@ -177,6 +137,9 @@ class TfliteSigmoid(IntegerFunction):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self.function, ("sigmoid", "tanh"), "TfliteSigmoid: function")
+
+    def output_units(self, format: Integer | torch.dtype) -> tuple[float, int]:
+        return 2.0**-15, 0
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _OPERATORS[self.function]

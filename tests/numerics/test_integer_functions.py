@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hop
 from hop.numerics import spelling
-from hop.numerics.formats import INT8, UINT8
+from hop.numerics.formats import INT4, INT8, UINT8
 from hop.numerics.integer_functions import (
     FUNCTIONS,
     IBertLayerNorm,
@@ -96,6 +96,32 @@ def test_ibert_softmax(dtype: torch.dtype, exp_max: float) -> None:
     for x, scale in rows(dtype, 4, LENGTHS):
         want = [exact.ibert_8(row, scale, exp_max, low) for row in x.tolist()]
         assert codes(IBertSoftmax(exp_max=exp_max), x, scale).tolist() == want
+
+
+def test_softmax_of_long_rows() -> None:
+    """Where TFLite stops, sums of 512 times the largest and more, up to the longest rows."""
+    for n in (512, 4095, 4096):
+        for scale in (0.002, 0.1):
+            x = torch.from_numpy(rng(14).integers(-128, 128, (3, n))).to(torch.int8)
+            x[1], x[2], x[2, 5] = 77, -128, 127
+            table, listed = exact.exp_table(scale, 1.0), x.tolist()
+            want = [exact.tflite_8(row, scale, 1.0, -128, 8, table) for row in listed]
+            assert codes(TfliteSoftmax(), x, scale).tolist() == want
+            want = [exact.ibert_8(row, scale, 1.0, -128) for row in listed]
+            assert codes(IBertSoftmax(), x, scale).tolist() == want
+            if n < 4096:
+                want = [exact.tosa_8(row, scale, 1.0, table) for row in listed]
+                assert codes(TosaSoftmax(), x, scale).tolist() == want
+            wide = x.to(torch.int16) * 199
+            want = [exact.tflite_16(row, scale / 256, 1.0) for row in wide.tolist()]
+            assert codes(TfliteSoftmax(), wide, scale / 256).tolist() == want
+    for convention, dtype in (
+        (TfliteSoftmax(), torch.int8),
+        (TfliteSoftmax(), torch.uint8),
+        (TosaSoftmax(), torch.int8),
+    ):
+        with pytest.raises(ValueError, match=r"must have at most 409[56] elements"):
+            codes(convention, torch.zeros(4097, dtype=dtype), 0.1)
 
 
 @pytest.mark.parametrize("convention", [TfliteSoftmax(), TosaSoftmax(), IBertSoftmax()])
@@ -300,9 +326,32 @@ def test_scaled_gives_their_codes(convention: Any, op: Any, args: Any) -> None:
     for route in (program.module(), program.run_decompositions(hop.decompositions()).module()):
         assert torch.equal(route(codes), want)
     assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(codes), want)
+    assert torch.equal(make_fx(model)(codes)(codes), want)
 
 
 INPUT = Quantizer(INT8, (-1,), Static(affine=True))
+
+
+@pytest.mark.parametrize("convention", [TfliteTable(), IBertLayerNorm()])
+def test_packed_codes(convention: Any) -> None:
+    """Codes of less than a byte, on either side."""
+    op, args = (aten.gelu.default, ()) if isinstance(convention, TfliteTable) else (aten.layer_norm.default, ([24],))
+    for format in (INT8, INT4):
+        x = hop.quantize(Quantizer(format, (-1,)), torch.from_numpy(rng(15).normal(size=(5, 24))).float())
+        own, scale = torch.round(hop.dequantize(x) / x.scale).to(torch.int8), torch.tensor(0.2)
+        y = hop.scaled(op, Quantizer(INT4, (-1,), Static(requantize=convention)), x, *args, output_scale=scale)
+        want = convention.codes(own, x.scale, 0, scale, 0, INT4)
+        assert torch.equal(y.codes, INT4.pack(want)) and len(want.unique()) > 4
+        assert torch.equal(hop.dequantize(y), want * scale)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
+def test_no_codes(shape: tuple[int, int]) -> None:
+    x = hop.quantize(hop.presets.INT8_TENSOR, torch.zeros(shape))
+    units = {"output_scale": OUT, "output_zero_point": torch.tensor(-128, dtype=torch.int8)}
+    for convention, op, args in CALLS:
+        given = ([shape[-1]],) if op is aten.layer_norm.default else args
+        assert hop.scaled(op, output(convention), x, *given, **units).codes.shape == shape
 
 
 def test_their_gradients_are_the_functions() -> None:
@@ -328,3 +377,19 @@ def test_what_scaled_does_not_take() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             hop.scaled(op, output(rule), *args, **units)
+
+
+def test_units_are_those_of_the_convention() -> None:
+    """A softmax gives shares of 256 from the least code on: by any other scale they would be other numbers."""
+    x = hop.quantize(hop.presets.INT8_TENSOR, torch.randn(4, 24))
+    for rule in (TfliteSoftmax(), TosaSoftmax(), IBertSoftmax()):
+        for scale, zero in ((0.1, -128), (1 / 256, 0)):
+            given = {"output_scale": torch.tensor(scale), "output_zero_point": torch.tensor(zero, dtype=torch.int8)}
+            for _ in "ab":
+                with pytest.raises(ValueError, match=r"must be 0.00390625 and -128, in which .*Softmax gives"):
+                    hop.scaled(aten.softmax.int, output(rule), x, -1, **given)
+        symmetric = Quantizer(INT8, (-1,), Static(requantize=rule))
+        with pytest.raises(ValueError, match=r"got 0.00390625 and 0; give these by Static\(affine=True"):
+            hop.scaled(aten.softmax.int, symmetric, x, -1, output_scale=OUT)
+        with pytest.raises(ValueError, match="format must hold all codes"):
+            hop.scaled(aten.softmax.int, Quantizer(INT4, (-1,), Static(requantize=rule)), x, -1, output_scale=OUT)

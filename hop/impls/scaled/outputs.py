@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from hop.buffers.operators import quantize_buffers
-from hop.impls.scaled.calls import Call, fitted, integer_function
+from hop.compat import eager
+from hop.compat.memory import PLAIN
+from hop.impls.scaled.calls import OUTPUT_NAMES, Call, fitted, integer_function
 from hop.impls.scaled.operands import plain, spread
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies, memory_format
+from hop.numerics.integer_convention import IntegerFunction
 
 
 def finish(call: Call, y: Tensor) -> Any:
@@ -38,10 +41,15 @@ def requantized(call: Call, found: Sum) -> list[Tensor]:
     if len(stored) > 1:
         zero = spread(stored[1], block, shape).to(torch.int32)
     codes = q.scale.requantization.codes(found.total, found.lhs, found.rhs, scale, zero, q.format)
+    return [_laid_out(q, codes, shape), *stored]
+
+
+def _laid_out(q: Any, codes: Tensor, shape: list[int]) -> Tensor:
+    """Codes of a result of `shape` as the buffer that `q` stores."""
     if q.keeps_memory_format():
-        return [memory_format.dense(codes), *stored]
+        return memory_format.dense(codes)
     codes = codes.contiguous()
-    return [q.format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes, *stored]
+    return q.format.pack(codes.reshape(shape or [1])) if q.per_byte() > 1 else codes
 
 
 def by_integers(call: Call, **options: Any) -> list[Tensor] | None:
@@ -55,7 +63,26 @@ def by_integers(call: Call, **options: Any) -> list[Tensor] | None:
     stored = given_buffers(call, list(own.shape))
     zero = stored[1] if len(stored) > 1 else q.format.zero
     codes = convention.codes(own.codes, own.scale, own.zero, stored[0], zero, q.format, **options)  # type: ignore[attr-defined]
-    return [memory_format.dense(codes) if q.keeps_memory_format() else codes.contiguous(), *stored]
+    _check_units(call, convention, stored[0], zero)
+    return [_laid_out(q, codes, list(own.shape)), *stored]
+
+
+def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: Tensor | int) -> None:
+    """Raise for a scale or a zero point that the convention's codes do not have, where the numbers are at hand."""
+    q: Any = call.output
+    units = convention.output_units(q.format)
+    given = [t for t in (scale, zero) if isinstance(t, Tensor)]
+    if units is None or not eager.is_plain_eager():
+        return
+    if not all(type(t) in PLAIN and t.is_cpu and t.numel() == 1 for t in given):
+        return
+    found = tuple(t.item() if isinstance(t, Tensor) else t for t in (scale, zero))
+    if found != units:
+        rule = "" if q.scale.affine or not units[1] else " by Static(affine=True, ...)"
+        raise ValueError(
+            f"scaled: {' and '.join(OUTPUT_NAMES)} of {q} must be {units[0]} and {units[1]}, in which "
+            f"{type(convention).__name__} gives its codes, got {found[0]} and {found[1]}; give these{rule}"
+        )
 
 
 def given_buffers(call: Call, shape: list[int]) -> list[Tensor]:
