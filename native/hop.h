@@ -251,10 +251,11 @@ struct hop_rows {
     int32_t operation, function;
     double number;          // eps of norms, the slope of HOP_LEAKY_RELU
     int64_t count, length;  // rows, and elements of each: those that are summed
-    // of FloatDtype; of `result` if there is no quantizer
+    // of FloatDtype; result_dtype is that of `result` if there is no quantizer, or else of `floats`
     int32_t dtype, other_dtype, weight_dtype, bias_dtype, result_dtype;
     const hop_quantizer* quantizer;  // nullptr: the result is of floats
     hop_blocks blocks;               // of all elements; tile_rows is 1 unless scales are given
+    void* floats;                    // with a quantizer: the elements, rounded before they are quantized; or nullptr
 };
 
 // x, and of HOP_GATED the other factor, lie in contiguous memory, and so does the result: floats, or codes, with scale and

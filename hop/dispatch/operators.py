@@ -57,6 +57,7 @@ FUNCTION = Family("function of each element", file="functions")
 GATED = Family("gated product", file="functions")
 SOFTMAX = Family("softmax", file="softmax")
 NORM = Family("norm", file="norms")
+OWN = (FUNCTION, GATED, SOFTMAX, NORM)  # computed by functions and sums of our own
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ delayed.py      scales from the amaxes of earlier steps
 layer.py        what all layers share; stored.py the form of their weights
 layers.py       Linear, Embedding
 convolutions.py Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+functions.py    LayerNorm, RMSNorm, GELU, SiLU, Sigmoid, Tanh, Hardswish, Hardsigmoid, LeakyReLU, Softmax
 attention.py    MultiheadAttention; masks.py merges its masks
 kinds.py        which layer takes the place of which
 conversion.py   from a float model to a quantized one, and back
@@ -42,6 +43,16 @@ from hop.nn.folding import FoldReport as FoldReport
 from hop.nn.folding import fold_batch_norms as fold_batch_norms
 from hop.nn.folding import freeze_statistics_ as freeze_statistics_
 from hop.nn.freezing import freeze as freeze
+from hop.nn.functions import GELU as GELU
+from hop.nn.functions import Hardsigmoid as Hardsigmoid
+from hop.nn.functions import Hardswish as Hardswish
+from hop.nn.functions import LayerNorm as LayerNorm
+from hop.nn.functions import LeakyReLU as LeakyReLU
+from hop.nn.functions import RMSNorm as RMSNorm
+from hop.nn.functions import Sigmoid as Sigmoid
+from hop.nn.functions import SiLU as SiLU
+from hop.nn.functions import Softmax as Softmax
+from hop.nn.functions import Tanh as Tanh
 from hop.nn.gathering import bytes_gathered as bytes_gathered
 from hop.nn.gathering import gather_as_codes as gather_as_codes
 from hop.nn.holding import hold_weights as hold_weights
@@ -56,6 +67,7 @@ from hop.nn.siblings import share_input as share_input
 from hop.nn.static import StaticScale as StaticScale
 
 __all__ = [
+    "GELU",
     "AmaxHistory",
     "Conv1d",
     "Conv2d",
@@ -66,12 +78,21 @@ __all__ = [
     "Embedding",
     "FoldReport",
     "FoldedBatchNorm",
+    "Hardsigmoid",
+    "Hardswish",
     "Layer",
+    "LayerNorm",
+    "LeakyReLU",
     "Linear",
     "MasterWeight",
     "MultiheadAttention",
+    "RMSNorm",
     "Report",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
     "StaticScale",
+    "Tanh",
     "advance",
     "advance_after",
     "bytes_gathered",

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from hop.impls.quantize import dequantize
 from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
 from hop.nn.folded import FROZEN
+from hop.nn.functions import Function
 from hop.nn.holders import hold, kind_of
-from hop.nn.kinds import LAYERS, LEFT
+from hop.nn.kinds import FUNCTION_OF, LAYERS, LEFT, function_of
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.report import Conversion, Report, counted
@@ -28,7 +29,14 @@ Spelled = Scheme | Quantizer | str | None
 Rules = Scheme | Quantizer | str | Mapping[Selector, Spelled] | Sequence[tuple[Selector, Spelled]]
 
 
-def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filter: Selector | None = None) -> Any:
+def convert(
+    model: nn.Module,
+    rules: Rules,
+    learn_scales: bool = False,
+    *,
+    filter: Selector | None = None,
+    functions: bool = False,
+) -> Any:
     """Put quantized layers in the place of the Linear, Embedding, Conv1d to 3d, ConvTranspose1d to 3d and
     MultiheadAttention of `model`, in place.
 
@@ -36,7 +44,8 @@ def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filte
     places is converted once. A quantized layer gets the new scheme, and keeps its learn_scales. Subclasses are left
     alone, for they may compute something else. The last projection of an attention has a rule of its own, or else that
     of the attention. Siblings that read one input, as query, key and value do, will quantize it once
-    (hop.nn.share_input). Experts of transformers' mixtures stay the modules that they are, and compute in the scheme.
+    (hop.nn.share_input). Experts of transformers' mixtures stay the modules that they are, and
+    compute in the scheme. Norms, activations and softmax are converted where the scheme quantizes outputs.
 
     Args:
         model: its root may be such a layer itself: what takes its place is returned.
@@ -46,6 +55,8 @@ def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filte
             function (name, module) -> bool. Layers that none matches are left alone.
         learn_scales: whether static scales are Parameters.
         filter: a selector of the layers that rules apply to; None for all.
+        functions: whether norms and activations are converted by other schemes too: their results are floats then, of
+            functions that are correctly rounded and sums without an order, the same bits on every route.
 
     Returns:
         The model. Its `hop_report` is a Report: a row for each layer, with its scheme or why it has none.
@@ -60,14 +71,17 @@ def convert(model: nn.Module, rules: Rules, learn_scales: bool = False, *, filte
         raise not_a_model("convert", model)
     pairs = checked(rules, filter)
     if len(pairs) > 1 or pairs[0][0] != "*":
-        _check_matches(model, pairs)
+        _check_matches(model, pairs, functions)
     model, rows, matched = _walked(model, pairs, learn_scales)
+    model, of_functions = _converted_functions(model, pairs, (learn_scales, functions), matched)
+    rows += of_functions
     _unfuse(model)
     _share_inputs(model)
     unused = tuple(repr(s) for i, (s, _) in enumerate(pairs) if rows and i not in matched and type(s) is not _Except)
     report = Report(counted(model, rows), unused)
     model.hop_report = report  # type: ignore[assignment]  # a plain attribute
-    if not report.converted and any(scheme is not None for _, scheme in pairs):
+    has_functions = any(isinstance(m, Function) for m in model.modules())
+    if not (report.converted or has_functions) and any(scheme is not None for _, scheme in pairs):
         warnings.warn(f"convert: no layer was converted\n{report}", stacklevel=2)
     elif learn_scales and not any(has_static_scale(row.scheme) for row in rows):
         warnings.warn(
@@ -88,7 +102,7 @@ def _walked(
     for name, module in modules_of(model, every_name=True):
         if (reason := next((why for of, why in LEFT.items() if isinstance(module, of)), None)) is not None:
             rows.append(Conversion(name, type(module).__name__, None, reason))
-        if not _is_known(module) or isinstance(module, InputProjection):
+        if not _is_known(module) or isinstance(module, InputProjection | Function):
             continue
         if id(module) in done:
             new, first = done[id(module)]
@@ -108,6 +122,41 @@ def _walked(
         if new is not module or isinstance(module, OutputProjection.float_type):  # an attention has brought another
             model = _put(model, name, new)
     return model, rows, matched
+
+
+def _converted_functions(
+    model: nn.Module, pairs: Sequence[Rule], options: tuple[bool, bool], matched: set[int]
+) -> tuple[nn.Module, list[Conversion]]:
+    """The model with ours in the place of norms and activations whose schemes ask for it, or all that have a scheme,
+    and a row for each. Options: learn_scales, and whether all."""
+    done: dict[int, Any] = {}
+    rows: list[Conversion] = []
+    learn_scales, every = options
+    for name, module in modules_of(model, every_name=True):
+        own = module if isinstance(module, Function) else function_of(module)
+        if own is None or not _asks_for_functions(pairs, every):
+            continue
+        scheme, reason = _choice(pairs, name, module, matched)
+        if scheme is None or not (every or scheme.output is not None):
+            continue
+        of_report = None if scheme.output is None else Scheme(None, None, scheme.output)
+        reason = "" if of_report is not None else "floats, by functions that are correctly rounded"
+        try:
+            if isinstance(own, Function):
+                own.scheme = scheme
+            elif id(module) in done:
+                model = _put(model, name, done[id(module)])
+            else:
+                done[id(module)] = FUNCTION_OF[type(own)].from_float(own, scheme, learn_scales)
+                model = _put(model, name, done[id(module)])
+        except (TypeError, ValueError) as error:
+            of_report, reason = None, str(error)
+        rows.append(Conversion(name, type(module).__name__, of_report, reason))
+    return model, rows
+
+
+def _asks_for_functions(pairs: Sequence[Rule], every: bool) -> bool:
+    return every or any(scheme is not None and scheme.output is not None for _, scheme in pairs)
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -188,9 +237,14 @@ class _Except:
         return f"all but filter={self.filter!r}"
 
 
-def _check_matches(model: nn.Module, rules: Sequence[Rule]) -> None:
+def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> None:
     """Raise for selectors that match no layer, of which there are names misspelled and types that the model has not."""
-    layers = [(n, m) for n, m in modules_of(model, every_name=True) if _is_known(m) or isinstance(m, tuple(LEFT))]
+    asks = _asks_for_functions(rules, functions)
+    layers = [
+        (name, module)
+        for name, module in modules_of(model, every_name=True)
+        if _is_known(module) or isinstance(module, tuple(LEFT)) or (asks and function_of(module) is not None)
+    ]
     asked, matched = set[int](), set[int]()
     for name, module in layers:
         for i, (selector, _) in enumerate(rules):  # functions are asked what earlier rules leave, and of layers alone

@@ -360,8 +360,12 @@ class Layer(StoredWeight):
             self.scales[role] = self._made(role, Quantizer.parse(text)).train(self.training)
         self.set_weight_scale()
 
+    @property
+    def _device(self) -> torch.device:
+        return self.weight.device
+
     def _made(self, role: str, q: Quantizer) -> nn.Module:
-        device = self.weight.device
+        device = self._device
         if role == WEIGHT and not q.scale.is_delayed:
             shape = self.weight_quantizer(q).buffers(self.weight.shape)["scale"][0]
             return StaticScale(q, shape, self.learn_scales, device)
@@ -381,6 +385,11 @@ class Layer(StoredWeight):
 
     def _check(self, scheme: Scheme) -> None:
         """Raise unless the operator runs in `scheme`: on tensors without data, once for layers of one form."""
+        if scheme.lhs is None and scheme.rhs is None:
+            raise ValueError(
+                f"hop.nn.{type(self).__name__}: scheme={scheme} quantizes results alone, and a product takes codes; "
+                "give lhs or rhs too"
+            )
         op, args = self._call(self._sample())
         form = (op, scheme, tuple(map(_form, args)))
         if form in _runs:

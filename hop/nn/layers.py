@@ -12,6 +12,7 @@ from hop.impls.quantized.contract import Options
 from hop.impls.quantized.linear import linear
 from hop.nn.contexts import OUTPUT, WEIGHT, SchemeNeeds
 from hop.nn.layer import Layer
+from hop.nn.sharing import Source
 from hop.numerics.schemes import Scheme
 
 aten = torch.ops.aten
@@ -63,8 +64,9 @@ class Linear(Layer, nn.Linear):
         if self.frozen:  # nothing to save for a gradient of the weight
             x, *others = args
             q, shared = scheme.lhs, self.shared_input
-            if shared is not None and q is not None and q.scale.missing() is None and not torch.compiler.is_compiling():
-                x = shared.codes(self, q, x)
+            if q is not None and q.scale.missing() is None and not torch.compiler.is_compiling():
+                codes = Source.codes(q, x)
+                x = codes if codes is not None else x if shared is None else shared.codes(self, q, x)
             return super()._run(op, scheme, (x, *others), scales)
         if self.norm is not None:  # what is multiplied is made anew in each call, and its gradient goes on
             if getattr(self.weight, "main_grad", None) is not None:

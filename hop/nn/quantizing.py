@@ -9,6 +9,7 @@ from torch import nn
 from hop.nn.calibration import calibrate as set_scales
 from hop.nn.conversion import Rules, Selector, checked, convert, has_static_scale
 from hop.nn.freezing import freeze
+from hop.nn.functions import Function
 from hop.nn.report import Report
 
 log = logging.getLogger("hop")
@@ -21,6 +22,7 @@ def quantize_(
     filter: Selector | None = None,
     calibrate: Iterable[Any] | None = None,
     pack: bool = True,
+    fuse: bool = False,
 ) -> Any:
     """Quantize a model, in place: convert its layers, find static scales where the scheme has some, and replace the
     float weights by their codes, in the layout that this machine reads fastest.
@@ -40,6 +42,9 @@ def quantize_(
             they are not read for others.
         pack: whether weights are laid out for the kernels of this machine. False keeps the plain form, which is what
             programs for other machines should hold. state_dicts are plain in any case.
+        fuse: whether norms and activations are converted too (hop.nn.convert, functions=True), and find the codes of
+            their results for the layers that read them, in the pass that computes them: in eager mode, without
+            gradients, on CPUs that the kernels know. The bits are those of the model without that.
 
     Returns:
         The model; another one where its root was a layer itself.
@@ -48,19 +53,24 @@ def quantize_(
         ValueError: as convert; or the scheme has static scales, and calibrate is None.
         TypeError: as convert and calibrate.
     """
-    if not isinstance(pack, bool):  # before anything is converted
-        raise TypeError(f"quantize_: pack must be True or False, got {pack!r}; give one of them")
+    for name, flag in (("pack", pack), ("fuse", fuse)):  # before anything is converted
+        if not isinstance(flag, bool):
+            raise TypeError(f"quantize_: {name} must be True or False, got {flag!r}; give one of them")
     static = [s for _, s in checked(scheme, filter) if s is not None and has_static_scale(s)]
     if static and calibrate is None:
         raise ValueError(
             f"quantize_: calibrate=None, and the scheme {static[0]} has static scales, which are found from data; give "
             "calibrate=batches of inputs, or take a dynamic scheme such as 'int8'"
         )
-    converted: Any = convert(model, scheme, filter=filter)
+    converted: Any = convert(model, scheme, filter=filter, functions=fuse)
     if static and calibrate is not None:
         set_scales(converted, calibrate)
     report: Report = converted.hop_report
     if report.converted:
         freeze(converted, pack)
+    if fuse:
+        for module in converted.modules():
+            if isinstance(module, Function):
+                module.fuse()
     log.info("quantize_: %s layers; %s", report.converted, report.summary)
     return converted

@@ -31,7 +31,8 @@ class Scheme(Value):
     Args:
         lhs: of the left factor, or of the input of a convolution; None to leave it in floats.
         rhs: of the right factor, or of the weight; None to leave it in floats.
-        output: of the result; None for a float one.
+        output: of the result; None for a float one. With it alone a scheme is for what is no product: norms and
+            activations.
         grad: of the gradient of the result, for backward="quantized".
         backward: "ste", the gradient of fake quantization: products of the gradient with the numbers that the codes
             stand for; "original", products with the operands before they were quantized; "quantized", products of
@@ -60,8 +61,8 @@ class Scheme(Value):
                     f"Scheme: {name}={q} has flat=True or a layout, which operands of a product have not; take one "
                     "without"
                 )
-        if self.lhs is None and self.rhs is None:
-            raise ValueError("Scheme: lhs and rhs are both None, so nothing would be quantized; give one of them")
+        if self.lhs is None and self.rhs is None and self.output is None:
+            raise ValueError("Scheme: lhs, rhs and output are None, so nothing would be quantized; give one of them")
         if self.output is not None and self.output.stochastic:
             raise ValueError(f"Scheme: output={self.output} rounds at random; take one that rounds to the nearest")
         if self.backward not in BACKWARDS:

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <type_traits>
 
 #include "common/cpu.h"
 #include "common/isa.h"

@@ -29,16 +29,19 @@ static void compute(const RowsCall& c, int64_t at, int64_t n, RowRoom& room) {
 // ---- floats
 
 template <class T>
-static void store_words(const float* __restrict__ y, int64_t n, void* out, int64_t at) {
+static void store_words(float* __restrict__ y, int64_t n, void* out, int64_t at, bool back) {
     auto* __restrict__ to = static_cast<typename T::Word*>(out) + at;
     for (int64_t i = 0; i < n; ++i) to[i] = T::narrow(y[i]);
+    if (back && !std::is_same<T, F32>::value)
+        for (int64_t i = 0; i < n; ++i) y[i] = T::widen(to[i]);
 }
 
-static void store_floats(const RowsCall& c, const float* y, int64_t n, int64_t at) {
+// Elements as floats of memory; with `back` y are then the numbers that these stand for.
+static void store_floats(const RowsCall& c, float* y, int64_t n, void* out, int64_t at, bool back = false) {
     switch (c.r.result_dtype) {
-        case HOP_F32: return store_words<F32>(y, n, c.result, at);
-        case HOP_BF16: return store_words<BF16>(y, n, c.result, at);
-        default: return store_words<F16>(y, n, c.result, at);
+        case HOP_F32: return store_words<F32>(y, n, out, at, back);
+        case HOP_BF16: return store_words<BF16>(y, n, out, at, back);
+        default: return store_words<F16>(y, n, out, at, back);
     }
 }
 
@@ -60,7 +63,7 @@ static int compute_floats(const RowsCall& c) {
             for (; i < end; ++i) {
                 const int64_t n = least(size, all - i * size);
                 compute<T>(c, i * size, n, room);
-                store_floats(c, room.row, n, i * size);
+                store_floats(c, room.row, n, c.result, i * size);
             }
         }
     });
@@ -68,6 +71,13 @@ static int compute_floats(const RowsCall& c) {
 }
 
 // ---- codes
+
+// As compute; where floats are asked for too, they are stored, and these are what is quantized.
+template <class T>
+static void compute_rounded(const RowsCall& c, int64_t at, int64_t n, RowRoom& room) {
+    compute<T>(c, at, n, room);
+    if (c.r.floats) store_floats(c, room.row, n, c.r.floats, at, true);
+}
 
 // The pieces of a row, or one of them, of which y are the elements.
 struct Encoding {
@@ -128,13 +138,13 @@ static int compute_codes(const RowsCall& c, const Pieces& pieces, const Encoding
         for (int64_t i, end; queue.take(i, end);) {
             for (; i < end; ++i) {
                 if (whole) {
-                    compute<T>(c, i * size, size, own);
+                    compute_rounded<T>(c, i * size, size, own);
                     for (int64_t k = 0; k < per_item; ++k) encode.by_row(i * per_item + k, own.row + k * g.cols, room);
                     continue;
                 }
                 const Piece p = pieces.at(i / pieces.per_row, i % pieces.per_row);
                 if (!p.cols) continue;
-                compute<T>(c, p.row * g.cols + p.col, p.cols, own);
+                compute_rounded<T>(c, p.row * g.cols + p.col, p.cols, own);
                 encode(p, own.row, room);
             }
         }

@@ -64,7 +64,7 @@ hop_quantizer quantizer(Chance& chance) {
 struct Case {
     hop_rows r{};
     hop_quantizer q{};
-    bool codes = false;
+    bool codes = false, both = false;  // codes, and floats too
     Buffer x, other, weight, bias;
     int64_t numel = 0;
 
@@ -76,7 +76,7 @@ struct Case {
         r.dtype = chance.one_of<int32_t>({HOP_F32, HOP_BF16, HOP_F16});
         r.other_dtype = r.dtype, r.weight_dtype = chance.one_of<int32_t>({HOP_F32, HOP_BF16}), r.bias_dtype = HOP_F32;
         r.result_dtype = chance.one_of<int32_t>({HOP_F32, HOP_BF16, HOP_F16});
-        codes = chance.once_in(2);
+        codes = chance.once_in(2), both = codes && chance.once_in(2);
         q = quantizer(chance);
         const int64_t per_byte = q.bits == 4 ? 2 : 1;
         if (codes && r.length % per_byte) ++r.length;
@@ -98,8 +98,11 @@ struct Case {
         made.emplace_back(chance, codes ? numel / per_byte : numel * size_of(r.result_dtype), codes ? 1 : size_of(r.result_dtype));
         made.emplace_back(chance, codes ? blocks() * 4 : 0, 4);
         made.emplace_back(chance, codes && q.affine ? blocks() : 0, 1);
+        made.emplace_back(chance, both ? numel * size_of(r.result_dtype) : 0, size_of(r.result_dtype));
         for (Buffer& b : made) b.fill(0x5a);
-        const int result = hop_compute_rows(&r, x.data(), other.data(), weight.data(), bias.data(), nullptr, 0, nullptr,
+        hop_rows asked = r;
+        asked.floats = both ? made[3].data() : nullptr;
+        const int result = hop_compute_rows(&asked, x.data(), other.data(), weight.data(), bias.data(), nullptr, 0, nullptr,
                                             made[0].data(), made[1].data(), made[2].data(), threads);
         if (result != HOP_OK) {
             std::printf("operation %d gave %d\n", r.operation, result);
@@ -110,6 +113,7 @@ struct Case {
             for (size_t i = 0; i < made[0].bytes(); ++i)
                 if ((made[0].data<uint8_t>()[i] & 0x7f) == 0x7f) made[0].data<uint8_t>()[i] = 0x7f;
         if (codes) forget_nan(HOP_F32, made[1]);
+        if (both) forget_nan(r.result_dtype, made[3]);
         return made;
     }
 };

@@ -14,10 +14,12 @@ constexpr std::string_view kOperations[] = {"function", "gated", "layer_norm", "
 constexpr std::string_view kPiecewise[] = {"hardsigmoid", "hardswish", "leaky_relu"};
 
 // An operation, in any order function=gelu, number=.. (the bits of a float64: eps, or a slope), sums=1 (the dimensions that
-// are one row), result=bfloat16; then, of a result in codes, quantizer and the words of one.
+// are one row), result=bfloat16; then, of a result in codes, quantizer and the words of one. Before these, floats=bfloat16
+// asks for floats too, which come first.
 struct RowsDescription {
     hop_rows rows{};
     int64_t sums = 0;
+    bool floats = false;  // with codes
     std::unique_ptr<QuantizerDescription> quantizer;
 
     explicit RowsDescription(const std::string& text) {
@@ -31,8 +33,10 @@ struct RowsDescription {
                 const int64_t bits = words.integer();
                 std::memcpy(&rows.number, &bits, sizeof(bits));
             } else if (words.name == "sums") sums = words.integer(1, HOP_DIMS);
-            else if (words.name == "result") result = words.one_of(words.value, kFormats, kFormatCount);
-            else if (words.word == "quantizer") {
+            else if (words.name == "result" || words.name == "floats") {
+                result = words.one_of(words.value, kFormats, kFormatCount);
+                floats = words.name == "floats";
+            } else if (words.word == "quantizer") {
                 quantizer = std::make_unique<QuantizerDescription>(words);
                 break;
             } else words.refuse();
@@ -119,12 +123,19 @@ void rows(StableIValue* values, uint64_t count) {
     if (zero) expect(zero, d->scale_shape(shape), d->codes);
 
     std::vector<Tensor> made;
+    const int formats[] = {HOP_FLOAT32, HOP_BFLOAT16, HOP_FLOAT16};
+    const size_t first = description->floats ? 1 : 0;
+    if (first) {
+        made.push_back(empty(shape, dtype_of(formats[r.result_dtype])));
+        r.floats = data_of(made[0]);
+    }
     made.push_back(empty(d->codes_shape(shape), dtype_of(d->stored_codes())));
     made.push_back(empty(d->scale_shape(shape), dtype_of(d->scale)));
     if (d->has_second()) made.push_back(empty(d->second_shape(shape), dtype_of(d->second())));
     const int result = hop_compute_rows(
         &r, v.data, factor.data, w.data, b.data, given.data, given && given.format() != HOP_FLOAT32,
-        static_cast<const uint8_t*>(zero.data), data_of(made[0]), data_of(made[1]), made.size() > 2 ? data_of(made[2]) : nullptr, threads());
+        static_cast<const uint8_t*>(zero.data), data_of(made[first]), data_of(made[first + 1]),
+        made.size() > first + 2 ? data_of(made[first + 2]) : nullptr, threads());
     if (result == HOP_NO_MEMORY) fail("no memory to quantize");
     if (result) fail("the kernels do not take these blocks with this rule");
     stack.give(std::move(made));

@@ -43,6 +43,7 @@ def operators() -> dict[str, tuple[object, ...]]:
     of_kernel = "kernel=3,3 stride=1,2 before=1,0 after=1,0 dilation=1,1 groups=2"
     conv = f"1 x int8 zero=0 weight int8 {of_kernel} output bfloat16"
     none = (None, None, None)
+    row = described(presets.INT8_ROW).words.removeprefix("1 ")
     return {
         "product": (t.codes, t.scale, None, None, w.codes, w.scale, *none, None, None, 7, PRODUCT),
         "convolution": (image, torch.ones(1, 1, 1, 1), None, kernel, torch.ones(6, 1, 1, 1), *none, 6, conv),
@@ -51,6 +52,8 @@ def operators() -> dict[str, tuple[object, ...]]:
         "quantize_product": (torch.randn(5, 64), torch.randn(1, 64), None, -1, described(presets.MXFP8).words),
         "dequantize": (t.codes, t.scale, None, [5, 64], described(presets.INT8_ROW).back(torch.bfloat16)),
         "noise": (torch.tensor(5), [3, 7], 2),
+        "function": (torch.randn(5, 64), "gelu"),
+        "rows": (torch.randn(5, 64), *none, None, None, f"1 softmax sums=1 floats=bfloat16 quantizer {row}"),
     }
 
 
@@ -160,7 +163,7 @@ def refused() -> dict[str, tuple[str, list[object], str]]:
     }
 
 
-NAMES = ("product", "convolution", "pack", "quantize", "quantize_product", "dequantize", "noise")
+NAMES = ("product", "convolution", "pack", "quantize", "quantize_product", "dequantize", "noise", "function", "rows")
 
 
 def listed(x: Tensor | list[Tensor]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import hop
 from hop import presets
+from hop.impls.scaled.native_rows import rounded_and_quantized
 from hop.kernels.cpu import native, operators
 from tests import levels
 
@@ -101,6 +102,22 @@ class TestRows(unittest.TestCase):
                         with native.use("off"):
                             want = of(op, output, x, args, kwargs)
                         assert same(got, want), (op, kwargs, dtype, shape, kind % 8)
+
+    @parameterized.expand([(name, level) for name in ("INT8_ROW", "INT4_32", "MXFP8") for level in levels.OWN])
+    def test_floats_and_their_codes(self, name, level):
+        q, generator, kind = OUTPUTS[name], torch.Generator().manual_seed(5), 0
+        with levels.at(level):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                for shape in SHAPES[:4]:
+                    for op, args, kwargs in calls(shape, dtype, generator):
+                        kind += 1
+                        x = nasty(shape, kind % 8, generator).to(dtype)
+                        found = rounded_and_quantized(op, q, (x, *args), kwargs)
+                        if found is None:
+                            assert q is not OUTPUTS["INT8_ROW"]
+                            continue
+                        assert same(found[0], hop.scaled(op, dtype, x, *args, **kwargs)), (op, kwargs, dtype, shape)
+                        assert same(found[1], hop.quantize(q, found[0])), (op, kwargs, dtype, shape, kind % 8)
 
     def test_it_is_taken(self):
         x = torch.randn(4, 64)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import BIAS, CONDITION, CONVOLUTION, EMBEDDING, INDEX, LHS, RHS, SCALED, TABLE
+from hop.dispatch.operators import BIAS, CONDITION, CONVOLUTION, EMBEDDING, INDEX, LHS, OWN, RHS, SCALED, TABLE
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled import meaning
@@ -103,9 +103,10 @@ def check(call: Call) -> Call:
 
 
 def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
-    """Raise unless an operand is quantized, or the output, of an operator that is no product."""
+    """Raise unless an operand is quantized, or the output, of an operator that is no product. Functions, norms and
+    softmax are taken of floats too: they have a meaning of their own."""
     is_product = TABLE[op].product is not None or TABLE[op].family is EMBEDDING
-    if not is_product and not isinstance(output, torch.dtype):
+    if not is_product and (not isinstance(output, torch.dtype) or TABLE[op].family in OWN):
         return
     given = zip((a.name for a in op._schema.arguments), args, strict=False)
     found = [(name, x) for name, arg in given for x in tensors([arg])]

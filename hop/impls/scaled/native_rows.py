@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager, tracing
+from hop.compat.eager import OpOverload
+from hop.dispatch import plan
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import FUNCTION, GATED, NORM, aten
@@ -13,8 +15,9 @@ from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, compute_dtype, fitted, integer_function, values
 from hop.kernels.cpu import native, rows
 from hop.kernels.cpu import operators as native_operators
-from hop.numerics import memory_format
+from hop.numerics import copies, memory_format
 from hop.numerics.quantizer import Quantizer
+from hop.tensor import QuantizedTensor
 
 _FUNCTIONS = {
     aten.exp.default: "exp",
@@ -134,6 +137,42 @@ def _planned(call: Call, general: Plan) -> Plan | None:
         except RuntimeError:  # which `general` gives the reason of
             return general(*given)
         return result if codes else result[0]
+
+    return run
+
+
+Both = tuple[Tensor, QuantizedTensor]
+
+
+def rounded_and_quantized(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Both | None:
+    """y, which is scaled(op, x.dtype, ...) of plain operands, x the first, and hop.quantize(q, y), in one pass. PyTorch
+    counts changes of y, in inference mode too. None where the kernels do not take the call, or something watches it."""
+    known = plan.key((rounded_and_quantized, op, q, *kwargs.items()), args)
+    if known is None:
+        return None
+    found = plan.find(known) or plan.remember(known, _both(op, q, args, kwargs))
+    return found(*args)
+
+
+def _both(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    call = Call(op, q, None, None, args, kwargs)
+    made = operation(call)
+    if isinstance(made, str) or _declines(call) is not None:
+        return lambda *args: None
+    operands = (args[0], *_others(call))
+    places = [None if t is None else i for i, t in enumerate(operands)]
+    words, compute, below = (
+        rows.description(made, q, args[0].dtype),
+        torch.ops.hop_native.rows.default,
+        eager.below_autograd,
+    )
+    kept = copies.names(q, (copies.ROWWISE,))
+
+    def run(*given: Any) -> Any:
+        others = [None if i is None else given[i] for i in places]
+        with torch.inference_mode(False), torch.no_grad(), below():
+            y, *buffers = compute(*others, None, None, words)
+        return y, QuantizedTensor.fitting(dict(zip(kept, buffers, strict=True)), q, y.shape, y.dtype)
 
     return run
 

@@ -107,9 +107,10 @@ def _function(x: Tensor, name: str) -> Tensor:
 
 def _rows(x: Tensor, *rest: Any) -> list[Tensor]:
     words, _, quantizer = rest[-1].partition(" quantizer ")
-    if quantizer:
-        return _buffers(x, quantizer)
-    return [x.new_empty(x.shape, dtype=getattr(torch, _words(words).get("result", "float32")))]
+    known = _words(words)
+    dtype = known.get("floats") or (None if quantizer else known.get("result", "float32"))
+    floats = [] if dtype is None else [x.new_empty(x.shape, dtype=getattr(torch, dtype))]
+    return floats + (_buffers(x, quantizer) if quantizer else [])
 
 
 _FAKES |= {"step_": lambda *args: None, "noise": _noise, "function": _function, "rows": _rows}

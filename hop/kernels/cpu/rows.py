@@ -35,13 +35,15 @@ class Operation:
         return " ".join(["1", self.name, *(f"{name}={value}" for name, value in named.items() if value is not None)])
 
 
-def description(operation: Operation, output: torch.dtype | Quantizer) -> str:
-    """What the kernels are told; `declines_output` has let the output through."""
+def description(operation: Operation, output: torch.dtype | Quantizer, floats: torch.dtype | None = None) -> str:
+    """What the kernels are told; `declines_output` has let the output through. With `floats`, results in this dtype
+    come before the codes, which are theirs."""
     if isinstance(output, torch.dtype):
         return f"{operation.words} result={str(output).removeprefix('torch.')}"
     known = describe(str(output))
     assert not isinstance(known, str)
-    return f"{operation.words} quantizer {known.words.removeprefix('1 ')}"
+    also = "" if floats is None else f" floats={str(floats).removeprefix('torch.')}"
+    return f"{operation.words}{also} quantizer {known.words.removeprefix('1 ')}"
 
 
 def declines_output(
