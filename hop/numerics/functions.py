@@ -10,8 +10,10 @@ nearest.
 float64 stays in float64, by PyTorch's own functions.
 """
 
+import contextvars
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -71,6 +73,36 @@ _ERFC = (
 )
 
 
+def _erf(x: Tensor) -> Tensor:
+    """erf, for runtimes that have none of float64: x · P(x²) below 1, P near erf(√u) / √u to 2^-62; 1 - erfc beyond."""
+    if not is_lowering():
+        return torch.erf(x)
+    z = x.abs()
+    u = (x * x).clamp(max=1)
+    polynomial = torch.full_like(u, _ERF[-1])
+    for coefficient in _ERF[-2::-1]:
+        polynomial = polynomial * u + coefficient
+    far = 1 - _erfc(z)
+    return torch.where(z >= 1, torch.where(x < 0, -far, far), x * polynomial)
+
+
+_ERF = (
+    1.1283791670955126,
+    -0.3761263890318375,
+    0.11283791670954879,
+    -0.026866170645076792,
+    0.0052239776248180145,
+    -0.000854832698083379,
+    0.0001205533111164271,
+    -1.4925595266831182e-05,
+    1.6461000484121368e-06,
+    -1.6350312701054695e-07,
+    1.4659775274047436e-08,
+    -1.1372848856791674e-09,
+    5.957176147748911e-11,
+)
+
+
 def _exp2(x: Tensor) -> Tensor:
     """2^x, which core ATen lacks, too; ln 2 in two parts, the first of which has an exact product with a float32."""
     if not is_lowering():
@@ -92,7 +124,7 @@ _WIDE: dict[str, Callable[[Tensor], Tensor]] = {
     "exp2": _exp2,
     "log": torch.log,
     "tanh": torch.tanh,
-    "erf": torch.erf,
+    "erf": _erf,
     "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
     "rsqrt": lambda x: x.sqrt().reciprocal(),
     "gelu": _gelu,
@@ -102,6 +134,7 @@ _WIDE: dict[str, Callable[[Tensor], Tensor]] = {
 
 _OWN: dict[str, Callable[[Tensor], Tensor]] = {
     "exp2": torch.exp2,
+    "erf": torch.erf,
     "sigmoid": torch.sigmoid,
     "rsqrt": torch.rsqrt,
     "gelu": functional.gelu,
@@ -113,6 +146,25 @@ _AT_MINUS_INFINITY = {"gelu", "gelu_tanh", "silu"}  # whose form gives NaN where
 _ODD = {"tanh", "erf"}
 
 NAMES = tuple(_WIDE)
+
+
+_of_runtime = contextvars.ContextVar("of_runtime", default=False)
+
+
+@contextmanager
+def of_runtime() -> Iterator[None]:
+    """A context in which programs are lowered for another runtime, which computes functions, norms and softmax of
+    floats by its own operators."""
+    token = _of_runtime.set(True)
+    try:
+        yield
+    finally:
+        _of_runtime.reset(token)
+
+
+def are_of_runtime() -> bool:
+    """Whether it is that context."""
+    return _of_runtime.get()
 
 
 def apply(name: str, x: Tensor) -> Tensor:

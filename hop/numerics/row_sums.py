@@ -70,4 +70,4 @@ def _unit(x: Tensor, dims: Sequence[int]) -> Tensor:
         return power.to(torch.float64).clamp(min=_LEAST)
     # The unit in the first place: Rump, Ogita and Oishi 2008, "Accurate floating-point summation, part I".
     product = amax.to(torch.float64) * (2.0**52 + 1)
-    return (product - product * (1 - 2.0**-53)).clamp(min=_LEAST)
+    return (product - (product - product * 2.0**-53)).clamp(min=_LEAST)

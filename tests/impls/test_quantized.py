@@ -646,7 +646,7 @@ class TestSchemes(unittest.TestCase):
         row, affine = presets.INT8_ROW, presets.INT8_ROW_AFFINE
         for error, message, fields in (
             (TypeError, "lhs must be a Quantizer or None, got 'int8'", {"lhs": "int8", "rhs": row}),
-            (ValueError, "lhs and rhs are both None", {"lhs": None, "rhs": None}),
+            (ValueError, "lhs, rhs and output are None", {"lhs": None, "rhs": None}),
             (ValueError, "flat=True or a layout", {"lhs": presets.STATE8, "rhs": row}),
             (
                 ValueError,

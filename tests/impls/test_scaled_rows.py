@@ -357,7 +357,8 @@ def test_what_cannot_be_asked() -> None:
     x = torch.randn(4, 6)
     q = hop.quantize(presets.INT8_ROW, x)
     with pytest.raises(TypeError, match="give a Quantizer as output"):
-        hop.scaled(aten.gelu.default, torch.float32, x)
+        hop.scaled(aten.add.Tensor, torch.float32, x, x)
+    assert torch.equal(hop.scaled(aten.exp.default, torch.bfloat16, x), x.double().exp().float().bfloat16())
     with pytest.raises(IndexError, match=r"argument 'dim' of aten\.softmax\.int must be from -2 to 1"):
         hop.scaled(aten.softmax.int, torch.float32, q, 2)
     with pytest.raises(RuntimeError, match=r"'normalized_shape' of aten\.layer_norm\.default must be the last sizes"):

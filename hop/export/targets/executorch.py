@@ -1,6 +1,7 @@
 # pyright: reportMissingTypeStubs=false
 """To ExecuTorch: programs of our operators as files that its runtime runs."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ from hop.dispatch.hop import Hop
 from hop.dispatch.operators import CONVOLUTION, MATRIX, aten, of, within
 from hop.export.rewrite.folding import folded
 from hop.export.rewrite.lowering import lower
-from hop.export.rewrite.program import check_program, origin_of, value
+from hop.export.rewrite.numbers import numbers_held
+from hop.export.rewrite.program import check_program, emit, graph_of, origin_of, rebuilt, value
 from hop.export.rewrite.qdq import to_qdq
+from hop.numerics import functions
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, ExecutorchProgramManager
@@ -40,6 +43,7 @@ def to_executorch(
     program: ExportedProgram,
     *,
     partitioners: Sequence[Any] = (),
+    exact: bool = False,
     compile_config: "EdgeCompileConfig | None" = None,
     backend_config: "ExecutorchBackendConfig | None" = None,
 ) -> "ExecutorchProgramManager":
@@ -52,6 +56,10 @@ def to_executorch(
             composite operators whole. For XnnpackPartitioner, `hop.export.to_qdq(program, target="xnnpack")` writes
             operators of ours in the form that it takes over; XNNPACK computes their integers by its own rules, which
             are those of hop.requantization.FloatMultiplier.
+        exact: whether functions, norms and softmax of floats are ours: correctly rounded and summed in
+            fixed point, with the bits of eager mode, in some dozens of operators each. By default the runtime computes
+            them by operators of its own, whose last bits differ; what is quantized then differs by a code here and
+            there. Functions of 8-bit codes with one scale are tables of 256 codes, equal in either case.
         compile_config, backend_config: ExecuTorch's own.
 
     Returns:
@@ -76,17 +84,19 @@ def to_executorch(
     if partitioners:
         to_xnnpack = any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners)
         program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
-        low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
+        with contextlib.nullcontext() if exact else functions.of_runtime():
+            low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
         _check_dtypes(low)
         if to_xnnpack:
             _check_convolutions(low)
             _check_xnnpack(low)
         edge = to_edge_transform_and_lower(low, partitioner=list(partitioners), compile_config=compile_config)
     else:
-        low = lower(program)
+        with contextlib.nullcontext() if exact else functions.of_runtime():
+            low = lower(program)
         _check_dtypes(low)
         _check_convolutions(low)
-        low = folded(low)
+        low = folded(_with_sums(numbers_held(low)))
         edge = to_edge(low, compile_config=compile_config)
     with torch.no_grad():  # its passes run buffers' updates again, also those of weights that require gradients
         result = edge.to_executorch(backend_config or ExecutorchBackendConfig())
@@ -95,6 +105,23 @@ def to_executorch(
     if partitioners:
         _check_delegates(result, runtime)
     return result
+
+
+def _with_sums(program: ExportedProgram) -> ExportedProgram:
+    """Sums of int64 as the last of cumulative ones: the portable kernel of sums adds in float32."""
+    graph = graph_of(program)
+    sums = graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    for node in [n for n in sums if value(n.args[0]).dtype == torch.int64]:
+        made = emit(node, _last_of_cumulative, *node.args)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    return rebuilt(program, graph) if sums else program
+
+
+def _last_of_cumulative(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    for dim in dims:
+        x = x.cumsum(dim).narrow(dim, x.shape[dim] - 1, 1)
+    return x if keepdim else x.squeeze(list(dims))
 
 
 def _check_dtypes(program: ExportedProgram) -> None:

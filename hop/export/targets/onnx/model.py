@@ -1,5 +1,6 @@
 """From the program to the ONNX model."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,12 +9,14 @@ from torch.export import ExportedProgram
 
 from hop.compat.export import as_decomposition
 from hop.dispatch.decompositions import decompositions
+from hop.export.rewrite.numbers import numbers_held
 from hop.export.rewrite.program import check_program
 from hop.export.targets.onnx.constants import INT4
 from hop.export.targets.onnx.factors import in_bytes
 from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, FLOOR_DIVIDE, MATMUL
 from hop.export.targets.onnx.products import product
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
+from hop.numerics import functions
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
@@ -22,7 +25,9 @@ _OPSET = 21  # the first that has INT4
 _SMALL = 1024  # elements up to which constants are computed when a program is exported
 
 
-def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **options: Any) -> "ONNXProgram":
+def to_onnx(
+    program: ExportedProgram, *, weights: torch.dtype = torch.uint8, exact: bool = False, **options: Any
+) -> "ONNXProgram":
     """An exported program as an ONNX model, with the same integers.
 
     Products of integers become MatMulInteger and ConvInteger on codes of 8 bits, and everything else what core ATen is
@@ -33,6 +38,10 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
         weights: how the right factor of a matrix product is held where it is a constant of codes beyond -64 to 64:
             torch.uint8, which onnxruntime multiplies exactly on every CPU; or torch.int8, which it multiplies faster,
             but on x86 CPUs without VNNI wrongly: there it saturates sums of two products at 16 bits.
+        exact: whether functions, norms and softmax of floats are ours: correctly rounded and summed in
+            fixed point, with the bits of eager mode, in some dozens of operators each. By default the runtime computes
+            them by operators of its own, whose last bits differ; what is quantized then differs by a code here and
+            there. Functions of 8-bit codes with one scale are tables of 256 codes, equal in either case.
         options: more arguments of torch.onnx.export, such as `input_names`, `output_names` or `opset_version` (21, the
             first that has INT4). Dynamic shapes are those of the program.
 
@@ -50,12 +59,14 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
     if weights not in BYTES:
         raise ValueError(f"to_onnx: weights must be torch.uint8 or torch.int8, got {weights!r}; take one of them")
     try:
-        import onnxscript.optimizer
+        from onnxscript import optimizer
     except ImportError as error:
         raise ImportError("to_onnx needs onnx and onnxscript: pip install 'torch-hop[onnx]'") from error
     table = decompositions()
     table[out_dtype] = as_decomposition(product)
-    lowered = in_bytes(program.run_decompositions(table), weights)
+    with contextlib.nullcontext() if exact else functions.of_runtime():
+        lowered = program.run_decompositions(table)
+    lowered = in_bytes(numbers_held(lowered), weights)
     translations: dict[Any, Any] = {
         MATMUL: _onnx_matmul,
         CONVOLUTION: _onnx_convolution,
@@ -65,11 +76,33 @@ def to_onnx(program: ExportedProgram, *, weights: torch.dtype = torch.uint8, **o
     options = {"verbose": False, "opset_version": _OPSET, **options}
     result = torch.onnx.export(lowered, dynamo=True, optimize=False, custom_translation_table=translations, **options)
     assert result is not None
-    # Constants as large as weights are left for when the model is loaded: decoded, they are many times as large.
-    onnxscript.optimizer.optimize_ir(result.model, input_size_limit=_SMALL, output_size_limit=_SMALL)
+    _simplify(result.model, optimizer)
     _widen(result.model)
     _pack(result.model)
     return result
+
+
+def _simplify(model: Any, optimizer: Any) -> None:
+    """Compute what constants determine. onnxscript's `optimize_ir` would also drop factors within 10^-5 of 1, and terms
+    below 10^-8. Constants as large as weights are left for when the model is loaded: decoded, they are many times as
+    large."""
+    from onnx_ir.passes import common
+
+    common.InlinePass()(model)
+    for _ in range(2):
+        optimizer.fold_constants_ir(model, onnx_shape_inference=True, input_size_limit=_SMALL, output_size_limit=_SMALL)
+        common.RemoveUnusedNodesPass()(model)
+    for cleaning in (
+        common.RemoveUnusedFunctionsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    ):
+        cleaning(model)
 
 
 _OF_ANY_TYPE = frozenset(

@@ -14,7 +14,7 @@ from torch import Tensor
 from hop.compat import tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import FUNCTION, GATED
+from hop.dispatch.operators import FUNCTION, GATED, aten
 from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning, elementwise
 from hop.impls.scaled.native_rows import ROWS, function_of
@@ -28,6 +28,17 @@ from hop.numerics.scale_rules import Static
 def _applied(call: Call, x: Tensor) -> Tensor:
     name = function_of(call)
     return functions.apply(name, x) if name in functions.NAMES else _PIECEWISE[name](x, *call.args[1:])
+
+
+def _applied_here(call: Call, x: Tensor) -> Tensor:
+    """As _applied; by the operator of another runtime, where a program is lowered for it."""
+    if not functions.are_of_runtime():
+        return _applied(call, x)
+    if call.op is aten.exp2.default:
+        return torch.pow(2.0, x)  # core ATen has no exp2
+    own = {torch.ops.hop.silu_mul.default: aten.silu.default, torch.ops.hop.gelu_mul.default: aten.gelu.default}
+    rest = () if call.op in own else call.args[1:]
+    return own.get(call.op, call.op)(x, *rest, **call.kwargs)
 
 
 def _hardsigmoid(x: Tensor) -> Tensor:
@@ -56,13 +67,13 @@ _PIECEWISE: dict[str, Callable[..., Tensor]] = {
 def _function(call: Call) -> Tensor:
     small = _of_all_codes(call)
     if small is None:
-        return _applied(call, values(call.args[0], compute_dtype(call)))
+        return _applied_here(call, values(call.args[0], compute_dtype(call)))
     return _taken(_applied(small, values(small.args[0], torch.float32)), call)
 
 
 def _gated(call: Call) -> Tensor:
     a, b = (values(x, compute_dtype(call)) for x in call.args[:2])
-    return _applied(call, a) * b
+    return _applied_here(call, a) * b
 
 
 # ---- tables

@@ -20,7 +20,7 @@ from hop.impls.scaled.calls import Call, compute_dtype, integer_function, values
 from hop.impls.scaled.family import Meaning, Places
 from hop.impls.scaled.native_rows import ROWS
 from hop.impls.scaled.outputs import by_integers
-from hop.numerics import row_sums
+from hop.numerics import functions, row_sums
 
 
 def is_batch_norm(call: Call) -> bool:
@@ -57,7 +57,7 @@ def _check(call: Call) -> None:
 def _norm(call: Call) -> Tensor:
     dtype = compute_dtype(call)
     args: list[Any] = [values(x, dtype) for x in call.args]
-    if dtype != torch.float32 or tracing.known_equal(args[0].numel(), 0):
+    if dtype != torch.float32 or functions.are_of_runtime() or tracing.known_equal(args[0].numel(), 0):
         return call.op(*args, **call.kwargs)
     if is_batch_norm(call):
         return _by_channel(*args)

@@ -41,8 +41,8 @@ def _check(call: Call) -> None:
 
 def _softmax(call: Call) -> Tensor:
     x, dim = values(call.args[0], compute_dtype(call)), dimension(call)
-    if x.dtype != torch.float32 or tracing.known_equal(x.numel(), 0):
-        return call.op(x, dim, *([False] if "_soft" in call.op.name() else []))
+    if x.dtype != torch.float32 or functions.are_of_runtime() or tracing.known_equal(x.numel(), 0):
+        return call.op(x, dim, *([False] if call.op.name().startswith("aten::_") else []))
     if x.dim() == 0:
         return _rows(call, x.reshape(1), 0).reshape(())
     return _rows(call, x, dim)
