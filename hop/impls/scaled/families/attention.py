@@ -31,6 +31,7 @@ from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.scaled.attention_options import Options, options
 from hop.impls.scaled.calls import Call, compute_dtype, described, kind, shape, values
 from hop.impls.scaled.family import Meaning, Places
+from hop.impls.scaled.native_attention import ATTENTION as NATIVE
 from hop.impls.scaled.operands import block_of, centered, plain, spread
 from hop.numerics import copies, functions, row_sums
 
@@ -194,4 +195,4 @@ def _places(call: Call, ndim: int) -> dict[int, Places]:
     return {i: {d: d - ndim + len(s) for d in own if d - ndim + len(s) >= 0} for i, s in shapes.items()}
 
 
-MEANINGS = {ATTENTION: Meaning(_attention, places=_places, check=_check)}
+MEANINGS = {ATTENTION: Meaning(_attention, places=_places, check=_check, kernels=(NATIVE,))}
