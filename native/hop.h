@@ -272,7 +272,7 @@ enum MaskKind { HOP_MASK_NONE = 0, HOP_MASK_BOOL, HOP_MASK_FLOAT };
 // dimension contiguous, and strides of the others in elements. q_scale has a number for each (batch, head, query), k_scale
 // for each (batch, key head, key), v_scale for each (batch, key head, channel), or key if it is per_token. The mask is
 // (batch, heads, queries, keys), a byte or a float32 each. The result, of FloatDtype, lies in contiguous memory. `heads` is
-// a multiple of key_heads; sizes are 1 or more, and keys 65,793 or fewer.
+// a multiple of key_heads; sizes are 1 or more, keys and width 65,793 or less.
 struct hop_attention {
     int64_t batch, heads, key_heads, queries, keys, width, value_width;
     int64_t q_stride[3], k_stride[3], v_stride[3], mask_stride[3];

@@ -65,7 +65,8 @@ void attention(StableIValue* values, uint64_t count) {
     expect(keys, {a.batch, a.key_heads, a.keys, a.width}, HOP_INT8);
     expect(of_values, {a.batch, a.key_heads, a.keys, a.value_width}, HOP_INT8);
     if (a.heads % a.key_heads) fail("the heads of k must divide those of q, got shapes " + queries.shape() + " and " + keys.shape());
-    if (a.keys > 65793) fail("k has at most 65793 tokens, got shape " + keys.shape());
+    constexpr int64_t most = 65793;  // 255 * 128 times as many are below 2^31
+    if (a.keys > most || a.width > most) fail("k has at most 65793 tokens, of as many elements, got shape " + keys.shape());
     expect(of_q, {a.batch, a.heads, a.queries, 1}, HOP_FLOAT32);
     expect(of_k, {a.batch, a.key_heads, a.keys, 1}, HOP_FLOAT32);
     a.per_token = d->per_token;

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from importlib import import_module
 from typing import Any
 
 import mpmath
@@ -230,6 +231,22 @@ def test_too_many_keys() -> None:
     k = hop.quantize(presets.INT8_ROW, torch.zeros(1, 65794, 1))
     with pytest.raises(ValueError, match="at most 65793 keys"):
         hop.scaled(SDPA, torch.float32, k[:, :1], k, k)
+
+
+def test_to_integer_leaves_it() -> None:
+    """What a program computes with plain probabilities is not rounded to 8 bits by a rewrite."""
+    import_module("torch.ao.quantization.fx._decomposed")  # registers quantized_decomposed
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            dq = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+            q = torch.ops.quantized_decomposed.quantize_per_tensor.default
+            y = dq(x, 0.1, 0, -128, 127, torch.int8)
+            return q(SDPA(y, y, y), 0.1, 0, -128, 127, torch.int8)
+
+    x = torch.randint(-128, 128, (1, 2, 4, 8), dtype=torch.int8)
+    program = torch.export.export(Model(), (x,))
+    assert torch.equal(hop.export.to_integer(program).program.module()(x), program.module()(x))
 
 
 def test_out_dtype_draws_nothing() -> None:

@@ -1,13 +1,14 @@
 """Attention of int8 by the native kernels: scores of a block of rows stay in the cache (native/attention/)."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hop.compat import tracing
+from hop.compat import eager, tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
+from hop.dispatch.plan import Plan
 from hop.impls.scaled.attention_options import options
 from hop.impls.scaled.calls import Call
 from hop.impls.scaled.operands import block_of, plain, spread
@@ -17,6 +18,8 @@ from hop.kernels.cpu import operators as native_operators
 from hop.kernels.cpu.rows import FLOATS
 from hop.numerics import copies
 from hop.numerics.formats import INT8
+
+_MOST_WIDTH = 65793  # 255 · 128 times as many are below 2^31
 
 
 def _declines(call: Call) -> str | None:
@@ -34,6 +37,8 @@ def _declines(call: Call) -> str | None:
     if any(s is None or 0 in s or not 2 <= len(s) <= 4 for s in shapes):
         return "for two to four dimensions of known sizes, none of them 0"
     q, k, v = (tuple(s) for s in shapes if s is not None)
+    if q[-1] > _MOST_WIDTH:
+        return f"for heads of at most {_MOST_WIDTH} elements, not {q[-1]}"
     of_heads = slice(0, -3) if options(call).grouped else slice(0, -2)
     if not (q[of_heads] == k[of_heads] == v[of_heads]):
         return f"for leading dimensions that are the same, not those of {q}, {k} and {v}"
@@ -45,37 +50,83 @@ def _declines(call: Call) -> str | None:
 
 def _in_four(t: Tensor) -> Tensor:
     """t with leading dimensions of size 1, so that it has four."""
-    return t[(None,) * (4 - t.dim())]
+    return t if t.dim() == 4 else t[(None,) * (4 - t.dim())]
 
 
-def _operand(x: Operand, last: slice) -> tuple[Tensor, Tensor]:
-    """Codes and, spread to all but one of the last two dimensions, scales."""
-    own = plain(x, copies.ROWWISE)
-    sizes = [*own.shape]
-    sizes[-2:] = [1 if i in range(*last.indices(2)) else n for i, n in enumerate(sizes[-2:])]
-    return _in_four(own.codes), _in_four(spread(own.scale, own.block, own.shape).expand(sizes))
+def _scale_sizes(x: Operand, per_channel: bool = False) -> list[int]:
+    """The sizes of scales, one for each token or channel."""
+    return [*x.shape[:-2], 1, x.shape[-1]] if per_channel else [*x.shape[:-1], 1]
 
 
-def _mask(mask: Tensor | None, call: Call) -> Tensor | None:
+def _mask(mask: Tensor | None, sizes: list[int]) -> Tensor | None:
     if mask is None:
         return None
-    q, k = call.args[:2]
     mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask.to(torch.float32)
-    return _in_four(mask.expand([*q.shape[:-1], k.shape[-2]]))
+    return _in_four(mask.expand(sizes))
+
+
+class _Described(NamedTuple):
+    """What calls have in common whose operands have the same shapes and quantizers."""
+
+    scale_sizes: list[list[int]]
+    mask_sizes: list[int]
+    sizes: list[int]
+    numbers: tuple[float, bool, str]
+
+
+def _described(call: Call) -> _Described:
+    q, k, v = call.args[:3]
+    asked, per_channel = options(call), block_of(v, copies.ROWWISE)[-2] == -1
+    output = call.output if call.output in FLOATS else torch.float32
+    words = f"1 result={str(output).removeprefix('torch.')} per={'channel' if per_channel else 'token'}"
+    scales = [_scale_sizes(q), _scale_sizes(k), _scale_sizes(v, per_channel)]
+    leading = [*q.shape[:-1]]
+    return _Described(scales, [*leading, k.shape[-2]], [*leading, v.shape[-1]], (asked.scale, asked.is_causal, words))
 
 
 def _run(call: Call) -> Any:
-    q, k, v = call.args[:3]
-    asked = options(call)
-    per_token = block_of(v, copies.ROWWISE)[-2] != -1
-    tokens, channels = slice(1, 2), slice(0, 1)
-    output = call.output if call.output in FLOATS else torch.float32
-    words = f"1 result={str(output).removeprefix('torch.')} per={'token' if per_token else 'channel'}"
-    codes = (*_operand(q, tokens), *_operand(k, tokens), *_operand(v, tokens if per_token else channels))
-    y = native_operators.attention(*codes, _mask(asked.mask, call), asked.scale, asked.is_causal, words)
-    y = y.reshape([*q.shape[:-1], v.shape[-1]])
+    found, codes = _described(call), []
+    for x, sizes in zip(call.args[:3], found.scale_sizes, strict=True):
+        own = plain(x, copies.ROWWISE)
+        scale = spread(own.scale, own.block, own.shape).expand(sizes)
+        codes += [_in_four(own.codes), _in_four(scale)]
+    y = native_operators.attention(*codes, _mask(options(call).mask, found.mask_sizes), *found.numbers)
+    y = y.reshape(found.sizes)
     return y if y.dtype == call.output else finish(call, y)
 
 
-ATTENTION = Kernel("native attention", _declines, _run, native=True)
+def _planned(call: Call, general: Plan) -> Plan | None:
+    """For codes that are stored as they are read, and a result in floats."""
+    if call.output not in FLOATS or not all(_is_stored(x) for x in call.args[:3]):
+        return None
+    found, compute, below = _described(call), torch.ops.hop_native.attention.default, eager.below_autograd
+    masked = options(call).mask is not None
+
+    def run(*given: Any) -> Any:
+        q, k, v = given[:3]
+        if not (q.fits() and k.fits() and v.fits()):
+            return general(*given)
+        codes = [
+            _in_four(t) for x, n in zip((q, k, v), found.scale_sizes, strict=True) for t in (x.codes, x.scale.expand(n))
+        ]
+        mask = _mask(given[3], found.mask_sizes) if masked else None
+        try:
+            with below():
+                y = compute(*codes, mask, *found.numbers)
+        except RuntimeError:  # which `general` gives the reason of
+            return general(*given)
+        return y.reshape(found.sizes)
+
+    return run
+
+
+def _is_stored(x: Operand) -> bool:
+    """Whether codes and scales are those of the buffers."""
+    own = plain(x, copies.ROWWISE)
+    if x.usages != (copies.ROWWISE,) or own.codes is not x.codes or own.scale is not x.scale:
+        return False
+    return all(b in (-1, 1) or n == 1 for b, n in zip(own.block, own.scale.shape, strict=True))
+
+
+ATTENTION = Kernel("native attention", _declines, _run, _planned, native=True)
 """Attention of int8 on the CPU, in C++."""
