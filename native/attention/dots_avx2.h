@@ -3,6 +3,9 @@
 struct Quads {
     __m256i even[2], odd[2];
 };
+struct Sums {
+    __m256i half[2];
+};
 struct Four {
     __m256i even, odd;
 };
@@ -23,15 +26,15 @@ HOP_INLINE Four four(const uint8_t* p) {
     const __m256i all = _mm256_set1_epi32(bytes);
     return {_mm256_and_si256(all, _mm256_set1_epi16(255)), _mm256_srli_epi16(all, 8)};
 }
-HOP_INLINE Ints dot(Ints sum, const Four& x, const Quads& y) {
-    __m256i halves[2];
-    __builtin_memcpy(halves, &sum, sizeof(sum));
+HOP_INLINE Sums dot(Sums sum, const Four& x, const Quads& y) {
     for (int half = 0; half < 2; ++half) {
-        halves[half] = _mm256_add_epi32(halves[half], _mm256_madd_epi16(x.even, y.even[half]));
-        halves[half] = _mm256_add_epi32(halves[half], _mm256_madd_epi16(x.odd, y.odd[half]));
+        sum.half[half] = _mm256_add_epi32(sum.half[half], _mm256_madd_epi16(x.even, y.even[half]));
+        sum.half[half] = _mm256_add_epi32(sum.half[half], _mm256_madd_epi16(x.odd, y.odd[half]));
     }
-    return load_as<Ints>(halves);
+    return sum;
 }
+HOP_INLINE Sums sums_of(Ints x) { return load_as<Sums>(&x); }
+HOP_INLINE Ints ints_of(Sums x) { return load_as<Ints>(&x); }
 HOP_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
 HOP_INLINE bool any(Ints mask) {
     __m256i halves[2];

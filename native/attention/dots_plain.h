@@ -6,6 +6,7 @@ struct Quads {
 struct Four {
     int32_t bytes[4];
 };
+using Sums = Ints;
 constexpr int kRowsAtOnce = 1, kLinesAtOnce = 1;
 
 HOP_INLINE Quads quads(const uint8_t* p) { return {reinterpret_cast<const int8_t*>(p)}; }
@@ -15,5 +16,7 @@ HOP_INLINE Ints dot(Ints sum, const Four& x, Quads y) {
         for (int k = 0; k < 4; ++k) sum[i] += x.bytes[k] * y.at[4 * i + k];
     return sum;
 }
+HOP_INLINE Sums sums_of(Ints x) { return x; }
+HOP_INLINE Ints ints_of(Sums x) { return x; }
 HOP_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
 HOP_INLINE bool any(Ints mask) { return any_of(mask); }

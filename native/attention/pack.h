@@ -22,9 +22,9 @@ static void sum_keys(const uint8_t* packed, int64_t quads_of, int64_t lines, int
     const uint8_t ones[4] = {1, 1, 1, 1};
     const Four one = four(ones);
     for (int64_t p = 0; p < lines; ++p) {
-        Ints sum{};
+        Sums sum = sums_of(Ints{});
         for (int64_t c = 0; c < quads_of; ++c) sum = dot(sum, one, quads(packed + (p * quads_of + c) * kLine));
-        store_as(out + p * kLanes, sum * -128);
+        store_as(out + p * kLanes, ints_of(sum) * -128);
     }
 }
 

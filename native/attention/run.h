@@ -50,7 +50,7 @@ struct AttentionRow {
 // The first `count` of `quads_of` quads of a line.
 template <int N>
 HOP_INLINE void multiply(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t count, int64_t quads_of,
-                         Ints (&sums)[N][kLinesAtOnce]) {
+                         Sums (&sums)[N][kLinesAtOnce]) {
     for (int64_t c = 0; c < count; ++c) {
         Quads y[kLinesAtOnce];
         HOP_UNROLL
@@ -91,11 +91,11 @@ template <int N>
 static void score(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
                   Extent* extents) {
     const int64_t tokens = room.lines * kLanes, bytes = room.quads_of_keys * 4;
-    Ints sums[N][kLinesAtOnce];
+    Sums sums[N][kLinesAtOnce];
     HOP_UNROLL
     for (int i = 0; i < N; ++i) {
         HOP_UNROLL
-        for (int p = 0; p < kLinesAtOnce; ++p) sums[i][p] = load_as<Ints>(room.corrections + j + p * kLanes);
+        for (int p = 0; p < kLinesAtOnce; ++p) sums[i][p] = load_as<Sums>(room.corrections + j + p * kLanes);
     }
     const uint8_t* lines = room.keys + j / kLanes * room.quads_of_keys * kLine;
     multiply<N>(room.queries + first * bytes, bytes, lines, room.quads_of_keys, room.quads_of_keys, sums);
@@ -106,7 +106,7 @@ static void score(const AttentionCall& c, const AttentionRoom& room, int64_t bat
         HOP_UNROLL
         for (int p = 0; p < kLinesAtOnce; ++p) {
             const int64_t at = j + p * kLanes;
-            Floats x = __builtin_convertvector(sums[i][p], Floats) * r.scale;
+            Floats x = __builtin_convertvector(ints_of(sums[i][p]), Floats) * r.scale;
             x = x * load_as<Floats>(room.scales + at);
             if (c.a.mask && at < c.a.keys)
                 x = masked(c, x, batch * c.a.mask_stride[0] + r.head * c.a.mask_stride[1] + r.query * c.a.mask_stride[2], at);
@@ -177,7 +177,9 @@ static void attend_block(const AttentionCall& c, const AttentionRoom& room, int6
     for (int64_t p = 0; p < channels; p += step) {
         in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) {
             constexpr int N = n.value;
-            Ints sums[N][kLinesAtOnce] = {};
+            Sums sums[N][kLinesAtOnce];
+            for (int i = 0; i < N; ++i)
+                for (int l = 0; l < kLinesAtOnce; ++l) sums[i][l] = sums_of(Ints{});
             const uint8_t* lines = room.values + p / kLanes * room.quads_of_values * kLine;
             multiply<N>(weights + first * tokens, tokens, lines, keys / 4, room.quads_of_values, sums);
             for (int i = 0; i < N; ++i)
