@@ -1,6 +1,6 @@
 """Attention of int8 against PyTorch's of bfloat16 and of float32: whole, causal, and one query beside a long cache."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from hop.numerics.formats import INT8
 
 aten = torch.ops.aten
 CHANNEL = Quantizer(INT8, (1, -1, 1))  # a scale for each channel of each head
+_DTYPES = (torch.bfloat16, torch.float32)
 
 # heads, heads of keys, queries, keys, width, causal, and what ours may take of bfloat16's time
 CASES = (
@@ -35,16 +36,20 @@ def attention() -> Iterator[Row]:
         codes.append(hop.quantize(presets.INT8_ROW if queries == 1 else CHANNEL, v))
         options: dict[str, Any] = {"is_causal": causal, "enable_gqa": heads != groups}
 
-        def of(*x: Tensor, options: dict[str, Any] = options) -> Callable[[], Tensor]:
-            return lambda: functional.scaled_dot_product_attention(*x, **options)
-
-        def ours(codes: list[Tensor] = codes, options: dict[str, Any] = options) -> Tensor:
-            return hop.scaled(aten.scaled_dot_product_attention.default, torch.bfloat16, *codes, **options)
-
-        own, half, single = interleaved([ours, of(*(x.bfloat16() for x in (q, k, v))), of(q, k, v)])
+        functions = [_ours(codes, options), *(_theirs(q.to(t), k.to(t), v.to(t), options) for t in _DTYPES)]
+        own, half, single = interleaved(functions)
         case = f"int8, {heads} heads of {width}, {queries} by {keys}{', causal' if causal else ''}"
         yield Row("attention", case, own, "bfloat16", half, target)
         yield Row("attention", case, own, "float32", single)
+
+
+def _ours(codes: Sequence[Tensor], options: dict[str, Any]) -> Callable[[], Tensor]:
+    op = aten.scaled_dot_product_attention.default
+    return lambda: hop.scaled(op, torch.bfloat16, *codes, **options)
+
+
+def _theirs(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Callable[[], Tensor]:
+    return lambda: functional.scaled_dot_product_attention(q, k, v, **options)
 
 
 GROUPS = [attention]
