@@ -27,9 +27,10 @@ from docs import (
 )
 from docs.drawing import DATA, GROUPED, INK, STYLE, WHOLE, png, pyplot
 from hop.compat import patches, versions
-from hop.dispatch.operators import CONVOLUTION, EMBEDDING, MATRIX, SCALED
+from hop.dispatch.operators import ATTENTION, CONVOLUTION, EMBEDDING, MATRIX, SCALED
 from hop.export.rewrite import encodings
 from hop.export.rewrite.integer import VALUES
+from hop.impls.scaled.families.attention import PAIRS as ATTENTION_PAIRS
 from hop.numerics.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
 from hop.numerics.presets import PRESETS
 from hop.numerics.quantizer import Quantizer
@@ -106,6 +107,11 @@ def scaled_operators() -> str:
     return pages.table([["", "roles of the tensors", "operators"], *rows])
 
 
+def attention_pairs() -> str:
+    """What attention takes together, and how it sums."""
+    return pages.table([["query", "key", "value", "sums"], *([*pair, how] for pair, how in ATTENTION_PAIRS.items())])
+
+
 def integer_operators() -> str:
     """What to_integer makes of operators, by what they are."""
     floats = (MATRIX, CONVOLUTION, EMBEDDING)
@@ -115,7 +121,8 @@ def integer_operators() -> str:
     rows = []
     for family in dict.fromkeys(roles.family for roles in SCALED.values()):
         plain = "scaled, floats" if family in floats else "codes, by the same scale" if family in VALUES else "left"
-        rows.append([family.name, " ".join(sorted(found[family.name])), "scaled, codes", plain])
+        codes = "left" if family is ATTENTION else "scaled, codes"
+        rows.append([family.name, " ".join(sorted(found[family.name])), codes, plain])
     return pages.table([["", "operators", "where all that reads the result quantizes it", "elsewhere"], *rows])
 
 
@@ -433,7 +440,12 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "quantized.md": {": schemes": schemes, ": recipes": recipes},
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},
-    "scaled.md": {": operators": scaled_operators, ": support": scaled_support, ": conventions": scaled_conventions},
+    "scaled.md": {
+        ": operators": scaled_operators,
+        ": support": scaled_support,
+        ": attention": attention_pairs,
+        ": conventions": scaled_conventions,
+    },
     "training_runs.md": training_tables.TABLES,
     "versions.md": {": lacks": lacks, ": changes": changes},
 }

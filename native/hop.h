@@ -265,6 +265,27 @@ HOP_API int hop_compute_rows(const struct hop_rows* rows, const void* x, const v
                              const void* bias, const void* given_scale, int32_t given_codes,
                              const uint8_t* given_zero_point, void* result, void* scale, void* second, int32_t threads);
 
+// ---- attention of int8, in two passes over each row of scores, bit for bit as hop/impls/scaled/families/attention.py says
+
+enum MaskKind { HOP_MASK_NONE = 0, HOP_MASK_BOOL, HOP_MASK_FLOAT };
+
+// q is (batch, heads, queries, width), k (batch, key_heads, keys, width), v (batch, key_heads, keys, value_width), their last
+// dimension contiguous, and strides of the others in elements. q_scale has a number for each (batch, head, query), k_scale
+// for each (batch, key head, key), v_scale for each (batch, key head, channel), or key if it is per_token. The mask is
+// (batch, heads, queries, keys), a byte or a float32 each. The result, of FloatDtype, lies in contiguous memory. `heads` is
+// a multiple of key_heads; sizes are 1 or more, keys and width 65,793 or less.
+struct hop_attention {
+    int64_t batch, heads, key_heads, queries, keys, width, value_width;
+    int64_t q_stride[3], k_stride[3], v_stride[3], mask_stride[3];
+    int64_t q_scale_stride[3], k_scale_stride[3], v_scale_stride[3];
+    float scale;
+    int32_t is_causal, mask, per_token, result_dtype;
+};
+
+HOP_API int hop_attend(const struct hop_attention* attention, const int8_t* q, const float* q_scale, const int8_t* k,
+                       const float* k_scale, const int8_t* v, const float* v_scale, const void* mask, void* result,
+                       int32_t threads);
+
 // ---- a step of an optimizer, in float32, bit for bit that of hop/optim/updates.py
 
 enum UpdateRule { HOP_ADAM = 0, HOP_SGD = 1, HOP_LION = 2 };

@@ -7,6 +7,7 @@ bias        added to the result, in real numbers, or in units of the product of 
 other       an argument that may be quantized, of an operator that is no product
 index       says where, and stays as it is
 condition   says which of two, and stays as it is
+mask        booleans that say which elements count, or floats that are added
 ""          no tensor
 
 A family that scaled runs is a row here, whose operators have roles, and the file that it names, in
@@ -24,7 +25,7 @@ from hop.dispatch.gated import GELU_MUL, SILU_MUL
 
 aten = torch.ops.aten
 
-LHS, RHS, BIAS, OTHER, INDEX, CONDITION = "lhs", "rhs", "bias", "other", "index", "condition"
+LHS, RHS, BIAS, OTHER, INDEX, CONDITION, MASK = "lhs", "rhs", "bias", "other", "index", "condition", "mask"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ GATED = Family("gated product", file="functions")
 SOFTMAX = Family("softmax", file="softmax")
 NORM = Family("norm", file="norms")
 OWN = (FUNCTION, GATED, SOFTMAX, NORM)  # computed by functions and sums of our own
+ATTENTION = Family("attention", file="attention")
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ TABLE: dict[OpOverload, Operator] = {
     aten.layer_norm.default: Operator(NORM, (OTHER, "", OTHER, BIAS)),
     aten.rms_norm.default: Operator(NORM, (OTHER, "", OTHER)),
     aten.batch_norm.default: Operator(NORM, (OTHER, OTHER, BIAS, OTHER, OTHER)),
+    aten.scaled_dot_product_attention.default: Operator(ATTENTION, (OTHER, OTHER, OTHER, MASK)),
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), Operator(ADD, _TWO)),
     **dict.fromkeys((aten.add.Scalar, aten.sub.Scalar), Operator(ADD, _ONE)),
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default), Operator(SUM)),

@@ -89,6 +89,11 @@ def key(fixed: tuple[Any, ...], given: Iterable[Any]) -> tuple[Any, ...] | None:
     return tuple(parts)
 
 
+def are_numbers(values: Iterable[Any]) -> bool:
+    """Whether each may stand in a key as it is."""
+    return all(type(v) in _NUMBERS for v in values)
+
+
 find = _plans.get
 """The plan of a key, None if there is none."""
 

@@ -49,6 +49,10 @@ const Operator kOperators[] = {
      "(Tensor x, Tensor? other, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? zero_point, str description) -> "
      "Tensor[]",
      boxed<rows>},
+    {"attention",
+     "(Tensor q, Tensor q_scale, Tensor k, Tensor k_scale, Tensor v, Tensor v_scale, Tensor? mask, float scale, "
+     "bool is_causal, str description) -> Tensor",
+     boxed<attention>},
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };
 

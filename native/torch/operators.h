@@ -14,5 +14,6 @@ void noise(StableIValue* values, uint64_t count);
 void pack(StableIValue* values, uint64_t count);
 void function(StableIValue* values, uint64_t count);
 void rows(StableIValue* values, uint64_t count);
+void attention(StableIValue* values, uint64_t count);
 
 }  // namespace hop::torch

@@ -56,6 +56,7 @@ class ScaledOperator:
     output: Any = torch.float32  # a dtype or a Quantizer
     terms: int = 40  # how many products one element of the result sums
     plain: tuple[int, ...] = ()  # arguments that may be plain floats while the others stay quantized
+    rounds: bool = False  # what lies between, so that the result is further from that of floats than sums round
 
     # ---- the case of its values
 
@@ -196,9 +197,10 @@ class ScaledOperator:
             return call(Q.made, lambda *a: hop.scaled(self.op, torch.float32, *a, **self.kwargs), given)
 
         def inner(*given: Tensor) -> Tensor:
-            return call(
+            y = call(
                 lambda q, x: hop.fake_quantize(q.quantizer, x), lambda *a: self.op(*a, **self.kwargs), given
             ).clone()
+            return y + (function(*given) - y).detach() if self.rounds else y
 
         made = Case(
             function=function,
@@ -377,6 +379,27 @@ SCALED = [
     ScaledOperator("log_softmax", aten.log_softmax.int, (Q((3, 4, 6)), 1), terms=1),
     ScaledOperator(
         "layer_norm", aten.layer_norm.default, (Q((3, 4, 6)), [6], P((6,)), P((6,))), output=_AFFINE, terms=1
+    ),
+    ScaledOperator(
+        "attention",
+        aten.scaled_dot_product_attention.default,
+        (Q((2, 3, 5, 8)), Q((2, 3, 7, 8)), Q((2, 3, 7, 6), _TENSOR), None, 0.0, True),
+        output=torch.bfloat16,
+        rounds=True,
+    ),
+    ScaledOperator(
+        "attention_grouped",
+        aten.scaled_dot_product_attention.default,
+        (Q((2, 4, 5, 8)), Q((2, 2, 7, 8), _AFFINE), Q((2, 2, 7, 6)), P((5, 7))),
+        {"scale": 0.5, "enable_gqa": True},
+        output=_ROW,
+        rounds=True,
+    ),
+    ScaledOperator(
+        "attention_floats",
+        aten.scaled_dot_product_attention.default,
+        (P((2, 5, 8)), Q((2, 7, 8), presets.FP8_ROW), Q((2, 7, 6), presets.FP8_ROW), P((2, 5, 7))),
+        plain=(0, 3),
     ),
     ScaledOperator("rms_norm", aten.rms_norm.default, (Q((3, 4, 6)), [4, 6], P((4, 6)), 1e-6), terms=1),
 ]

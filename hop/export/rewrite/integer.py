@@ -24,6 +24,7 @@ from hop.compat.stock import stock_out_dtype
 from hop.compat.tracing import is_erased
 from hop.dispatch.hop import Hop
 from hop.dispatch.operators import (
+    ATTENTION,
     BIAS,
     BOUND,
     CONVOLUTION,
@@ -196,6 +197,9 @@ class _Rewriter:
             return
         if family is None:
             self.leave(node, _unknown(node))
+            return
+        if family is ATTENTION:
+            self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
             return
         ends = ends_of(node)
         reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"

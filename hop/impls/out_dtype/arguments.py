@@ -25,8 +25,14 @@ _INDEX_OF_OPERATOR = {
     "aten::multi_margin_loss": {"target"},
     "aten::multilabel_margin_loss": {"target"},
 }
-# These are indices where they hold integers; floats in them are probabilities.
-_CLASSES_OF_OPERATOR = {"aten::cross_entropy_loss": {"target"}}
+# These are indices, or masks, where they hold integers or booleans; floats in them are probabilities, or are added.
+_CLASSES_OF_OPERATOR = {
+    "aten::cross_entropy_loss": {"target"},
+    "aten::scaled_dot_product_attention": {"attn_mask"},
+    "hop::attention": {"attn_mask"},
+}
+# These draw random numbers only where the argument is not 0.
+_DRAWING = {"aten::scaled_dot_product_attention": "dropout_p"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Inner:
     lists: dict[int, int]  # position and length of the arguments that are lists of so many integers
     least: float  # with so many positional arguments no other is missing
     returns_view: bool
+    drawing: str | None  # the argument that must be 0, as random numbers are drawn where it is not
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments in canonical form: positional up to the last one that differs from its default, the keyword-only
@@ -85,6 +92,15 @@ class Inner:
             if i < len(args) and isinstance(args[i], _INTS):
                 args = (*args[:i], [args[i]] * length, *args[i + 1 :])
         return args
+
+    def check_drawing(self, caller: str, args: tuple[Any, ...]) -> None:
+        """Raise ValueError where random numbers would be drawn."""
+        for argument, value in zip(self.positional, args, strict=False):
+            if argument.name == self.drawing and value != 0:
+                raise ValueError(
+                    f"{caller}: argument {self.drawing!r} of {self.op} must be 0, got {value}; call it outside, or "
+                    "drop elements of the result"
+                )
 
     def operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """(name, value) of every tensor and Scalar given; the members of a list under the list's name."""
@@ -143,7 +159,7 @@ def describe(op: OpOverload) -> Inner:
         )
     if len(schema.returns) != 1 or str(schema.returns[0].type) != "Tensor":
         raise ValueError(f"out_dtype: op must return exactly one tensor, got {op}; take one that does: {schema}")
-    if torch.Tag.nondeterministic_seeded in op.tags:
+    if torch.Tag.nondeterministic_seeded in op.tags and schema.name not in _DRAWING:
         raise ValueError(
             f"out_dtype: op must be a function of its arguments, but {op} draws random numbers; call it outside"
         )
@@ -161,4 +177,5 @@ def describe(op: OpOverload) -> Inner:
         lists={i: _length(a) for i, a in enumerate(positional) if _length(a) and "int" in str(a.type)},
         least=_least(schema.arguments),
         returns_view=schema.returns[0].alias_info is not None,
+        drawing=_DRAWING.get(schema.name),
     )

@@ -56,6 +56,7 @@ def check(
     inner = describe(op)
     args, kwargs = inner.bind(args, kwargs)
     check_types("out_dtype", op, args, kwargs)
+    inner.check_drawing("out_dtype", args)
     _check_operands(inner, args, kwargs)
     check_shapes("out_dtype", op, args)
     if not (output_dtype.is_floating_point or output_dtype.is_complex):

@@ -8,21 +8,28 @@ from torch import Tensor
 
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import BIAS, CONDITION, CONVOLUTION, EMBEDDING, INDEX, LHS, OWN, RHS, SCALED, TABLE
+from hop.dispatch.operators import BIAS, CONDITION, CONVOLUTION, EMBEDDING, INDEX, LHS, MASK, OWN, RHS, SCALED, TABLE
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled import meaning
-from hop.impls.scaled.calls import OUTPUT_NAMES, Call, by_sum, integer_function, is_integer, tensors, usage
+from hop.impls.scaled.calls import (
+    OUTPUT_NAMES,
+    Call,
+    by_sum,
+    described,
+    integer_function,
+    is_integer,
+    kind,
+    tensors,
+    usage,
+)
 from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.operands import block_of
 from hop.impls.scaled.products import is_transposed
 from hop.numerics import copies
-from hop.numerics.formats import Codebook, Float, Integer
 from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
-
-_KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}
 
 PAIRS = {
     ("integers", "integers"): "int32 sums",
@@ -32,13 +39,6 @@ PAIRS = {
     ("plain floats", "codebooks"): "float32 sums",
 }
 """The kinds of operands that a product takes, in either order, and how it sums."""
-
-
-def kind(x: Any) -> str:
-    """What a product knows of an operand."""
-    if isinstance(x, Tensor):
-        return "plain floats"
-    return next(name for cls, name in _KINDS.items() if isinstance(x.quantizer.format, cls))
 
 
 def check_output(output: Any) -> None:
@@ -110,7 +110,7 @@ def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
         return
     given = zip((a.name for a in op._schema.arguments), args, strict=False)
     found = [(name, x) for name, arg in given for x in tensors([arg])]
-    others = (INDEX, CONDITION, BIAS)
+    others = (INDEX, CONDITION, MASK, BIAS)
     operands = [x for i, arg in enumerate(args) if TABLE[op].role(i) not in others for x in tensors([arg])]
     if not all(x.dtype in copies.APPEARANCES for x in operands):
         return  # _check_roles has more to say
@@ -144,6 +144,11 @@ def _check_roles(call: Call) -> None:
                         f"scaled: argument {name!r} of {call.op} must be floating point{units}; got {x.dtype}; cast it "
                         "to torch.float32"
                     )
+            elif role == MASK:
+                if not (x.is_floating_point() or x.dtype == torch.bool):
+                    raise TypeError(
+                        f"scaled: argument {name!r} of {call.op} must be bool or floating point, got {x.dtype}; cast it"
+                    )
             elif role not in (INDEX, CONDITION) and x.dtype not in copies.APPEARANCES:
                 raise TypeError(
                     f"scaled: argument {name!r} of {call.op} must be a QuantizedTensor or float16, bfloat16, float32 "
@@ -174,7 +179,7 @@ def _check_integers(call: Call, convention: IntegerFunction) -> None:
     whole = is_integer(x) and copies.ROWWISE in x.usages and all(b == -1 for b in x.quantizer.block)
     if not whole:
         raise ValueError(
-            f"scaled: output {call.output} is found from integers with one scale, got {_described(x)}; quantize it by "
+            f"scaled: output {call.output} is found from integers with one scale, got {described(x)}; quantize it by "
             "one such as hop.presets.INT8_TENSOR"
         )
 
@@ -185,8 +190,8 @@ def _check_product(call: Call) -> None:
     if kinds not in PAIRS and kinds[::-1] not in PAIRS:
         supported = "; ".join(f"{a} with {b}" for a, b in PAIRS)
         raise ValueError(
-            f"scaled: {call.op} takes {supported}; got {name_of(call, LHS)} by {_described(lhs)} with "
-            f"{name_of(call, RHS)} by {_described(rhs)}; quantize both by formats of one kind"
+            f"scaled: {call.op} takes {supported}; got {name_of(call, LHS)} by {described(lhs)} with "
+            f"{name_of(call, RHS)} by {described(rhs)}; quantize both by formats of one kind"
         )
     check_shapes("scaled", call.op, call.args)
     integers = kinds == ("integers", "integers")
@@ -254,7 +259,3 @@ def _check_convolution(call: Call) -> None:
 def name_of(call: Call, role: str) -> str:
     """The name of the argument with a role, as messages have it."""
     return repr(call.op._schema.arguments[call.roles.roles.index(role)].name)
-
-
-def _described(x: Any) -> str:
-    return str(x.dtype) if isinstance(x, Tensor) else str(x.quantizer)

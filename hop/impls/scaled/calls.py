@@ -8,9 +8,10 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import CONDITION, INDEX, MATRIX, RHS, TABLE, Operator, aten
+from hop.dispatch.operators import CONDITION, INDEX, MASK, MATRIX, RHS, TABLE, Operator, aten
 from hop.impls.quantize.arguments import fitting_scales
 from hop.numerics import copies
+from hop.numerics.formats import Codebook, Float, Integer
 from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
 
@@ -61,6 +62,21 @@ def is_integer(x: Any) -> bool:
     return isinstance(x, Operand) and x.quantizer.format.is_integer and not x.quantizer.flat
 
 
+_KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}
+
+
+def kind(x: Any) -> str:
+    """What an operator knows of an operand."""
+    if isinstance(x, Tensor):
+        return "plain floats"
+    return next(name for cls, name in _KINDS.items() if isinstance(x.quantizer.format, cls))
+
+
+def described(x: Any) -> str:
+    """An operand in a message."""
+    return str(x.dtype) if isinstance(x, Tensor) else str(x.quantizer)
+
+
 def usage(call: Call, role: str) -> str:
     """The copy of an operand that a product reads: the one whose last dimension is summed over, if there is one."""
     operand = call.find(role)
@@ -103,7 +119,8 @@ def shape(op: OpOverload, args: Any, kwargs: dict[str, Any]) -> list[int]:
             return [described(v, role) for v in x]
         if not isinstance(x, Operand | Tensor):
             return x
-        dtype = x.dtype if isinstance(x, Tensor) and role in (INDEX, CONDITION) else torch.float32
+        stays = role in (INDEX, CONDITION) or (role == MASK and x.dtype == torch.bool)
+        dtype = x.dtype if isinstance(x, Tensor) and stays else torch.float32
         return torch.empty(tuple(x.shape), dtype=dtype, device="meta")
 
     return list(op(*(described(x, TABLE[op].role(i)) for i, x in enumerate(args)), **kwargs).shape)

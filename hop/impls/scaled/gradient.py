@@ -16,6 +16,7 @@ from torch import Tensor
 from hop.compat import functorch
 from hop.compat.eager import OpOverload
 from hop.compat.pytree import tree_flatten, tree_map_only
+from hop.dispatch.attention import ATTENTION
 from hop.dispatch.operand import Operand
 from hop.impls.out_dtype import gradient as of_out_dtype
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
@@ -25,12 +26,15 @@ from hop.numerics import copies
 
 aten = torch.ops.aten
 
+_SMOOTH = {aten.scaled_dot_product_attention.default: ATTENTION}
+"""What stands for an operator whose own derivatives are not those of all routes."""
+
 
 def through_operator(
     grad: Tensor, needed: Sequence[bool], op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> list[Tensor | None]:
     """The gradient of each leaf of (args, kwargs), quantized tensors counted as one, for which `needed` is true."""
-    wide = wide_dtype(args)
+    wide, op = wide_dtype(args), _SMOOTH.get(op, op)
     real, inner = tree_map_only(Tensor, lambda x: numbers(x, wide), (list(args), kwargs))
     bound, inner = describe(op).bind(tuple(real), inner)
     flags = [False, False, *needed]
@@ -44,7 +48,7 @@ def through_operator(
 
 def linearized(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     """The operator on dequantized operands: it has the derivatives of scaled."""
-    wide = wide_dtype(args)
+    wide, op = wide_dtype(args), _SMOOTH.get(op, op)
     real, inner = tree_map_only(Tensor, lambda x: numbers(x, wide), (list(args), kwargs))
     return out_dtype(op, wide, *real, **inner)
 

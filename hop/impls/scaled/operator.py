@@ -236,6 +236,7 @@ def activated(y: Tensor, rule: Rule) -> Tensor:
 
 # Names of this module are found faster than attributes of others.
 _key, _find, _dtype, _Quantizer = plan.key, plan.find, torch.dtype, Quantizer
+_are_numbers = plan.are_numbers
 
 
 def scaled(
@@ -278,45 +279,48 @@ def scaled(
     """
     codes = type(output) is _Quantizer
     fits = codes or (type(output) is _dtype and output_scale is None and output_zero_point is None)
-    if fits and not kwargs and type(op) is OpOverload:
+    if fits and type(op) is OpOverload and (not kwargs or _are_numbers(kwargs.values())):
         given: Any = (*args, output_scale, output_zero_point) if codes else args
-        if (known := _key((op, output), given)) is not None:
+        if (known := _key((op, output, *kwargs.items()), given)) is not None:
             if output_scale is not None:
                 check_values("scaled", calls.OUTPUT_NAMES, output, output_scale, output_zero_point)  # type: ignore[arg-type]
             found = _find(known)
-            return found(*given) if found is not None else _planned(known, op, output, given)
+            return found(*given) if found is not None else _planned(known, op, output, given, kwargs)
     scales = {"output_scale": output_scale, "output_zero_point": output_zero_point}
     if (watched := observed(scaled, (op, output, *args), scales | kwargs)) is not None:
         return watched
     return _traced(op, output, *args, output_scale=output_scale, output_zero_point=output_zero_point, **kwargs)
 
 
-def _planned(known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...]) -> Any:
-    """The result of a call of which no plan is known, and the plan."""
+def _planned(
+    known: Any, op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The result of a call of which no plan is known, and the plan. `kwargs` hold numbers alone, which the plan has."""
     check_op(op)
     check_output(output)
-    bound, _ = describe(op).bind(given[:-2] if isinstance(output, Quantizer) else given, {})
-    check_types("scaled", op, bound, {})
+    bound, named = describe(op).bind(given[:-2] if isinstance(output, Quantizer) else given, kwargs)
+    check_types("scaled", op, bound, named)
     check_quantized(op, output, bound)
-    asked = _of_given(op, output, given)
+    asked = _of_given(op, output, given, kwargs)
     call = check(asked)
     kernel = next((k for k in meaning.of(call).kernels if k.supports(call)), meaning.REFERENCE)
     result: Any = kernel.run(call)
-    found = kernel.prepare(call, lambda *given: kernel.run(_of_given(op, output, given)))
+    general: Plan = lambda *given: kernel.run(_of_given(op, output, given, kwargs))  # noqa: E731
+    found = kernel.prepare(call, general)
     if isinstance(output, Quantizer):
-        result = _quantized(output, op, given[:-2], {}, result)
+        result = _quantized(output, op, bound, named, result)
         found = _of_codes(found, _first_operand(op, given), result)
     if call.output_scale is asked.output_scale and call.output_zero_point is asked.output_zero_point:
         plan.remember(known, found)
     return result
 
 
-def _of_given(op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...]) -> Call:
+def _of_given(op: OpOverload, output: torch.dtype | Quantizer, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The call of what a plan is given: the arguments, and scale and zero point where the output is a quantizer."""
     memory.check(given)
     *args, scale, zero_point = given if isinstance(output, Quantizer) else (*given, None, None)
-    bound, kwargs = describe(op).bind(tuple(args), {})
-    return Call(op, output, scale, zero_point, tuple(map(operand, bound)), kwargs)
+    bound, named = describe(op).bind(tuple(args), kwargs)
+    return Call(op, output, scale, zero_point, tuple(map(operand, bound)), named)
 
 
 def _of_codes(found: Plan, first: int, like: QuantizedTensor) -> Plan:

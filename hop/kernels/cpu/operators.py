@@ -113,7 +113,12 @@ def _rows(x: Tensor, *rest: Any) -> list[Tensor]:
     return floats + (_buffers(x, quantizer) if quantizer else [])
 
 
-_FAKES |= {"step_": lambda *args: None, "noise": _noise, "function": _function, "rows": _rows}
+def _attention(q: Tensor, *rest: Any) -> Tensor:
+    v = rest[3]
+    return q.new_empty([*q.shape[:-1], v.shape[-1]], dtype=getattr(torch, _words(rest[-1])["result"]))
+
+
+_FAKES |= {"attention": _attention, "step_": lambda *args: None, "noise": _noise, "function": _function, "rows": _rows}
 _FAKES |= {"quantize": _quantize, "quantize_product": _quantize, "dequantize": _dequantize}
 
 
@@ -194,5 +199,8 @@ function: Callable[..., Tensor] = _missing
 rows: Callable[..., list[Tensor]] = _missing
 """(x, other, weight, bias, scale, zero_point, description): a function, a gated product, a norm or softmax of rows:
 floats, or codes, scales, and zero points or the amax of two levels; native/torch/rows.cpp."""
+attention: Callable[..., Tensor] = _missing
+"""(q, q_scale, k, k_scale, v, v_scale, mask, scale, is_causal, description): attention of int8 in four dimensions, the
+result in floats; native/torch/attention.cpp."""
 pack: Callable[..., Tensor] = _missing
 """(codes, description): a matrix of codes as of hop.layouts.Tiled."""

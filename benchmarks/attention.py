@@ -1,0 +1,55 @@
+"""Attention of int8 against PyTorch's of bfloat16 and of float32: whole, causal, and one query beside a long cache."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import hop
+from benchmarks.timing import Row, interleaved
+from hop import Quantizer, presets
+from hop.numerics.formats import INT8
+
+aten = torch.ops.aten
+CHANNEL = Quantizer(INT8, (1, -1, 1))  # a scale for each channel of each head
+_DTYPES = (torch.bfloat16, torch.float32)
+
+# heads, heads of keys, queries, keys, width, causal, and what ours may take of bfloat16's time
+CASES = (
+    (12, 12, 128, 128, 64, False, "<= 0.8"),
+    (12, 12, 512, 512, 64, False, "<= 0.7"),
+    (12, 12, 512, 512, 64, True, ""),
+    (12, 12, 2048, 2048, 64, False, "<= 0.65"),
+    (32, 8, 1, 4096, 128, False, "<= 0.6"),
+)
+
+
+def attention() -> Iterator[Row]:
+    """Codes and scales are given; the result is bfloat16. Values have a scale for each channel; those of a cache, one
+    for each token."""
+    torch.manual_seed(0)
+    for heads, groups, queries, keys, width, causal, target in CASES:
+        q, k, v = (torch.randn(1, h, n, width) for h, n in ((heads, queries), (groups, keys), (groups, keys)))
+        codes = [hop.quantize(presets.INT8_ROW, x) for x in (q, k)]
+        codes.append(hop.quantize(presets.INT8_ROW if queries == 1 else CHANNEL, v))
+        options: dict[str, Any] = {"is_causal": causal, "enable_gqa": heads != groups}
+
+        functions = [_ours(codes, options), *(_theirs(q.to(t), k.to(t), v.to(t), options) for t in _DTYPES)]
+        own, half, single = interleaved(functions)
+        case = f"int8, {heads} heads of {width}, {queries} by {keys}{', causal' if causal else ''}"
+        yield Row("attention", case, own, "bfloat16", half, target)
+        yield Row("attention", case, own, "float32", single)
+
+
+def _ours(codes: Sequence[Tensor], options: dict[str, Any]) -> Callable[[], Tensor]:
+    op = aten.scaled_dot_product_attention.default
+    return lambda: hop.scaled(op, torch.bfloat16, *codes, **options)
+
+
+def _theirs(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Callable[[], Tensor]:
+    return lambda: functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+GROUPS = [attention]

@@ -1,0 +1,86 @@
+#include "attention/attention.h"
+
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+#include "common/cpu.h"
+#include "common/isa.h"
+#include "common/parallel.h"
+#include "functions/functions.h"
+#include "quantize/quantize.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
+#endif
+
+namespace hop {
+namespace {
+
+// Memory of this thread, valid until its next call.
+char* scratch(size_t bytes) {
+    static thread_local Scratch own;
+    own.trim();
+    return own.get(bytes);
+}
+
+}  // namespace
+
+namespace portable {
+namespace {
+#include "quantize/numbers.h"
+#include "gemm/row_blocks.h"
+#include "attention/lanes.h"
+#include "attention/dots_plain.h"
+#include "attention/pack.h"
+#include "attention/probabilities.h"
+#include "attention/run.h"
+}  // namespace
+}  // namespace portable
+
+#if defined(__x86_64__)
+HOP_BEGIN_TARGET(HOP_AVX2)
+namespace avx2 {
+namespace {
+#include "quantize/numbers.h"
+#include "gemm/row_blocks.h"
+#include "attention/lanes.h"
+#include "attention/dots_avx2.h"
+#include "attention/pack.h"
+#include "attention/probabilities.h"
+#include "attention/run.h"
+}  // namespace
+}  // namespace avx2
+HOP_END_TARGET
+
+HOP_BEGIN_TARGET(HOP_AVX512)
+namespace avx512 {
+namespace {
+#include "quantize/numbers.h"
+#include "gemm/row_blocks.h"
+#include "attention/lanes.h"
+#include "attention/dots_avx512.h"
+#include "attention/pack.h"
+#include "attention/probabilities.h"
+#include "attention/run.h"
+}  // namespace
+}  // namespace avx512
+HOP_END_TARGET
+#endif
+}  // namespace hop
+
+int hop_attend(const hop_attention* attention, const int8_t* q, const float* q_scale, const int8_t* k, const float* k_scale,
+               const int8_t* v, const float* v_scale, const void* mask, void* result, int32_t threads) {
+    const hop::AttentionCall call{*attention, q, k, v, q_scale, k_scale, v_scale, mask, result, threads};
+    switch (hop::level()) {
+#if defined(__x86_64__)
+        case hop::Level::amx:
+        case hop::Level::avx512_bf16:
+        case hop::Level::avx512: return hop::avx512::attend(call);
+        case hop::Level::avx2: return hop::avx2::attend(call);
+#endif
+        default: return hop::portable::attend(call);
+    }
+}

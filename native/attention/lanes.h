@@ -1,0 +1,44 @@
+// Sixteen numbers side by side, at any level: what compilers make of their vectors. Included in a namespace, before the
+// dot products of a level.
+
+using Floats = float __attribute__((vector_size(64)));
+using Ints = int32_t __attribute__((vector_size(64)));
+using Codes = uint8_t __attribute__((vector_size(16)));
+constexpr int kLanes = 16;
+
+template <class V, class T>
+HOP_INLINE V load_as(const T* p) {
+    V v;
+    __builtin_memcpy(&v, p, sizeof(V));
+    return v;
+}
+
+template <class V, class T>
+HOP_INLINE void store_as(T* p, V v) { __builtin_memcpy(p, &v, sizeof(V)); }
+
+HOP_INLINE Floats all(float x) { return Floats{} + x; }
+HOP_INLINE Ints all_ints(int32_t x) { return Ints{} + x; }
+HOP_INLINE Ints bits(Floats x) { return load_as<Ints>(&x); }
+HOP_INLINE Floats number(Ints x) { return load_as<Floats>(&x); }
+HOP_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+HOP_INLINE float infinity() { return float_of(kInfinity); }
+HOP_INLINE float not_a_number() { return float_of(0x7fc00000); }
+HOP_INLINE Ints counted() { return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+
+HOP_INLINE float largest_of(Floats v) {
+    float most = v[0];
+    for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
+HOP_INLINE int32_t total_of(Ints v) {
+    int32_t total = 0;
+    for (int i = 0; i < kLanes; ++i) total += v[i];
+    return total;
+}
+
+HOP_INLINE bool any_of(Ints v) {
+    int32_t found = 0;
+    for (int i = 0; i < kLanes; ++i) found |= v[i];
+    return found != 0;
+}

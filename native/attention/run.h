@@ -1,0 +1,268 @@
+// Attention, a block of rows of scores at a time. Included in a namespace (isa.h), after probabilities.h.
+
+// What a thread's memory holds, for one head of keys and values and one block of rows.
+struct AttentionRoom {
+    static constexpr int kMost = 24;  // rows of a block, and bytes of their scores that stay in the second cache
+    static constexpr int64_t kScores = 1 << 18;
+    int rows;
+    int64_t quads_of_keys, lines, quads_of_values;  // of 16 and of 4 tokens
+    size_t sizes[9], size = 0;
+    uint8_t *keys = nullptr, *values = nullptr, *queries = nullptr, *codes = nullptr, *weights = nullptr;
+    int32_t *corrections = nullptr, *sums = nullptr;
+    float *scores = nullptr, *scales = nullptr;
+
+    explicit AttentionRoom(const hop_attention& a) {
+        quads_of_keys = divide_up(a.width, 4);
+        lines = divide_up(line_count(a.keys), kLinesAtOnce) * kLinesAtOnce;
+        quads_of_values = lines * kLanes / 4;
+        const int64_t tokens = lines * kLanes, all_rows = a.queries * (a.heads / a.key_heads);
+        rows = int(least(kMost, kScores / (tokens * 4) / kRowsAtOnce * kRowsAtOnce));
+        if (rows < kRowsAtOnce) rows = kRowsAtOnce;
+        rows = int(least(rows, all_rows));
+        const int64_t channels = value_lines(a) * kLanes;
+        const int64_t bytes[9] = {lines * quads_of_keys * kLine, value_lines(a) * quads_of_values * kLine, rows * quads_of_keys * 4,
+                                  rows * tokens, a.per_token ? rows * tokens : 0, tokens * 4, rows * channels * 4,
+                                  rows * tokens * 4, 2 * tokens * 4 + channels * 4};
+        for (int i = 0; i < 9; ++i) size += sizes[i] = size_t(divide_up(bytes[i], 64) * 64);
+    }
+    static int64_t value_lines(const hop_attention& a) { return divide_up(line_count(a.value_width), kLinesAtOnce) * kLinesAtOnce; }
+    void lie(char* memory) {
+        char* parts[9];
+        for (int i = 0; i < 9; ++i) parts[i] = memory, memory += sizes[i];
+        keys = reinterpret_cast<uint8_t*>(parts[0]), values = reinterpret_cast<uint8_t*>(parts[1]);
+        queries = reinterpret_cast<uint8_t*>(parts[2]), codes = reinterpret_cast<uint8_t*>(parts[3]);
+        weights = reinterpret_cast<uint8_t*>(parts[4]), corrections = reinterpret_cast<int32_t*>(parts[5]);
+        sums = reinterpret_cast<int32_t*>(parts[6]), scores = reinterpret_cast<float*>(parts[7]);
+        scales = reinterpret_cast<float*>(parts[8]);
+    }
+    float* share() const { return scales + lines * kLanes; }
+    float* channels() const { return scales + 2 * lines * kLanes; }
+};
+
+// One row of a block: where it is, and how many keys it may see.
+struct AttentionRow {
+    int64_t head, query, keys;
+    float scale;
+};
+
+// ---- products
+
+// The first `count` of `quads_of` quads of a line.
+template <int N>
+HOP_INLINE void multiply(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t count, int64_t quads_of,
+                         Sums (&sums)[N][kLinesAtOnce]) {
+    for (int64_t c = 0; c < count; ++c) {
+        Quads y[kLinesAtOnce];
+        HOP_UNROLL
+        for (int p = 0; p < kLinesAtOnce; ++p) y[p] = quads(b + (p * quads_of + c) * kLine);
+        HOP_UNROLL
+        for (int i = 0; i < N; ++i) {
+            const Four x = four(a + i * stride + 4 * c);
+            HOP_UNROLL
+            for (int p = 0; p < kLinesAtOnce; ++p) sums[i][p] = dot(sums[i][p], x, y[p]);
+        }
+    }
+}
+
+// ---- scores
+
+// What is added to 16 scores from key j on.
+HOP_INLINE Floats masked(const AttentionCall& c, Floats x, int64_t at, int64_t j) {
+    const int64_t there = least(kLanes, c.a.keys - j);
+    if (c.a.mask == HOP_MASK_FLOAT) {
+        float part[kLanes] = {};
+        const float* from = static_cast<const float*>(c.mask) + at + j;
+        if (there < kLanes) std::memcpy(part, from, size_t(there) * sizeof(float)), from = part;
+        return x + load_as<Floats>(from);
+    }
+    uint8_t part[kLanes] = {};
+    const uint8_t* from = static_cast<const uint8_t*>(c.mask) + at + j;
+    if (there < kLanes) std::memcpy(part, from, size_t(there)), from = part;
+    return __builtin_convertvector(load_as<Codes>(from), Ints) != 0 ? x : all(-infinity());
+}
+
+struct Extent {
+    Floats most;
+    Ints nan;
+};
+
+// Rows `first` to `first + N`, keys j to j + 16 · kLinesAtOnce.
+template <int N>
+static void score(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int first, int64_t j,
+                  Extent* extents) {
+    const int64_t tokens = room.lines * kLanes, bytes = room.quads_of_keys * 4;
+    Sums sums[N][kLinesAtOnce];
+    HOP_UNROLL
+    for (int i = 0; i < N; ++i) {
+        HOP_UNROLL
+        for (int p = 0; p < kLinesAtOnce; ++p) sums[i][p] = load_as<Sums>(room.corrections + j + p * kLanes);
+    }
+    const uint8_t* lines = room.keys + j / kLanes * room.quads_of_keys * kLine;
+    multiply<N>(room.queries + first * bytes, bytes, lines, room.quads_of_keys, room.quads_of_keys, sums);
+    HOP_UNROLL
+    for (int i = 0; i < N; ++i) {
+        const AttentionRow& r = row[first + i];
+        Extent e = extents[first + i];
+        HOP_UNROLL
+        for (int p = 0; p < kLinesAtOnce; ++p) {
+            const int64_t at = j + p * kLanes;
+            Floats x = __builtin_convertvector(ints_of(sums[i][p]), Floats) * r.scale;
+            x = x * load_as<Floats>(room.scales + at);
+            if (c.a.mask && at < c.a.keys)
+                x = masked(c, x, batch * c.a.mask_stride[0] + r.head * c.a.mask_stride[1] + r.query * c.a.mask_stride[2], at);
+            if (at + kLanes > r.keys) x = counted() < int32_t(r.keys - at) ? x : all(-infinity());
+            e.most = larger(x, e.most);
+            e.nan |= x != x;
+            store_as(room.scores + (first + i) * tokens + at, x);
+        }
+        extents[first + i] = e;
+    }
+}
+
+// ---- a block of rows
+
+template <class T>
+static void store_row(const float* y, int64_t n, void* out, int64_t at) {
+    auto* to = static_cast<typename T::Word*>(out) + at;
+    for (int64_t i = 0; i < n; ++i) to[i] = T::narrow(y[i]);
+}
+
+static void store_any(const AttentionCall& c, const float* y, int64_t at) {
+    switch (c.a.result_dtype) {
+        case HOP_F32: return store_row<F32>(y, c.a.value_width, c.result, at);
+        case HOP_BF16: return store_row<BF16>(y, c.a.value_width, c.result, at);
+        default: return store_row<F16>(y, c.a.value_width, c.result, at);
+    }
+}
+
+// Queries of a block, 128 added to their codes.
+static void take_queries(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
+    const int64_t bytes = room.quads_of_keys * 4;
+    for (int i = 0; i < rows; ++i) {
+        const int8_t* from = c.q + batch * c.a.q_stride[0] + row[i].head * c.a.q_stride[1] + row[i].query * c.a.q_stride[2];
+        uint8_t* to = room.queries + i * bytes;
+        for (int64_t e = 0; e < c.a.width; ++e) to[e] = uint8_t(from[e]) ^ 128;
+        for (int64_t e = c.a.width; e < bytes; ++e) to[e] = 0;
+    }
+}
+
+static void attend_block(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
+    const int64_t tokens = room.lines * kLanes, step = kLanes * kLinesAtOnce, channels = AttentionRoom::value_lines(c.a) * kLanes;
+    Extent extents[AttentionRoom::kMost];
+    int64_t keys = 0;
+    for (int i = 0; i < rows; ++i) {
+        extents[i] = {all(-infinity()), Ints{}};
+        keys = row[i].keys > keys ? row[i].keys : keys;
+    }
+    keys = divide_up(keys, step) * step;
+    take_queries(c, room, batch, row, rows);
+    for (int64_t j = 0; j < keys; j += step)
+        in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) { score<n.value>(c, room, batch, row, first, j, extents); });
+    float factors[AttentionRoom::kMost];
+    for (int i = 0; i < rows; ++i) {
+        const float most = largest_of(extents[i].most);
+        const bool none = most == -infinity() && !any_of(extents[i].nan), invalid = !none && !(most <= kLargest && !any_of(extents[i].nan));
+        uint8_t *own = room.codes + i * tokens, *weights = c.a.per_token ? room.weights + i * tokens : own;
+        factors[i] = none ? 0.0f : not_a_number();
+        if (none || invalid) {
+            std::memset(weights, 0, size_t(keys));
+            continue;
+        }
+        const float* x = room.scores + i * tokens;
+        const int32_t total = c.a.per_token ? probabilities<true>(x, keys, most, room.share(), own, weights)
+                                            : probabilities<false>(x, keys, most, nullptr, own, nullptr);
+        factors[i] = 1.0f / float(total);
+    }
+    const uint8_t* weights = c.a.per_token ? room.weights : room.codes;
+    for (int64_t p = 0; p < channels; p += step) {
+        in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) {
+            constexpr int N = n.value;
+            Sums sums[N][kLinesAtOnce];
+            for (int i = 0; i < N; ++i)
+                for (int l = 0; l < kLinesAtOnce; ++l) sums[i][l] = sums_of(Ints{});
+            const uint8_t* lines = room.values + p / kLanes * room.quads_of_values * kLine;
+            multiply<N>(weights + first * tokens, tokens, lines, keys / 4, room.quads_of_values, sums);
+            for (int i = 0; i < N; ++i)
+                for (int l = 0; l < kLinesAtOnce; ++l) store_as(room.sums + (first + i) * channels + p + l * kLanes, sums[i][l]);
+        });
+    }
+    for (int i = 0; i < rows; ++i) {
+        auto* y = reinterpret_cast<float*>(room.sums + i * channels);
+        for (int64_t p = 0; p < channels; p += kLanes) {
+            const Floats sum = __builtin_convertvector(load_as<Ints>(y + p), Floats) * factors[i];
+            store_as(y + p, sum * load_as<Floats>(room.channels() + p));
+        }
+        store_any(c, y, ((batch * c.a.heads + row[i].head) * c.a.queries + row[i].query) * c.a.value_width);
+    }
+}
+
+// ---- heads
+
+static void take_head(const AttentionCall& c, const AttentionRoom& room, int64_t batch, int64_t head) {
+    const hop_attention& a = c.a;
+    const int64_t tokens = room.lines * kLanes, channels = AttentionRoom::value_lines(a) * kLanes;
+    pack_keys(c.k + batch * a.k_stride[0] + head * a.k_stride[1], a.k_stride[2], a.keys, a.width, room.lines, room.keys);
+    sum_keys(room.keys, room.quads_of_keys, room.lines, room.corrections);
+    pack_values(c.v + batch * a.v_stride[0] + head * a.v_stride[1], a.v_stride[2], a.keys, a.value_width, room.quads_of_values,
+                room.values);
+    if (AttentionRoom::value_lines(a) != line_count(a.value_width)) {
+        const int64_t done = line_count(a.value_width) * room.quads_of_values * kLine;
+        std::memset(room.values + done, 0, room.sizes[1] - size_t(done));
+    }
+    const float* of_keys = c.k_scale + batch * a.k_scale_stride[0] + head * a.k_scale_stride[1];
+    for (int64_t j = 0; j < tokens; ++j) room.scales[j] = j < a.keys ? of_keys[j * a.k_scale_stride[2]] : 0.0f;
+    const float* of_values = c.v_scale + batch * a.v_scale_stride[0] + head * a.v_scale_stride[1];
+    if (!a.per_token) {
+        for (int64_t p = 0; p < channels; ++p) room.channels()[p] = p < a.value_width ? of_values[p * a.v_scale_stride[2]] : 0.0f;
+        return;
+    }
+    float most = -infinity();
+    for (int64_t j = 0; j < a.keys; ++j) {
+        const float s = of_values[j * a.v_scale_stride[2]];
+        most = s > most || s != s ? s : most;
+        if (s != s) break;
+    }
+    for (int64_t j = 0; j < tokens; ++j) {
+        const float part = j < a.keys && most > 0 ? of_values[j * a.v_scale_stride[2]] / most : 0.0f;
+        room.share()[j] = part > 0 ? part : 0.0f;
+    }
+    for (int64_t p = 0; p < channels; ++p) room.channels()[p] = most;
+}
+
+static int attend(const AttentionCall& c) {
+    const hop_attention& a = c.a;
+    const int64_t groups = a.heads / a.key_heads, all_rows = a.queries * groups, heads = a.batch * a.key_heads;
+    constexpr int64_t kWorth = 256;  // rows, for which keys and values are brought to lines once more
+    const int64_t wanted = least(divide_up(4 * c.threads, heads), divide_up(all_rows, kWorth));
+    const int64_t parts = c.threads > 1 && heads % c.threads ? wanted : 1, per_part = divide_up(all_rows, parts);
+    const int threads = worth(c.threads, all_rows * heads * a.keys * (a.width + a.value_width), 1 << 20);
+    std::atomic<int> result{HOP_OK};
+    Queue queue(heads * parts);
+    parallel(threads, [&](int, int) {
+        AttentionRoom room(a);
+        char* memory = scratch(room.size);
+        if (!memory) {
+            result = HOP_NO_MEMORY;
+            return;
+        }
+        room.lie(memory);
+        for (int64_t item, end; queue.take(item, end);) {
+            const int64_t batch = item / parts / a.key_heads, head = item / parts % a.key_heads;
+            take_head(c, room, batch, head);
+            const int64_t last = least(all_rows, (item % parts + 1) * per_part);
+            for (int64_t at = item % parts * per_part; at < last; at += room.rows) {
+                AttentionRow row[AttentionRoom::kMost];
+                const int rows = int(least(room.rows, last - at));
+                for (int i = 0; i < rows; ++i) {
+                    AttentionRow& r = row[i];
+                    r.head = head * groups + (at + i) / a.queries, r.query = (at + i) % a.queries;
+                    r.keys = a.is_causal ? least(r.query + 1, a.keys) : a.keys;
+                    const float* scale = c.q_scale + batch * a.q_scale_stride[0] + r.head * a.q_scale_stride[1];
+                    r.scale = scale[r.query * a.q_scale_stride[2]] * a.scale;
+                }
+                attend_block(c, room, batch, row, rows);
+            }
+        }
+    });
+    return result;
+}
