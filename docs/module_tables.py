@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_FLOORS = "cli report integrations nn optim export checkpoint impls tensor buffers kernels dispatch".split()
-_FLOORS += "numerics compat".split()
+_FLOORS = "cli report integrations algorithms nn optim export checkpoint impls tensor buffers kernels".split()
+_FLOORS += "dispatch numerics compat".split()
 FOLDERS = ("hop", *(f"hop/{name}" for name in _FLOORS), "cutlass_kernels")
 
 

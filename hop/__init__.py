@@ -51,6 +51,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from hop import algorithms as algorithms
     from hop import export as export
     from hop import nn as nn
     from hop.export.rewrite.patching import patch_torch as patch_torch
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from hop.tensor import storage as storage
 
 # Imported when they are first asked for; and what has another name (hop/_aliases.py).
-_LATER = ("checkpoint", "distributed", "export", "integrations", "nn", "optim", "report")
+_LATER = ("algorithms", "checkpoint", "distributed", "export", "integrations", "nn", "optim", "report")
 _FUNCTIONS = {"patch_torch": "hop.export.rewrite.patching", "quantize_": "hop.nn.quantizing"}
 _OTHERS = tuple(name.removeprefix("hop.") for name in _aliases.PUBLIC if name.count(".") == 1)
 

@@ -60,10 +60,10 @@ def calibrate(
     count = 0
     with (
         reminder.silent(),
-        _observed(model, [(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]),
+        observed(model, [(layer, role, seen) for (layer, role, _), seen in zip(watched, collected, strict=True)]),
     ):
         for batch in _shown(islice(batches, steps), batches, steps, progress):
-            _run(model, batch, count)
+            run(model, batch, count)
             count += 1
     if not count:
         raise ValueError("calibrate: batches is empty, and must hold an input; give one input of the model or more")
@@ -102,7 +102,7 @@ def _checked(model: Any, batches: Any, method: Any, steps: Any) -> list[Layer]:
 
 
 @contextmanager
-def _observed(model: nn.Module, watched: Sequence[tuple[Layer, str, Any]]) -> Iterator[None]:
+def observed(model: nn.Module, watched: Sequence[tuple[Layer, str, Any]]) -> Iterator[None]:
     """The model in eval mode and without gradients, while its layers compute in floats and are seen."""
     training = {module: module.training for module in model.modules()}
     handles = [_observe(layer, role, seen) for layer, role, seen in watched]
@@ -140,7 +140,8 @@ def _observe(layer: Layer, role: str, seen: Any) -> Any:
     return layer.register_forward_hook(lambda module, args, y: seen.add(y))
 
 
-def _run(model: nn.Module, batch: Any, number: int) -> None:
+def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") -> None:
+    """Call the model with a batch, the `number`-th that `caller` was given. Raises TypeError where it takes no such."""
     given, how = (batch,), "model(batch)"
     named: Mapping[str, Any] = {}
     if isinstance(batch, Mapping):
@@ -152,7 +153,7 @@ def _run(model: nn.Module, batch: Any, number: int) -> None:
         inspect.signature(model.forward).bind(*given, **named)
     except TypeError as error:
         raise TypeError(
-            f"calibrate: batch {number} is given as {how}, which {type(model).__name__}.forward does not take: "
+            f"{caller}: batch {number} is given as {how}, which {type(model).__name__}.forward does not take: "
             f"{error}; leave out what is no input, as in (x for x, y in loader)"
         ) from error
     model(*given, **named)

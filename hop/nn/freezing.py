@@ -56,7 +56,7 @@ def freeze(model: nn.Module, pack: bool = False) -> nn.Module:
         packs = pack and (layer.is_packable or (layer.reads_packed and identity in products))
         key = (*identity, packs)
         if key not in frozen:
-            weight = layer.weight if layer.frozen else _codes(layer)
+            weight = layer.weight if layer.frozen else quantized_weight(layer)
             frozen[key] = nn.Parameter(layer.laid_out(weight, packs), requires_grad=False)
         layer.take_frozen(frozen[key], packs)
     for holder in holders:
@@ -92,8 +92,8 @@ def _identity(layer: Layer) -> tuple[Any, ...]:
     return id(layer.weight), str(_quantizer(layer)), *others
 
 
-def _codes(layer: Layer) -> Any:
-    """The weight, quantized."""
+def quantized_weight(layer: Layer) -> Any:
+    """The weight that `freeze` gives a layer: a QuantizedTensor of the nearest codes."""
     given: dict[str, Any] = {}
     state = _state(layer)
     if isinstance(state, AmaxHistory):

@@ -251,6 +251,25 @@ class Quantizer(Value):
         by_rule = {name: buffers[name] for name in self.stored_by_rule()}
         return {"codes": to._held(cut, rows, shape, tensors)} | by_rule | to._beside(cut, rows, shape)
 
+    def scales_of_elements(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """s, and the zero point where there is one, of each element of a tensor of `shape`."""
+        rows, cut, tensors = self._cut(buffers, shape)
+
+        def whole(t: Tensor) -> Tensor:
+            return blocks.merge(t.expand(cut.shape), rows).reshape(shape)
+
+        zero_point = whole(tensors[1]) if self.scale.has_zero_point() else None
+        return whole(self.scale.scale_of(tensors, self.format)), zero_point
+
+    def with_codes(self, buffers: Mapping[str, Tensor], codes: Tensor) -> dict[str, Tensor]:
+        """The buffers with `codes`, one for each element in the tensor's own shape, in the place of theirs."""
+        rows = self.rows(codes.shape)
+        cut, _ = blocks.split(codes.reshape(rows), self.block)
+        tensors = [blocks.spread(buffers[name], self.block) for name in self.stored_by_rule()]
+        by_rule = {name: buffers[name] for name in self.stored_by_rule()}
+        held = self._held(cut, rows, codes.shape, tensors)
+        return {"codes": held} | by_rule | self._beside(cut, rows, codes.shape)
+
     def fake_quantize(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
     ) -> Tensor:

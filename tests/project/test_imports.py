@@ -25,7 +25,7 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop.impls", "hop.checkpoint"),
     ("hop.nn", "hop.optim", "hop.export"),
     ("hop.distributed",),
-    ("hop.integrations",),
+    ("hop.integrations", "hop.algorithms"),
     ("hop.report",),
     ("hop.cli",),
 )

@@ -14,7 +14,16 @@ from parameterized import parameterized
 from hop import _aliases
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("hop", "hop.checkpoint", "hop.distributed", "hop.export", "hop.nn", "hop.optim", "hop.report")
+MODULES = (
+    "hop",
+    "hop.algorithms",
+    "hop.checkpoint",
+    "hop.distributed",
+    "hop.export",
+    "hop.nn",
+    "hop.optim",
+    "hop.report",
+)
 PUBLIC = sorted({*MODULES, *_aliases.PUBLIC})
 EACH = parameterized.expand([(name,) for name in PUBLIC])
 LISTS = ("PRESETS", "RECIPES", "SCHEMES")  # constants by their names, which stand in `__all__` in the same order

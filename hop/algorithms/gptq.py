@@ -1,0 +1,195 @@
+"""gptq: weights of a model as codes, chosen for the least error of the layers' results on data."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hop.algorithms.inputs import Moments, Survey, moments
+from hop.algorithms.solving import error, solve
+from hop.nn.calibration import calibrate
+from hop.nn.conversion import Rules, Selector, checked, convert, has_static_scale
+from hop.nn.convolutions import Conv2d
+from hop.nn.freezing import freeze, quantized_weight
+from hop.nn.layer import Layer, modules_of, not_a_model
+from hop.nn.layers import Linear
+from hop.numerics.grid import Grid
+from hop.tensor import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class GPTQ:
+    """The settings of `gptq`.
+
+    Args:
+        damping: what is added to the diagonal of each Hessian, in parts of its mean.
+        order: whether columns are rounded by the size of their inputs, the largest first. Scales are fixed before, so
+            that groups stay those of the quantizer ("static groups").
+        block: how many columns are rounded before those behind them are brought up to date; the result is the same.
+        sequential: whether a layer is given what comes from the layers before it as they are then, frozen. It takes one
+            run over the data, up to that layer, for each set of layers that read one input. Otherwise one run of the
+            float model serves all, and their Hessians are held at once.
+
+    Raises:
+        ValueError: damping is negative or not finite, or block is less than 1.
+    """
+
+    damping: float = 0.01
+    order: bool = True
+    block: int = 128
+    sequential: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.damping, int | float) or not 0 <= self.damping < float("inf"):
+            raise ValueError(f"GPTQ: damping must be a finite number of 0 or more, got {self.damping!r}; give 0.01")
+        if isinstance(self.block, bool) or not isinstance(self.block, int) or self.block < 1:
+            raise ValueError(f"GPTQ: block must be an integer of 1 or more, got {self.block!r}; give 128")
+        for name in ("order", "sequential"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"GPTQ: {name} must be True or False, got {getattr(self, name)!r}; give one of them")
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """What became of one layer. Errors are of its results on the data, Σ|(W - Ŵ) x|² / Σ|W x|²; NaN where no data is
+    looked at."""
+
+    name: str
+    rows: int  # how many inputs its Hessian was summed of
+    nearest: float  # the error of weights rounded to the nearest
+    error: float  # that of the weights it has
+    damping: float  # what it took
+    note: str = ""  # why it is rounded to the nearest, or what else is to be known
+
+
+def gptq(
+    model: nn.Module,
+    rules: Rules,
+    batches: Iterable[Any],
+    *,
+    filter: Selector | None = None,
+    settings: GPTQ = GPTQ(),
+    pack: bool = True,
+) -> Any:
+    """Quantize a model, in place, as hop.quantize_ does, with the codes of weights of Linear and Conv2d chosen by GPTQ:
+    each by any quantizer, whose scales are those that it finds of the float weight.
+
+    Static scales of activations are calibrated first, by amax, where they are not set.
+
+    Args:
+        rules, filter: as hop.quantize_ takes them.
+        batches: inputs, as hop.nn.calibrate takes them; kept in a list meanwhile.
+        settings: those of the algorithm.
+        pack: as hop.nn.freeze.
+
+    Returns:
+        The model. Its `gptq_report` has a LayerError for each layer with a quantized weight. Layers that GPTQ does not
+        know, that share their weight, that no batch reaches, whose weight is not finite or whose Hessian stays singular
+        are rounded to the nearest, and their note says so.
+
+    Raises:
+        TypeError: as hop.quantize_ and hop.nn.calibrate.
+        ValueError: as hop.quantize_; batches is empty; an input of a layer has NaN or an infinity. The layers are
+            converted then, and no weight is changed.
+
+    Frantar et al. 2022, arXiv 2210.17323.
+    """
+    if not isinstance(model, nn.Module):
+        raise not_a_model("gptq", model)
+    if not isinstance(settings, GPTQ):
+        raise TypeError(f"gptq: settings must be a hop.algorithms.GPTQ, got {settings!r}; give GPTQ()")
+    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
+        got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
+        raise TypeError(f"gptq: batches must be an iterable of batches, got {got}; give [x], or a DataLoader")
+    data = list(batches)
+    if not data:
+        raise ValueError("gptq: batches is empty, and must hold an input; give one input of the model or more")
+    is_static = any(scheme is not None and has_static_scale(scheme) for _, scheme in checked(rules, filter))
+    model = convert(model, rules, filter=filter)
+    if is_static:
+        calibrate(model, data, progress=False)
+    with torch.no_grad():
+        report = _chosen(model, data, settings, pack)
+    if report:
+        freeze(model, pack)
+    model.gptq_report = report  # type: ignore[assignment]  # a plain attribute
+    return model
+
+
+def _chosen(model: nn.Module, data: Sequence[Any], settings: GPTQ, pack: bool) -> tuple[LayerError, ...]:
+    """Freeze the layers that GPTQ takes; a row for each layer."""
+    names = {module: name for name, module in modules_of(model) if isinstance(module, Layer)}
+    rows = {layer: _row(name) for layer, name in names.items() if layer.plan().quantizes_weight and not layer.frozen}
+    for layer in rows:
+        layer.prepare()
+    counts: dict[int, int] = {}
+    for layer in names:
+        counts[id(layer.weight)] = counts.get(id(layer.weight), 0) + 1
+    for layer in rows:
+        rows[layer] = replace(rows[layer], note=_declined(layer, counts[id(layer.weight)]))
+    taken = [layer for layer, row in rows.items() if not row.note]
+    survey = Survey(model, taken, data, "gptq")
+    for layer in survey.unreached:
+        rows[layer] = replace(rows[layer], note="rounded to the nearest: no batch reaches it")
+    for layer, seen in survey.seen.items():
+        if not seen.finite:
+            raise ValueError(
+                f"gptq: the input of layer {names[layer]!r} has NaN or an infinity; look at the data, and at the "
+                "weights before it"
+            )
+    stages = survey.stages()
+    known: dict[Layer, Moments] = {}
+    if not settings.sequential:
+        every = [stage[0] for stage in stages]
+        known = dict(zip(every, moments(model, every, data, survey, taken), strict=True))
+    left = list(taken)
+    for stage in stages:
+        own = known.pop(stage[0], None) or moments(model, stage[:1], data, survey, left)[0]
+        for layer in stage:
+            rows[layer] = _take(layer, rows[layer], own, settings, pack)
+            left.remove(layer)
+    return tuple(rows.values())
+
+
+def _row(name: str) -> LayerError:
+    return LayerError(name, 0, float("nan"), float("nan"), 0.0)
+
+
+def _declined(layer: Layer, uses: int) -> str:
+    """Why GPTQ leaves a layer to rounding to the nearest; "" where it does not."""
+    reason = ""
+    if not isinstance(layer, Linear | Conv2d):
+        reason = f"{type(layer).__name__} is neither Linear nor Conv2d"
+    elif isinstance(layer, Conv2d) and layer.groups != 1:
+        reason = f"its inputs are cut into {layer.groups} groups"
+    elif uses > 1:
+        reason = f"{uses} layers share its weight"
+    elif not bool(layer.folded_weight().isfinite().all()):
+        reason = "its weight has NaN or an infinity"
+    return reason and f"rounded to the nearest: {reason}"
+
+
+def _take(layer: Layer, row: LayerError, own: Moments, settings: GPTQ, pack: bool) -> LayerError:
+    """Freeze a layer, unless GPTQ finds nothing better than the nearest codes."""
+    rounded: Any = quantized_weight(layer)
+    q, shape = rounded.quantizer, rounded.shape
+    weight = layer.folded_weight().detach().to(torch.float32)
+    flat = weight.flatten(1)
+    whole = error(flat, own.sum) or 1.0
+    nearest = error(flat - rounded.dequantize().flatten(1), own.sum) / whole
+    row = replace(row, rows=own.rows, nearest=nearest, error=nearest, damping=settings.damping)
+    grid = Grid.of(q, rounded.buffers(), shape).map(lambda t: t.flatten(1))
+    codes, damping = solve(flat, grid, own.sum, settings.damping, settings.order, settings.block)
+    row = replace(row, damping=damping)
+    if codes is None:
+        return replace(row, note=f"rounded to the nearest: its Hessian is singular, with a damping of {damping:g} too")
+    found = error(flat - grid.decode(codes), own.sum) / whole
+    if not found < nearest:
+        return replace(row, note="rounded to the nearest, which is no worse")
+    buffers = q.with_codes(rounded.buffers(), codes.reshape(shape))
+    new = QuantizedTensor(buffers, q, tuple(shape), rounded.dtype)
+    layer.take_frozen(nn.Parameter(layer.laid_out(new, pack), requires_grad=False), pack)
+    note = "" if damping == settings.damping else f"its Hessian is singular: the damping was raised to {damping:g}"
+    return replace(row, error=found, note=note)
