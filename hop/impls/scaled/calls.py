@@ -58,7 +58,9 @@ def values(x: Any, dtype: torch.dtype, usage: str = "") -> Any:
 
 def is_integer(x: Any) -> bool:
     """Whether x is an operand whose codes can be multiplied as integers."""
-    return isinstance(x, Operand) and x.quantizer.format.is_integer and not x.quantizer.flat
+    if not isinstance(x, Operand) or x.quantizer.flat:
+        return False
+    return x.quantizer.format.is_integer and not x.quantizer.scale.is_compound
 
 
 def usage(call: Call, role: str) -> str:
