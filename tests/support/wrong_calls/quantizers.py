@@ -177,7 +177,9 @@ QUANTIZERS = [
     wrong(
         "stored_scales_given",
         ValueError,
-        lambda: hop.quantize(hop.Quantizer(formats.INT8, scale=rules.StoredScales()), torch.ones(2, 2), torch.ones(())),
+        lambda: hop.quantize(
+            hop.Quantizer(formats.INT8, scale=rules.StoredScales()), torch.ones(2, 2), scale=torch.ones(())
+        ),
         "scale | of torch.float32 and shape () | must be None | leave it out",
     ),
     wrong(
