@@ -37,7 +37,6 @@ def is_sharded(tensors: Sequence[Any]) -> bool:
 class _SharedBlocks(FastBlocks):
     """Blocks, some of which have elements on other processes too."""
 
-    block: Block
     reduce: Reduce
 
     def combined(self, found: Tensor, op: str, block: Block | None = None) -> Tensor:

@@ -60,7 +60,11 @@ class Operand(NamedTuple):
     @property
     def zero(self) -> Tensor | int:
         """The codes of 0, one for each block, or one for all."""
-        return self.zero_point if self.quantizer.scale.has_zero_point() else self.quantizer.format.zero
+        return (
+            self.zero_point
+            if self.quantizer.scale.has_zero_point()
+            else self.quantizer.scale.zero(self.quantizer.format)
+        )
 
     def values(self, usage: str = "") -> Tensor:
         """The numbers that it stands for, float32, from the copy named."""

@@ -60,8 +60,9 @@ class Pack(Composite):
         held = _natively(x, wanted) if q.layout is None else None
         if held is not None:
             rest = {name: b.clone() for name, b in x.buffers().items() if name != "codes"}
-            if wanted is not None and wanted.stored():
-                rest |= wanted.beside(q.format.unpack(x.codes, x.shape[-1]) if q.per_byte() > 1 else x.codes)
+            if wanted is not None and wanted.stored(q.format):
+                codes = q.format.unpack(x.codes, x.shape[-1]) if q.per_byte() > 1 else x.codes
+                rest |= wanted.beside(codes, q.format)
             return x.rebuilt({"codes": held} | rest, quantizer=replace(q, layout=wanted))
         own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
         return x.rebuilt(q.packed(own, x.shape, wanted), quantizer=replace(q, layout=wanted))

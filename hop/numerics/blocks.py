@@ -107,6 +107,35 @@ def spread(scale: Tensor, block: Block) -> Tensor:
     return scale.reshape([n for count in scale.shape for n in (count, 1)])
 
 
+def served(
+    tensors: Sequence[Tensor],
+    stored: Sequence[tuple[Any, Block]],
+    block: Block,
+    places: Sequence[int],
+    shape: Sequence[Any] | None = None,
+) -> list[Tensor]:
+    """Stored tensors that were spread, those that serve several of the blocks once for each.
+
+    Args:
+        tensors: beside what split returns for `block`.
+        stored: the dtype and the block of each; multiples of `block`, or -1.
+        places: of the blocks along each dimension.
+        shape: of the first tensor that serves one block, if it is not among them."""
+    sizes = tensors[0].shape if shape is None else shape
+    own = per_dimension(block, len(places))
+    result: list[Tensor] = []
+    for t, (_, outer) in zip(tensors, stored, strict=True):
+        for place, b, o in zip(places, own, per_dimension(outer, len(places)), strict=True):
+            if o in (-1, b):
+                continue
+            repeated = [*t.shape[: place + 1], o // b, *t.shape[place + 1 :]]
+            t = t.unsqueeze(place + 1).expand(repeated).flatten(place, place + 1)
+            if not tracing.known_equal(t.shape[place], sizes[place]):
+                t = t.narrow(place, 0, sizes[place])
+        result.append(t)
+    return result
+
+
 def gather(scale: Tensor, ndim: int) -> Tensor:
     """The inverse of spread, for a tensor of `ndim` dimensions."""
     if ndim == 0:

@@ -127,7 +127,8 @@ def _from_range(q: Quantizer, low: Tensor, high: Tensor) -> dict[str, Tensor]:
         return {"scale": torch.maximum(high, -low)}
     rule = q.scale.of_ends()
     ends = torch.stack([low, high], -1)
-    found = rule.find(Blocks(ends, [ends.dim() - 1], list(range(ends.dim() - 1)), torch.float32), q.format).tensors
+    parts = Blocks(ends, [ends.dim() - 1], list(range(ends.dim() - 1)), torch.float32, q.block)
+    found = rule.find(parts, q.format).tensors
     return {name: t.squeeze(-1) for name, t in zip(rule.stored(q.format, q.block), found, strict=True)}
 
 
@@ -136,6 +137,8 @@ def _check(name: str, q: Any, batches: tuple[Any, ...]) -> None:
         raise TypeError(
             f"{name}: q must be a Quantizer, got {spelling.shown(q)}; give one such as hop.presets.INT8_ROW"
         )
+    if (refused := q.scale.refuses_scale()) is not None:
+        raise ValueError(f"{name}: q={q} takes no scale from a caller: {refused}; calibrate another quantizer")
     if not batches:
         raise ValueError(f"{name}: batches must hold one tensor or more, got none; {_ONE_BY_ONE}")
     for x in batches:

@@ -8,7 +8,7 @@ A float format with sign s, exponent e of E bits and mantissa m of M bits, bias 
 
     e > 0:  (-1)^s · 2^(e - b) · (1 + m / 2^M)          e = 0:  (-1)^s · 2^(1 - b) · m / 2^M
 
-Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0.
+Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0; ggml for IQ4_NL.
 """
 
 import itertools
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hop.numerics import packing, spelling
 from hop.numerics.spelling import Value
+from hop.numerics.tables import dynamic_map as dynamic_map
 from hop.numerics.tables import float32, halfway, lookup, search
 from hop.numerics.tables import tensor as tensor
 
@@ -34,13 +35,21 @@ __all__ = [
     "E5M2",
     "E8M0",
     "FORMATS",
+    "INT3",
     "INT4",
+    "INT5",
+    "INT6",
     "INT8",
+    "IQ4_NL",
     "LINEAR4_UNSIGNED",
     "LINEAR4_UNSIGNED_ZERO",
     "TERNARY",
+    "UINT2",
     "UINT4",
+    "UINT5",
+    "UINT6",
     "UINT8",
+    "UTERNARY",
     "Codebook",
     "Float",
     "Format",
@@ -357,27 +366,19 @@ UINT8 = Integer("uint8", 8, torch.uint8, 0, 255)
 INT4 = Integer("int4", 4, torch.int8, -8, 7)
 UINT4 = Integer("uint4", 4, torch.uint8, 0, 15)
 TERNARY = Integer("ternary", 2, torch.int8, -1, 1)
+UTERNARY = Integer("uternary", 2, torch.uint8, 0, 2)
+UINT2 = Integer("uint2", 2, torch.uint8, 0, 3)
+INT3 = Integer("int3", 3, torch.int8, -4, 3)
+INT5 = Integer("int5", 5, torch.int8, -16, 15)
+UINT5 = Integer("uint5", 5, torch.uint8, 0, 31)
+INT6 = Integer("int6", 6, torch.int8, -32, 31)
+UINT6 = Integer("uint6", 6, torch.uint8, 0, 63)
 
 E4M3 = Float("e4m3", 8, torch.float8_e4m3fn, exponent_bits=4, mantissa_bits=3, bias=7, largest=0x7E)
 E5M2 = Float("e5m2", 8, torch.float8_e5m2, exponent_bits=5, mantissa_bits=2, bias=15, largest=0x7B)
 E2M1 = Float("e2m1", 4, torch.uint8, exponent_bits=2, mantissa_bits=1, bias=1, largest=0x7)
 
 E8M0 = PowerOfTwo("e8m0", 8, torch.uint8, bias=127)
-
-
-def dynamic_map(decades: int, *, signed: bool) -> tuple[float, ...]:
-    """0, 1, and the middles of evenly spaced intervals in each decade below 1, twice as many as in the decade before;
-    with `signed` half as many, and their negatives. Rounded to float32 at each step, as checkpoints have them. Source:
-    Dettmers 2016, "8-Bit Approximations for Parallelism in Deep Learning"."""
-    numbers = [0.0, 1.0]
-    for i in range(decades):
-        count = 2**i if signed else 2 ** (i + 1)
-        low, high, unit = float32(0.1), 1.0, float32(10.0 ** (i - decades + 1))
-        step = float32((high - low) / count)
-        edges = [float32(low + step * k if 2 * k < count + 1 else high - step * (count - k)) for k in range(count + 1)]
-        values = [float32(float32(float32(a + b) / 2) * unit) for a, b in itertools.pairwise(edges)]
-        numbers += values + ([-v for v in values] if signed else [])
-    return tuple(sorted(numbers))
 
 
 # What low-bit optimizers hold their states in, the first moment signed, the second not.
@@ -387,8 +388,11 @@ DYNAMIC4 = Codebook("dynamic4", 4, torch.uint8, dynamic_map(3, signed=True))
 LINEAR4_UNSIGNED = Codebook("linear4_unsigned", 4, torch.uint8, tuple((k + 1) / 16 for k in range(16)))
 LINEAR4_UNSIGNED_ZERO = Codebook("linear4_unsigned_zero", 4, torch.uint8, tuple(float32(k / 15) for k in range(16)))
 
+IQ4_NL = Codebook("iq4_nl", 4, torch.uint8, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+
 FORMATS = (
     *(INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0),
+    *(UTERNARY, UINT2, INT3, INT5, UINT5, INT6, UINT6, IQ4_NL),
     *(DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED, LINEAR4_UNSIGNED_ZERO),
 )
 

@@ -4,21 +4,21 @@ A layout is a frozen value, a field of the quantizer; hop.pack brings a tensor t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hop.numerics import spelling
+from hop.numerics import packing, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.formats import Format
 from hop.numerics.packing import PACKED
 from hop.numerics.scale_rules import Rule
 from hop.numerics.spelling import Value
 
-__all__ = ["Decoded", "Layout", "Stacked", "Tiled"]
+__all__ = ["Decoded", "Layout", "Planes", "Stacked", "Tiled"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,21 +58,27 @@ class Layout(Value):
         """What is held of what stands for each element of the tensor."""
         return packed
 
-    def restore(self, held: Tensor, shape: Sequence[int], format: Format) -> Tensor:
-        """The inverse of `arrange`, for a tensor of `shape`."""
+    def restore(
+        self, held: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """The inverse of `arrange`, for a tensor of `shape`; `beside` is what is stored beside the codes."""
         return held
 
     def numbers(self, packed: Tensor, format: Format, rule: Rule, tensors: Sequence[Tensor]) -> Tensor:
         """The numbers of the codes, float32, for a layout that is decoded: the inverse of `pack`."""
         raise NotImplementedError
 
-    def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
+    def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
         """The name, dtype and block of what is stored beside the codes and what the rule stores."""
         return {}
 
-    def beside(self, codes: Tensor) -> dict[str, Tensor]:
+    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
         """That, of the codes of a tensor, one to an element."""
         return {}
+
+    def per_byte(self, format: Format) -> int:
+        """How many codes share an element of what is held, along the last dimension."""
+        return 1
 
     def suits(self, device: torch.device) -> bool:
         """Whether kernels of a device read it; a tensor that moves to another device is brought to the plain form."""
@@ -146,10 +152,10 @@ class Tiled(Layout):
         spelling.flag(self.columns, "Tiled: columns")
         spelling.flag(self.sums, "Tiled: sums")
 
-    def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
+    def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
         return {"code_sums": (torch.int32, (-1, 1) if self.columns else (1, -1))} if self.sums else {}
 
-    def beside(self, codes: Tensor) -> dict[str, Tensor]:
+    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
         if not self.sums:
             return {}
         return {"code_sums": codes.sum(0 if self.columns else 1, keepdim=True, dtype=torch.int32)}
@@ -213,7 +219,9 @@ class Tiled(Layout):
         quads = torch.stack([found.remainder(16), torch.div(found, 16, rounding_mode="floor")], 3).flatten(1)
         return (quads[:, 0::2] + quads[:, 1::2] * 16)[:, : -(-size // 2)]
 
-    def restore(self, held: Tensor, shape: Sequence[int], format: Format) -> Tensor:
+    def restore(
+        self, held: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         tiles = held
         if format.bits in PACKED:
             tiles = torch.stack([tiles & 15, torch.div(tiles, 16, rounding_mode="floor")], 4).flatten(3, 4)
@@ -276,10 +284,67 @@ class Stacked(Layout):
             return packed.new_empty(shape, dtype=dtype)
         return torch.stack([self.of_matrix.arrange(matrix, format) for matrix in packed])
 
-    def restore(self, held: Tensor, shape: Sequence[int], format: Format) -> Tensor:
+    def restore(
+        self, held: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         if not shape[0]:
             return held.new_empty(tuple(shape), dtype=format.dtype)
         return torch.stack([self.of_matrix.restore(tiles, shape[1:], format) for tiles in held])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Planes(Layout):
+    """Codes of 3, 5 or 6 bits without bits to spare, cut into two planes: codes holds the low bits of each, high_codes
+    the others; in both several share a byte along the last dimension (hop.numerics.packing).
+
+    bits   low: codes in a byte   high: codes in a byte
+    3      2: 4                   1: 8
+    5      4: 2                   1: 8
+    6      4: 2                   2: 4
+    """
+
+    def check(self, format: Format, rule: Rule) -> None:
+        if format.bits not in _LOW or format.dtype.is_floating_point:
+            raise ValueError(
+                f"layout={self} is for codes of 3, 5 or 6 bits, and {format.name} has {format.bits}; take layout=None"
+            )
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) == 0:
+            raise ValueError(f"layout={self} is for tensors of one dimension and more; got shape (); take layout=None")
+
+    def per_byte(self, format: Format) -> int:
+        return 8 // _LOW[format.bits]
+
+    def stored(self, format: Format) -> dict[str, tuple[torch.dtype, Block]]:
+        return {"high_codes": (torch.uint8, (1, 8 // (format.bits - _LOW[format.bits])))}
+
+    def held(self, shape: Sequence[int], format: Format) -> tuple[tuple[int, ...], torch.dtype]:
+        return (*shape[:-1], packing.packed_size(shape[-1], _LOW[format.bits])), torch.uint8
+
+    def arrange(self, packed: Tensor, format: Format) -> Tensor:
+        return packing.pack(packed, _LOW[format.bits])
+
+    def beside(self, codes: Tensor, format: Format) -> dict[str, Tensor]:
+        low = _LOW[format.bits]
+        high = torch.div(codes.to(torch.int16), 2**low, rounding_mode="floor")  # of a signed code too
+        return {"high_codes": packing.pack(high, format.bits - low)}
+
+    def restore(
+        self, held: Tensor, shape: Sequence[int], format: Format, beside: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        assert beside is not None
+        low = _LOW[format.bits]
+        codes = packing.unpack(held, low, shape[-1], torch.uint8)
+        high = packing.unpack(beside["high_codes"], format.bits - low, shape[-1], torch.uint8)
+        codes = (codes + high * 2**low).to(torch.int8)
+        if format.dtype.is_signed:
+            codes = torch.where(codes >= 2 ** (format.bits - 1), codes - 2**format.bits, codes)
+        return codes.to(format.dtype)
+
+
+_LOW = {3: 2, 5: 4, 6: 4}
+"""The bits of a code in its low plane."""
 
 
 def sums_first(block: Block) -> bool:

@@ -1,6 +1,7 @@
 """Quantizer: a frozen value that says how a float tensor becomes codes and scales, and back.
 
     x ≈ (decode(codes) - zero_point) · s        one s, and one zero point, for each block
+    x ≈ codes · s - m                           by a rule with offsets (hop.scale_rules.StoredScales)
 
 It is pure: `quantize` takes float to buffers, `dequantize` takes buffers to float32, `buffers` says which there are.
 All of it is core ATen.
@@ -109,8 +110,8 @@ class Quantizer(Value):
                     "hop.layouts.Tiled()"
                 )
             self.layout.check(self.format, self.scale)
-            if self.flat and self.layout.tiled:
-                raise ValueError(f"flat=True: layout={self.layout} is for matrices; take layout=None")
+            if self.flat and (self.layout.tiled or self.layout.stored(self.format)):
+                raise ValueError(f"flat=True: layout={self.layout} is for blocks of dimensions; take layout=None")
         if spelling.declares_fields(type(self)):
             str(self)  # raises TypeError for a field that no text can stand for
 
@@ -139,7 +140,7 @@ class Quantizer(Value):
     def stored(self) -> dict[str, tuple[torch.dtype, Block]]:
         """The name, dtype and block of what is stored beside the codes: by the rule, then by the layout."""
         by_rule = self.stored_by_rule()
-        return by_rule if self.layout is None else by_rule | self.layout.stored()
+        return by_rule if self.layout is None else by_rule | self.layout.stored(self.format)
 
     def stored_by_rule(self) -> dict[str, tuple[torch.dtype, Block]]:
         """The same, of the rule alone: what numbers are made of, with the codes."""
@@ -148,7 +149,7 @@ class Quantizer(Value):
     def per_byte(self) -> int:
         """How many codes share a byte."""
         if self.layout is not None:
-            return 1
+            return self.layout.per_byte(self.format)
         return 8 // self.format.bits if self.format.bits in packing.PACKED else 1
 
     def is_tiled(self) -> bool:
@@ -234,7 +235,7 @@ class Quantizer(Value):
         if self.layout is not None and self.layout.is_decoded:
             numbers = self.layout.numbers(cut, self.format, self.scale, tensors)
             return blocks.merge(numbers * self.scale.scale_of(tensors, self.format), rows).reshape(shape)
-        x = blocks.merge(self._decode(cut, tensors), rows).reshape(shape)
+        x = blocks.merge(self._decode(cut, tensors, rows), rows).reshape(shape)
         return memory_format.like(x, buffers["codes"]) if self.keeps_memory_format() else x
 
     def packed(self, buffers: Mapping[str, Tensor], shape: Sequence[int], layout: Layout | None) -> dict[str, Tensor]:
@@ -275,7 +276,7 @@ class Quantizer(Value):
     ) -> Tensor:
         """dequantize(quantize(x)), in float32."""
         shape, codes, tensors = self._encode(x, scale, zero_point, noise)
-        out = blocks.merge(self._decode(codes, tensors), shape).reshape(x.shape)
+        out = blocks.merge(self._decode(codes, tensors, shape), shape).reshape(x.shape)
         return memory_format.like(out, x) if self.keeps_memory_format() else out
 
     def find(self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None) -> tuple[list[int], Found]:
@@ -297,11 +298,11 @@ class Quantizer(Value):
         shape, (tensors, y) = self.find(x, scale, zero_point)
         if noise is not None:
             noise, _ = blocks.split(noise.reshape(shape), self.block)
-        zero = self._zero(tensors)
+        zero, served = self._zero(tensors), self._served(tensors, shape)
         numbers = self.format.decode(self.format.encode(y, noise, *zero), *zero)
         inside = self.format.inside(y, *zero)
         step = torch.where(y.isnan(), 0.0, numbers - torch.where(inside, y, 0.0))
-        below = torch.where(inside, 0.0, -self.scale.scale_of(tensors, self.format))
+        below = torch.where(inside, 0.0, -self.scale.scale_of(served, self.format))
         return Derivatives(*(blocks.merge(d, shape).reshape(x.shape) for d in (inside, step, below)))
 
     def scale_slope(self, x: Tensor, scale: Tensor) -> Tensor | float:
@@ -331,7 +332,7 @@ class Quantizer(Value):
         return found
 
     def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
-        return Blocks(x, dims, blocks.places(self.block, ndim), dtype)
+        return Blocks(x, dims, blocks.places(self.block, ndim), dtype, self.block)
 
     def _encode(
         self, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
@@ -351,27 +352,38 @@ class Quantizer(Value):
 
     def _beside(self, cut: Tensor, rows: list[int], shape: Sequence[int]) -> dict[str, Tensor]:
         """What the layout stores beside codes that are cut into blocks."""
-        return {} if self.layout is None else self.layout.beside(blocks.merge(cut, rows).reshape(shape))
+        return {} if self.layout is None else self.layout.beside(blocks.merge(cut, rows).reshape(shape), self.format)
 
     def _cut(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> tuple[list[int], Tensor, list[Tensor]]:
         """The shape over which blocks run, and codes and what is stored beside them, cut into blocks."""
         rows = self.rows(shape)
         codes = buffers["codes"]
         if self.layout is not None:
-            codes = self.layout.restore(codes, shape, self.format)
+            beside = {name: buffers[name] for name in self.layout.stored(self.format)}
+            codes = self.layout.restore(codes, shape, self.format, beside)
         elif self.per_byte() > 1:
             codes = self.format.unpack(codes, rows[-1] if rows else 1)
         cut, _ = blocks.split(codes.reshape(rows), self.block)
         return rows, cut, [blocks.spread(buffers[name], self.block) for name in self.stored_by_rule()]
 
-    def _decode(self, codes: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        return self.format.decode(codes, *self._zero(tensors)) * self.scale.scale_of(tensors, self.format)
+    def _decode(self, codes: Tensor, tensors: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
+        tensors = self._served(tensors, rows)
+        numbers = self.format.decode(codes, *self._zero(tensors)) * self.scale.scale_of(tensors, self.format)
+        offset = self.scale.offset_of(tensors)
+        return numbers if offset is None else numbers - offset
+
+    def _served(self, tensors: Sequence[Tensor], rows: Sequence[int]) -> Sequence[Tensor]:
+        """What is stored, beside codes that are cut into blocks, once for each block."""
+        if not self.scale.is_compound:
+            return tensors
+        stored, places = list(self.stored_by_rule().values()), blocks.places(self.block, len(rows))
+        return blocks.served(tensors, stored, self.block, places[: len(rows)])
 
     def _zero(self, tensors: Sequence[Tensor]) -> tuple[Tensor | int, ...]:
         """The code of 0, for the formats that ask for it."""
         if self.scale.has_zero_point():
             return (tensors[1],)
-        return (self.format.zero,) if self.format.is_integer else ()
+        return (self.scale.zero(self.format),) if self.format.is_integer else ()
 
 
 @functools.lru_cache(maxsize=1024)

@@ -4,7 +4,7 @@ A rule is a frozen value; adding one is adding a subclass. x is float32, cut int
 keep its dimensions, and ignore NaN. max is the largest number of the format above its zero. A rule gives what is stored
 and y, the elements that the format encodes; `scale_of` is the s of
 
-    x ≈ (decode(codes) - zero_point) · s
+    x ≈ (decode(codes) - zero_point) · s            less an offset m, where the rule has one
 
 What code outside asks a rule is a property or a method here, so that a new rule answers for itself.
 """
@@ -36,6 +36,7 @@ class Blocks:
     dims: list[int]  # that run over a block
     places: list[int]  # of the blocks along each dimension of the tensor
     dtype: torch.dtype  # of the tensor before it became float32
+    block: Block  # the elements of one, as hop.numerics.blocks has it
 
     def magnitude(self) -> Tensor:
         """|x|, 0 for NaN."""
@@ -140,6 +141,20 @@ class Rule(Value):
         """Whether a zero point is stored."""
         return False
 
+    def zero(self, format: Format) -> int:
+        """The code of 0, of a format of integers, where no zero point is stored."""
+        return format.zero
+
+    def has_offset(self) -> bool:
+        """Whether a number in floats is subtracted from each element of a block: x ≈ (decode(codes) - zero) · s - m."""
+        return False
+
+    @property
+    def is_compound(self) -> bool:
+        """Whether there is such a number, or s is made of tensors that serve other blocks: then the codes and s alone
+        are not the tensor, and products read its dequantized numbers."""
+        return False
+
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
         """The name of each stored tensor, its dtype, and the block of elements that one of its elements serves."""
         scale: dict[str, tuple[torch.dtype, Block]] = {"scale": (torch.float32, block)}
@@ -156,6 +171,10 @@ class Rule(Value):
         """What to say where the caller gives no scale, None if the rule finds one."""
         return None
 
+    def refuses_scale(self, prefix: str = "") -> str | None:
+        """What to say where the caller gives a scale, None if the rule takes one."""
+        return None
+
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
         """What is stored and encoded where the caller gives the scale."""
         tensors = (scale,) if zero_point is None else (scale, zero_point)
@@ -168,6 +187,10 @@ class Rule(Value):
     def scale_of(self, tensors: Sequence[Tensor], format: Format) -> Tensor:
         """s, in float32."""
         return tensors[0]
+
+    def offset_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """m, in float32, of a rule that has one."""
+        return None
 
     def has_block_scale(self) -> bool:
         """Whether s is in part, or all, a number of few bits for each block, `block_scale_of`; `outer_scale_of` is what

@@ -27,6 +27,7 @@ from hop.numerics.rule import LARGEST as LARGEST
 from hop.numerics.rule import Blocks as Blocks
 from hop.numerics.rule import Found as Found
 from hop.numerics.rule import Rule as Rule
+from hop.numerics.stored_scales import StoredScales as StoredScales
 
 __all__ = [
     "MX_ROUNDINGS",
@@ -41,6 +42,7 @@ __all__ = [
     "MinMax",
     "Rule",
     "Static",
+    "StoredScales",
     "TwoLevel",
 ]
 

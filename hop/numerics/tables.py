@@ -34,6 +34,21 @@ def float32(x: float) -> float:
     return struct.unpack("f", struct.pack("f", x))[0]
 
 
+def dynamic_map(decades: int, *, signed: bool) -> tuple[float, ...]:
+    """0, 1, and the middles of evenly spaced intervals in each decade below 1, twice as many as in the decade before;
+    with `signed` half as many, and their negatives. Rounded to float32 at each step, as checkpoints have them. Source:
+    Dettmers 2016, "8-Bit Approximations for Parallelism in Deep Learning"."""
+    numbers = [0.0, 1.0]
+    for i in range(decades):
+        count = 2**i if signed else 2 ** (i + 1)
+        low, high, unit = float32(0.1), 1.0, float32(10.0 ** (i - decades + 1))
+        step = float32((high - low) / count)
+        edges = [float32(low + step * k if 2 * k < count + 1 else high - step * (count - k)) for k in range(count + 1)]
+        values = [float32(float32(float32(a + b) / 2) * unit) for a, b in itertools.pairwise(edges)]
+        numbers += values + ([-v for v in values] if signed else [])
+    return tuple(sorted(numbers))
+
+
 def _after(x: float) -> float:
     """The next float32 above x."""
     if x == 0:

@@ -54,6 +54,10 @@ class QuantizedTensor(Tensor):
     zero_point: Tensor | None = None
     global_amax: Tensor
     code_sums: Tensor
+    high_codes: Tensor
+    offset: Tensor
+    outer_scale: Tensor
+    outer_offset: Tensor
 
     __torch_function__ = subclasses.no_torch_function  # type: ignore[assignment]
 
@@ -254,7 +258,10 @@ class QuantizedTensor(Tensor):
 _BUFFERS = frozenset(
     prefix + name
     for prefix in ("", copies.COLUMNWISE + "_")
-    for name in ("codes", "scale", "zero_point", "global_amax", "code_sums")
+    for name in (
+        *("codes", "scale", "zero_point", "global_amax", "code_sums"),
+        *("high_codes", "offset", "outer_scale", "outer_offset"),
+    )
 )
 
 

@@ -362,7 +362,8 @@ def _is_like(source: Any, to: QuantizedTensor) -> bool:
 
 def _holds_numbers(t: Any) -> bool:
     """Whether some elements are not 0, or would not be at another scale."""
-    return t.quantizer.scale.has_zero_point() or bool(t.numbers().any())
+    rule = t.quantizer.scale
+    return rule.has_zero_point() or rule.has_offset() or bool(t.numbers().any())
 
 
 def _shares_scale(t: QuantizedTensor) -> bool:

@@ -49,6 +49,10 @@ def with_units(quantizer: Quantizer, new: dict[str, Units], shape: Sequence[int]
     """The quantizer of a tensor of `shape` whose scales have these units."""
     if all(_same(block, new[name], shape) for name, (_, block) in quantizer.stored().items()):
         return quantizer
+    if quantizer.layout is not None and not quantizer.is_tiled():
+        for name, (_, block) in quantizer.layout.stored(quantizer.format).items():
+            if not _same(block, new[name], shape):
+                raise IndivisibleError(f"{name} share bytes along its last dimension")
     rule = quantizer.scale
     try:
         rule = rule.of_blocks(lambda _: block_of(new[rule.given_name]))

@@ -22,7 +22,7 @@ FLOORS = (  # each folder may import itself and those of the floors below
     ("hop.kernels",),
     ("hop.buffers",),
     ("hop.tensor",),
-    ("hop.impls", "hop.checkpoint"),
+    ("hop.impls", "hop.checkpoint", "hop.interchange"),
     ("hop.nn", "hop.optim", "hop.export"),
     ("hop.distributed",),
     ("hop.integrations", "hop.algorithms"),

@@ -16,9 +16,10 @@ from hop import presets
 from hop.buffers.operators import dequantize_buffers, dequantize_operator
 from hop.impls.quantize import fake_quantize_operator, quantize_operator
 from hop.numerics import copies
-from hop.numerics.formats import E4M3, E8M0, Integer
+from hop.numerics.formats import E4M3, E8M0, UINT5, UINT6, Integer
+from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import AbsMean, Microscaling, Static, TwoLevel
+from hop.numerics.scale_rules import AbsMean, Microscaling, Static, StoredScales, TwoLevel
 from hop.tensor.proto import TensorProto
 from tests.support.case import Case
 
@@ -204,6 +205,7 @@ DEQUANTIZE = OfBuffers()
 LEAVES = [QUANTIZE, FAKE_QUANTIZE, DEQUANTIZE]
 
 BOTH = copies.USAGES
+SUPERBLOCK = Quantizer(UINT5, (1, 8), StoredScales(UINT6, (1, 32), offset=True), layout=Planes())
 # What every route meets in `make test`.
 SETTINGS = [
     Setting("int8_row", presets.INT8_ROW, torch.bfloat16),
@@ -212,6 +214,7 @@ SETTINGS = [
     Setting("mxfp8", presets.MXFP8, torch.bfloat16),
     Setting("nvfp4_stochastic", presets.NVFP4_STOCHASTIC, given=True),
     Setting("state8", presets.STATE8, shape=(2, 256)),
+    Setting("superblock", SUPERBLOCK),
     Setting("ternary_plain", presets.TERNARY_TENSOR, gradient="plain"),
 ]
 # What every route meets in `make test-all`: each preset, as a rule finds the scale and as the caller gives it.

@@ -15,10 +15,11 @@ from hop import presets
 from hop.dispatch.operand import Operand, encode
 from hop.impls.scaled import scaled_buffers
 from hop.numerics import copies
-from hop.numerics.formats import INT8, Integer
+from hop.numerics.formats import INT8, UINT5, UINT6, Integer
+from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP
-from hop.numerics.scale_rules import Static
+from hop.numerics.scale_rules import Static, StoredScales
 from hop.tensor.proto import TensorProto
 from tests.support.case import Case
 
@@ -275,6 +276,7 @@ _STATIC = presets.INT8_TENSOR_STATIC_AFFINE
 _CHANNEL, _WHOLE = presets.INT8_CONV, presets.UINT8_TENSOR_AFFINE
 _CHANNEL1 = Quantizer(INT8, (1, -1, -1))
 _CHANNEL3 = Quantizer(INT8, (1, -1, -1, -1, -1))
+_SUPERBLOCK = Quantizer(UINT5, (1, 8), StoredScales(UINT6, (1, 32), offset=True), layout=Planes())
 _GEMMLOWP = Quantizer(INT8, scale=Static(affine=True, requantize=GEMMLOWP))
 
 SCALED = [
@@ -301,6 +303,12 @@ SCALED = [
         "linear_weight_only",
         aten.linear.default,
         (P((2, 3, 40)), Q((7, 40), presets.INT4_32), P((7,))),
+        plain=(0, 2),
+    ),
+    ScaledOperator(
+        "linear_superblock",
+        aten.linear.default,
+        (P((2, 3, 40)), Q((7, 40), _SUPERBLOCK), P((7,))),
         plain=(0, 2),
     ),
     ScaledOperator(

@@ -69,6 +69,8 @@ def fitting_scales(
         if (missing := q.scale.missing(names[0].removesuffix("scale"))) is not None:
             raise ValueError(f"{name}: {missing}")
         return None, None
+    if (refused := q.scale.refuses_scale(names[0].removesuffix("scale"))) is not None:
+        raise ValueError(f"{name}: {refused}, got {shown(scale)}")
     memory.check((scale, zero_point))
     described: dict[str, Any] = {n: (None, dtype) for n, (dtype, _) in q.stored_by_rule().items()}
     if shape is not None:

@@ -59,7 +59,9 @@ def values(x: Any, dtype: torch.dtype, usage: str = "") -> Any:
 
 def is_integer(x: Any) -> bool:
     """Whether x is an operand whose codes can be multiplied as integers."""
-    return isinstance(x, Operand) and x.quantizer.format.is_integer and not x.quantizer.flat
+    if not isinstance(x, Operand) or x.quantizer.flat:
+        return False
+    return x.quantizer.format.is_integer and not x.quantizer.scale.is_compound
 
 
 _KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}

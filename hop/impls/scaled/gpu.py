@@ -78,7 +78,7 @@ def _sides(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     """The factors, (M, K) and (K, N), with their scales and zero points."""
     for x, role in ((lhs, LHS), (rhs, RHS)):
         q, used = x.quantizer, usage(call, role)
-        if q.flat or q.layout is not None:
+        if q.flat or q.layout is not None or q.scale.is_compound:
             return f"for the plain form of blocks of a tensor's dimensions, not {q}"
         if used == copies.COLUMNWISE and (q.hadamard is not None or x.dim() != 2):
             return "the copy of a factor is transformed, or of more than two dimensions"

@@ -215,6 +215,8 @@ def _declines_factor(call: Call, role: str, along: int) -> str | None:
     q = x.quantizer
     if q.flat or not (q.format.is_float or q.format.is_integer):
         return f"for integers and floats, not {q.format.name}"
+    if q.scale.is_compound or (q.layout is not None and q.layout.stored(q.format) and not q.is_tiled()):
+        return f"for codes and one scale for each block, not {q}"
     if usage(call, role) != copies.ROWWISE or x.usages != (copies.ROWWISE,):
         return "for row-wise copies"
     outer = [block for name, (_, block) in q.stored().items() if name == q.scale.outer_scale_name]

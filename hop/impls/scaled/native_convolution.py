@@ -130,7 +130,7 @@ def _name(q: Quantizer) -> str:
 
 def _declines_weight(q: Any, tiled: bool) -> str | None:
     if q.layout is not None and not tiled:
-        return f"for codes, and layout={q.layout} holds numbers"
+        return f"for plain codes and tiles, not layout={q.layout}"
     if q.scale.has_zero_point() or q.format.zero != 0:
         return "the weight has a zero point"
     if q.format.high > INT8.high or (tiled and not q.format.dtype.is_signed):

@@ -22,8 +22,9 @@ def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand
     quantizer: Any = operand.quantizer
     codes, *stored = operand.of(usage).tensors
     shape = list(operand.shape) if usage == copies.ROWWISE else copies.columns(operand.shape)
-    if quantizer.is_tiled():
-        codes = quantizer.layout.restore(codes, shape, format or quantizer.format)
+    if quantizer.layout is not None:
+        beside = dict(zip(quantizer.stored(), stored, strict=True))
+        codes = quantizer.layout.restore(codes, shape, format or quantizer.format, beside)
     elif quantizer.per_byte() > 1:
         codes = (format or quantizer.format).unpack(codes, shape[-1] if shape else 1).reshape(shape)
     buffers = (codes, quantizer.scale.scale_of(stored, quantizer.format), *stored[1:2])

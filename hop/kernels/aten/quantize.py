@@ -205,7 +205,7 @@ class FastQuantizer(Quantizer):
     """A quantizer of fast formats."""
 
     def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
-        return FastBlocks(x, dims, blocks.places(self.block, ndim), dtype)
+        return FastBlocks(x, dims, blocks.places(self.block, ndim), dtype, self.block)
 
 
 @functools.lru_cache(maxsize=1024)

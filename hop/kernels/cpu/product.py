@@ -54,7 +54,7 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
             return f"{q.layout} is laid out for a sum along the other dimension"
         words.append("tiled")
     elif q.layout is not None:
-        return f"for codes, and layout={q.layout} holds numbers"
+        return f"for plain codes and tiles, not layout={q.layout}"
     if columns:
         words.append("columns")
     zero = None

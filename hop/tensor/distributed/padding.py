@@ -38,9 +38,14 @@ def padded(t: QuantizedTensor, shape: Sequence[int]) -> Any:
         raise IndivisibleError("its blocks run over the flattened tensor")
     if not q.flat:
         units.of_buffers(q, t.usages, t.dim())  # raises Cut where codes lie otherwise
+    if q.layout is not None and q.layout.stored(q.format):
+        plain = padded(t.rebuilt(q.packed(t.buffers(), t.shape, None), quantizer=q.plain), shape)
+        return plain.rebuilt(q.plain.packed(plain.buffers(), shape, q.layout), quantizer=q)
     old, new = q.rows(t.shape), q.rows(shape)
-    if 0.0 not in q.format.numbers and not is_moving() and _completes(q, old, new):
-        raise IndivisibleError(f"{q.format.name} has no zero, and the padding completes a block")
+    no_zero = 0.0 not in q.format.numbers or q.scale.has_offset()
+    if no_zero and not is_moving() and _completes(q, old, new):
+        what = "a block with an offset" if q.scale.has_offset() else q.format.name
+        raise IndivisibleError(f"{what} has no zero, and the padding completes a block")
     buffers = quantized_like(t, torch.zeros(shape, dtype=t.dtype, device=t.device)).buffers()
     for name in q.stored():
         buffers[name] = _cornered(buffers[name], getattr(t, name))

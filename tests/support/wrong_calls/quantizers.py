@@ -106,7 +106,7 @@ QUANTIZERS = [
         "quantizer_flat_layout",
         ValueError,
         lambda: hop.Quantizer(formats.INT8, (4,), flat=True, layout=layouts.Tiled()),
-        "layout | flat=True | is for matrices | take layout=None",
+        "layout | flat=True | is for blocks of dimensions | take layout=None",
     ),
     wrong(
         "quantizer_zero_point",
@@ -143,6 +143,56 @@ QUANTIZERS = [
         ValueError,
         lambda: hop.Quantizer(formats.E2M1, (1, 16), scale=rules.TwoLevel(outer=(1, 8))),
         "outer | (1, 8) | each size must be -1 or that of the block, (1, 16) | give such sizes",
+    ),
+    wrong(
+        "stored_scales_dtype",
+        TypeError,
+        lambda: rules.StoredScales(torch.float64),
+        "scale | torch.float64 | must be a format or one of | give one such as torch.float16",
+    ),
+    wrong(
+        "stored_scales_outer_dtype",
+        TypeError,
+        lambda: rules.StoredScales(formats.INT8, (1, 256), "half"),
+        "outer_dtype | 'half' | must be one of | take one",
+    ),
+    wrong(
+        "stored_scales_outer_floats",
+        ValueError,
+        lambda: rules.StoredScales(torch.float16, (1, 256)),
+        "outer | (1, 256) | is for scales that are codes | give a format such as hop.formats.INT8",
+    ),
+    wrong(
+        "stored_scales_outer_block",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, (1, 32), rules.StoredScales(formats.INT8, (1, 48))),
+        "outer | (1, 48) | must be -1 or a multiple of that of the block, (1, 32) | give such sizes",
+    ),
+    wrong(
+        "stored_scales_offset",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT4, (1, 32), rules.StoredScales(offset=True)),
+        "offset | int4 | are for integers from 0 up | take one such as hop.formats.UINT4, or offset=False",
+    ),
+    wrong(
+        "stored_scales_given",
+        ValueError,
+        lambda: hop.quantize(
+            hop.Quantizer(formats.INT8, scale=rules.StoredScales()), torch.ones(2, 2), scale=torch.ones(())
+        ),
+        "scale | of torch.float32 and shape () | must be None | leave it out",
+    ),
+    wrong(
+        "planes_of_bytes",
+        ValueError,
+        lambda: hop.Quantizer(formats.INT8, layout=layouts.Planes()),
+        "layout | int8 has 8 | is for codes of 3, 5 or 6 bits | take layout=None",
+    ),
+    wrong(
+        "planes_of_a_number",
+        ValueError,
+        lambda: hop.quantize(hop.Quantizer(formats.INT5, layout=layouts.Planes()), torch.ones(())),
+        "layout | dimension and more; got shape () | is for tensors of one dimension and more | take layout=None",
     ),
     wrong(
         "quantizer_parse",

@@ -40,14 +40,14 @@ def _run_rows(call: Call) -> Any:
     weight, indices = call.args[:2]
     q, rows = weight.quantizer, indices.reshape(-1)
     named = weight.buffers
-    taken = [_codes(weight, rows)]
-    for name, (_, block) in q.stored_by_rule().items():
+    taken, read = [_codes(weight, rows)], q.plain if q.is_tiled() else q
+    for name, (_, block) in read.stored().items():
         along = blocks.per_dimension(block, 2)[0]
         t = named[name]
         taken.append(
             t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
         )
-    own = replace(q.plain, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
+    own = replace(read, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
     shape = [*rows.shape, weight.shape[1]]
     values = dequantize_buffers(str(own), taken, [copies.ROWWISE], shape, torch.float32)
     return finish(call, values.reshape([*indices.shape, weight.shape[1]]))

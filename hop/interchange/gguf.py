@@ -1,0 +1,120 @@
+"""GGUF files, as llama.cpp writes and reads them.
+
+    for name, tensor in hop.interchange.load_gguf("model.gguf"):
+        ...
+
+A quantized tensor becomes a QuantizedTensor whose numbers are, bit for bit, those that gguf.quants.dequantize gives; a
+plain one becomes a tensor. The file is mapped into memory, and a tensor is read when it is asked for, some blocks at a
+time: its codes and scales are brought into our order, and its floats are never made.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hop.interchange.gguf_container import Entry, read_header, type_name
+from hop.interchange.gguf_types import PLAIN, TYPES, BlockType
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
+from hop.tensor import QuantizedTensor
+
+__all__ = ["GGUFFile", "load_gguf", "open_gguf"]
+
+_AT_ONCE = 2**20  # elements that are unpacked to bytes of their own
+
+
+class GGUFFile(Mapping[str, Tensor]):
+    """The tensors of a GGUF file by name, in the file's order, each read when it is asked for.
+
+    Attributes:
+        path: of the file, which must not change while this is in use.
+        metadata: keys of the file and their values: numbers, texts, and lists of these.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metadata, self._entries = read_header(path)
+        self._data = torch.from_file(str(path), shared=False, size=os.path.getsize(path), dtype=torch.uint8)
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        raw = self._data.narrow(0, entry.start, entry.bytes) if entry.bytes else self._data[:0]
+        if entry.type in PLAIN:
+            return _plain(raw, entry)
+        known = TYPES.get(entry.type)
+        if known is None:
+            types = ", ".join(t.name for t in TYPES.values())
+            raise ValueError(
+                f"{self.path}: tensor {name!r} is of type {type_name(entry.type)}; those that are read are {types}"
+            )
+        return _quantized(raw, entry, known)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"GGUFFile({str(self.path)!r}, {len(self)} tensors)"
+
+
+def open_gguf(path: str | Path) -> GGUFFile:
+    """A GGUF file, whose tensors are read one by one.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        A mapping from names to tensors: quantized ones as QuantizedTensors that appear in float32, plain ones in their
+        dtype, in private memory that the file is mapped into. Shapes are PyTorch's, with rows last.
+
+    Raises:
+        TypeError: path is no path.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or cut off, or is no GGUF file of version 2 or 3; and, when it is asked for, a
+            tensor of a type that is not read.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"open_gguf: path must be text or a Path, got {shown(path)}; give one such as 'm.gguf'")
+    file = Path(cast("str | os.PathLike[str]", path))
+    if not file.is_file():
+        raise FileNotFoundError(f"open_gguf: path must be a file that is there, got {str(path)!r}; download it first")
+    return GGUFFile(file)
+
+
+def load_gguf(path: str | Path) -> Iterator[tuple[str, Tensor]]:
+    """The name and the tensor of each tensor of a GGUF file, in its order, each read when it is asked for.
+
+    Arguments, results and errors are those of `open_gguf`; the header is checked at once."""
+    return iter(open_gguf(path).items())
+
+
+def _plain(raw: Tensor, entry: Entry) -> Tensor:
+    dtype = PLAIN[entry.type]
+    aligned = entry.start % dtype.itemsize == 0
+    return (raw if aligned else raw.clone()).view(dtype).reshape(entry.shape)
+
+
+def _quantized(raw: Tensor, entry: Entry, known: BlockType) -> QuantizedTensor:
+    q = known.quantizer
+    buffers = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in q.buffers(entry.shape).items()}
+    blocks = raw.reshape(-1, known.bytes)
+    for start in range(0, len(blocks), step := max(_AT_ONCE // known.elements, 1)):
+        some = blocks[start : start + step]
+        for name, part in _held(q, known.read(some)).items():
+            rows = buffers[name].view(len(blocks), -1)
+            rows[start : start + len(some)] = part.view(len(some), -1)
+    return QuantizedTensor(buffers, q, entry.shape, torch.float32)
+
+
+def _held(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]:
+    """What is held of blocks, which begin and end with a byte of each buffer."""
+    codes, layout = parts["codes"], q.layout
+    if layout is not None:
+        return parts | {"codes": layout.arrange(codes, q.format)} | layout.beside(codes, q.format)
+    return parts | {"codes": q.format.pack(codes)} if q.per_byte() > 1 else parts

@@ -1,0 +1,175 @@
+"""The header of a GGUF file: metadata, and where each tensor lies. Little-endian, versions 2 and 3.
+
+    "GGUF"  version u32  tensors u64  keys u64
+    keys times      key: string, type: u32, value
+    tensors times   name: string, dimensions: u32, sizes: u64 each, type: u32, offset: u64
+    padding to a multiple of general.alignment, then the data, in which offsets count
+
+A string is its length, u64, and UTF-8. Sizes come last dimension first. Nothing is believed: each length is compared
+with what is left of the file before anything of that length is read. Source: docs/gguf.md of ggml.
+"""
+
+import math
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hop.interchange.gguf_types import OTHERS, PLAIN, TYPES
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_LEAST_KEY, _LEAST_TENSOR = 13, 24  # bytes
+_DEEPEST = 4  # arrays in arrays
+_MOST_DIMENSIONS = 4
+_LARGEST = 2**63 - 1
+
+
+class Entry(NamedTuple):
+    """A tensor of a file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    start: int  # in the file
+    bytes: int  # 0 for a type that is not known
+
+
+class Header(NamedTuple):
+    metadata: dict[str, Any]
+    entries: dict[str, Entry]
+
+
+def read_header(path: Path) -> Header:
+    """The metadata and the tensors of a file.
+
+    Raises ValueError, with the path and where it has one the tensor's name, for what is no whole GGUF file."""
+    size = os.path.getsize(path)
+    if size < 24:
+        raise ValueError(f"{path} is no GGUF file: it has {size} bytes, fewer than a header")
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Reader(path, data).header()
+
+
+def type_name(number: int) -> str:
+    """A type in words."""
+    if number in TYPES:
+        return TYPES[number].name
+    return str(PLAIN[number]) if number in PLAIN else OTHERS.get(number, f"number {number}")
+
+
+class _Reader:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data, self.at = path, data, 0
+        self.what = "the header"
+
+    def error(self, message: str) -> ValueError:
+        return ValueError(f"{self.path}: {self.what}: {message}")
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.data) - self.at:
+            raise self.error(f"needs {count} bytes at byte {self.at}, and the file has {len(self.data)} in all")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def scalar(self, code: str) -> Any:
+        (value,) = struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))
+        return value
+
+    def string(self) -> str:
+        raw = self.take(self.scalar("Q"))
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise self.error(f"has a text that is no UTF-8, before byte {self.at}") from error
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY or depth == _DEEPEST:
+            raise self.error(f"has a value of type {kind}, {depth} arrays deep, which no GGUF file has")
+        inner, count = self.scalar("I"), self.scalar("Q")
+        code = _SCALARS.get(inner)
+        least = struct.calcsize(f"<{code}") if code else 8 if inner == _STRING else 12
+        self.check_count(count, least)
+        if code:
+            return list(struct.unpack(f"<{count}{code}", self.take(count * least)))
+        return [self.value(inner, depth + 1) for _ in range(count)]
+
+    def check_count(self, count: int, least: int) -> None:
+        """Raise for more items, of `least` bytes at least, than the rest of the file can hold."""
+        if count * least > len(self.data) - self.at:
+            left = len(self.data) - self.at
+            raise self.error(f"counts {count} items of {least} bytes and more, and {left} bytes are left")
+
+    def header(self) -> Header:
+        if self.take(4) != b"GGUF":
+            raise self.error("does not begin with GGUF")
+        version = self.scalar("I")
+        if version not in (2, 3):
+            raise self.error(f"is of version {version:#x}; versions 2 and 3 are read, in little-endian order")
+        tensors, keys = self.scalar("Q"), self.scalar("Q")
+        self.check_count(keys, _LEAST_KEY)
+        metadata: dict[str, Any] = {}
+        for i in range(keys):
+            self.what = f"key {i} of the metadata"
+            key = self.string()
+            self.what = f"key {key!r} of the metadata"
+            if key in metadata:
+                raise self.error("is there twice")
+            metadata[key] = self.value(self.scalar("I"))
+        self.what = "the list of tensors"
+        self.check_count(tensors, _LEAST_TENSOR)
+        found = [self.tensor(i) for i in range(tensors)]
+        return Header(metadata, self.placed(found, metadata.get("general.alignment", 32)))
+
+    def tensor(self, i: int) -> Entry:
+        """A tensor, its start counted in the data, its bytes not yet."""
+        self.what = f"tensor {i}"
+        name = self.string()
+        self.what = f"tensor {name!r}"
+        ndim = self.scalar("I")
+        if ndim > _MOST_DIMENSIONS:
+            raise self.error(f"has {ndim} dimensions; {_MOST_DIMENSIONS} is the most")
+        shape = tuple(self.scalar("Q") for _ in range(ndim))[::-1]
+        if math.prod(max(n, 1) for n in shape) > _LARGEST:
+            raise self.error(f"has sizes {shape}, more elements than 63 bits count")
+        return Entry(name, shape, self.scalar("I"), self.scalar("Q"), 0)
+
+    def placed(self, found: list[Entry], alignment: Any) -> dict[str, Entry]:
+        """The tensors by name, each where it lies in the file."""
+        self.what = "key 'general.alignment' of the metadata"
+        if not isinstance(alignment, int) or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
+            raise self.error(f"must be a power of two up to 2^20, got {alignment!r}")
+        data = -(-self.at // alignment) * alignment
+        entries: dict[str, Entry] = {}
+        for entry in found:
+            self.what = f"tensor {entry.name!r}"
+            if entry.name in entries:
+                raise self.error("is there twice")
+            if entry.start % alignment:
+                raise self.error(f"begins at {entry.start}, which is no multiple of the alignment, {alignment}")
+            count = self.size(entry)
+            start = data + entry.start
+            if start + count > max(len(self.data), data):
+                raise self.error(
+                    f"of sizes {entry.shape} and type {type_name(entry.type)} lies at bytes {start} to "
+                    f"{start + count}, and the file ends at {len(self.data)}"
+                )
+            entries[entry.name] = entry._replace(start=start, bytes=count)
+        return entries
+
+    def size(self, entry: Entry) -> int:
+        """The bytes of a tensor; 0 for a type that is not known."""
+        count = math.prod(entry.shape)
+        if entry.type in PLAIN:
+            return count * PLAIN[entry.type].itemsize
+        known = TYPES.get(entry.type)
+        if known is None:
+            return 0
+        if not entry.shape or entry.shape[-1] % known.elements:
+            raise self.error(f"of type {known.name} has sizes {entry.shape}; rows are multiples of {known.elements}")
+        return count // known.elements * known.bytes

@@ -1,0 +1,237 @@
+"""The block types of GGUF: how many elements and bytes a block has, the quantizer that says what it means, and where
+its parts lie in its bytes.
+
+A reader takes blocks, (n, bytes) uint8, to codes, (n, elements), and to what is stored beside them, (n, count): what a
+QuantizedTensor by the quantizer holds of n blocks in a row. Source: the block formats of ggml, which the package gguf
+describes in its quants.py; names and numbers are ggml's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.numerics.formats import (
+    INT3,
+    INT4,
+    INT5,
+    INT6,
+    INT8,
+    IQ4_NL,
+    UINT2,
+    UINT4,
+    UINT5,
+    UINT6,
+    UTERNARY,
+    Format,
+)
+from hop.numerics.layouts import Planes
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.stored_scales import E2M1_DOUBLED, E8M0_HALF, UE4M3_HALF, StoredScales
+
+Parts = dict[str, Tensor]
+
+
+class BlockType(NamedTuple):
+    """A type of quantized tensors."""
+
+    name: str
+    elements: int
+    bytes: int
+    quantizer: Quantizer
+    read: Callable[[Tensor], Parts]
+
+
+# ---- fields of bytes
+
+
+def _fields(x: Tensor, width: int, shifts: Sequence[int]) -> Tensor:
+    """(n, m · width) bytes -> (n, m · len(shifts) · width) fields as wide as the distance of the shifts: of `width`
+    bytes first those at the first shift."""
+    mask = 2 ** (shifts[1] - shifts[0]) - 1
+    cut = x.unflatten(1, (-1, width))
+    return torch.stack([(cut >> shift) & mask for shift in shifts], 2).flatten(1)
+
+
+_HALVES, _QUARTERS, _EIGHTHS = (0, 4), (0, 2, 4, 6), tuple(range(8))
+
+
+def _half(x: Tensor, at: int) -> Tensor:
+    """The float16 at a place of each block."""
+    return x[:, at : at + 2].contiguous().view(torch.float16)
+
+
+def _bits(x: Tensor) -> Tensor:
+    """(n, m) bytes -> (n, 8 m) bits, the lowest first."""
+    return torch.stack([(x >> shift) & 1 for shift in _EIGHTHS], 2).flatten(1)
+
+
+def _signed(x: Tensor, zero: int) -> Tensor:
+    """Fields below 128 less `zero`, int8."""
+    return x.to(torch.int8) - zero
+
+
+# ---- blocks of 32 elements
+
+
+def _q4_0(b: Tensor) -> Parts:
+    return {"codes": _signed(_fields(b[:, 2:], 16, _HALVES), 8), "scale": _half(b, 0)}
+
+
+def _q4_1(b: Tensor) -> Parts:
+    return {"codes": _fields(b[:, 4:], 16, _HALVES), "scale": _half(b, 0), "offset": -_half(b, 2)}
+
+
+def _q5_0(b: Tensor) -> Parts:
+    codes = _fields(b[:, 6:], 16, _HALVES) | (_bits(b[:, 2:6]) << 4)
+    return {"codes": _signed(codes, 16), "scale": _half(b, 0)}
+
+
+def _q5_1(b: Tensor) -> Parts:
+    codes = _fields(b[:, 8:], 16, _HALVES) | (_bits(b[:, 4:8]) << 4)
+    return {"codes": codes, "scale": _half(b, 0), "offset": -_half(b, 2)}
+
+
+def _q8_0(b: Tensor) -> Parts:
+    return {"codes": b[:, 2:].contiguous().view(torch.int8), "scale": _half(b, 0)}
+
+
+def _iq4_nl(b: Tensor) -> Parts:
+    return {"codes": _fields(b[:, 2:], 16, _HALVES), "scale": _half(b, 0)}
+
+
+def _mxfp4(b: Tensor) -> Parts:
+    return {"codes": _one_zero(_fields(b[:, 1:], 16, _HALVES)), "scale": b[:, :1]}
+
+
+def _nvfp4(b: Tensor) -> Parts:
+    """Blocks of 64 with four scales, of which 0x7F is 0, and the highest bit counts for nothing else."""
+    scale = torch.where(b[:, :4] == 0x7F, 0, b[:, :4] & 0x7F)
+    return {"codes": _one_zero(_fields(b[:, 4:], 8, _HALVES)), "scale": scale}
+
+
+def _one_zero(codes: Tensor) -> Tensor:
+    """Codes of e2m1; 8 is 0, and not -0."""
+    return torch.where(codes == 8, 0, codes)
+
+
+# ---- superblocks of 256 elements
+
+
+def _q2_k(b: Tensor) -> Parts:
+    codes = _fields(b[:, 16:80], 32, _QUARTERS)
+    low, high = b[:, :16] & 15, b[:, :16] >> 4
+    return {"codes": codes, "scale": low, "offset": high, "outer_scale": _half(b, 80), "outer_offset": _half(b, 82)}
+
+
+def _q3_k(b: Tensor) -> Parts:
+    high = _fields(b[:, :32], 32, _EIGHTHS)
+    codes = _fields(b[:, 32:96], 32, _QUARTERS) | (high << 2)
+    scale = _fields(b[:, 96:104], 8, _HALVES) | (_fields(b[:, 104:108], 4, _QUARTERS) << 4)
+    return {"codes": _signed(codes, 4), "scale": _signed(scale, 32), "outer_scale": _half(b, 108)}
+
+
+def _six_bits(b: Tensor) -> Parts:
+    """The scales and offsets of Q4_K and Q5_K: eight of 6 bits each in 12 bytes, under two floats."""
+    low, middle, high = (b[:, at : at + 4] for at in (4, 8, 12))
+    scale = torch.cat([low & 63, (high & 15) | ((low >> 2) & 48)], 1)
+    offset = torch.cat([middle & 63, (high >> 4) | ((middle >> 2) & 48)], 1)
+    return {"scale": scale, "offset": offset, "outer_scale": _half(b, 0), "outer_offset": _half(b, 2)}
+
+
+def _q4_k(b: Tensor) -> Parts:
+    return {"codes": _fields(b[:, 16:], 32, _HALVES), **_six_bits(b)}
+
+
+def _q5_k(b: Tensor) -> Parts:
+    high = _fields(b[:, 16:48], 32, _EIGHTHS)
+    return {"codes": _fields(b[:, 48:], 32, _HALVES) | (high << 4), **_six_bits(b)}
+
+
+def _q6_k(b: Tensor) -> Parts:
+    codes = _fields(b[:, :128], 64, _HALVES) | (_fields(b[:, 128:192], 32, _QUARTERS) << 4)
+    scale = b[:, 192:208].contiguous().view(torch.int8)
+    return {"codes": _signed(codes, 32), "scale": scale, "outer_scale": _half(b, 208)}
+
+
+def _iq4_xs(b: Tensor) -> Parts:
+    low = torch.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], 2).flatten(1)
+    high = torch.stack([(b[:, 2:4] >> shift) & 3 for shift in _QUARTERS], 2).flatten(1)
+    scale = _signed(low | (high << 4), 32)
+    return {"codes": _fields(b[:, 8:], 16, _HALVES), "scale": scale, "outer_scale": _half(b, 0)}
+
+
+def _tq1_0(b: Tensor) -> Parts:
+    """Five numbers of 0 to 2 in a byte, four in the last ones: the first digits of byte · 3^k / 256."""
+    parts = []
+    for start, stop, width, count in ((0, 32, 32, 5), (32, 48, 16, 5), (48, 52, 4, 4)):
+        cut = b[:, start:stop].unflatten(1, (-1, width))
+        parts.append(torch.stack([cut * 3**k for k in range(count)], 2).flatten(1))  # modulo 256
+    digits = torch.cat(parts, 1).to(torch.int16) * 3 >> 8
+    return {"codes": digits.to(torch.uint8), "scale": _half(b, 52)}
+
+
+def _tq2_0(b: Tensor) -> Parts:
+    return {"codes": _fields(b[:, :64], 32, _QUARTERS), "scale": _half(b, 64)}
+
+
+# ---- the types
+
+
+_SCALE, _OFFSET = StoredScales(), StoredScales(offset=True)  # a float16 for each block, or two
+
+
+def _type(
+    name: str,
+    size: tuple[int, int],
+    format: Format,
+    group: int,
+    read: Callable[[Tensor], Parts],
+    rule: StoredScales = _SCALE,
+) -> BlockType:
+    """A type of `size` elements and bytes, `group` elements of which share a scale."""
+    planes = Planes() if format.bits in (3, 5, 6) else None
+    return BlockType(name, *size, Quantizer(format, (1, group), rule, layout=planes), read)
+
+
+def _under(scale: Format, offset: bool = False) -> StoredScales:
+    """Codes of scales under a float16 of each superblock."""
+    return StoredScales(scale, outer=(1, 256), offset=offset)
+
+
+TYPES: dict[int, BlockType] = {
+    2: _type("Q4_0", (32, 18), INT4, 32, _q4_0),
+    3: _type("Q4_1", (32, 20), UINT4, 32, _q4_1, _OFFSET),
+    6: _type("Q5_0", (32, 22), INT5, 32, _q5_0),
+    7: _type("Q5_1", (32, 24), UINT5, 32, _q5_1, _OFFSET),
+    8: _type("Q8_0", (32, 34), INT8, 32, _q8_0),
+    10: _type("Q2_K", (256, 84), UINT2, 16, _q2_k, _under(UINT4, offset=True)),
+    11: _type("Q3_K", (256, 110), INT3, 16, _q3_k, _under(INT6)),
+    12: _type("Q4_K", (256, 144), UINT4, 32, _q4_k, _under(UINT6, offset=True)),
+    13: _type("Q5_K", (256, 176), UINT5, 32, _q5_k, _under(UINT6, offset=True)),
+    14: _type("Q6_K", (256, 210), INT6, 16, _q6_k, _under(INT8)),
+    20: _type("IQ4_NL", (32, 18), IQ4_NL, 32, _iq4_nl),
+    23: _type("IQ4_XS", (256, 136), IQ4_NL, 32, _iq4_xs, _under(INT6)),
+    34: _type("TQ1_0", (256, 54), UTERNARY, 256, _tq1_0),
+    35: _type("TQ2_0", (256, 66), UTERNARY, 256, _tq2_0),
+    39: _type("MXFP4", (32, 17), E2M1_DOUBLED, 32, _mxfp4, StoredScales(E8M0_HALF)),
+    40: _type("NVFP4", (64, 36), E2M1_DOUBLED, 16, _nvfp4, StoredScales(UE4M3_HALF)),
+}
+"""By ggml's numbers."""
+
+PLAIN = {
+    0: torch.float32,
+    1: torch.float16,
+    24: torch.int8,
+    25: torch.int16,
+    26: torch.int32,
+    27: torch.int64,
+    28: torch.float64,
+    30: torch.bfloat16,
+}
+"""The types of plain tensors."""
+
+OTHERS = {9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S"}
+OTHERS |= {29: "IQ1_M", 41: "Q1_0"}
+"""Types that are known by name alone."""
