@@ -17,8 +17,8 @@ PROMISED_OPERATORS = (
 PROMISED_LEAVES = ["quantize", "fake_quantize", "dequantize"]
 PROMISED_SCALED = (
     "mm bmm addmm baddbmm matmul linear linear_groups linear_weight_only linear_superblock linear_fp8 linear_nvfp4 "
-    "linear_dynamic linear_static linear_fixed_point conv1d conv2d conv2d_same conv3d conv_transpose2d embedding add sub mul cat relu "
-    "clamp relu6 hardtanh upsample_nearest2d max_pool2d avg_pool2d adaptive_avg_pool2d mean permute "
+    "linear_dynamic linear_static linear_fixed_point conv1d conv2d conv2d_same conv3d conv_transpose2d embedding add "
+    "sub mul cat relu clamp relu6 hardtanh upsample_nearest2d max_pool2d avg_pool2d adaptive_avg_pool2d mean permute "
     "gelu gelu_tanh tanh exp hardswish leaky_relu silu_mul div maximum softmax log_softmax layer_norm rms_norm "
     "attention attention_grouped attention_floats"
 ).split()
