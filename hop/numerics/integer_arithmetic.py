@@ -1,9 +1,9 @@
 """Sums, means, average pools and concatenations of codes by integers, as TFLite's reference kernels compute them.
 
-Sources: TFLite, kernels/add.cc (AddOpData in Prepare) and kernels/internal/reference/integer_ops/add.h (AddElementwise);
-kernels/internal/reference/integer_ops/pooling.h (AveragePool); kernels/internal/reference/reduce.h (QuantizedMeanOrSum);
-kernels/internal/reference/requantize.h (Requantize), which TFLite's converter writes before a concatenation of operands
-with scales of their own.
+Sources: TFLite, kernels/add.cc (Prepare) and kernels/internal/reference/integer_ops/add.h (AddElementwise);
+kernels/internal/reference/integer_ops/pooling.h (AveragePool); kernels/internal/reference/reduce.h
+(QuantizedMeanOrSum); kernels/internal/reference/requantize.h (Requantize), which TFLite's converter writes before a
+concatenation of operands with scales of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -162,8 +162,8 @@ def _windows(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: list[int]) ->
     pads = any(padding) if isinstance(padding, list | tuple) else bool(padding)
     if ceil or divisor is not None or (pads and counts_padding):
         raise ValueError(
-            "TfliteAveragePool: ceil_mode must be False, divisor_override None, and count_include_pad False where there "
-            f"is padding, got {ceil}, {divisor} and {counts_padding}; TFLite has no others: pad with an operator before"
+            "TfliteAveragePool: ceil_mode must be False, divisor_override None, and count_include_pad False where "
+            f"there is padding, got {ceil}, {divisor} and {counts_padding}; TFLite has no others: pad before"
         )
     kernel = list(kernel) if isinstance(kernel, list | tuple) else [kernel] * len(dims)
     for n in kernel:

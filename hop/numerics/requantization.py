@@ -141,8 +141,9 @@ class FixedPoint(Requantization):
         "away"       once, ties away from zero
         "even"       once, ties to even
 
-    multiplier says in which dtype M is found: "float64"; "float32_product", s_lhs · s_rhs in float32 and the quotient in
-    float64, as TFLite does for a fully connected layer with one scale; or "float32", as TFLite does for a multiplication.
+    multiplier says in which dtype M is found: "float64"; "float32_product", s_lhs · s_rhs in float32 and the quotient
+    in float64, as TFLite does for a fully connected layer with one scale; or "float32", as TFLite does for a product of
+    two tensors, element by element.
     """
 
     rounding: str = "away"

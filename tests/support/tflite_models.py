@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Networks as quantize and dequantize nodes, and what LiteRT's reference kernels make of their integer programs."""
 
 from collections.abc import Mapping, Sequence

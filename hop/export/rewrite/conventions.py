@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hop.dispatch.operators import CONVOLUTION, LHS, MATRIX, RHS, of
+from hop.dispatch.operators import CONVOLUTION, LHS, MATRIX, RHS, aten, of
 from hop.export.rewrite.code_floats import Held
-from hop.export.targets.target import Target
+from hop.export.rewrite.program import value
+from hop.export.targets.target import Row, Target
 from hop.numerics.requantization import Convention, Reciprocal, Requantization
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
@@ -67,12 +68,22 @@ class Conventions:
         gives_sum = roles.family in _PRODUCTS and all(roles.find(role, node.args) in held for role in (LHS, RHS))
         if self.target is None:
             return Reciprocal() if self.requantize.exact and not gives_sum else self.requantize
+        row = self._row(node.target, codes)
+        if roles.family in _PRODUCTS and row.per_tensor is not None:
+            weight = held.get(roles.find(RHS, node.args))  # type: ignore[call-overload]
+            if weight is not None and (weight.is_whole() or value(weight.codes).shape[0] == 1):
+                return row.per_tensor
+        return row.convention
+
+    def of_copy(self, codes: torch.dtype) -> Convention:
+        """How codes of one scale become those of another, by a target."""
+        return self._row(aten.clone.default, codes).convention
+
+    def _row(self, op: Any, codes: torch.dtype) -> Row:
+        assert self.target is not None
         name = str(codes).removeprefix("torch.")
         if name not in self.target.dtypes:
             raise ValueError(f"target {self.target.name} has codes of {' and '.join(self.target.dtypes)}, got {name}")
-        row = self.target[node.target]  # type: ignore[index]
-        if roles.family in _PRODUCTS and row.per_tensor is not None:
-            weight = held.get(roles.find(RHS, node.args))  # type: ignore[call-overload]
-            if weight is not None and weight.is_whole():
-                return row.per_tensor
-        return row.convention
+        if op not in self.target:
+            raise ValueError(self.target.missing(str(op)))
+        return self.target[op]

@@ -95,8 +95,8 @@ def to_integer(
 
     Raises:
         TypeError: `program` is no ExportedProgram, `requantize` no convention, or `target` no Target.
-        ValueError: nothing in the program is quantized, in a form that is known here; both `requantize` and `target` are
-            given; or an operator has no row in a target of integers alone, or would stay in floats.
+        ValueError: nothing in the program is quantized, in a form that is known here; `requantize` and `target` are
+            both given; or an operator has no row in a target of integers alone, or would stay in floats.
     """
     check_program(program, "to_integer")
     conventions = Conventions.of(requantize, target)
@@ -196,8 +196,9 @@ class _Rewriter:
             if family in _PRODUCTS:
                 self.leave(node, "no operand is dequantized")
             return
-        if family is None or (missing := self.conventions.missing(node)):
-            self.leave(node, _unknown(node) if family is None else missing)
+        missing = self.conventions.missing(node) if family else _unknown(node)
+        if missing is not None:
+            self.leave(node, missing)
             return
         ends = ends_of(node)
         reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
@@ -346,12 +347,21 @@ class _Rewriter:
         try:
             if held is not None and self.is_alike(held, e):
                 made = emit(node, codes_within, held.codes, None if e.is_whole_range() else (e.low, e.high), [])
+            elif held is not None and self.conventions.target is not None:
+                made = self.rescaled(node, held, e)
             else:
                 made = self.codes_of_floats(node, e)
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
         self.replace(node, made)
+
+    def rescaled(self, node: Node, held: Held, e: Encoding) -> Node:
+        """Codes of codes by another scale, as the target finds those of a copy."""
+        rule, given = self.conventions.of_copy(e.codes), self.given(e)
+        output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
+        bounds = None if e.is_whole_range() else (e.low, e.high)
+        return emit(node, run_requantized, aten.clone.default, output, [held], {}, given, bounds, [])
 
     def codes_of_floats(self, node: Node, e: Encoding) -> Node:
         bounds = (e.low, e.high)

@@ -31,6 +31,7 @@ from hop.numerics.integer_functions import (
     TfliteTable,
 )
 from hop.numerics.requantization import GEMMLOWP, Division, FixedPoint, Reciprocal, Requantization
+from hop.numerics.requantization import TFLITE as SINGLE
 
 _VIEWS = (
     *("view.default", "reshape.default", "flatten.using_ints", "unflatten.int", "unsqueeze.default"),
@@ -44,17 +45,17 @@ TFLITE = Target(
     "TFLITE",
     (
         Row(
-            ("conv1d.default", "conv2d.default", "convolution.default"),
+            ("conv2d.default",),
             GEMMLOWP,
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel; "
             "kernels/kernel_util.cc PopulateConvolutionQuantizationParams",
         ),
         Row(
             ("linear.default",),
-            GEMMLOWP,
+            SINGLE,
             f"{_INTEGER_OPS}/fully_connected.h FullyConnectedPerChannel, FullyConnected; kernels/kernel_util.cc "
             "GetQuantizedConvolutionMultipler",
-            per_tensor=FixedPoint(rounding="gemmlowp", multiplier="float32_product"),
+            per_tensor=FixedPoint(rounding="tflite", multiplier="float32_product"),
         ),
         Row(
             ("mul.Tensor",),
@@ -64,13 +65,13 @@ TFLITE = Target(
         Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
         Row(("mean.dim",), TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum"),
         Row(
-            ("avg_pool1d.default", "avg_pool2d.default", "adaptive_avg_pool1d.default", "adaptive_avg_pool2d.default"),
+            ("avg_pool2d.default", "adaptive_avg_pool2d.default"),
             TfliteAveragePool(),
             f"{_INTEGER_OPS}/pooling.h AveragePool",
         ),
         Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
         Row(
-            ("max_pool1d.default", "max_pool2d.default", "relu.default", *_VIEWS),
+            ("max_pool2d.default", "relu.default", *_VIEWS),
             GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
@@ -86,7 +87,8 @@ TFLITE = Target(
         ),
     ),
 )
-"""LiteRT's reference kernels of int8, as its wheels are built: with double rounding."""
+"""LiteRT's reference kernels of int8, as its wheel 2.3.0 computes them: fully connected layers round once, all else
+twice."""
 
 
 def _everything(name: str, convention: Requantization, source: str) -> Target:

@@ -48,7 +48,7 @@ class File:
         quantization: tuple[Sequence[float], Sequence[int], int] | None = None,
         data: Tensor | None = None,
     ) -> int:
-        """A new tensor; returns its index. `quantization`: scales, zero points, and the dimension that they go along."""
+        """A new tensor; returns its index. `quantization`: scales, zero points, the dimension that they go along."""
         made = self.schema.TensorT()
         made.name, made.shape = self._free(name), list(shape)
         made.type, made.buffer = getattr(self.schema.TensorType, _DTYPES[dtype]), 0

@@ -93,20 +93,24 @@ class _Writer:
             self.quantized(node)
         elif node.target is compiled.operators["hop_scaled_buffers"]:
             self.scaled(node)
-        elif node.target is compiled.operators["hop_dequantize_buffers"]:
-            self.held[node] = self.held[node.args[1][0]]  # type: ignore[index]
-        elif node.target is operator.getitem and node.args[1] == 0 and node.args[0] in self.held:
-            self.held[node] = self.held[node.args[0]]  # type: ignore[index]
-        elif node.target is aten.detach.default and node.args[0] in self.held:
-            self.held[node] = self.held[node.args[0]]  # type: ignore[index]
+        elif (source := self.source(node)) is not None:
+            self.held[node] = self.held[source]
         elif of(node.target).family is VIEW and node.args[0] in self.held:
             x = self.held[node.args[0]]  # type: ignore[index]
             result = Codes(node.name, _shape(value(node)), x.scale, x.zero)
             self.write(VIEW, Step(self.file, node.target, (x, *node.args[1:]), dict(node.kwargs), result))
             self.held[node] = result
-        elif isinstance(value(node), Tensor) and value(node).numel():
-            if not (node.target is operator.getitem and not node.users):
-                raise NotImplementedError("it is no operator on codes; to_integer leaves none under target=TFLITE")
+        elif isinstance(value(node), Tensor) and node.users:
+            raise NotImplementedError("it is no operator on codes; to_integer leaves none under target=TFLITE")
+
+    def source(self, node: Node) -> Node | None:
+        """The node whose codes this one's are."""
+        first: Any = None
+        if node.target is compiled.operators["hop_dequantize_buffers"]:
+            first = node.args[1][0]  # type: ignore[index]
+        elif node.target is aten.detach.default or (node.target is operator.getitem and node.args[1] == 0):
+            first = node.args[0]
+        return first if first in self.held else None
 
     def quantized(self, node: Node) -> None:
         """An input, which the file takes as codes."""
@@ -156,18 +160,19 @@ class _Writer:
         return x
 
     def operand(self, x: Operand) -> Codes | Weight:
-        codes, *stored = x.tensors
-        numbers = [self.constants.find(t) for t in stored]  # type: ignore[arg-type]
+        nodes: Any = x.tensors  # of a graph
+        codes, *stored = nodes
+        numbers = [self.constants.find(t) for t in stored]
         if any(t is None for t in numbers):
             raise NotImplementedError("its scales are found while it runs; TFLite has static ones")
         scale, zero = numbers[0], numbers[1] if len(numbers) > 1 else torch.zeros(1)
         assert scale is not None and zero is not None
         if codes in self.held:
-            held = self.held[codes]  # type: ignore[index]
+            held = self.held[codes]
             if scale.numel() != 1 or (scale.item(), int(zero.item())) != (held.scale, held.zero):
                 raise NotImplementedError(f"it reads the codes of {held.name!r} by another scale than they have")
             return held
-        known = self.constants.find(codes)  # type: ignore[arg-type]
+        known = self.constants.find(codes)
         if known is None or known.dtype != torch.int8:
             raise NotImplementedError(f"its operand {codes} is of no codes of int8")
         if scale.numel() == 1 and len(stored) > 1:

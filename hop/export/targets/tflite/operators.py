@@ -99,7 +99,7 @@ class Step:
 def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None) -> int:
     """The bias in units of the sum, int32."""
     if bias is None:
-        bias = torch.zeros(step.result.shape[1 if len(step.result.shape) == 4 else -1])
+        bias = torch.zeros(len(weight.codes), dtype=torch.int32)
     units = torch.tensor(x.scale, dtype=torch.float64) * weight.scales.to(torch.float64)
     if bias.is_floating_point():
         bias = (bias.to(torch.float64) / units).round().clamp(-(2**31), 2**31 - 1)
