@@ -61,6 +61,7 @@ from hop.export.rewrite.program import (
     graph_of,
     propagate,
     rebuilt,
+    share_numbers,
     tensors_of,
     value,
     without_unused,
@@ -128,18 +129,8 @@ class _Rewriter:
             if node.op == "call_function" and encodings.is_encoding(node):
                 self.finish(node)
         self.graph.eliminate_dead_code()
-        self.share_numbers()
+        share_numbers(self.graph)
         propagate(self.graph)
-
-    def share_numbers(self) -> None:
-        """One node for all tensors that hold the same number: scales and zero points."""
-        first: dict[Any, Node] = {}
-        for node in self.graph.find_nodes(op="call_function", target=aten.full.default):
-            if not any(isinstance(x, Node) for x in node.all_input_nodes):
-                kept = first.setdefault((str(node.args), str(node.kwargs)), node)
-                if kept is not node:
-                    node.replace_all_uses_with(kept)
-                    self.graph.erase_node(node)
 
     def visit(self, node: Node) -> None:
         if encodings.is_encoding(node) or isinstance(node.target, Hop):
@@ -357,11 +348,19 @@ class _Rewriter:
         self.replace(node, made)
 
     def rescaled(self, node: Node, held: Held, e: Encoding) -> Node:
-        """Codes of codes by another scale, as the target finds those of a copy."""
         rule, given = self.conventions.of_copy(e.codes), self.given(e)
         output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
-        bounds = None if e.is_whole_range() else (e.low, e.high)
-        return emit(node, run_requantized, aten.clone.default, output, [held], {}, given, bounds, [])
+        return emit(
+            node,
+            run_requantized,
+            aten.clone.default,
+            output,
+            [held],
+            {},
+            given,
+            None if e.is_whole_range() else (e.low, e.high),
+            [],
+        )
 
     def codes_of_floats(self, node: Node, e: Encoding) -> Node:
         bounds = (e.low, e.high)
