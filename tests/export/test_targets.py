@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hop.integer_functions import TfliteAdd, TfliteAveragePool, TfliteConcatenation, TfliteMean
-from hop.requantization import GEMMLOWP, FixedPoint
 from torch import Tensor, nn
 
 import hop
 from hop.export.targets import ONNX_QDQ, PT2E, TFLITE, Row, Target
+from hop.numerics.integer_functions import TfliteAdd, TfliteAveragePool, TfliteConcatenation, TfliteMean
+from hop.numerics.requantization import GEMMLOWP, FixedPoint
 from tests.support.tflite_models import Layer, Point, both
 
 

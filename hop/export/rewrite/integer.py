@@ -180,21 +180,19 @@ class _Rewriter:
 
     def operate(self, node: Node) -> None:
         if self.sums_of_casts(node):
-            return
+            return None
         operands = [x for x in tensors_of(node) if x in self.held]
         family = of(node.target).family if node.target in SCALED else None
         if not operands:
             if family in _PRODUCTS:
                 self.leave(node, "no operand is dequantized")
-            return
-        missing = self.conventions.missing(node) if family else _unknown(node)
-        if missing is not None:
-            self.leave(node, missing)
-            return
+            return None
+        if missing := self.conventions.missing(node) if family else _unknown(node):
+            return self.leave(node, missing)
         ends = ends_of(node)
         reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
         if reason is None:
-            return
+            return None
         if family in VALUES:
             self.view(node, reason)
         elif family in (*_PRODUCTS, EMBEDDING) and not self.conventions.integers_only:
@@ -338,7 +336,7 @@ class _Rewriter:
         try:
             if held is not None and self.is_alike(held, e):
                 made = emit(node, codes_within, held.codes, None if e.is_whole_range() else (e.low, e.high), [])
-            elif held is not None and self.conventions.target is not None:
+            elif held is not None and self.conventions.target:
                 made = self.rescaled(node, held, e)
             else:
                 made = self.codes_of_floats(node, e)
