@@ -47,7 +47,7 @@ $(VENV)/docs: $(VENV)/dev
 	@touch $@
 
 $(VENV)/runtimes: $(VENV)/dev
-	@$(PIP) --editable '.[onnx,executorch]'
+	@$(PIP) --editable '.[onnx,executorch,litert]'
 	@touch $@
 
 $(VENV)/wheel: $(VENV)/base

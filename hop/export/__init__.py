@@ -16,10 +16,13 @@ from hop.export.rewrite.stock import to_torch as to_torch
 from hop.export.targets import onnx as onnx
 from hop.export.targets.executorch import to_executorch as to_executorch
 from hop.export.targets.onnx import to_onnx as to_onnx
+from hop.export.targets.tflite import TfliteModel as TfliteModel
+from hop.export.targets.tflite import to_tflite as to_tflite
 
 __all__ = [
     "Comparison",
     "Ranges",
+    "TfliteModel",
     "check",
     "follow_dtype",
     "from_torch",
@@ -32,6 +35,7 @@ __all__ = [
     "to_onnx",
     "to_qdq",
     "to_scheme",
+    "to_tflite",
     "to_torch",
     "verify",
 ]

@@ -8,6 +8,10 @@ hop.requantization, and a field of hop.scale_rules.Static as they are:
     IBertSoftmax        of I-BERT: a polynomial of degree two and shifts
     TfliteTable         any function by TFLite's tables: 256 codes of 8 bits, 513 entries of 16 bits
     TfliteSigmoid       sigmoid and tanh of 16 bits by TFLite's table of 256 entries
+    TfliteAdd           a sum or a difference of TFLite's reference kernels
+    TfliteMean          a mean of theirs, divided before it is multiplied
+    TfliteAveragePool   an average pool of theirs, rounded in the units of its input
+    TfliteConcatenation of operands that its converter requantizes one by one
     IBertLayerNorm      of I-BERT: sums of codes and an integer square root
 
 What a runtime finds in floats while it prepares, such as a multiplier or a table, is found from the scales in the same
@@ -16,6 +20,7 @@ and one zero point of the whole tensor, and gives codes of `format`: a format of
 codes.
 """
 
+from hop.numerics.integer_arithmetic import TfliteAdd, TfliteAveragePool, TfliteConcatenation, TfliteMean
 from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.integer_norms import IBertLayerNorm
 from hop.numerics.integer_softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
@@ -26,6 +31,10 @@ __all__ = [
     "IBertLayerNorm",
     "IBertSoftmax",
     "IntegerFunction",
+    "TfliteAdd",
+    "TfliteAveragePool",
+    "TfliteConcatenation",
+    "TfliteMean",
     "TfliteSigmoid",
     "TfliteSoftmax",
     "TfliteTable",

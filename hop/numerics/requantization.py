@@ -47,6 +47,7 @@ __all__ = [
 
 _MANTISSA_BITS = 31
 _ROUNDINGS = ("gemmlowp", "tflite", "away", "even")
+_MULTIPLIERS = ("float64", "float32_product", "float32")
 _INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -139,9 +140,14 @@ class FixedPoint(Requantization):
         "tflite"     once, ties up: TFLite where it is built with TFLITE_SINGLE_ROUNDING
         "away"       once, ties away from zero
         "even"       once, ties to even
+
+    multiplier says in which dtype M is found: "float64"; "float32_product", s_lhs · s_rhs in float32 and the quotient
+    in float64, as TFLite does for a fully connected layer with one scale; or "float32", as TFLite does for a product of
+    two tensors, element by element.
     """
 
     rounding: str = "away"
+    multiplier: str = "float64"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,10 +155,13 @@ class FixedPoint(Requantization):
             raise ValueError(
                 f"FixedPoint: rounding must be one of {_ROUNDINGS}, got {self.rounding!r}; take one of them"
             )
+        if self.multiplier not in _MULTIPLIERS:
+            raise ValueError(
+                f"FixedPoint: multiplier must be one of {_MULTIPLIERS}, got {self.multiplier!r}; take one of them"
+            )
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
-        wide = torch.float64
-        mantissa, shift = fixed_point(lhs.to(wide) * rhs.to(wide) / scale.to(wide))
+        mantissa, shift = fixed_point(self._quotient(lhs, rhs, scale))
         n = total.to(torch.int64)
         if self.rounding == "gemmlowp":
             left = (n * power_of_two(shift.clamp(min=0))).clamp(*_INT32)
@@ -160,6 +169,14 @@ class FixedPoint(Requantization):
             high = high.clamp(*_INT32)
             return nearest(high, power_of_two((-shift).clamp(min=0)), "away")
         return nearest(n * mantissa, power_of_two(_MANTISSA_BITS - shift), self.rounding)
+
+    def _quotient(self, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
+        """M, in float64."""
+        wide = torch.float64
+        if self.multiplier == "float32":
+            return (lhs * rhs / scale).to(wide)
+        product = (lhs * rhs).to(wide) if self.multiplier == "float32_product" else lhs.to(wide) * rhs.to(wide)
+        return product / scale.to(wide)
 
 
 GEMMLOWP = FixedPoint(rounding="gemmlowp")

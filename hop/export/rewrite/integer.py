@@ -53,6 +53,7 @@ from hop.export.rewrite.code_floats import (
     unit,
 )
 from hop.export.rewrite.consumers import End, ends_of, factors
+from hop.export.rewrite.conventions import Conventions
 from hop.export.rewrite.encodings import FORMATS, Encoding
 from hop.export.rewrite.program import (
     check_program,
@@ -61,12 +62,14 @@ from hop.export.rewrite.program import (
     graph_of,
     propagate,
     rebuilt,
+    share_numbers,
     tensors_of,
     value,
     without_unused,
 )
 from hop.export.rewrite.report import Change, Report, Rewritten
 from hop.export.rewrite.sums import product_of
+from hop.export.targets.target import Target
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal, Requantization
 from hop.numerics.scale_rules import Static
@@ -78,7 +81,9 @@ _KNOWN_CODES = f"known are {' and '.join(str(t).removeprefix('torch.') for t in 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
 
 
-def to_integer(program: ExportedProgram, *, requantize: Requantization | None = None) -> Rewritten:
+def to_integer(
+    program: ExportedProgram, *, requantize: Requantization | None = None, target: Target | None = None
+) -> Rewritten:
     """The program, its quantized parts in exact integers: see the top of this file, and docs/export.md for what is
     rewritten. Works on what torch.export makes of a model that PT2E converted, that torchao quantized, or that is made
     of our modules and operators; tensor subclasses among its parameters become the tensors that they hold.
@@ -86,22 +91,20 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
     Args:
         requantize: how integer sums become codes (hop.requantization). The default is Reciprocal(), which a quantize
             node does: float32, times the reciprocal of the scale. Others are the arithmetic of integer-only runtimes.
+        target: the conventions of a runtime, operator by operator (hop.export.targets), instead of `requantize`.
 
     Returns the program and a report of what was rewritten and what was left, with the reasons.
 
     Raises:
-        TypeError: `program` is no ExportedProgram, or `requantize` no convention.
-        ValueError: nothing in the program is quantized, in a form that is known here.
+        TypeError: `program` is no ExportedProgram, `requantize` no convention, or `target` no Target.
+        ValueError: nothing in the program is quantized, in a form that is known here; `requantize` and `target` are
+            both given; or an operator has no row in a target of integers alone, or would stay in floats.
     """
     check_program(program, "to_integer")
-    if requantize is not None and not isinstance(requantize, Requantization):
-        raise TypeError(
-            f"to_integer: requantize must be a convention of hop.requantization or None, got {requantize!r}; give one "
-            "such as hop.requantization.TFLITE"
-        )
+    conventions = Conventions.of(requantize, target)
     plain = program.run_decompositions({})  # functional; subclasses as the tensors that they hold
     graph = graph_of(plain)
-    rewriter = _Rewriter(plain, graph, requantize or Reciprocal())
+    rewriter = _Rewriter(plain, graph, conventions)
     rewriter.run()
     if not rewriter.has_recognised:
         raise ValueError(encodings.unrecognised(plain))
@@ -109,8 +112,8 @@ def to_integer(program: ExportedProgram, *, requantize: Requantization | None = 
 
 
 class _Rewriter:
-    def __init__(self, program: ExportedProgram, graph: Graph, requantize: Requantization) -> None:
-        self.program, self.graph, self.requantize = program, graph, requantize
+    def __init__(self, program: ExportedProgram, graph: Graph, conventions: Conventions) -> None:
+        self.program, self.graph, self.conventions = program, graph, conventions
         self.held: dict[Node, Held] = {}
         self.cast: dict[Node, Node] = {}  # from floats and int32 to the codes that they are
         self.rows: list[Change] = []
@@ -127,18 +130,8 @@ class _Rewriter:
             if node.op == "call_function" and encodings.is_encoding(node):
                 self.finish(node)
         self.graph.eliminate_dead_code()
-        self.share_numbers()
+        share_numbers(self.graph)
         propagate(self.graph)
-
-    def share_numbers(self) -> None:
-        """One node for all tensors that hold the same number: scales and zero points."""
-        first: dict[Any, Node] = {}
-        for node in self.graph.find_nodes(op="call_function", target=aten.full.default):
-            if not any(isinstance(x, Node) for x in node.all_input_nodes):
-                kept = first.setdefault((str(node.args), str(node.kwargs)), node)
-                if kept is not node:
-                    node.replace_all_uses_with(kept)
-                    self.graph.erase_node(node)
 
     def visit(self, node: Node) -> None:
         if encodings.is_encoding(node) or isinstance(node.target, Hop):
@@ -188,26 +181,24 @@ class _Rewriter:
 
     def operate(self, node: Node) -> None:
         if self.sums_of_casts(node):
-            return
+            return None
         operands = [x for x in tensors_of(node) if x in self.held]
         family = of(node.target).family if node.target in SCALED else None
         if not operands:
             if family in _PRODUCTS:
                 self.leave(node, "no operand is dequantized")
-            return
-        if family is None:
-            self.leave(node, _unknown(node))
-            return
+            return None
         if family is ATTENTION:
-            self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
-            return
+            return self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
+        if missing := self.conventions.missing(node) if family else _unknown(node):
+            return self.leave(node, missing)
         ends = ends_of(node)
         reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
         if reason is None:
-            return
+            return None
         if family in VALUES:
             self.view(node, reason)
-        elif family in (*_PRODUCTS, EMBEDDING):
+        elif family in (*_PRODUCTS, EMBEDDING) and not self.conventions.integers_only:
             self.dequantized(node)
         else:
             self.leave(node, reason)
@@ -231,9 +222,7 @@ class _Rewriter:
     def codes_of(self, node: Node, end: End) -> Node:
         e = end.encoding
         given = self.given(e)
-        rule = replace(self.requantize, low=end.low, high=end.high)
-        if rule.exact and not _gives_sum(node, self.held):
-            rule = Reciprocal(end.low, end.high)
+        rule = replace(self.conventions.rule(node, self.held, e.codes), low=end.low, high=end.high)
         output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
@@ -350,12 +339,29 @@ class _Rewriter:
         try:
             if held is not None and self.is_alike(held, e):
                 made = emit(node, codes_within, held.codes, None if e.is_whole_range() else (e.low, e.high), [])
+            elif held is not None and self.conventions.target:
+                made = self.rescaled(node, held, e)
             else:
                 made = self.codes_of_floats(node, e)
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
         self.replace(node, made)
+
+    def rescaled(self, node: Node, held: Held, e: Encoding) -> Node:
+        rule, given = self.conventions.of_copy(e.codes), self.given(e)
+        output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
+        return emit(
+            node,
+            run_requantized,
+            aten.clone.default,
+            output,
+            [held],
+            {},
+            given,
+            None if e.is_whole_range() else (e.low, e.high),
+            [],
+        )
 
     def codes_of_floats(self, node: Node, e: Encoding) -> Node:
         bounds = (e.low, e.high)
@@ -368,6 +374,7 @@ class _Rewriter:
         return emit(node, run_quantize, quantizer, e.tensor, given, None if e.is_whole_range() else bounds)
 
     def leave(self, node: Node, reason: str) -> None:
+        self.conventions.check_left(node, reason)
         self.rows.append(Change(node.name, str(node.target), reason.split("\n")[0], False))
 
     def row(self, node: Node, output: str) -> Change:
@@ -384,12 +391,6 @@ class _Rewriter:
 
 def _unknown(node: Node) -> str:
     return f"hop.scaled has no {node.target}: it runs on dequantized floats, as before"
-
-
-def _gives_sum(node: Node, held: dict[Node, Held]) -> bool:
-    """Whether an operator is a product of codes on both sides, of which a convention can take the sum."""
-    roles = of(node.target)
-    return roles.family in _PRODUCTS and all(roles.find(role, node.args) in held for role in (LHS, RHS))
 
 
 def _kind(x: Any) -> str:

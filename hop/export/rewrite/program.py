@@ -81,6 +81,17 @@ def propagate(graph: Graph) -> None:
             graph.erase_node(node)
 
 
+def share_numbers(graph: Graph) -> None:
+    """One node for all tensors that hold the same number: scales and zero points."""
+    first: dict[Any, Node] = {}
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.full.default):
+        if not any(isinstance(x, Node) for x in node.all_input_nodes):
+            kept = first.setdefault((str(node.args), str(node.kwargs)), node)
+            if kept is not node:
+                node.replace_all_uses_with(kept)
+                graph.erase_node(node)
+
+
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 

@@ -8,7 +8,20 @@ from torch import Tensor
 
 from hop.compat import eager, tracing
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import BIAS, CONDITION, CONVOLUTION, EMBEDDING, INDEX, LHS, MASK, OWN, RHS, SCALED, TABLE
+from hop.dispatch.operators import (
+    BIAS,
+    CONDITION,
+    CONVOLUTION,
+    EMBEDDING,
+    INDEX,
+    LHS,
+    MASK,
+    NORM,
+    OWN,
+    RHS,
+    SCALED,
+    TABLE,
+)
 from hop.impls.out_dtype.fitting import check_shapes
 from hop.impls.quantize.arguments import fitting_scales
 from hop.impls.scaled import meaning
@@ -175,9 +188,11 @@ def _check_integers(call: Call, convention: IntegerFunction) -> None:
             f"scaled: output {call.output} computes no {call.op} with {call.kwargs}; take a convention of "
             "hop.integer_functions that does, or of hop.requantization for a product"
         )
-    x = call.args[0]
-    whole = is_integer(x) and copies.ROWWISE in x.usages and all(b == -1 for b in x.quantizer.block)
-    if not whole:
+    for x in tensors(call.args):
+        if is_integer(x) and copies.ROWWISE in x.usages and all(b == -1 for b in x.quantizer.block):
+            continue
+        if call.roles.family is NORM and x is not call.args[0]:
+            continue  # a norm's own factors are checked by its family
         raise ValueError(
             f"scaled: output {call.output} is found from integers with one scale, got {described(x)}; quantize it by "
             "one such as hop.presets.INT8_TENSOR"

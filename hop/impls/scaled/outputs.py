@@ -9,7 +9,7 @@ from torch import Tensor
 from hop.buffers.operators import quantize_buffers
 from hop.compat import eager
 from hop.compat.memory import PLAIN
-from hop.impls.scaled.calls import OUTPUT_NAMES, Call, fitted, integer_function
+from hop.impls.scaled.calls import OUTPUT_NAMES, Call, fitted, integer_function, tensors
 from hop.impls.scaled.operands import plain, spread
 from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies, memory_format
@@ -59,12 +59,12 @@ def by_integers(call: Call, **options: Any) -> list[Tensor] | None:
     if convention is None:
         return None
     q: Any = call.output
-    own = plain(call.args[0], copies.ROWWISE)
+    own = plain(tensors(call.args)[0], copies.ROWWISE)
     stored = given_buffers(call, list(own.shape))
     zero = stored[1] if len(stored) > 1 else q.format.zero
     codes = convention.codes(own.codes, own.scale, own.zero, stored[0], zero, q.format, **options)  # type: ignore[attr-defined]
     _check_units(call, convention, stored[0], zero)
-    return [_laid_out(q, codes, list(own.shape)), *stored]
+    return [_laid_out(q, codes, list(codes.shape)), *given_buffers(call, list(codes.shape))]
 
 
 def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: Tensor | int) -> None:

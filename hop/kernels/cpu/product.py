@@ -147,10 +147,10 @@ def one_line(shape: Sequence[int], q: Quantizer) -> bool:
 
 
 _ROUNDINGS = {"gemmlowp": 2, "tflite": 3, "away": 4, "even": 5}
-_CONVENTIONS: dict[type, Callable[[Any], int]] = {
+_CONVENTIONS: dict[type, Callable[[Any], int | None]] = {
     Division: lambda r: 0,
     FloatMultiplier: lambda r: 1,
-    FixedPoint: lambda r: _ROUNDINGS[r.rounding],
+    FixedPoint: lambda r: _ROUNDINGS[r.rounding] if r.multiplier == "float64" else None,
     Reciprocal: lambda r: 6,
 }
 

@@ -7,11 +7,12 @@ from torch import Tensor
 from hop.compat.export import is_lowering
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BOUND, CONCATENATE, MAXIMUM, NEAREST, VIEW
-from hop.impls.scaled.calls import Call, compute_dtype, tensors, values
+from hop.impls.scaled.calls import Call, compute_dtype, integer_function, tensors, values
 from hop.impls.scaled.family import Meaning, Places, elementwise, gathered
 from hop.impls.scaled.operands import centered, plain
+from hop.impls.scaled.outputs import by_integers
 from hop.impls.scaled.products import Sum
-from hop.numerics import blocks
+from hop.numerics import blocks, copies
 
 
 def _chosen(call: Call) -> Tensor:
@@ -45,9 +46,18 @@ def _where_elements_stay(call: Call, ndim: int) -> dict[int, Places] | None:
     return (elementwise if call.roles.stays else gathered)(call, ndim)
 
 
+def _joined_codes(call: Call) -> list[Tensor] | None:
+    """The codes of operands, each brought to the scale of the result by integers, where the output says so."""
+    if integer_function(call.output) is None:
+        return None
+    own = [plain(x, copies.ROWWISE) for x in call.args[0]]
+    dim = call.args[1] if len(call.args) > 1 else 0
+    return by_integers(call, others=[(x.codes, x.scale, x.zero) for x in own[1:]], dim=dim)
+
+
 MEANINGS = {
     VIEW: Meaning(_chosen, _exactly, _declines, _where_elements_stay),
     BOUND: Meaning(_chosen, _exactly, _declines_bound, elementwise),
-    CONCATENATE: Meaning(_chosen),
+    CONCATENATE: Meaning(_chosen, buffers=_joined_codes),
     **dict.fromkeys((MAXIMUM, NEAREST), Meaning(_chosen, _exactly, _declines)),
 }

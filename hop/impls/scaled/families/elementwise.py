@@ -5,10 +5,12 @@ from torch import Tensor
 
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import ADD, CHOICE, DIVIDE, MULTIPLY, aten
-from hop.impls.scaled.calls import Call, compute_dtype, values
+from hop.impls.scaled.calls import Call, compute_dtype, integer_function, values
 from hop.impls.scaled.family import Meaning, elementwise
 from hop.impls.scaled.operands import centered, plain, spread
+from hop.impls.scaled.outputs import by_integers
 from hop.impls.scaled.products import Sum
+from hop.numerics import copies
 
 
 def _multiply(call: Call) -> Tensor:
@@ -34,6 +36,15 @@ def _add(call: Call) -> Tensor:
     return a - b if call.op.overloadpacket is aten.sub else a + b
 
 
+def _added_codes(call: Call) -> list[Tensor] | None:
+    """The codes of the sum by integers, where the output says so."""
+    if integer_function(call.output) is None:
+        return None
+    other = plain(call.args[1], copies.ROWWISE)
+    options = {"other": other.codes, "other_scale": other.scale, "other_zero_point": other.zero}
+    return by_integers(call, **options, subtracts=call.op.overloadpacket is aten.sub)
+
+
 def _divide(call: Call) -> Tensor:
     a, b = (values(x, compute_dtype(call)) for x in call.args[:2])
     return a / (b if isinstance(b, Tensor) else torch.full_like(a, b))  # by a number: perhaps times 1 / number
@@ -45,7 +56,7 @@ def _choose(call: Call) -> Tensor:
 
 MEANINGS = {
     MULTIPLY: Meaning(_multiply, _exact_product, _declines_product, elementwise),
-    ADD: Meaning(_add, places=elementwise),
+    ADD: Meaning(_add, places=elementwise, buffers=_added_codes),
     DIVIDE: Meaning(_divide, places=elementwise),
     CHOICE: Meaning(_choose, places=elementwise),
 }

@@ -8,6 +8,7 @@ from hop.dispatch.operators import MEAN, aten
 from hop.impls.scaled.calls import Call, compute_dtype, is_integer, values
 from hop.impls.scaled.family import Meaning
 from hop.impls.scaled.operands import centered, plain, spread
+from hop.impls.scaled.outputs import by_integers
 from hop.numerics import copies
 
 
@@ -36,4 +37,10 @@ def _reduced(call: Call, ndim: int) -> list[int]:
     return list(range(ndim - (call.roles.spatial or ndim), ndim))
 
 
-MEANINGS = {MEAN: Meaning(_mean)}
+def _buffers(call: Call) -> list[Tensor] | None:
+    """The codes of the mean by integers, where the output says so."""
+    ndim = call.args[0].dim()
+    return by_integers(call, op=call.op, rest=call.args[1:], dims=_reduced(call, ndim))
+
+
+MEANINGS = {MEAN: Meaning(_mean, buffers=_buffers)}

@@ -1,0 +1,89 @@
+"""By which conventions a program's results become codes: one for all sums, or those of a target."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from hop.dispatch.operators import CONVOLUTION, LHS, MATRIX, RHS, aten, of
+from hop.export.rewrite.code_floats import Held
+from hop.export.rewrite.program import value
+from hop.export.targets.target import Row, Target
+from hop.numerics.requantization import Convention, Reciprocal, Requantization
+
+_PRODUCTS = (MATRIX, CONVOLUTION)
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What finds the codes of each operator."""
+
+    requantize: Requantization
+    target: Target | None = None
+
+    @classmethod
+    def of(cls, requantize: Any, target: Any) -> "Conventions":
+        """Those that to_integer was given. Raises for what is none."""
+        if requantize is not None and not isinstance(requantize, Requantization):
+            raise TypeError(
+                f"to_integer: requantize must be a convention of hop.requantization or None, got {requantize!r}; give "
+                "one such as hop.requantization.TFLITE"
+            )
+        if target is not None and not isinstance(target, Target):
+            raise TypeError(
+                f"to_integer: target must be a hop.export.targets.Target or None, got {target!r}; give one such as "
+                "hop.export.targets.TFLITE"
+            )
+        if requantize is not None and target is not None:
+            raise ValueError(
+                f"to_integer: requantize must be None where target is given, got {requantize!r} and {target.name}; the "
+                "target says how sums become codes: leave requantize out"
+            )
+        return cls(requantize or Reciprocal(), target)
+
+    @property
+    def integers_only(self) -> bool:
+        return self.target is not None and self.target.integer_only
+
+    def missing(self, node: Node) -> str | None:
+        """What to say of an operator that the target has not."""
+        if self.target is None or node.target in self.target:  # type: ignore[operator]
+            return None
+        return self.target.missing(str(node.target))
+
+    def check_left(self, node: Node, reason: str) -> None:
+        """Raise for what would stay in floats where there are integers alone."""
+        if self.integers_only:
+            assert self.target is not None
+            raise ValueError(
+                f"to_integer: node {node.name!r} ({node.target}) would stay in floats, which target {self.target.name} "
+                f"has not: {reason.splitlines()[0]}"
+            )
+
+    def rule(self, node: Node, held: Mapping[Node, Held], codes: torch.dtype) -> Convention:
+        """How the codes of a node's result, of dtype `codes`, are found."""
+        roles = of(node.target)
+        gives_sum = roles.family in _PRODUCTS and all(roles.find(role, node.args) in held for role in (LHS, RHS))
+        if self.target is None:
+            return Reciprocal() if self.requantize.exact and not gives_sum else self.requantize
+        row = self._row(node.target, codes)
+        if roles.family in _PRODUCTS and row.per_tensor is not None:
+            weight = held.get(roles.find(RHS, node.args))  # type: ignore[call-overload]
+            if weight is not None and (weight.is_whole() or value(weight.codes).shape[0] == 1):
+                return row.per_tensor
+        return row.convention
+
+    def of_copy(self, codes: torch.dtype) -> Convention:
+        """How codes of one scale become those of another, by a target."""
+        return self._row(aten.clone.default, codes).convention
+
+    def _row(self, op: Any, codes: torch.dtype) -> Row:
+        assert self.target is not None
+        name = str(codes).removeprefix("torch.")
+        if name not in self.target.dtypes:
+            raise ValueError(f"target {self.target.name} has codes of {' and '.join(self.target.dtypes)}, got {name}")
+        if op not in self.target:
+            raise ValueError(self.target.missing(str(op)))
+        return self.target[op]

@@ -1,0 +1,110 @@
+"""Targets that the library knows, each row with the source of its arithmetic."""
+
+from hop.dispatch.operators import (
+    ADD,
+    BOUND,
+    CHOICE,
+    CONCATENATE,
+    CONVOLUTION,
+    DIVIDE,
+    EMBEDDING,
+    FUNCTION,
+    GATED,
+    MATRIX,
+    MAXIMUM,
+    MEAN,
+    MULTIPLY,
+    NEAREST,
+    NORM,
+    SCALED,
+    SOFTMAX,
+    VIEW,
+    Family,
+)
+from hop.export.targets.target import Row, Target
+from hop.numerics.integer_functions import (
+    TfliteAdd,
+    TfliteAveragePool,
+    TfliteConcatenation,
+    TfliteMean,
+    TfliteSoftmax,
+    TfliteTable,
+)
+from hop.numerics.requantization import GEMMLOWP, Division, FixedPoint, Reciprocal, Requantization
+from hop.numerics.requantization import TFLITE as SINGLE
+
+_VIEWS = (
+    *("view.default", "reshape.default", "flatten.using_ints", "unflatten.int", "unsqueeze.default"),
+    *("squeeze.default", "squeeze.dim", "squeeze.dims", "permute.default", "transpose.int", "t.default"),
+    *("slice.Tensor", "narrow.default", "select.int", "clone.default", "contiguous.default", "alias.default"),
+    *("movedim.int", "movedim.intlist"),
+)
+_INTEGER_OPS = "kernels/internal/reference/integer_ops"
+
+TFLITE = Target(
+    "TFLITE",
+    (
+        Row(
+            ("conv2d.default",),
+            GEMMLOWP,
+            f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel; "
+            "kernels/kernel_util.cc PopulateConvolutionQuantizationParams",
+        ),
+        Row(
+            ("linear.default",),
+            SINGLE,
+            f"{_INTEGER_OPS}/fully_connected.h FullyConnectedPerChannel, FullyConnected; kernels/kernel_util.cc "
+            "GetQuantizedConvolutionMultipler",
+            per_tensor=FixedPoint(rounding="tflite", multiplier="float32_product"),
+        ),
+        Row(
+            ("mul.Tensor",),
+            FixedPoint(rounding="gemmlowp", multiplier="float32"),
+            f"kernels/mul.cc Prepare; {_INTEGER_OPS}/mul.h MulElementwise",
+        ),
+        Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
+        Row(("mean.dim",), TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum"),
+        Row(
+            ("avg_pool2d.default", "adaptive_avg_pool2d.default"),
+            TfliteAveragePool(),
+            f"{_INTEGER_OPS}/pooling.h AveragePool",
+        ),
+        Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
+        Row(
+            ("max_pool2d.default", "relu.default", *_VIEWS),
+            GEMMLOWP,
+            "kernels/internal/reference/requantize.h Requantize, where the scale changes",
+        ),
+        Row(("softmax.int", "_softmax.default"), TfliteSoftmax(), "kernels/internal/reference/softmax.h Softmax"),
+        *(
+            Row((name,), TfliteTable(function=name.partition(".")[0]), f"kernels/{file}; common.h LUTPopulate")
+            for name, file in (
+                ("sigmoid.default", "activations.cc SigmoidPrepare"),
+                ("tanh.default", "activations.cc TanhPrepare"),
+                ("gelu.default", "activations.cc GeluPrepare"),
+                ("exp.default", "elementwise.cc"),
+            )
+        ),
+    ),
+)
+"""LiteRT's reference kernels of int8, as its wheel 2.3.0 computes them: fully connected layers round once, all else
+twice."""
+
+
+def _everything(name: str, convention: Requantization, source: str) -> Target:
+    """One convention for all operators that scaled has, with floats for what nothing quantizes."""
+    families: tuple[Family, ...] = (
+        *(MATRIX, CONVOLUTION, EMBEDDING, MULTIPLY, DIVIDE, CHOICE, FUNCTION, GATED, SOFTMAX, NORM, ADD, MEAN),
+        *(CONCATENATE, BOUND, MAXIMUM, NEAREST, VIEW),
+    )
+    names = [tuple(sorted(str(o).removeprefix("aten.") for o, r in SCALED.items() if r.family is f)) for f in families]
+    return Target(name, tuple(Row(n, convention, source) for n in names), False, ("int8", "uint8"))
+
+
+PT2E = _everything(
+    "PT2E", Reciprocal(), "torch/ao/quantization/fx/_decomposed.py quantize_per_tensor: x times 1 / scale, ties to even"
+)
+"""PyTorch's quantize and dequantize nodes around float operators; what to_integer writes by itself."""
+
+ONNX_QDQ = _everything("ONNX_QDQ", Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even")
+"""ONNX's QuantizeLinear and DequantizeLinear around float operators."""

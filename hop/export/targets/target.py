@@ -1,0 +1,164 @@
+"""Targets: which integers a runtime computes, operator by operator.
+
+A target is a frozen value: a row for each kind of operator that the runtime has, with the convention that finds its
+codes (hop.requantization, hop.integer_functions) and the source of that arithmetic. `to_integer(program, target=...)`
+writes each operator by the convention of its row.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hop.compat.eager import OpOverload
+from hop.dispatch.operators import SCALED
+from hop.export.table import table
+from hop.numerics import spelling
+from hop.numerics.requantization import Convention
+from hop.numerics.spelling import shown
+
+NAMES = tuple(sorted({str(op).removeprefix("aten.") for op in SCALED}))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a target does with operators.
+
+    operators: overloads of torch.ops.aten that hop.scaled knows, by name, such as "conv2d.default".
+    convention: how their codes are found.
+    source: where that arithmetic is written down: the file and the function, or the paragraph.
+    per_tensor: the convention where a product's weight has one scale for the tensor, if it is another.
+    """
+
+    operators: tuple[str, ...]
+    convention: Convention
+    source: str = ""
+    per_tensor: Convention | None = None
+
+    def __post_init__(self) -> None:
+        wrong = [name for name in self.operators if name not in NAMES]
+        if wrong or not self.operators:
+            near = get_close_matches(str(wrong[0]), NAMES, 3, 0.4) if wrong else NAMES[:3]
+            raise ValueError(
+                f"Row: operators must be names of operators that hop.scaled knows, got {self.operators}; take such as "
+                f"{', '.join(near)}"
+            )
+        for name in ("convention", "per_tensor"):
+            given = getattr(self, name)
+            if not isinstance(given, Convention) and not (name == "per_tensor" and given is None):
+                raise TypeError(
+                    f"Row: {name} must be a value of hop.requantization or hop.integer_functions, got {shown(given)}; "
+                    "give one such as GEMMLOWP"
+                )
+
+
+@dataclass(frozen=True)
+class Target:
+    """The conventions of a runtime.
+
+    name: of the target, for messages and tables.
+    rows: one for each kind of operator. An operator stands in one row at most.
+    integer_only: whether `to_integer` raises for an operator without a row; else it leaves it in floats and reports it.
+    dtypes: of codes that the target has, by name.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    integer_only: bool = True
+    dtypes: tuple[str, ...] = ("int8",)
+
+    def __post_init__(self) -> None:
+        names = [name for row in self.rows for name in row.operators]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"Target: an operator must stand in one row, got {twice} in several of {self.name!r}")
+
+    def __getitem__(self, op: OpOverload | str) -> Row:
+        """The row of an operator. Raises KeyError, with the nearest operators that have one."""
+        name = str(op).removeprefix("aten.")
+        for row in self.rows:
+            if name in row.operators:
+                return row
+        raise KeyError(self.missing(name))
+
+    def missing(self, name: str) -> str:
+        """What to say of an operator without a row: the nearest that have one."""
+        known = [n for row in self.rows for n in row.operators]
+        near = get_close_matches(name.removeprefix("aten."), known, 3, 0.0)
+        return f"target {self.name} has no row for {name}; the nearest are {', '.join(near) or 'none'}"
+
+    def __contains__(self, op: OpOverload | str) -> bool:
+        return any(str(op).removeprefix("aten.") in row.operators for row in self.rows)
+
+    def table(self) -> str:
+        """Its conventions in columns: operators, convention, source."""
+        cells = [(", ".join(_short(row.operators)), *_conventions(row), row.source) for row in self.rows]
+        head = (
+            f"{self.name}: {', '.join(self.dtypes)}; {'integers only' if self.integer_only else 'others stay floats'}"
+        )
+        return f"{head}\n{table(('operators', 'convention', 'weight with one scale', 'source'), cells, right=4)}"
+
+    def diff(self, other: "Target") -> str:
+        """What `other` does otherwise: a line for each operator, empty if nothing."""
+        own, its = ({n: row for row in t.rows for n in row.operators} for t in (self, other))
+        cells: list[tuple[str, ...]] = []
+        for name in sorted({*own, *its}):
+            pair = [
+                " / ".join(filter(None, _conventions(rows[name]))) if name in rows else "none" for rows in (own, its)
+            ]
+            if pair[0] != pair[1]:
+                cells.append((name, *pair))
+        return table(("operator", self.name, other.name), cells, right=3) if cells else ""
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+
+    def as_json(self) -> dict[str, Any]:
+        """It as numbers, text and lists; conventions by their spelling."""
+        rows = [
+            {
+                "operators": list(row.operators),
+                "convention": str(row.convention),
+                "source": row.source,
+                "per_tensor": None if row.per_tensor is None else str(row.per_tensor),
+            }
+            for row in self.rows
+        ]
+        own = {"name": self.name, "integer_only": self.integer_only, "dtypes": list(self.dtypes)}
+        return {"hop_target": 1, **own, "rows": rows}
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Target":
+        """Read what `save` wrote. Raises ValueError for anything else, with the place."""
+        try:
+            return cls.of_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"Target.load: {path} is no target as Target.save writes them: {error}") from error
+
+    @classmethod
+    def of_json(cls, data: Mapping[str, Any]) -> "Target":
+        """The target that `as_json` gave."""
+        if data.get("hop_target") != 1:
+            raise ValueError(f"hop_target must be 1, got {data.get('hop_target')!r}")
+        rows = []
+        for i, row in enumerate(data["rows"]):
+            try:
+                own, whole = (
+                    None if row[n] is None else spelling.read(row[n], Convention) for n in ("convention", "per_tensor")
+                )
+                rows.append(Row(tuple(row["operators"]), own, row["source"], whole))  # type: ignore[arg-type]
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"row {i}: {error}") from error
+        return cls(data["name"], tuple(rows), bool(data["integer_only"]), tuple(data["dtypes"]))
+
+
+def _short(operators: tuple[str, ...]) -> list[str]:
+    return list(dict.fromkeys(name.partition(".")[0] for name in operators))
+
+
+def _conventions(row: Row) -> tuple[str, str]:
+    plain = [None if c is None else str(c).partition(":")[2] for c in (row.convention, row.per_tensor)]
+    return plain[0] or "", plain[1] or ""

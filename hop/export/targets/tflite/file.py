@@ -1,0 +1,125 @@
+# pyright: reportMissingImports=false
+"""A .tflite file in the making, by the classes that its public schema was compiled to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_IDENTIFIER = b"TFL3"
+_DTYPES = {torch.int8: "INT8", torch.int32: "INT32", torch.float32: "FLOAT32"}
+_LAST_OLD_CODE = 127  # operators beyond stand in a field of 32 bits alone
+_VERSIONS = {  # the first that takes int8, where it is not 2
+    "CONV_2D": 3,
+    "DEPTHWISE_CONV_2D": 3,
+    "FULLY_CONNECTED": 4,
+    "QUANTIZE": 2,
+    "GELU": 2,
+    "RESHAPE": 1,
+}
+
+
+class File:
+    """Tensors and operators, in the order in which they are added."""
+
+    def __init__(self) -> None:
+        try:
+            import flatbuffers
+            from ai_edge_litert import schema_py_generated as schema
+        except ImportError as error:
+            raise ImportError("to_tflite needs LiteRT: pip install 'torch-hop[litert]'") from error
+        self.flatbuffers: Any = flatbuffers
+        self.schema: Any = schema
+        self.model = schema.ModelT()
+        self.model.version, self.model.description = 3, "hop"
+        self.graph = schema.SubGraphT()
+        self.graph.tensors, self.graph.operators = [], []
+        self.model.subgraphs, self.model.operatorCodes = [self.graph], []
+        self.model.buffers = [schema.BufferT()]  # the first is empty: that of all that is computed
+        self.codes: dict[str, int] = {}
+        self.names: set[str] = set()
+
+    def tensor(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.int8,
+        quantization: tuple[Sequence[float], Sequence[int], int] | None = None,
+        data: Tensor | None = None,
+    ) -> int:
+        """A new tensor; returns its index. `quantization`: scales, zero points, the dimension that they go along."""
+        made = self.schema.TensorT()
+        made.name, made.shape = self._free(name), list(shape)
+        made.type, made.buffer = getattr(self.schema.TensorType, _DTYPES[dtype]), 0
+        if quantization is not None:
+            its = self.schema.QuantizationParametersT()
+            its.scale, its.zeroPoint, its.quantizedDimension = (*map(list, quantization[:2]), quantization[2])
+            made.quantization = its
+        if data is not None:
+            buffer = self.schema.BufferT()
+            buffer.data = data.to(dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
+            self.model.buffers.append(buffer)
+            made.buffer = len(self.model.buffers) - 1
+        self.graph.tensors.append(made)
+        return len(self.graph.tensors) - 1
+
+    def integers(self, name: str, values: Sequence[int]) -> int:
+        """A constant tensor of int32: axes, shapes, paddings."""
+        data = torch.tensor(list(values), dtype=torch.int32)
+        return self.tensor(name, data.shape, torch.int32, data=data)
+
+    def name(self, tensor: int) -> str:
+        return self.graph.tensors[tensor].name
+
+    def operator(
+        self, name: str, inputs: Sequence[int], output: int, kind: str = "", options: Mapping[str, Any] = {}
+    ) -> int:
+        """An operator by its name in the schema, with `options` of its table `kind`; returns `output`."""
+        if name not in self.codes:
+            code = self.schema.OperatorCodeT()
+            code.builtinCode = getattr(self.schema.BuiltinOperator, name)
+            code.deprecatedBuiltinCode = min(code.builtinCode, _LAST_OLD_CODE)
+            code.version = _VERSIONS.get(name, 2)
+            self.model.operatorCodes.append(code)
+            self.codes[name] = len(self.codes)
+        made = self.schema.OperatorT()
+        made.opcodeIndex, made.inputs, made.outputs = self.codes[name], list(inputs), [output]
+        if kind:
+            made.builtinOptionsType = getattr(self.schema.BuiltinOptions, kind)
+            made.builtinOptions = getattr(self.schema, f"{kind}T")()
+            for field, value in options.items():
+                if not hasattr(made.builtinOptions, field):
+                    raise AttributeError(f"{kind} has no {field}")
+                setattr(made.builtinOptions, field, value)
+        self.graph.operators.append(made)
+        return output
+
+    def activation(self, name: str) -> int:
+        return getattr(self.schema.ActivationFunctionType, name)
+
+    def padding(self, name: str) -> int:
+        return getattr(self.schema.Padding, name)
+
+    def finish(self, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> bytes:
+        """The bytes, with the signature serving_default of inputs and outputs by name."""
+        self.graph.inputs, self.graph.outputs = list(inputs.values()), list(outputs.values())
+        signature = self.schema.SignatureDefT()
+        signature.signatureKey, signature.subgraphIndex = "serving_default", 0
+        signature.inputs, signature.outputs = ([self._mapped(*x) for x in m.items()] for m in (inputs, outputs))
+        self.model.signatureDefs = [signature]
+        builder = self.flatbuffers.Builder(1024)
+        builder.Finish(self.model.Pack(builder), _IDENTIFIER)
+        return bytes(builder.Output())
+
+    def _mapped(self, name: str, tensor: int) -> Any:
+        made = self.schema.TensorMapT()
+        made.name, made.tensorIndex = name, tensor
+        return made
+
+    def _free(self, name: str) -> str:
+        made, n = name, 1
+        while made in self.names:
+            made, n = f"{name}_{n}", n + 1
+        self.names.add(made)
+        return made

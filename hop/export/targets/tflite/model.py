@@ -1,0 +1,204 @@
+"""Programs of integers as .tflite files."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hop.compat.pytree import tree_leaves
+from hop.dispatch import compiled
+from hop.dispatch.operand import Operand, decode
+from hop.dispatch.operators import VIEW, Family, aten, of
+from hop.export.rewrite.program import check_program, value
+from hop.export.targets.onnx.constants import Constants
+from hop.export.targets.tflite.file import File
+from hop.export.targets.tflite.operators import WRITTEN, Step, Weight
+from hop.export.targets.tflite.values import Codes, Order, new, tensor
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import Convention
+
+
+@dataclass(frozen=True)
+class TfliteModel:
+    """A .tflite file.
+
+    buffer: its bytes.
+    tensors: for each node of the program that holds codes, the name of the file's tensor and which dimension of the
+        node's each of its dimensions is; (0, 2, 3, 1) has channels last.
+    """
+
+    buffer: bytes
+    tensors: Mapping[str, tuple[str, Order]] = field(repr=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the file."""
+        Path(path).write_bytes(self.buffer)
+
+
+def to_tflite(program: ExportedProgram) -> TfliteModel:
+    """A program of int8 that `to_integer(program, target=hop.export.targets.TFLITE)` gave, as a file whose reference
+    kernels give the same codes.
+
+    Inputs and outputs of the file are the codes of those of the program, with their scales and zero points; the
+    signature `serving_default` names them. Sizes are static.
+
+    Raises:
+        ImportError: LiteRT is not installed.
+        TypeError: `program` is no ExportedProgram.
+        NotImplementedError: a node is no operator on codes of int8, or one that TFLite has no form for. It is named.
+    """
+    check_program(program, "to_tflite")
+    return _Writer(program).written()
+
+
+class _Writer:
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program, self.file = program, File()
+        self.constants = Constants(program, program.graph)
+        self.held: dict[Node, Codes] = {}
+        self.inputs: dict[str, int] = {}
+
+    def written(self) -> TfliteModel:
+        for node in self.program.graph.nodes:
+            if node.op == "call_function" and node not in self.constants.constant:
+                try:
+                    self.visit(node)
+                except (NotImplementedError, TypeError) as error:
+                    raise NotImplementedError(
+                        f"to_tflite: node {node.name!r} ({self.named(node)}) cannot be written: {error}"
+                    ) from error
+        outputs = {}
+        for i, node in enumerate(tree_leaves(self.program.graph.output_node().args[0])):
+            if node not in self.held:
+                raise NotImplementedError(f"to_tflite: output {i}, {node}, is of no codes of int8; quantize it")
+            outputs[f"output_{i}"] = tensor(self.file, self.held[node])
+        shown = {
+            node.name: (self.file.name(index), order)
+            for node, codes in self.held.items()
+            for order, index in list(codes.tensors.items())[:1]
+        }
+        return TfliteModel(self.file.finish(self.inputs, outputs), shown)
+
+    def named(self, node: Node) -> str:
+        return str(node.args[0] if node.target is compiled.operators["hop_scaled_buffers"] else node.target)
+
+    def visit(self, node: Node) -> None:
+        if node.target is compiled.operators["hop_quantize_buffers"]:
+            self.quantized(node)
+        elif node.target is compiled.operators["hop_scaled_buffers"]:
+            self.scaled(node)
+        elif (source := self.source(node)) is not None:
+            self.held[node] = self.held[source]
+        elif of(node.target).family is VIEW and node.args[0] in self.held:
+            x = self.held[node.args[0]]  # type: ignore[index]
+            result = Codes(node.name, _shape(value(node)), x.scale, x.zero)
+            self.write(VIEW, Step(self.file, node.target, (x, *node.args[1:]), dict(node.kwargs), result))
+            self.held[node] = result
+        elif isinstance(value(node), Tensor) and node.users:
+            raise NotImplementedError("it is no operator on codes; to_integer leaves none under target=TFLITE")
+
+    def source(self, node: Node) -> Node | None:
+        """The node whose codes this one's are."""
+        first: Any = None
+        if node.target is compiled.operators["hop_dequantize_buffers"]:
+            first = node.args[1][0]  # type: ignore[index]
+        elif node.target is aten.detach.default or (node.target is operator.getitem and node.args[1] == 0):
+            first = node.args[0]
+        return first if first in self.held else None
+
+    def quantized(self, node: Node) -> None:
+        """An input, which the file takes as codes."""
+        spelled, x, scale, zero = node.args[:4]
+        if not isinstance(x, Node) or x.op != "placeholder" or x in self.constants.constant:
+            raise NotImplementedError("floats are quantized that are no input of the program")
+        codes = Codes(x.name, _shape(value(x)), *self.units(Quantizer.parse(str(spelled)), scale, zero))
+        index = new(self.file, codes, codes.plain)
+        if x.name in self.inputs:
+            before = next(c for n, c in self.held.items() if c.name == x.name)
+            if not before.is_alike(codes):
+                raise NotImplementedError(f"the input {x.name!r} is quantized by two scales")
+            codes, index = before, self.inputs[x.name]
+        self.inputs[x.name] = index
+        codes.tensors[codes.plain] = index
+        self.held[node] = codes
+
+    def scaled(self, node: Node) -> None:
+        op, spelled, scale, zero, *flat = node.args
+        output: Any = Quantizer.parse(str(spelled)) if str(spelled).startswith("hop1:") else None
+        if output is None:
+            raise NotImplementedError(f"its result is {spelled}; quantize it")
+        shape = _shape(value(node)[0])
+        result = Codes(node.name, shape, *self.units(output, scale, zero))
+        args = tuple(self.argument(x) for x in decode(op, flat))  # type: ignore[arg-type]
+        convention: Convention | None = output.scale.requantization
+        low, high = (None, None) if convention is None else (convention.low, convention.high)
+        family = of(op).family
+        self.write(family, Step(self.file, op, args, dict(node.kwargs), result, low, high))
+        self.held[node] = result
+
+    def write(self, family: Family, step: Step) -> None:
+        if family not in WRITTEN:
+            raise NotImplementedError(f"{family.name} has no form in TFLite that is written here")
+        WRITTEN[family](step)
+
+    def argument(self, x: Any) -> Any:
+        """An argument of a call as operators.py takes it."""
+        if isinstance(x, Operand):
+            return self.operand(x)
+        if isinstance(x, list) and any(isinstance(v, Operand) for v in x):
+            return [self.argument(v) for v in x]
+        if isinstance(x, Node):
+            if (found := self.constants.find(x)) is None:
+                raise NotImplementedError(f"its argument {x.name!r} is of floats; quantize it")
+            return found
+        return x
+
+    def operand(self, x: Operand) -> Codes | Weight:
+        nodes: Any = x.tensors  # of a graph
+        codes, *stored = nodes
+        numbers = [self.constants.find(t) for t in stored]
+        if any(t is None for t in numbers):
+            raise NotImplementedError("its scales are found while it runs; TFLite has static ones")
+        scale, zero = numbers[0], numbers[1] if len(numbers) > 1 else torch.zeros(1)
+        assert scale is not None and zero is not None
+        if codes in self.held:
+            held = self.held[codes]
+            if scale.numel() != 1 or (scale.item(), int(zero.item())) != (held.scale, held.zero):
+                raise NotImplementedError(f"it reads the codes of {held.name!r} by another scale than they have")
+            return held
+        known = self.constants.find(codes)
+        if known is None or known.dtype != torch.int8:
+            raise NotImplementedError(f"its operand {codes} is of no codes of int8")
+        if scale.numel() == 1 and len(stored) > 1:
+            return self.constant(str(codes), known, scale.item(), int(zero.item()))
+        if bool((zero != 0).any()):
+            raise NotImplementedError("weights have zero point 0 in TFLite")
+        return Weight(str(codes), known, scale.reshape(-1))
+
+    def constant(self, name: str, codes: Tensor, scale: float, zero: int) -> Codes:
+        made = Codes(name, _shape(codes), scale, zero)
+        index = self.file.tensor(name, codes.shape, torch.int8, ([scale], [zero], 0), codes)
+        made.tensors[made.plain] = index
+        return made
+
+    def units(self, quantizer: Quantizer, scale: Any, zero: Any) -> tuple[float, int]:
+        """The scale and the zero point of codes."""
+        its = self.constants.find(scale)
+        offset = None if zero is None else self.constants.find(zero)
+        if its is None or its.numel() != 1 or (zero is not None and offset is None):
+            raise NotImplementedError("activations have one static scale in TFLite")
+        if quantizer.format.dtype != torch.int8:
+            raise NotImplementedError(f"codes are {quantizer.format.dtype}; int8 is written")
+        return its.item(), 0 if offset is None else int(offset.item())
+
+
+def _shape(x: Tensor) -> tuple[int, ...]:
+    if not all(isinstance(n, int) for n in x.shape):
+        raise NotImplementedError(f"its sizes {tuple(x.shape)} are not static; export with static ones")
+    return tuple(x.shape)

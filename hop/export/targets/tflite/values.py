@@ -1,0 +1,58 @@
+"""What nodes hold: codes with one scale, in one layout or several.
+
+PyTorch's convolutions and pools have channels second, TFLite's last. A value is transposed where an operator wants
+another layout than it has, once; operators that take any layout take the one that is there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hop.export.targets.tflite.file import File
+
+Order = tuple[int, ...]
+"""Which dimension of the program each dimension of the file's tensor is."""
+
+LAST: Order = (0, 2, 3, 1)  # channels last, of pictures
+
+
+@dataclass
+class Codes:
+    """A tensor of the program, int8 with one scale."""
+
+    name: str
+    shape: tuple[int, ...]
+    scale: float
+    zero: int
+    tensors: dict[Order, int] = field(default_factory=dict[Order, int])  # by layout
+
+    @property
+    def plain(self) -> Order:
+        """The layout of the program."""
+        return tuple(range(len(self.shape)))
+
+    def is_alike(self, other: "Codes") -> bool:
+        """Whether codes mean the same numbers."""
+        return (self.scale, self.zero) == (other.scale, other.zero)
+
+
+def common_order(values: Sequence[Codes]) -> Order:
+    """The layout in which values are taken together: channels last if one has it, and all have four dimensions."""
+    pictures = all(len(v.shape) == len(LAST) for v in values)
+    return LAST if pictures and any(LAST in v.tensors for v in values) else values[0].plain
+
+
+def new(file: File, codes: Codes, order: Order, suffix: str = "") -> int:
+    """A tensor of the file for `codes`, which something is about to write."""
+    shape = [codes.shape[d] for d in order]
+    return file.tensor(codes.name + suffix, shape, quantization=([codes.scale], [codes.zero], 0))
+
+
+def tensor(file: File, codes: Codes, order: Order | None = None) -> int:
+    """The tensor that holds codes in a layout; it is transposed where there is none yet."""
+    order = codes.plain if order is None else order
+    if order not in codes.tensors:
+        have, index = next(iter(codes.tensors.items()))
+        by = [have.index(d) for d in order]
+        made = new(file, codes, order, "_last" if order == LAST else "_plain")
+        file.operator("TRANSPOSE", [index, file.integers(f"{codes.name}_order", by)], made, "TransposeOptions")
+        codes.tensors[order] = made
+    return codes.tensors[order]

@@ -1,0 +1,213 @@
+# pyright: reportMissingImports=false
+"""Networks as quantize and dequantize nodes, and what LiteRT's reference kernels make of their integer programs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torchao  # noqa: F401  (it registers quantized_decomposed)
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from hop.export.targets.tflite import TfliteModel
+
+qd = torch.ops.quantized_decomposed
+
+
+def both(x: Tensor, scale: float, zero: int) -> Tensor:
+    """x as int8 codes mean it."""
+    codes = qd.quantize_per_tensor.default(x, scale, zero, -128, 127, torch.int8)
+    return qd.dequantize_per_tensor.default(codes, scale, zero, -128, 127, torch.int8)
+
+
+class Weights(nn.Module):
+    """A random weight of int8, with a scale for each output channel, or one; and a bias."""
+
+    def __init__(self, shape: Sequence[int], per_channel: bool = True, bias: bool = True) -> None:
+        super().__init__()
+        self.per_channel = per_channel
+        spread = float(np.prod(shape[1:])) ** -0.5 / 64
+        self.codes = nn.Buffer(torch.randint(-127, 128, tuple(shape), dtype=torch.int8))
+        self.scales = nn.Buffer((torch.rand(shape[0]) + 0.5) * spread)
+        self.zeros = nn.Buffer(torch.zeros(shape[0], dtype=torch.int64))
+        self.scale = float(torch.tensor(spread * 1.1))
+        self.bias = nn.Buffer(torch.randn(shape[0])) if bias else None
+
+    def forward(self) -> Tensor:
+        if self.per_channel:
+            return qd.dequantize_per_channel.default(self.codes, self.scales, self.zeros, 0, -127, 127, torch.int8)
+        return qd.dequantize_per_tensor.default(self.codes, self.scale, 0, -127, 127, torch.int8)
+
+
+class Recorder(torch.fx.Interpreter):
+    """What each node of a program gives."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.found: dict[str, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        made = super().run_node(n)
+        self.found[n.name] = made[0] if isinstance(made, tuple | list) and made else made
+        return made
+
+
+def codes_of(program: ExportedProgram, *inputs: Tensor) -> dict[str, Tensor]:
+    """The codes, int8, of each node of a program."""
+    signature, held = program.graph_signature, {**program.constants, **program.state_dict}
+    given = iter(inputs)
+    args = [
+        held[spec.target] if spec.target is not None and spec.kind.name != "USER_INPUT" else next(given)
+        for spec in signature.input_specs
+    ]
+    recorder = Recorder(program.graph_module)
+    with torch.no_grad():
+        recorder.run(*args)
+    return {n: x for n, x in recorder.found.items() if isinstance(x, Tensor) and x.dtype == torch.int8}
+
+
+def run(model: TfliteModel, inputs: Mapping[str, Tensor], reference: bool = True) -> dict[str, np.ndarray]:
+    """Every tensor of a file by name, from LiteRT's reference kernels or its optimized ones."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    kind = OpResolverType.BUILTIN_REF if reference else OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = Interpreter(
+        model_content=model.buffer, experimental_op_resolver_type=kind, experimental_preserve_all_tensors=True
+    )
+    interpreter.allocate_tensors()
+    places = interpreter.get_signature_list()["serving_default"]
+    details = {d["name"]: d for d in interpreter.get_tensor_details()}
+    assert set(places["inputs"]) == set(inputs)
+    for d in interpreter.get_input_details():
+        interpreter.set_tensor(d["index"], inputs[d["name"]].numpy())
+    interpreter.invoke()
+    return {n: interpreter.get_tensor(d["index"]) for n, d in details.items() if n}
+
+
+def differences(
+    model: TfliteModel, codes: Mapping[str, Tensor], found: Mapping[str, np.ndarray]
+) -> dict[str, tuple[int, int]]:
+    """For each node: how many of its codes differ from the file's, and how many there are."""
+    counts: dict[str, tuple[int, int]] = {}
+    for node, (name, order) in model.tensors.items():
+        if node in codes:
+            own = codes[node].permute(order).numpy() if codes[node].dim() == len(order) else codes[node].numpy()
+            assert own.shape == found[name].shape, (node, name, own.shape, found[name].shape)
+            counts[node] = int((own != found[name]).sum()), own.size
+    return counts
+
+
+class Point(nn.Module):
+    """Where activations are quantized: by the range that it saw first, or by `scale` and `zero`."""
+
+    def __init__(self, scale: float = 0.0, zero: int = 0) -> None:
+        super().__init__()
+        self.scale, self.zero = scale, zero
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.scale:
+            low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+            self.scale = float(torch.tensor(max(high - low, 1e-3) / 255))
+            self.zero = round(-128 - low / self.scale)
+        return both(x, self.scale, self.zero)
+
+
+class Layer(nn.Module):
+    """A convolution with a range of its result, and its quantization."""
+
+    def __init__(self, cin: int, cout: int, kernel: int = 3, high: float | None = 6.0, **options: Any) -> None:
+        super().__init__()
+        self.weight = Weights((cout, cin // options.get("groups", 1), kernel, kernel))
+        self.options, self.high, self.point = {"padding": kernel // 2, **options}, high, Point()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.conv2d(x, self.weight(), self.weight.bias, **self.options)
+        if self.high is not None:
+            y = nn.functional.relu6(y) if self.high == 6.0 else y.relu()
+        return self.point(y)
+
+
+class Head(nn.Module):
+    """A mean over the picture, a fully connected layer, and shares."""
+
+    def __init__(self, features: int, classes: int = 10, per_channel: bool = True, mean: str = "mean") -> None:
+        super().__init__()
+        self.weight, self.mean = Weights((classes, features), per_channel), mean
+        self.points = nn.ModuleList([Point(), Point(), Point(1 / 256, -128)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = {"mean": lambda x: x.mean((2, 3)), "pool": lambda x: nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)}
+        y = self.points[0](means[self.mean](x))
+        y = self.points[1](nn.functional.linear(y, self.weight(), self.weight.bias))
+        return self.points[2](y.softmax(-1))
+
+
+class Network(nn.Sequential):
+    """Layers after the quantization of the input."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(Point(), *layers)
+
+
+class Residual(nn.Module):
+    """x + f(x), then relu, or not."""
+
+    def __init__(self, *layers: nn.Module, relu: bool = True) -> None:
+        super().__init__()
+        self.layers, self.point, self.relu = nn.Sequential(*layers), Point(), relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.layers(x)
+        return self.point(y.relu() if self.relu else y)
+
+
+class MaximumPool(nn.Module):
+    def __init__(self, kernel: int, stride: int, padding: int = 0) -> None:
+        super().__init__()
+        self.given, self.point = (kernel, stride, padding), Point()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.point(nn.functional.max_pool2d(x, *self.given))
+
+
+def inverted(cin: int, cout: int, stride: int, expand: int) -> nn.Module:
+    """MobileNetV2's block."""
+    wide = cin * expand
+    layers = [Layer(cin, wide, 1)] if expand > 1 else []
+    layers += [Layer(wide, wide, stride=stride, groups=wide), Layer(wide, cout, 1, high=None)]
+    return Residual(*layers, relu=False) if stride == 1 and cin == cout else nn.Sequential(*layers)
+
+
+def mobilenet(width: int = 1) -> nn.Module:
+    """The shape of MobileNetV2: its rows of expansion, channels, repetitions and strides; channels by `width` / 4."""
+    rows = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    at = 32 * width // 4
+    layers: list[nn.Module] = [Layer(3, at, stride=2)]
+    for expand, channels, count, stride in rows:
+        for i in range(count):
+            cout = channels * width // 4
+            layers.append(inverted(at, cout, stride if i == 0 else 1, expand))
+            at = cout
+    return Network(*layers, Layer(at, 1280 * width // 4, 1), Head(1280 * width // 4, 100, mean="pool"))
+
+
+def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """Networks by name, each with the shape of its input."""
+    separable = [layer for _ in range(4) for layer in (Layer(24, 24, groups=24, high=0.0), Layer(24, 24, 1, high=0.0))]
+    return {
+        "digits": (Network(Layer(1, 16), MaximumPool(2, 2), Layer(16, 32), MaximumPool(2, 2), Head(32)), (64, 1, 8, 8)),
+        "residual": (
+            Network(
+                Layer(3, 16, 7, stride=2, high=0.0),
+                MaximumPool(3, 2, 1),
+                Residual(Layer(16, 16, high=0.0), Layer(16, 16, high=None)),
+                Layer(16, 32, stride=2, high=0.0),
+                Residual(Layer(32, 32, high=0.0), Layer(32, 32, high=None)),
+                Head(32, per_channel=False, mean="pool"),
+            ),
+            (4, 3, 40, 40),
+        ),
+        "separable": (Network(Layer(1, 24, 5, stride=2, high=0.0), *separable, Head(24, 12)), (4, 1, 49, 10)),
+        "mobilenet": (mobilenet(), (1, 3, 96, 96)),
+    }
