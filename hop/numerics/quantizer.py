@@ -370,7 +370,11 @@ class Quantizer(Value):
         tensors = self._served(tensors, rows)
         numbers = self.format.decode(codes, *self._zero(tensors)) * self.scale.scale_of(tensors, self.format)
         offset = self.scale.offset_of(tensors)
-        return numbers if offset is None else numbers - offset
+        return numbers if offset is None else self._apart(numbers) - self._apart(offset)
+
+    def _apart(self, product: Tensor) -> Tensor:
+        """A product that is rounded before anything is added to it."""
+        return product
 
     def _served(self, tensors: Sequence[Tensor], rows: Sequence[int]) -> Sequence[Tensor]:
         """What is stored, beside codes that are cut into blocks, once for each block."""

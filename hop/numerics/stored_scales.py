@@ -163,8 +163,8 @@ class StoredScales(Rule):
         inner, outer = ([pair[i] for pair in pairs if pair[i] is not None] for i in (0, 1))
         tensors: tuple[Any, ...] = (*inner, *outer)
         served = blocks.served(tensors, list(self.stored(format, parts.block).values()), parts.block, parts.places)
-        s, m = self.scale_of(served, format), self.offset_of(served)
-        x = parts.x if m is None else parts.x + m
+        s, m = parts.once(self.scale_of(served, format)), self.offset_of(served)
+        x = parts.x if m is None else parts.x + parts.once(m)
         return Found(tensors, torch.where(s == 0, 0.0, x / torch.where(s == 0, 1.0, s)))
 
     def given(self, parts: Blocks, scale: Tensor, zero_point: Tensor | None, format: Format) -> Found:
@@ -173,7 +173,7 @@ class StoredScales(Rule):
     def _rounded(self, parts: Blocks, number: Tensor) -> tuple[Tensor, Tensor | None]:
         """A number of each block as it is stored, and the float of several blocks."""
         if not isinstance(self.scale, Format):
-            return number.clamp(max=torch.finfo(self.scale).max).to(self.scale), None
+            return _as(number, self.scale, parts), None
         if self.outer is None:
             return self.scale.encode(number), None
         largest, ndim = number, len(parts.places)
@@ -181,7 +181,7 @@ class StoredScales(Rule):
         for place, own, of_outer in zip(parts.places, *sizes, strict=True):
             largest = _largest(largest, place, of_outer if of_outer == -1 else of_outer // own)
         largest = parts.combined(largest, "max", self.outer)
-        outer = _over(largest, self.scale.max).clamp(max=torch.finfo(self.outer_dtype).max).to(self.outer_dtype)
+        outer = _as(_over(largest, self.scale.max), self.outer_dtype, parts)
         (unit,) = blocks.served([outer], [(self.outer_dtype, self.outer)], parts.block, parts.places, number.shape)
         unit = unit.to(torch.float32)
         return self.scale.encode(torch.where(unit == 0, 0.0, number / torch.where(unit == 0, 1.0, unit))), outer
@@ -196,6 +196,11 @@ def _largest(x: Tensor, place: int, count: int) -> Tensor:
     groups = -(-x.shape[place] // count)
     behind = [0, 0] * (x.dim() - 1 - place) + [0, groups * count - x.shape[place]]
     return torch.nn.functional.pad(x, behind).unflatten(place, (groups, count)).amax(place + 1)
+
+
+def _as(number: Tensor, dtype: torch.dtype, parts: Blocks) -> Tensor:
+    """A number from 0 up in a float dtype, at most its largest; rounded although it becomes float32 again."""
+    return parts.once(number.clamp(max=torch.finfo(dtype).max).to(dtype))
 
 
 def _over(x: Tensor, number: float) -> Tensor:

@@ -207,6 +207,9 @@ class FastQuantizer(Quantizer):
     def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
         return FastBlocks(x, dims, blocks.places(self.block, ndim), dtype, self.block)
 
+    def _apart(self, product: Tensor) -> Tensor:
+        return inductor.written(product)
+
 
 @functools.lru_cache(maxsize=1024)
 def fast(quantizer: str) -> Quantizer:
