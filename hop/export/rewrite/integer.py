@@ -180,19 +180,21 @@ class _Rewriter:
 
     def operate(self, node: Node) -> None:
         if self.sums_of_casts(node):
-            return None
+            return
         operands = [x for x in tensors_of(node) if x in self.held]
         family = of(node.target).family if node.target in SCALED else None
         if not operands:
             if family in _PRODUCTS:
                 self.leave(node, "no operand is dequantized")
-            return None
+            return
         if missing := self.conventions.missing(node) if family else _unknown(node):
-            return self.leave(node, missing)
-        ends = ends_of(node)
-        reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
+            self.leave(node, missing)
+            return
+        reason = (
+            self.requantized(node, ends) if (ends := ends_of(node)) else "what reads its result does not quantize it"
+        )
         if reason is None:
-            return None
+            return
         if family in VALUES:
             self.view(node, reason)
         elif family in (*_PRODUCTS, EMBEDDING) and not self.conventions.integers_only:
