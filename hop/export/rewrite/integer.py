@@ -385,9 +385,6 @@ class _Rewriter:
         return Change(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
 
 
-# ---- small questions
-
-
 def _unknown(node: Node) -> str:
     return f"hop.scaled has no {node.target}: it runs on dequantized floats, as before"
 
