@@ -68,7 +68,7 @@ from hop.export.rewrite.program import (
 )
 from hop.export.rewrite.report import Change, Report, Rewritten
 from hop.export.rewrite.sums import product_of
-from hop.export.targets.target import Target
+from hop.export.rewrite.target import Target
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal, Requantization
 from hop.numerics.scale_rules import Static
