@@ -10,7 +10,7 @@ from torch.fx import Node
 from hop.dispatch.operators import CONVOLUTION, LHS, MATRIX, RHS, aten, of
 from hop.export.rewrite.code_floats import Held
 from hop.export.rewrite.program import value
-from hop.export.targets.target import Row, Target
+from hop.export.rewrite.target import Row, Target
 from hop.numerics.requantization import Convention, Reciprocal, Requantization
 
 _PRODUCTS = (MATRIX, CONVOLUTION)

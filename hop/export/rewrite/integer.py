@@ -69,7 +69,7 @@ from hop.export.rewrite.program import (
 )
 from hop.export.rewrite.report import Change, Report, Rewritten
 from hop.export.rewrite.sums import product_of
-from hop.export.targets.target import Target
+from hop.export.rewrite.target import Target
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Reciprocal, Requantization
 from hop.numerics.scale_rules import Static
@@ -187,16 +187,16 @@ class _Rewriter:
         if not operands:
             if family in _PRODUCTS:
                 self.leave(node, "no operand is dequantized")
-        elif (missing := self.conventions.missing(node) if family else _unknown(node)) is not None:
+            return
+        if missing := self.conventions.missing(node) if family else _unknown(node):
             self.leave(node, missing)
-        elif family is ATTENTION:
+            return
+        if family is ATTENTION:
             self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
-        else:
-            self.operate_on_codes(node, family)
-
-    def operate_on_codes(self, node: Node, family: Any) -> None:
-        ends = ends_of(node)
-        reason = self.requantized(node, ends) if ends else "what reads its result does not quantize it"
+            return
+        reason = (
+            self.requantized(node, ends) if (ends := ends_of(node)) else "what reads its result does not quantize it"
+        )
         if reason is None:
             return
         if family in VALUES:
@@ -387,9 +387,6 @@ class _Rewriter:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
         kinds = [_kind(self.held.get(x, x)) for x in tensors]
         return Change(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
-
-
-# ---- small questions
 
 
 def _unknown(node: Node) -> str:

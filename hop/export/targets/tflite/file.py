@@ -31,9 +31,9 @@ class File:
             raise ImportError("to_tflite needs LiteRT: pip install 'torch-hop[litert]'") from error
         self.flatbuffers: Any = flatbuffers
         self.schema: Any = schema
-        self.model = schema.ModelT()
+        self.model: Any = schema.ModelT()
         self.model.version, self.model.description = 3, "hop"
-        self.graph = schema.SubGraphT()
+        self.graph: Any = schema.SubGraphT()
         self.graph.tensors, self.graph.operators = [], []
         self.model.subgraphs, self.model.operatorCodes = [self.graph], []
         self.model.buffers = [schema.BufferT()]  # the first is empty: that of all that is computed
@@ -49,7 +49,7 @@ class File:
         data: Tensor | None = None,
     ) -> int:
         """A new tensor; returns its index. `quantization`: scales, zero points, the dimension that they go along."""
-        made = self.schema.TensorT()
+        made: Any = self.schema.TensorT()
         made.name, made.shape = self._free(name), list(shape)
         made.type, made.buffer = getattr(self.schema.TensorType, _DTYPES[dtype]), 0
         if quantization is not None:
@@ -77,13 +77,13 @@ class File:
     ) -> int:
         """An operator by its name in the schema, with `options` of its table `kind`; returns `output`."""
         if name not in self.codes:
-            code = self.schema.OperatorCodeT()
+            code: Any = self.schema.OperatorCodeT()
             code.builtinCode = getattr(self.schema.BuiltinOperator, name)
             code.deprecatedBuiltinCode = min(code.builtinCode, _LAST_OLD_CODE)
             code.version = _VERSIONS.get(name, 2)
             self.model.operatorCodes.append(code)
             self.codes[name] = len(self.codes)
-        made = self.schema.OperatorT()
+        made: Any = self.schema.OperatorT()
         made.opcodeIndex, made.inputs, made.outputs = self.codes[name], list(inputs), [output]
         if kind:
             made.builtinOptionsType = getattr(self.schema.BuiltinOptions, kind)
@@ -104,7 +104,7 @@ class File:
     def finish(self, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> bytes:
         """The bytes, with the signature serving_default of inputs and outputs by name."""
         self.graph.inputs, self.graph.outputs = list(inputs.values()), list(outputs.values())
-        signature = self.schema.SignatureDefT()
+        signature: Any = self.schema.SignatureDefT()
         signature.signatureKey, signature.subgraphIndex = "serving_default", 0
         signature.inputs, signature.outputs = ([self._mapped(*x) for x in m.items()] for m in (inputs, outputs))
         self.model.signatureDefs = [signature]
@@ -113,7 +113,7 @@ class File:
         return bytes(builder.Output())
 
     def _mapped(self, name: str, tensor: int) -> Any:
-        made = self.schema.TensorMapT()
+        made: Any = self.schema.TensorMapT()
         made.name, made.tensorIndex = name, tensor
         return made
 

@@ -21,7 +21,7 @@ from hop.dispatch.operators import (
     VIEW,
     Family,
 )
-from hop.export.targets.target import Row, Target
+from hop.export.rewrite.target import Row, Target
 from hop.numerics.integer_functions import (
     TfliteAdd,
     TfliteAveragePool,
