@@ -99,8 +99,14 @@ def quantizers() -> dict[str, Quantizer]:
     }
 
 
-# Layouts that programs hold, and no other files.
-IN_PROGRAMS = {"stacked": replace(presets.INT8_ROW, layout=layouts.Stacked())}
+# What is spelled, and of which there are no tensors: layouts that programs hold, and rules that other files bring.
+SPELLED = {
+    "stacked": replace(presets.INT8_ROW, layout=layouts.Stacked()),
+    "planes": replace(presets.INT8_ROW, format=formats.INT5, layout=layouts.Planes()),
+    "stored": Quantizer(formats.INT8, (1, 32), scale_rules.StoredScales()),
+    "stored_offsets": Quantizer(formats.UINT5, (1, 32), scale_rules.StoredScales(torch.float16, offset=True)),
+    "stored_codes": Quantizer(formats.INT6, (1, 16), scale_rules.StoredScales(formats.INT8, (1, 256))),
+}
 
 # What version 0.1 called them.
 NAMED = {

@@ -143,7 +143,7 @@ def spellings() -> dict[str, Any]:
     known = {f.name: f for f in formats.FORMATS} | contents.custom()
     return {
         "formats": {name: {"text": str(f), "numbers": list(f.numbers)} for name, f in known.items()},
-        "quantizers": {name: str(q) for name, q in (contents.quantizers() | contents.IN_PROGRAMS).items()},
+        "quantizers": {name: str(q) for name, q in (contents.quantizers() | contents.SPELLED).items()},
         "schemes": {name: str(s) for name, s in contents.all_schemes().items()},
         "conventions": {name: str(c) for name, c in contents.CONVENTIONS.items()},
         "names": contents.public_names(),

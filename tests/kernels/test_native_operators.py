@@ -42,6 +42,8 @@ def operators() -> dict[str, tuple[object, ...]]:
     image, kernel = torch.randint(-9, 9, (2, 4, 6, 6)).to(torch.int8), torch.randint(-9, 9, (6, 2, 3, 3)).to(torch.int8)
     of_kernel = "kernel=3,3 stride=1,2 before=1,0 after=1,0 dilation=1,1 groups=2"
     conv = f"1 x int8 zero=0 weight int8 {of_kernel} output bfloat16"
+    tokens = torch.randint(-9, 9, (1, 2, 5, 16)).to(torch.int8)
+    heads = (tokens, torch.ones(1, 2, 5, 1)) * 3
     none = (None, None, None)
     row = described(presets.INT8_ROW).words.removeprefix("1 ")
     return {
@@ -53,6 +55,7 @@ def operators() -> dict[str, tuple[object, ...]]:
         "dequantize": (t.codes, t.scale, None, [5, 64], described(presets.INT8_ROW).back(torch.bfloat16)),
         "noise": (torch.tensor(5), [3, 7], 2),
         "function": (torch.randn(5, 64), "gelu"),
+        "attention": (*heads, None, 0.25, True, "1 result=bfloat16 per=token"),
         "rows": (torch.randn(5, 64), *none, None, None, f"1 softmax sums=1 floats=bfloat16 quantizer {row}"),
     }
 
@@ -163,7 +166,18 @@ def refused() -> dict[str, tuple[str, list[object], str]]:
     }
 
 
-NAMES = ("product", "convolution", "pack", "quantize", "quantize_product", "dequantize", "noise", "function", "rows")
+NAMES = (
+    "product",
+    "convolution",
+    "pack",
+    "quantize",
+    "quantize_product",
+    "dequantize",
+    "noise",
+    "function",
+    "rows",
+    "attention",
+)
 
 
 def listed(x: Tensor | list[Tensor]) -> list[Tensor]:

@@ -190,7 +190,7 @@ NAMES = [
         lambda: presets.int8_row,
         "hop.presets | 'int8_row' | has no attribute | take INT8_ROW",
     ),
-    wrong("name_format", AttributeError, lambda: formats.INT3, "hop.formats | 'INT3' | has no attribute | take INT"),
+    wrong("name_format", AttributeError, lambda: formats.INT9, "hop.formats | 'INT9' | has no attribute | take INT"),
     wrong(
         "name_scheme",
         AttributeError,
