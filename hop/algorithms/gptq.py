@@ -73,13 +73,13 @@ def gptq(
     settings: GPTQ = GPTQ(),
     pack: bool = True,
 ) -> Any:
-    """Quantize a model, in place, as hop.quantize_ does, with the codes of weights of Linear and Conv2d chosen by GPTQ:
+    """Quantize a model, in place, as `hop.quantize_` does, with the codes of weights of Linear and Conv2d chosen by GPTQ:
     each by any quantizer, whose scales are those that it finds of the float weight.
 
     Static scales of activations are calibrated first, by amax, where they are not set.
 
     Args:
-        rules, filter: as hop.quantize_ takes them.
+        rules, filter: as `hop.quantize_` takes them.
         batches: inputs, as hop.nn.calibrate takes them; kept in a list meanwhile.
         settings: those of the algorithm.
         pack: as hop.nn.freeze.
@@ -90,8 +90,8 @@ def gptq(
         are rounded to the nearest, and their note says so.
 
     Raises:
-        TypeError: as hop.quantize_ and hop.nn.calibrate.
-        ValueError: as hop.quantize_; batches is empty; an input of a layer has NaN or an infinity. The layers are
+        TypeError: as `hop.quantize_` and hop.nn.calibrate.
+        ValueError: as `hop.quantize_`; batches is empty; an input of a layer has NaN or an infinity. The layers are
             converted then, and no weight is changed.
 
     Frantar et al. 2022, arXiv 2210.17323.

@@ -28,9 +28,10 @@ from hop.numerics.requantization import Convention
 class TfliteModel:
     """A .tflite file.
 
-    buffer: its bytes.
-    tensors: for each node of the program that holds codes, the name of the file's tensor and which dimension of the
-        node's each of its dimensions is; (0, 2, 3, 1) has channels last.
+    Args:
+        buffer: its bytes.
+        tensors: for each node of the program that holds codes, the name of the file's tensor and which dimension of the
+            node's each of its dimensions is; (0, 2, 3, 1) has channels last.
     """
 
     buffer: bytes
