@@ -73,8 +73,8 @@ def gptq(
     settings: GPTQ = GPTQ(),
     pack: bool = True,
 ) -> Any:
-    """Quantize a model, in place, as `hop.quantize_` does, with the codes of weights of Linear and Conv2d chosen by GPTQ:
-    each by any quantizer, whose scales are those that it finds of the float weight.
+    """Quantize a model, in place, as `hop.quantize_` does, with the codes of weights of Linear and Conv2d chosen by
+    GPTQ: each by any quantizer, whose scales are those that it finds of the float weight.
 
     Static scales of activations are calibrated first, by amax, where they are not set.
 
