@@ -31,6 +31,8 @@ PACKAGES = (
     Package("onnxscript", "onnx", "programs to ONNX"),
     Package("onnxruntime", "onnx", "running them"),
     Package("executorch", "executorch", "programs to ExecuTorch"),
+    Package("ai-edge-litert", "litert", "running LiteRT files"),
+    Package("flatbuffers", "litert", "LiteRT files"),
     Package("nvidia-cutlass-dsl", "cuda", "our kernels for GPUs"),
     Package("apache-tvm-ffi", "cuda", "launching them"),
     Package("nvidia-cutlass-operators", "cuda", "NVIDIA's kernels for Blackwell"),

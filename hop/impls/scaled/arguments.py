@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.compat import eager, tracing
+from hop.compat import dtensor, eager, tracing
 from hop.compat.eager import OpOverload
 from hop.dispatch.operators import (
     BIAS,
@@ -127,7 +127,7 @@ def check_quantized(op: OpOverload, output: Any, args: Sequence[Any]) -> None:
     operands = [x for i, arg in enumerate(args) if TABLE[op].role(i) not in others for x in tensors([arg])]
     if not all(x.dtype in copies.APPEARANCES for x in operands):
         return  # _check_roles has more to say
-    if found and all(isinstance(x, Tensor) and not is_quantized(x) for _, x in found):
+    if found and all(isinstance(x, Tensor) and not is_quantized(dtensor.own_part(x)) for _, x in found):
         names = " or ".join(dict.fromkeys(repr(name) for name, _ in found))
         other = "" if is_product else ", give a Quantizer as output"
         raise TypeError(

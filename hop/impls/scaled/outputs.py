@@ -62,9 +62,15 @@ def by_integers(call: Call, **options: Any) -> list[Tensor] | None:
     own = plain(tensors(call.args)[0], copies.ROWWISE)
     stored = given_buffers(call, list(own.shape))
     zero = stored[1] if len(stored) > 1 else q.format.zero
-    codes = convention.codes(own.codes, own.scale, own.zero, stored[0], zero, q.format, **options)  # type: ignore[attr-defined]
+    units = (_number(t) for t in (own.scale, own.zero, stored[0], zero))
+    codes = convention.codes(own.codes, *units, q.format, **options)  # type: ignore[attr-defined]
     _check_units(call, convention, stored[0], zero)
     return [_laid_out(q, codes, list(codes.shape)), *given_buffers(call, list(codes.shape))]
+
+
+def _number(x: Tensor | int) -> Tensor | int:
+    """One number as a 0-d tensor: beside a result of other dimensions it adds none."""
+    return x.reshape(()) if isinstance(x, Tensor) and x.numel() == 1 else x
 
 
 def _check_units(call: Call, convention: IntegerFunction, scale: Tensor, zero: Tensor | int) -> None:
