@@ -31,6 +31,8 @@ from hop.dispatch.operators import ATTENTION, CONVOLUTION, EMBEDDING, MATRIX, SC
 from hop.export.rewrite import encodings
 from hop.export.rewrite.integer import VALUES
 from hop.impls.scaled.families.attention import PAIRS as ATTENTION_PAIRS
+from hop.numerics.attention_schemes import ATTENTION_SCHEMES
+from hop.numerics.attention_schemes import SHORT as OF_ATTENTION
 from hop.numerics.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
 from hop.numerics.presets import PRESETS
 from hop.numerics.quantizer import Quantizer
@@ -147,6 +149,15 @@ def recipes() -> str:
     """The schemes of training."""
     rows = [[f"`{name}`", *_spelled(s.lhs, s.rhs, s.grad)] for name, s in RECIPES.items()]
     return pages.table([["hop.recipes", "lhs", "rhs", "grad"], *rows])
+
+
+def attention_schemes() -> str:
+    """The schemes of attention, with their short names."""
+    short = {name.upper(): f'"{word}"' for word, name in OF_ATTENTION.items()}
+    rows = [
+        [f"`{name}`", short.get(name, ""), *_spelled(s.query, s.key, s.value)] for name, s in ATTENTION_SCHEMES.items()
+    ]
+    return pages.table([["hop.attention_schemes", "short", "query", "key", "value"], *rows])
 
 
 def _spelled(*quantizers: Quantizer | None) -> list[str]:
@@ -447,6 +458,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         ": conventions": scaled_conventions,
     },
     "training_runs.md": training_tables.TABLES,
+    "transformers.md": {": attention_schemes": attention_schemes},
     "versions.md": {": lacks": lacks, ": changes": changes},
 }
 

@@ -14,6 +14,7 @@ from typing import Any
 PUBLIC = {
     **{f"hop.{name}": f"hop.numerics.{name}" for name in ("calibration", "formats", "hadamard", "layouts", "presets")},
     **{f"hop.{name}": f"hop.numerics.{name}" for name in ("quantizer", "recipes", "requantization", "scale_rules")},
+    "hop.attention_schemes": "hop.numerics.attention_schemes",
     "hop.integer_functions": "hop.numerics.integer_functions",
     "hop.schemes": "hop.numerics.schemes",
     "hop.storage": "hop.tensor.storage",

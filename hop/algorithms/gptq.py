@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from hop.algorithms.inputs import Moments, Survey, moments
 from hop.algorithms.solving import error, solve
 from hop.nn.calibration import calibrate
-from hop.nn.conversion import Rules, Selector, checked, convert, has_static_scale
+from hop.nn.conversion import Rules, checked, convert, has_static_scale
 from hop.nn.convolutions import Conv2d
 from hop.nn.freezing import freeze, quantized_weight
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
+from hop.nn.selectors import Selector
 from hop.numerics.grid import Grid
 from hop.tensor import QuantizedTensor
 

@@ -5,9 +5,11 @@ quantizer.py  HopQuantizer, what transformers asks while it loads and saves
 loading.py    from the tensors of a checkpoint to quantized weights
 places.py     which layers are quantized, and which stay in floats
 experts.py    experts in 3-D parameters
+attention.py  attention of codes, by transformers' AttentionInterface
 lora.py       layers of PEFT that merge without rounding
 
-Importing it registers HopConfig, where transformers is installed: then checkpoints load that say "quant_method": "hop".
+Importing it registers HopConfig and the attention "hop", where transformers is installed: then checkpoints load that
+say "quant_method": "hop".
 Needs: pip install 'torch-hop[transformers]'.
 """
 
@@ -45,3 +47,4 @@ def __dir__() -> list[str]:
 
 if find_spec("transformers") is not None:
     importlib.import_module("hop.integrations.quantizer")
+    importlib.import_module("hop.integrations.attention")

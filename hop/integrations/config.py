@@ -6,11 +6,13 @@ from typing import Any, cast
 from transformers.quantizers import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from hop.nn.attending import checked_attention
 from hop.nn.conversion import Rules, checked
+from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme
 
 METHOD = "hop"
-_FIELDS = ("scheme", "modules_to_not_convert", "pack")
+_FIELDS = ("scheme", "modules_to_not_convert", "pack", "attention")
 
 
 class HopConfig(QuantizationConfigMixin):
@@ -30,6 +32,8 @@ class HopConfig(QuantizationConfigMixin):
             do modules that the model itself keeps in float32. A checkpoint that was quantized says by itself what is in
             floats.
         pack: whether weights are laid out for the kernels of the machine that loads. It is not saved.
+        attention: how query, key and value are multiplied: a hop.attention_schemes.AttentionScheme, its name, such as
+            "int8", or its text. None leaves attention in floats.
 
     Raises:
         ValueError: no scheme has this name; the text spells none; or a scheme has scales that are not found in each
@@ -38,7 +42,12 @@ class HopConfig(QuantizationConfigMixin):
     """
 
     def __init__(
-        self, scheme: Rules, *, modules_to_not_convert: Sequence[str] | None = None, pack: bool = True
+        self,
+        scheme: Rules,
+        *,
+        modules_to_not_convert: Sequence[str] | None = None,
+        pack: bool = True,
+        attention: AttentionScheme | str | None = None,
     ) -> None:
         self.quant_method: Any = METHOD
         self.scheme = _spelled(scheme)
@@ -46,6 +55,8 @@ class HopConfig(QuantizationConfigMixin):
             raise TypeError(f"HopConfig: pack must be True or False, got {pack!r}")
         self.pack = pack
         self.modules_to_not_convert = _names(modules_to_not_convert)
+        ((_, found),) = checked_attention([("*", _read(attention, AttentionScheme))])
+        self.attention = None if found is None else str(found)
 
     @property
     def rules(self) -> list[tuple[str, Scheme | None]]:
@@ -55,11 +66,12 @@ class HopConfig(QuantizationConfigMixin):
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds."""
-        return {
+        held = {
             "quant_method": METHOD,
             "scheme": self.scheme,
             "modules_to_not_convert": self.modules_to_not_convert,
         }
+        return held if self.attention is None else {**held, "attention": self.attention}
 
     @classmethod
     def from_dict(  # type: ignore[override]
@@ -105,9 +117,9 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, tuple) and len(cast(tuple[Any, ...], pair)) == 2
 
 
-def _read(scheme: Any) -> Any:
+def _read(scheme: Any, kind: type[Scheme | AttentionScheme] = Scheme) -> Any:
     """A spelled scheme as the scheme; all else as it is."""
-    return Scheme.parse(scheme) if isinstance(scheme, str) and ":" in scheme else scheme
+    return kind.parse(scheme) if isinstance(scheme, str) and ":" in scheme else scheme
 
 
 def _check(scheme: Scheme) -> None:

@@ -1,5 +1,6 @@
 """HopQuantizer: what transformers asks while it loads and saves a model that has a HopConfig."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +11,14 @@ from hop.integrations.config import METHOD
 from hop.integrations.config import HopConfig as HopConfig
 from hop.integrations.loading import Quantize, converter
 from hop.integrations.places import anywhere, check_ties, restore, selected, weight_of
+from hop.nn.attending import checked_attention, convert_attention
 from hop.nn.conversion import convert
 from hop.nn.freezing import freeze
 from hop.nn.holders import Holder, Weight, holder_of
 from hop.nn.layer import Layer, modules_of
+from hop.nn.report import Report
 from hop.numerics import spelling
+from hop.numerics.attention_schemes import AttentionScheme
 from hop.tensor import QuantizedTensor
 from hop.tensor.proto import TensorProto
 from hop.tensor.storage import flattened
@@ -55,10 +59,19 @@ class HopQuantizer(_Base):
         else:
             convert(model, rules, filter=selected(model, self.quantization_config.modules_to_not_convert))
             check_ties(model)
+        self._attend(model)
         for layer in self._layers(model).values():
             for name, weight in _weights(layer):
                 known = self._buffers.setdefault(name, [])
                 known += [b.name for b in self._described(weight) if b.name not in known]
+
+    def _attend(self, model: Any) -> None:
+        attention = self.quantization_config.attention
+        if attention is None:
+            return
+        rows = convert_attention(model, checked_attention(AttentionScheme.parse(attention)))
+        report = getattr(model, "hop_report", Report((), ()))
+        model.hop_report = replace(report, rows=(*report.rows, *rows))
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         return param_name not in self.mismatched and weight_of(model, param_name) is not None

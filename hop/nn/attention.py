@@ -1,4 +1,5 @@
-"""MultiheadAttention, with a scheme: its four projections compute in it, and what lies between them in floats.
+"""MultiheadAttention, with a scheme: its four projections compute in it, and what lies between them in floats, or in an
+AttentionScheme (attending.py).
 
 The Parameters are PyTorch's, under its names. InputProjection is a Linear layer without any of its own: it computes
 with the attention's. So all that is done with layers is done with it: calibrating, freezing, holding.
@@ -14,6 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from hop.compat.eager import OpOverload
 from hop.impls.quantize import dequantize
+from hop.nn.attending import KINDS, Kind, attend, forget, scheme_of
 from hop.nn.contexts import WEIGHT
 from hop.nn.layers import Linear
 from hop.nn.masks import merged
@@ -115,7 +117,8 @@ def _cut(weight: Any, start: int, stop: int) -> Any:
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """torch.nn.MultiheadAttention whose projections compute in low precision, and the attention between them in floats.
+    """torch.nn.MultiheadAttention whose projections compute in low precision, and the attention between them in floats,
+    or in low precision too: hop.quantize_(model, scheme, attention="int8").
 
     It has the Parameters of PyTorch's, under their names. An input that is query, key and value at once is quantized
     once, and multiplied once. It never takes PyTorch's fused form, which reads float weights. Nested tensors are
@@ -167,6 +170,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         result: Any = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
         for name, value in self.__dict__.items():
             result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
+        forget(result)
         for projection in self.projections():
             result.__dict__["_modules"].pop(projection.weight_name.removesuffix("_weight"))
             if isinstance(projection.weight, QuantizedTensor):
@@ -230,12 +234,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask = merged(*masks, q, self.num_heads, k.shape[1] - added, added)
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
         chance = self.dropout if self.training else 0.0
-        if need_weights:
+        weights: Tensor | None = None
+        if (scheme := scheme_of(self)) is not None:
+            _check_whole(need_weights, chance)
+            y = attend(scheme, q, k, v, mask, hint)
+        elif need_weights:
             y, weights = _with_weights(q, k, v, mask, chance)
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)
         else:
-            y, weights = functional.scaled_dot_product_attention(q, k, v, mask, chance, hint), None
+            y = functional.scaled_dot_product_attention(q, k, v, mask, chance, hint)
         y = y.transpose(1, 2).flatten(-2)
         y = y.squeeze(0) if not batched else y if self.batch_first else y.transpose(0, 1)
         return self.out_proj(y), weights
@@ -303,6 +311,20 @@ class MultiheadAttention(nn.MultiheadAttention):
             projection.lay_out()
 
 
+def _check_whole(need_weights: bool, chance: float) -> None:
+    """Raise for what attention in a scheme does not give."""
+    if need_weights:
+        raise ValueError(
+            "hop.nn.MultiheadAttention: need_weights=True asks for the weights of all scores, which attention in a "
+            "scheme does not keep; give need_weights=False, or convert with attention=None"
+        )
+    if chance > 0:
+        raise ValueError(
+            f"hop.nn.MultiheadAttention: dropout={chance} drops scores in training, and attention in a scheme drops "
+            "none; set dropout=0, or call eval()"
+        )
+
+
 def _floats(y: Tensor) -> Tensor:
     return dequantize(y) if isinstance(y, QuantizedTensor) else y
 
@@ -312,3 +334,12 @@ def _with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, chance: 
     scores = (q * q.shape[-1] ** -0.5) @ k.mT
     weights = functional.dropout((scores if mask is None else scores + mask).softmax(-1), chance)
     return weights @ v, weights
+
+
+def _declines(module: nn.Module) -> str | None:
+    if isinstance(module, MultiheadAttention):
+        return None
+    return "its projections stay in floats, and PyTorch's own forward computes it; give them a scheme too"
+
+
+KINDS.append(Kind(lambda module: isinstance(module, nn.MultiheadAttention), _declines, lambda module: None))

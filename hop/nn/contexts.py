@@ -83,6 +83,11 @@ def active(own: SchemeNeeds) -> SchemeNeeds:
     return _here.plans[-1] if _here.plans else own
 
 
+def asks_for_floats() -> bool:
+    """Whether the innermost context of this thread asks for floats."""
+    return bool(_here.plans) and _here.plans[-1].scheme is None
+
+
 def same_scheme() -> tuple[Any, Any]:
     """What torch.utils.checkpoint takes as context_fn: contexts for the forward and for its recomputation, in which the
     scheme is the one that is active now."""

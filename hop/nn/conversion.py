@@ -1,13 +1,13 @@
 """convert: quantized layers in the place of a model's float ones."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from hop.impls.quantize import dequantize
+from hop.nn.attending import AttentionRules, checked_attention, convert_attention
 from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
 from hop.nn.folded import FROZEN
 from hop.nn.functions import Function
@@ -16,6 +16,7 @@ from hop.nn.kinds import FUNCTION_OF, LAYERS, LEFT, function_of
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.report import Conversion, Report, counted
+from hop.nn.selectors import Selector, check_selector, matches
 from hop.nn.siblings import share_input, siblings
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme, named
@@ -23,7 +24,6 @@ from hop.tensor import QuantizedTensor
 
 _NO_RULE = "no rule matches"
 
-Selector = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 Rule = tuple[Selector, Scheme | None]
 Spelled = Scheme | Quantizer | str | None
 Rules = Scheme | Quantizer | str | Mapping[Selector, Spelled] | Sequence[tuple[Selector, Spelled]]
@@ -36,6 +36,7 @@ def convert(
     *,
     filter: Selector | None = None,
     functions: bool = False,
+    attention: AttentionRules = None,
 ) -> Any:
     """Put quantized layers in the place of the Linear, Embedding, Conv1d to 3d, ConvTranspose1d to 3d and
     MultiheadAttention of `model`, in place.
@@ -57,6 +58,9 @@ def convert(
         filter: a selector of the layers that rules apply to; None for all.
         functions: whether norms and activations are converted by other schemes too: their results are floats then, of
             functions that are correctly rounded and sums without an order, the same bits on every route.
+        attention: how query, key and value are multiplied: a hop.attention_schemes.AttentionScheme, its name, such as
+            "int8", or several by selectors, as rules are. For hop.nn.MultiheadAttention, and for modules of
+            transformers that take their attention from its AttentionInterface. None leaves attention as it is.
 
     Returns:
         The model. Its `hop_report` is a Report: a row for each layer, with its scheme or why it has none.
@@ -69,12 +73,13 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise not_a_model("convert", model)
-    pairs = checked(rules, filter)
+    pairs, attends = checked(rules, filter), checked_attention(attention)
     if len(pairs) > 1 or pairs[0][0] != "*":
         _check_matches(model, pairs, functions)
     model, rows, matched = _walked(model, pairs, learn_scales)
     model, of_functions = _converted_functions(model, pairs, (learn_scales, functions), matched)
     rows += of_functions
+    rows += [] if attention is None else convert_attention(model, attends)
     _unfuse(model)
     _share_inputs(model)
     unused = tuple(repr(s) for i, (s, _) in enumerate(pairs) if rows and i not in matched and type(s) is not _Except)
@@ -195,20 +200,12 @@ def checked(rules: Any, filter: Any = None) -> list[Rule]:
                 "('*', 'int8')"
             )
         selector, scheme = cast(tuple[Any, Any], rule)
-        _check_selector("rules: a selector", selector)
+        check_selector("rules: a selector", selector)
         result.append((selector, _scheme(selector, scheme)))
     if filter is None:
         return result
-    _check_selector("filter", filter)
+    check_selector("filter", filter)
     return [(_Except(filter), None), *result]
-
-
-def _check_selector(name: str, selector: Any) -> None:
-    if not isinstance(selector, str) and not callable(selector):
-        raise TypeError(
-            f"convert: {name} must be a module type, a name pattern or a function (name, module) -> bool; got "
-            f"{selector!r}; give '*' for all layers"
-        )
 
 
 def _scheme(selector: Any, scheme: Any) -> Scheme | None:
@@ -231,7 +228,7 @@ class _Except:
         self.filter = filter
 
     def __call__(self, name: str, module: nn.Module) -> bool:
-        return not _matches(self.filter, name, module)
+        return not matches(self.filter, name, module)
 
     def __repr__(self) -> str:
         return f"all but filter={self.filter!r}"
@@ -252,7 +249,7 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
             if not is_plain and isinstance(module, tuple(LEFT)):
                 continue
             asked.add(i)
-            if _matches(selector, name, module):
+            if matches(selector, name, module):
                 matched.add(i)
                 break
     idle = [
@@ -261,7 +258,7 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
         if i not in matched
         and type(selector) is not _Except  # a filter may leave out nothing
         and (
-            not any(_matches(selector, *layer) for layer in layers)
+            not any(matches(selector, *layer) for layer in layers)
             if isinstance(selector, str | type)
             else i in asked or not layers
         )
@@ -277,7 +274,7 @@ def _check_matches(model: nn.Module, rules: Sequence[Rule], functions: bool) -> 
 def _choice(rules: Sequence[Rule], name: str, module: nn.Module, matched: set[int]) -> tuple[Scheme | None, str]:
     """The scheme of the first rule that matches, or why there is none."""
     for i, (selector, scheme) in enumerate(rules):
-        if _matches(selector, name, module):
+        if matches(selector, name, module):
             matched.add(i)
             return scheme, "" if scheme is not None else f"the rule for {selector!r} leaves it alone"
     return None, _NO_RULE
@@ -290,12 +287,6 @@ def _of_output(attention: nn.Module, scheme: Scheme | None, reason: str) -> tupl
     if isinstance(attention, nn.MultiheadAttention):
         return None, "the attention that it belongs to reads its weight, and is left in floats"
     return scheme, reason
-
-
-def _matches(selector: Selector, name: str, module: nn.Module) -> bool:
-    if isinstance(selector, str):
-        return fnmatchcase(name, selector)
-    return isinstance(module, selector) if isinstance(selector, type) else bool(selector(name, module))
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -314,9 +305,9 @@ def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Modu
     return LAYERS[type(module)].from_float(module, scheme, learn_scales)
 
 
-def has_static_scale(scheme: Scheme | None) -> bool:
+def has_static_scale(scheme: Any) -> bool:
     """Whether a scheme has scales that are found once, from data."""
-    quantizers = () if scheme is None else (scheme.lhs, scheme.rhs, scheme.output)
+    quantizers = (scheme.lhs, scheme.rhs, scheme.output) if isinstance(scheme, Scheme) else ()
     return any(q is not None and q.scale.is_static for q in quantizers)
 
 

@@ -25,6 +25,7 @@ from hop.nn.sharing import SharedInput
 from hop.nn.static import StaticScale
 from hop.nn.stored import StoredWeight
 from hop.numerics import calibration
+from hop.numerics.attention_schemes import ATTENTION_SCHEMES, AttentionScheme
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.recipes import RECIPES
 from hop.numerics.schemes import SCHEMES, Scheme
@@ -421,6 +422,7 @@ def _form(argument: Any) -> Any:
 profiling.LAYERS.append(Layer)
 
 
-def spelled(scheme: Scheme) -> str:
-    """The name of `scheme` in hop.schemes or hop.recipes, if it has one."""
-    return next((name for name, value in (SCHEMES | RECIPES).items() if value == scheme), str(scheme))
+def spelled(scheme: Scheme | AttentionScheme) -> str:
+    """The name of `scheme` in hop.schemes, hop.recipes or hop.attention_schemes, if it has one."""
+    named = {**SCHEMES, **RECIPES, **ATTENTION_SCHEMES}
+    return next((name for name, value in named.items() if value == scheme), str(scheme))

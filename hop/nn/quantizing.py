@@ -6,11 +6,14 @@ from typing import Any
 
 from torch import nn
 
+from hop.nn.attending import AttentionRules
 from hop.nn.calibration import calibrate as set_scales
-from hop.nn.conversion import Rules, Selector, checked, convert, has_static_scale
+from hop.nn.conversion import Rules, checked, convert, has_static_scale
 from hop.nn.freezing import freeze
 from hop.nn.functions import Function
 from hop.nn.report import Report
+from hop.nn.selectors import Selector
+from hop.numerics.schemes import Scheme
 
 log = logging.getLogger("hop")
 
@@ -23,6 +26,7 @@ def quantize_(
     calibrate: Iterable[Any] | None = None,
     pack: bool = True,
     fuse: bool = False,
+    attention: AttentionRules = None,
 ) -> Any:
     """Quantize a model, in place: convert its layers, find static scales where the scheme has some, and replace the
     float weights by their codes, in the layout that this machine reads fastest.
@@ -45,6 +49,7 @@ def quantize_(
         fuse: whether norms and activations are converted too (hop.nn.convert, functions=True), and find the codes of
             their results for the layers that read them, in the pass that computes them: in eager mode, without
             gradients, on CPUs that the kernels know. The bits are those of the model without that.
+        attention: how query, key and value are multiplied, such as "int8"; None for as before (hop.nn.convert).
 
     Returns:
         The model; another one where its root was a layer itself.
@@ -62,11 +67,11 @@ def quantize_(
             f"quantize_: calibrate=None, and the scheme {static[0]} has static scales, which are found from data; give "
             "calibrate=batches of inputs, or take a dynamic scheme such as 'int8'"
         )
-    converted: Any = convert(model, scheme, filter=filter, functions=fuse)
+    converted: Any = convert(model, scheme, filter=filter, functions=fuse, attention=attention)
     if static and calibrate is not None:
         set_scales(converted, calibrate)
     report: Report = converted.hop_report
-    if report.converted:
+    if any(isinstance(row.scheme, Scheme) for row in report.rows):
         freeze(converted, pack)
     if fuse:
         for module in converted.modules():

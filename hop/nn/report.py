@@ -7,6 +7,7 @@ from torch import nn
 from hop.nn.contexts import WEIGHT
 from hop.nn.holders import holder_of
 from hop.nn.layer import modules_of, spelled
+from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme
 
 
@@ -16,7 +17,7 @@ class Conversion:
 
     name: str
     type: str  # of the layer before, or of the module that holds the parameter
-    scheme: Scheme | None  # None: it was left in floats
+    scheme: Scheme | AttentionScheme | None  # None: it was left in floats
     reason: str = ""  # why
     parameters: int = 0  # its own, floating point; 0 where another row has counted them
     quantized: int = 0  # how many of them are quantized: a bias stays in floats
@@ -70,7 +71,7 @@ def counted(model: nn.Module, rows: list[Conversion]) -> tuple[Conversion, ...]:
     result: list[Conversion] = []
     names = {row.name for row in rows}
     for row in rows:
-        module, is_quantized = modules[row.name], row.scheme is not None and row.scheme.rhs is not None
+        module, is_quantized = modules[row.name], isinstance(row.scheme, Scheme) and row.scheme.rhs is not None
         prefix = f"{row.name}." if row.name else ""
         own = {
             name: p

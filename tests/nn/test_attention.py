@@ -12,7 +12,7 @@ from parameterized import parameterized
 from torch import Tensor, nn
 
 import hop
-from hop import schemes
+from hop import attention_schemes, presets, schemes
 from hop.numerics.schemes import Scheme
 from tests.support.layers import randn
 from tests.support.schemes import CROSSED
@@ -248,3 +248,122 @@ class TestRecurrent(unittest.TestCase):
         assert (row.name, row.type, row.scheme) == ("0", kind, None)
         assert "inside one operator of PyTorch" in row.reason and "hop has none for it" in row.reason
         assert row.parameters == sum(p.numel() for p in model[0].parameters())
+
+
+AttentionScheme = attention_schemes.AttentionScheme
+SDPA = torch.ops.aten.scaled_dot_product_attention.default
+ATTENDS = attention_schemes.ATTENTION_SCHEMES
+MASKS: dict[str, dict[str, Any]] = {name: WITH[name] for name in ("no_weights", "padding", "causal", "floats_of_heads")}
+
+
+def attending(attention: Any, form: str = "batch_first") -> Any:
+    return hop.quantize_(floats(form), "int8", attention=attention)
+
+
+class TestAttentionInAScheme(unittest.TestCase):
+    @parameterized.expand([(f"{scheme}_{mask}", scheme, mask) for scheme in ATTENDS for mask in MASKS])
+    def test_between_the_projections_it_is_the_operator(self, _name, scheme, mask):
+        layer, (x, *_) = attending(scheme.lower()), inputs()
+        got, weights = layer(x, x, x, **MASKS[mask] | {"need_weights": False})
+        parts = [t.unflatten(-1, (4, 16)).transpose(1, 2) for t in layer.in_proj(x).chunk(3, -1)]
+        quantizers = (ATTENDS[scheme].query, ATTENDS[scheme].key, ATTENDS[scheme].value)
+        codes = [t if q is None else hop.quantize(q, t) for q, t in zip(quantizers, parts, strict=True)]
+        added = None
+        if mask == "padding":
+            added = torch.zeros(2, 1, 1, 5).masked_fill(WITH["padding"]["key_padding_mask"][:, None, None], -torch.inf)
+        if mask == "floats_of_heads":
+            added = WITH["floats_of_heads"]["attn_mask"].unflatten(0, (2, 4))
+        y = hop.scaled(SDPA, torch.float32, *codes, added, 0.0, mask == "causal")
+        assert weights is None
+        assert torch.equal(got, layer.out_proj(y.transpose(1, 2).flatten(-2)))
+        near = floats()(x, x, x, **MASKS[mask] | {"need_weights": False})[0]
+        assert 0 < (got - near).norm() < 0.1 * near.norm()
+
+    @parameterized.expand([(form,) for form in FORMS])
+    def test_forms(self, form):
+        layer, given = attending("int8", form), inputs(form)
+        got, near = (m(*given, need_weights=False)[0] for m in (layer, floats(form)))
+        assert (got - near).norm() < 0.1 * near.norm()
+
+    def test_floats_again(self):
+        """By a context, by a rule, and by to_float."""
+        x = randn(2, 5, 64)
+        layer, plain = attending("int8"), attending(None)
+        y = layer(x, x, x, need_weights=False)[0]
+        assert not torch.equal(y, plain(x, x, x, need_weights=False)[0])
+        for other in (copy.deepcopy(layer), torch.load(_saved(layer), weights_only=False)):
+            assert torch.equal(other(x, x, x, need_weights=False)[0], y)
+        unfrozen = hop.nn.convert(floats(), "int8", attention="int8")
+        with hop.nn.scheme(lambda role: None):
+            torch.testing.assert_close(unfrozen(x, x, x)[0], floats()(x, x, x)[0], rtol=0.0, atol=1e-6)
+        hop.nn.convert(layer, {"*": "int8"}, attention={"*": None})
+        assert torch.equal(layer(x, x, x, need_weights=False)[0], plain(x, x, x, need_weights=False)[0])
+        assert layer(x, x, x)[1] is not None
+        back = unfrozen.to_float()
+        assert torch.equal(back(x, x, x)[0], floats()(x, x, x)[0])
+
+    def test_gradients_are_those_of_the_numbers(self):
+        layer, x = hop.nn.convert(floats(), "int8", attention="int8"), randn(2, 5, 64).requires_grad_()
+        layer(x, x, x, need_weights=False)[0].square().sum().backward()
+        assert x.grad is not None and layer.in_proj_weight.grad.norm() > 0
+        other = x.detach().clone().requires_grad_()
+        floats()(other, other, other, need_weights=False)[0].square().sum().backward()
+        assert other.grad is not None
+        assert (x.grad - other.grad).norm() < 0.2 * other.grad.norm()
+
+    def test_compiled_and_exported(self):
+        layer, x = attending("int8"), randn(2, 5, 64)
+        with torch.no_grad():
+            want = layer(x, x, x, need_weights=False)[0]
+            compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+            assert torch.equal(compiled(x, x, x, need_weights=False)[0], want)
+            program = torch.export.export(layer, (x, x, x), {"need_weights": False})
+            assert torch.equal(program.module()(x, x, x, need_weights=False)[0], want)
+
+    def test_what_it_does_not_give(self):
+        layer, x = attending("int8"), randn(2, 5, 64)
+        with self.assertRaisesRegex(ValueError, "need_weights=True asks for the weights.*give need_weights=False"):
+            layer(x, x, x)
+        layer.train().dropout = 0.5
+        with self.assertRaisesRegex(ValueError, r"dropout=0\.5 drops scores in training"):
+            layer(x, x, x, need_weights=False)
+
+    def test_rules(self):
+        model: Any = nn.ModuleDict({"one": floats(), "two": floats(), "three": floats()})
+        hop.nn.convert(model, {"three*": None, "*": "int8"}, attention={"one": "int8", "two": None, "*": "fp8"})
+        rows = [row for row in model.hop_report.rows if row.name in model][3:]
+        assert [row.scheme for row in rows] == [ATTENDS["INT8_ATTENTION"], None, None]
+        assert "the rule for 'two' leaves it alone" in rows[1].reason and "projections stay in" in rows[2].reason
+        assert "INT8_ATTENTION" in str(model.hop_report)
+
+    def test_a_scheme_that_is_none(self):
+        wrong: list[tuple[Any, type[Exception], str]] = [
+            ("int9", ValueError, "no scheme is called 'int9'; take int8"),
+            (schemes.INT8_DYNAMIC, TypeError, "must be a hop.attention_schemes.AttentionScheme"),
+            ({"*.attn": "int8"}, ValueError, "no module that attends matches '.*attn'.*MultiheadAttention"),
+            ({3: "int8"}, TypeError, "attention: a selector must be"),
+            (
+                AttentionScheme(presets.FP8_ROW, presets.INT8_ROW, presets.INT8_ROW),
+                ValueError,
+                "quantize them by formats of one",
+            ),
+            (AttentionScheme(presets.INT8_ROW, presets.INT8_COLUMN, presets.INT8_ROW), ValueError, "scales of 'key'"),
+        ]
+        for attention, error, message in wrong:
+            model = floats()
+            with self.assertRaisesRegex(error, message):
+                hop.quantize_(model, "int8", attention=attention)
+        for fields, error, message in (
+            ((presets.INT8_ROW, None, presets.INT8_ROW), TypeError, "key must be a Quantizer, got None"),
+            ((None, presets.INT8_TENSOR_STATIC, presets.INT8_ROW), ValueError, "static or delayed scales"),
+        ):
+            with self.assertRaisesRegex(error, message):
+                AttentionScheme(*fields)
+        assert AttentionScheme.parse(str(ATTENDS["FP8_ATTENTION"])) == ATTENDS["FP8_ATTENTION"]
+
+
+def _saved(layer: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    return file

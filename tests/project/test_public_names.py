@@ -26,7 +26,12 @@ MODULES = (
 )
 PUBLIC = sorted({*MODULES, *_aliases.PUBLIC})
 EACH = parameterized.expand([(name,) for name in PUBLIC])
-LISTS = ("PRESETS", "RECIPES", "SCHEMES")  # constants by their names, which stand in `__all__` in the same order
+LISTS = (
+    "ATTENTION_SCHEMES",
+    "PRESETS",
+    "RECIPES",
+    "SCHEMES",
+)  # constants by their names, which stand in `__all__` in the same order
 DOCUMENTED = set(
     re.findall(r"^\.\. auto\w+:: (\S+)$", "".join(p.read_text() for p in ROOT.glob("docs/api/*.md")), re.M)
 )

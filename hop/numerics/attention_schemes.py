@@ -1,0 +1,81 @@
+"""AttentionScheme: a frozen value that says how query, key and value of an attention are quantized; and those in which
+people deploy models, by name.
+
+Blocks are those of (tokens, width), of each head by itself: (1, -1) has a scale for each token, (1, -1, 1) one for each
+channel of each head. hop.scaled says which go together (docs/scaled.md#attention).
+"""
+
+import difflib
+from dataclasses import dataclass
+
+from hop.numerics import formats, presets, spelling
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import CurrentScaling
+from hop.numerics.spelling import Value
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionScheme(Value):
+    """Which quantizer query, key and value get. Keys and values that come quantized, as from a cache, stay as they are.
+
+    Args:
+        query: None to leave it in floats.
+        key, value: of formats of one kind, and of that of the query.
+
+    Raises:
+        TypeError: one of them is no Quantizer.
+        ValueError: one has scales that are not found in each call, random bits, flat=True or a layout.
+    """
+
+    query: Quantizer | None
+    key: Quantizer
+    value: Quantizer
+
+    def __post_init__(self) -> None:
+        for name in ("query", "key", "value"):
+            q = getattr(self, name)
+            if q is None and name == "query":
+                continue
+            if not isinstance(q, Quantizer):
+                raise TypeError(
+                    f"AttentionScheme: {name} must be a Quantizer, got {spelling.shown(q)}; give one such as "
+                    "hop.presets.INT8_ROW"
+                )
+            if q.scale.missing() is not None or q.stochastic or q.flat or q.layout is not None:
+                raise ValueError(
+                    f"AttentionScheme: {name}={q} has static or delayed scales, random bits, flat=True or a layout; "
+                    "take one that finds its scales in each call, such as hop.presets.INT8_ROW"
+                )
+
+    @staticmethod
+    def parse(text: str) -> "AttentionScheme":
+        """The scheme that `str` spelled so. Raises ValueError, with the position, for anything else."""
+        return spelling.read(text, AttentionScheme)
+
+
+INT8_ATTENTION = AttentionScheme(presets.INT8_ROW, presets.INT8_ROW, Quantizer(formats.INT8, (1, -1, 1)))
+FP8_ATTENTION = AttentionScheme(presets.FP8_ROW, presets.FP8_ROW, Quantizer(formats.E4M3, (1, -1, 1), CurrentScaling()))
+# Queries in floats, and so probabilities too: for keys and values that lie in a cache.
+INT8_KEYS_VALUES = AttentionScheme(None, presets.INT8_ROW, presets.INT8_ROW)
+
+ATTENTION_SCHEMES = {name: value for name, value in list(globals().items()) if isinstance(value, AttentionScheme)}
+SHORT = {"int8": "int8_attention", "fp8": "fp8_attention"}
+
+
+def named(name: str) -> AttentionScheme:
+    """The scheme of a name: "int8_attention" or "INT8_ATTENTION" for INT8_ATTENTION; or short, "int8", "fp8".
+
+    Raises ValueError, with the nearest names, for any other."""
+    lower = name.lower().replace("-", "_")
+    found = ATTENTION_SCHEMES.get(SHORT.get(lower, lower).upper())
+    if found is None:
+        known = [*SHORT, *(scheme.lower() for scheme in ATTENTION_SCHEMES)]
+        near = difflib.get_close_matches(lower, known, n=3) or known
+        raise ValueError(
+            f"attention: no scheme is called {name!r}; take {', '.join(near)}, or a "
+            "hop.attention_schemes.AttentionScheme"
+        )
+    return found
+
+
+__all__ = ["ATTENTION_SCHEMES", "SHORT", "AttentionScheme", "named", *ATTENTION_SCHEMES]  # pyright: ignore[reportUnsupportedDunderAll]
