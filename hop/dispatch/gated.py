@@ -24,7 +24,8 @@ def _gelu_mul(a: Tensor, b: Tensor, *, approximate: str = "none") -> Tensor:
     return functional.gelu(a, approximate=approximate) * b
 
 
-_library.impl("silu_mul", _silu_mul, "CompositeImplicitAutograd")
-_library.impl("gelu_mul", _gelu_mul, "CompositeImplicitAutograd")
+for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # with the first alone, 2.15 loops under vmap, and warns
+    _library.impl("silu_mul", _silu_mul, _key)
+    _library.impl("gelu_mul", _gelu_mul, _key)
 
 SILU_MUL, GELU_MUL = torch.ops.hop.silu_mul.default, torch.ops.hop.gelu_mul.default

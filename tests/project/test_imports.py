@@ -1,6 +1,7 @@
 """The house's import order, and what `import hop` costs."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -235,6 +236,27 @@ class TestImports(unittest.TestCase):
             assert run(f"{imports}; {body}").strip() == "8"
 
 
+FORKS = """
+import contextlib, io, json, os, sys, torch
+for code in json.load(sys.stdin):
+    if child := os.fork():
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"failed: {code}")
+        continue
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    print(json.dumps([out.getvalue(), err.getvalue()]), flush=True)
+    os._exit(0)
+"""
+
+
+def run_each(programs: list[str]) -> list[tuple[str, str]]:
+    """What each prints, and its warnings, by itself: in forks of one process, which has imported torch alone."""
+    command = [sys.executable, "-W", "always", "-c", FORKS]
+    done = subprocess.run(command, input=json.dumps(programs), stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
 class TestAliases(unittest.TestCase):
     def test_public_names(self):
         """One module, by attribute and by import, which stays what it is."""
@@ -248,33 +270,24 @@ class TestAliases(unittest.TestCase):
 
     def test_attributes(self):
         """As they were reached before: after `import hop` alone. A warning names the line that asks."""
-        for name in (*_aliases.PUBLIC, *_aliases.RENAMED):
-            code = f"import hop\nfound = {name}\nprint(found.__name__)"
-            command = [sys.executable, "-W", "always", "-c", code]
-            said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-            assert said.stdout.strip() == (_aliases.PUBLIC.get(name) or _aliases.RENAMED[name])
-            warned = f"<string>:2: DeprecationWarning: {name} is now hop." in said.stderr
-            assert warned == (name in _aliases.RENAMED), said.stderr
+        names = (*_aliases.PUBLIC, *_aliases.RENAMED)
+        said = run_each([f"import hop\nfound = {name}\nprint(found.__name__)" for name in names])
+        for name, (printed, warned) in zip(names, said, strict=True):
+            assert printed.strip() == (_aliases.PUBLIC.get(name) or _aliases.RENAMED[name])
+            assert (f"<string>:2: DeprecationWarning: {name} is now hop." in warned) == (name in _aliases.RENAMED), (
+                warned
+            )
 
     def test_names_of_earlier_versions(self):
-        for name, module in _aliases.RENAMED.items():
-            said = subprocess.run(
-                [sys.executable, "-W", "always", "-c", f"import {name}; print({name}.__name__)"],
-                capture_output=True,
-                text=True,
-                check=True,
-                cwd=ROOT,
-            )
-            assert f"DeprecationWarning: {name} is now hop." in said.stderr and said.stdout.strip() == module, said
+        said = run_each([f"import {name}; print({name}.__name__)" for name in _aliases.RENAMED])
+        for (name, module), (printed, warned) in zip(_aliases.RENAMED.items(), said, strict=True):
+            assert f"DeprecationWarning: {name} is now hop." in warned and printed.strip() == module, warned
 
     def test_names_in_modules(self):
-        for module, names in _aliases.NAMES.items():
-            for old, new in names.items():
-                place, _, name = new.rpartition(".")
-                code = f"import hop; from {module} import {old} as old; print(old is {place}.{name})"
-                command = [sys.executable, "-W", "always", "-c", code]
-                said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-                assert said.stdout.strip() == "True" and f"{old} is now {new}" in said.stderr, said
-            assert "has no attribute 'nothing'; " in run(
-                f"import {module} as m\ntry: m.nothing\nexcept AttributeError as e: print(e)"
-            )
+        pairs = [(module, old, new) for module, names in _aliases.NAMES.items() for old, new in names.items()]
+        programs = [f"import hop; from {module} import {old} as old; print(old is {new})" for module, old, new in pairs]
+        for (_, old, new), (printed, warned) in zip(pairs, run_each(programs), strict=True):
+            assert printed.strip() == "True" and f"{old} is now {new}" in warned, (printed, warned)
+        missing = "import {} as m\ntry: m.nothing\nexcept AttributeError as e: print(e)"
+        for printed, _ in run_each([missing.format(module) for module in _aliases.NAMES]):
+            assert "has no attribute 'nothing'; " in printed
