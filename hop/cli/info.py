@@ -53,6 +53,8 @@ PACKAGES = (
     Package("peft", "transformers", "adapters on quantized layers"),
     Package("safetensors", "transformers", "its files"),
     Package("torchao", "dev", "its checkpoints and programs; a peer in tests"),
+    Package("gguf", "dev", "reads GGUF files in tests"),
+    Package("compressed-tensors", "dev", "writes checkpoints in tests"),
 )
 _FEATURES = (
     "avx2",

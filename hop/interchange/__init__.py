@@ -1,7 +1,9 @@
 """Files of other tools, read as quantized tensors whose numbers are those that the tools themselves read."""
 
+from hop.interchange.checkpoints import Checkpoint as Checkpoint
+from hop.interchange.checkpoints import open_checkpoint as open_checkpoint
 from hop.interchange.gguf import GGUFFile as GGUFFile
 from hop.interchange.gguf import load_gguf as load_gguf
 from hop.interchange.gguf import open_gguf as open_gguf
 
-__all__ = ["GGUFFile", "load_gguf", "open_gguf"]
+__all__ = ["Checkpoint", "GGUFFile", "load_gguf", "open_checkpoint", "open_gguf"]

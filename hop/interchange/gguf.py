@@ -106,14 +106,14 @@ def _quantized(raw: Tensor, entry: Entry, known: BlockType) -> QuantizedTensor:
     blocks = raw.reshape(-1, known.bytes)
     for start in range(0, len(blocks), step := max(_AT_ONCE // known.elements, 1)):
         some = blocks[start : start + step]
-        for name, part in _held(q, known.read(some)).items():
+        for name, part in held(q, known.read(some)).items():
             rows = buffers[name].view(len(blocks), -1)
             rows[start : start + len(some)] = part.view(len(some), -1)
     return QuantizedTensor(buffers, q, entry.shape, torch.float32)
 
 
-def _held(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]:
-    """What is held of blocks, which begin and end with a byte of each buffer."""
+def held(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]:
+    """What a tensor by `q` holds of blocks, which begin and end with a byte of each buffer."""
     codes, layout = parts["codes"], q.layout
     if layout is not None:
         return parts | {"codes": layout.arrange(codes, q.format)} | layout.beside(codes, q.format)

@@ -5,6 +5,7 @@
     s = scale                                       one for each block, a float of 16 bits
     s = decode(scale)                               or the code of a format
     s = outer_scale · decode(scale)                 or such a code under a float that several blocks share
+    s = decode(scale) / outer_scale                 or over it
     m                                               likewise, of offset and outer_offset; 0 without offsets
 
 Source: the block formats of ggml, as the package gguf dequantizes them.
@@ -47,7 +48,8 @@ class StoredScales(Rule):
         m = -min(x, 0)
 
     each rounded to how it is stored, and at most the largest number there. Under a float of several blocks the largest
-    of their s becomes the largest code. Elements are then encoded by what is stored; where that is 0, as code 0.
+    of their s becomes the largest code; what divides codes is the reciprocal of such a float, 1 where s is 0. Elements
+    are then encoded by what is stored; where that is 0, as code 0.
 
     Args:
         scale: how a scale is stored: torch.float16, torch.bfloat16, torch.float32, or a format of numbers from 0 up.
@@ -55,6 +57,7 @@ class StoredScales(Rule):
             the quantizer's, or -1. None if there is no such float.
         outer_dtype: of that float.
         offset: whether offsets are stored, in the same way as scales.
+        divided: whether codes are divided by that float.
 
     It takes no scale from a caller. Products of such tensors with an outer scale, or with offsets, are those of their
     dequantized numbers.
@@ -64,6 +67,7 @@ class StoredScales(Rule):
     outer: Block | None = None
     outer_dtype: torch.dtype = torch.float16
     offset: bool = False
+    divided: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.scale, Format) and self.scale not in _DTYPES:
@@ -76,7 +80,12 @@ class StoredScales(Rule):
                 f"StoredScales: outer_dtype must be one of {_DTYPES}, got {spelling.shown(self.outer_dtype)}; take one"
             )
         spelling.flag(self.offset, "StoredScales: offset")
+        spelling.flag(self.divided, "StoredScales: divided")
         if self.outer is None:
+            if self.divided:
+                raise ValueError(
+                    "StoredScales: divided=True is for codes under an outer float, and outer is None; give outer"
+                )
             return
         object.__setattr__(self, "outer", blocks.checked(self.outer, "StoredScales: outer"))
         if not isinstance(self.scale, Format):
@@ -149,7 +158,10 @@ class StoredScales(Rule):
     def _number(self, tensors: Sequence[Tensor], which: int) -> Tensor:
         stored = tensors[which]
         number = self.scale.decode(stored) if isinstance(self.scale, Format) else stored.to(torch.float32)
-        return number if self.outer is None else tensors[1 + self.offset + which].to(torch.float32) * number
+        if self.outer is None:
+            return number
+        outer = tensors[1 + self.offset + which].to(torch.float32)
+        return number / outer if self.divided else outer * number
 
     def find(self, parts: Blocks, format: Format) -> Found:
         if not self.offset:
@@ -181,9 +193,12 @@ class StoredScales(Rule):
         for place, own, of_outer in zip(parts.places, *sizes, strict=True):
             largest = _largest(largest, place, of_outer if of_outer == -1 else of_outer // own)
         largest = parts.combined(largest, "max", self.outer)
-        outer = _as(_over(largest, self.scale.max), self.outer_dtype, parts)
+        outer = _over(largest, self.scale.max)
+        if self.divided:
+            outer = torch.where(outer == 0, 1.0, 1 / outer).clamp(min=torch.finfo(self.outer_dtype).tiny)
+        outer = _as(outer, self.outer_dtype, parts)
         (unit,) = blocks.served([outer], [(self.outer_dtype, self.outer)], parts.block, parts.places, number.shape)
-        unit = unit.to(torch.float32)
+        unit = 1 / unit.to(torch.float32) if self.divided else unit.to(torch.float32)
         return self.scale.encode(torch.where(unit == 0, 0.0, number / torch.where(unit == 0, 1.0, unit))), outer
 
 

@@ -32,6 +32,8 @@ CASES = {
     "superblock_3": (Quantizer(INT3, (1, 16), StoredScales(INT6, (1, 64)), layout=Planes()), 3.75),
     "superblock_2": (Quantizer(UINT2, (1, 16), StoredScales(UINT4, (1, -1), torch.float32, True)), 3.25),
     "coded": (Quantizer(formats.E2M1, (1, 16), StoredScales(E4M3)), 4.5),
+    "divided": (Quantizer(formats.E2M1, (1, 16), StoredScales(E4M3, (1, -1), torch.float32, divided=True)), 4.625),
+    "divided_half": (Quantizer(UINT4, (1, 32), StoredScales(UINT6, (1, 256), offset=True, divided=True)), 4.625),
     "floats": (Quantizer(E3M2, (1, 32), StoredScales(), layout=Planes()), 6.5),
     "codebook": (Quantizer(THIRDS, (1, 64), StoredScales(), layout=Planes()), 3.25),
 }
@@ -57,19 +59,25 @@ def coded(x: np.ndarray, q: Quantizer) -> np.ndarray:
     if isinstance(rule.scale, torch.dtype):
         return rounded(x, rule.scale)
     numbers = np.array(rule.scale.numbers)
-    units = np.ones_like(x)
+    units, outers = np.ones_like(x), np.ones_like(x)
     if rule.outer is not None:
         count = len(x) if rule.outer[-1] == -1 else rule.outer[-1] // q.block[-1]
         groups = [slice(i, i + count) for i in range(0, len(x), max(count, 1))]
         for group in groups:
-            units[group] = rounded(x[group].max(keepdims=True) / f32(numbers[-1]), rule.outer_dtype)
+            unit = x[group].max(keepdims=True) / f32(numbers[-1])
+            if rule.divided:
+                with np.errstate(divide="ignore", over="ignore"):
+                    inverse = np.where(unit == 0, f32(1), f32(1) / unit)
+                unit = rounded(np.maximum(inverse, f32(torch.finfo(rule.outer_dtype).tiny)), rule.outer_dtype)
+            outers[group] = rounded(unit, rule.outer_dtype)
+            units[group] = f32(1) / outers[group] if rule.divided else outers[group]
     found = np.zeros_like(x)
     for i, (value, unit) in enumerate(zip(x, units, strict=True)):
         wanted = f32(0) if unit == 0 else value / unit
         near = np.abs(numbers - np.clip(np.float64(wanted), numbers[0], numbers[-1]))
         ties = np.flatnonzero(near == near.min())
         code = ties[np.argmin(ties_even(numbers[ties], rule.scale))]
-        found[i] = unit * f32(numbers[code])
+        found[i] = f32(numbers[code]) / outers[i] if rule.divided else outers[i] * f32(numbers[code])
     return found
 
 

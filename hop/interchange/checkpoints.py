@@ -1,0 +1,222 @@
+"""Checkpoints of others in safetensors, read by the quantization_config of config.json.
+
+    for name, tensor in hop.interchange.open_checkpoint("folder").items():
+        ...
+
+A quantized weight becomes a QuantizedTensor whose numbers are those that the tool which wrote it gives; other tensors
+stay as they are. Files are mapped into memory, and a tensor is read when it is asked for: floats of a weight are never
+made.
+
+Needs the package `safetensors`: pip install 'torch-hop[safetensors]'.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+
+from hop.interchange import compressed_tensors, float_checkpoints, gptq
+from hop.interchange.packed import Config, Parts, Weight, from_json
+from hop.numerics.spelling import shown
+
+__all__ = ["Checkpoint", "open_checkpoint"]
+
+
+class Kind(NamedTuple):
+    """A kind of weights: what follows the same beginning in the names of its tensors."""
+
+    needs: tuple[str, ...]
+    may: tuple[str, ...]
+    result: str  # follows it in the name of the weight
+    read: Callable[[Parts, Config], Weight]
+
+
+_METHODS: dict[str, tuple[Kind, ...]] = {
+    "compressed-tensors": (
+        Kind(
+            ("weight_packed", "weight_scale"),
+            ("weight_shape", "weight_zero_point", "weight_global_scale", "weight_g_idx"),
+            "weight",
+            compressed_tensors.read_packed,
+        ),
+        Kind(("weight", "weight_scale"), ("weight_zero_point",), "weight", compressed_tensors.read_plain),
+    ),
+    "fp8": (Kind(("", "_scale_inv"), (), "", float_checkpoints.read_fp8_blocks),),
+    "gptq": (Kind(("qweight", "scales"), ("qzeros", "g_idx"), "weight", gptq.read_gptq),),
+    "awq": (Kind(("qweight", "scales"), ("qzeros",), "weight", gptq.read_awq),),
+    "modelopt": (
+        Kind(("weight", "weight_scale_2"), ("weight_scale",), "weight", float_checkpoints.read_nvfp4),
+        Kind(("weight", "weight_scale"), (), "weight", float_checkpoints.read_fp8),
+    ),
+    "bitsandbytes": (
+        Kind(
+            ("", ".quant_state.bitsandbytes__nf4"),
+            (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"),
+            "",
+            float_checkpoints.read_nf4,
+        ),
+        Kind(("weight", "SCB"), ("weight_format",), "weight", float_checkpoints.read_int8),
+    ),
+}
+"""By quant_method."""
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """The tensors of a checkpoint by name, each read when it is asked for.
+
+    Attributes:
+        path: of the file or folder, which must not change while this is in use.
+        config: its quantization_config; empty if it has none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        folder = path if path.is_dir() else path.parent
+        model = from_json(_text(folder / "config.json"), str(folder / "config.json"))
+        self.config = _quantization(folder, model)
+        files, listed = _files(path)
+        self._files: dict[str, Any] = {}
+        for file in files:
+            opened = _opened(file)
+            for name in opened.keys():  # noqa: SIM118  no mapping
+                if name in self._files:
+                    raise ValueError(f"{path}: tensor {name!r} is in two files; leave one out")
+                self._files[name] = opened
+        for name in listed:
+            if name not in self._files:
+                raise ValueError(f"{path}: the index lists tensor {name!r}, which no file has; download them again")
+        self._kinds = _found(self._files, self._methods(self.config))
+        taken = {name for _, parts in self._kinds.values() for name in parts.values()}
+        self._names = [*self._kinds, *(name for name in self._files if name not in taken and name not in self._kinds)]
+
+    def _methods(self, config: Config) -> Iterable[Kind]:
+        method: Any = config.get("quant_method")
+        if not config:
+            return ()
+        method = "modelopt" if method in ("modelopt_fp4", "modelopt_fp8") else method
+        if not isinstance(method, str) or method not in _METHODS:
+            raise ValueError(
+                f"{self.path}: the quant_method of config.json is {method!r}; those that are read are "
+                f"{', '.join(_METHODS)}"
+            )
+        return _METHODS[method]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._read(name).tensor if name in self._kinds else self._plain(name)
+
+    def permutation(self, name: str) -> Tensor | None:
+        """The column of the file that each column of a weight is, where its columns were sorted by group; else None.
+
+        With p = permutation(name), x @ W.T of the file is x[..., p] @ w.T of what is read, and W is
+        w.dequantize()[:, argsort(p)]."""
+        return self._read(name).permutation if name in self._kinds else None
+
+    def _read(self, name: str) -> Weight:
+        kind, names = self._kinds[name]
+        try:
+            return kind.read(Parts(name, {end: self._plain(each) for end, each in names.items()}), self.config)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from error
+
+    def _plain(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path)!r}, {len(self)} tensors)"
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """A checkpoint in safetensors, whose tensors are read one by one.
+
+    Args:
+        path: of a folder with config.json and safetensors, one or several, or of one such file beside its config.json.
+
+    Returns:
+        A mapping from names to tensors: quantized weights as QuantizedTensors that appear in the dtype in which their
+        tool dequantizes them, others as they are, in private memory that the files are mapped into.
+
+    Raises:
+        TypeError: path is no path.
+        FileNotFoundError: there is no such file or folder, or it has no safetensors.
+        ImportError: safetensors is missing.
+        ValueError: a file is damaged or cut off, or the method of quantization is none that is read; and, when it is
+            asked for, a tensor whose parts do not fit, by its name.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"open_checkpoint: path must be text or a Path, got {shown(path)}; give one such as 'folder'")
+    place = Path(cast("str | os.PathLike[str]", path))
+    if not place.exists():
+        raise FileNotFoundError(
+            f"open_checkpoint: path must be a file or folder that is there, got {str(path)!r}; download it first"
+        )
+    return Checkpoint(place)
+
+
+def _text(file: Path) -> bytes:
+    return file.read_bytes() if file.is_file() else b"{}"
+
+
+def _quantization(folder: Path, model: dict[str, Any]) -> dict[str, Any]:
+    """The quantization_config of a model."""
+    text: Any = model.get("text_config")
+    inner = cast("dict[str, Any]", text).get("quantization_config") if isinstance(text, dict) else None
+    found: Any = model.get("quantization_config") or inner
+    if not found and (beside := folder / "hf_quant_config.json").is_file():  # of ModelOpt
+        found = {"quant_method": "modelopt", "hf_quant_config": from_json(beside.read_bytes(), str(beside))}
+    found = found or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{folder / 'config.json'}: quantization_config must be an object, got {found!r}")
+    return cast("dict[str, Any]", found)
+
+
+def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
+    """The files of a checkpoint, and the names that its index lists."""
+    if path.is_file():
+        return [path], ()
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"open_checkpoint: {path} has no files *.safetensors; give a folder that has")
+        return files, ()
+    held: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
+    if not isinstance(held, dict):
+        raise ValueError(f"{index}: weight_map must map names to files beside it, got {held!r}")
+    places = cast("dict[str, Any]", held)
+    for name, file in places.items():
+        if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
+            raise ValueError(f"{index}: weight_map must map names to files beside it, and {name!r} is in {file!r}")
+    return [path / file for file in sorted(set(places.values()))], places
+
+
+def _opened(file: Path) -> Any:
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ImportError(
+            "hop.interchange.open_checkpoint needs the package safetensors: pip install 'torch-hop[safetensors]'"
+        ) from error
+    try:
+        return safetensors.safe_open(str(file), "pt")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{file} is no whole file of safetensors: {error}") from error
+
+
+def _found(names: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, tuple[Kind, dict[str, str]]]:
+    """The weights of these kinds, and the tensors of each by the ends of their names."""
+    found: dict[str, tuple[Kind, dict[str, str]]] = {}
+    for kind in kinds:
+        for name in names:
+            start = name.removesuffix(kind.needs[0])
+            if start + kind.needs[0] == name and all(start + end in names for end in kind.needs):
+                ends = [end for end in (*kind.needs, *kind.may) if start + end in names]
+                found.setdefault(start + kind.result, (kind, {end: start + end for end in ends}))
+    return found

@@ -1,0 +1,149 @@
+"""Weights as compressed-tensors writes them, by the tensors beside them and the groups of the configuration.
+
+    weight_packed int32      pack-quantized: integers of 1 to 8 bits less the least one, with scales and zero points
+    weight_packed uint8      nvfp4-pack-quantized where weight_global_scale divides scales, else mxfp4-pack-quantized
+    weight int8 or float8    int-quantized, float-quantized, naive-quantized; mxfp8 where scales are exponents
+
+A scale of MX whose exponent is 255 is NaN, as the OCP specification has it, and in the package an infinity. Source: the
+package compressed_tensors 0.20, its compressors and lifecycle.forward.
+"""
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hop.interchange.packed import (
+    FLOATS,
+    FP8,
+    Config,
+    Parts,
+    Weight,
+    assembled,
+    order_of_groups,
+    quantizer_of,
+    quantizer_of_floats,
+    unpacked,
+)
+from hop.numerics import blocks
+from hop.numerics.blocks import Block
+from hop.numerics.float_rules import Microscaling
+from hop.numerics.formats import E2M1, E4M3, INT8
+from hop.numerics.presets import MXFP4
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Amax, MinMax
+from hop.numerics.stored_scales import StoredScales
+
+_NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32, divided=True))
+
+
+def read_packed(parts: Parts, config: Config) -> Weight:
+    """A weight that is `weight_packed`."""
+    packed = parts.get("weight_packed", torch.int32, torch.uint8, ndim=2)
+    return _integers(parts, config, packed) if packed.dtype == torch.int32 else _fp4(parts, packed)
+
+
+def _fp4(parts: Parts, packed: Tensor) -> Weight:
+    shape = (packed.shape[0], 2 * packed.shape[1])
+    if parts.has("weight_global_scale"):
+        scale = parts.get("weight_scale", torch.float8_e4m3fn, ndim=2)
+        outer = parts.get("weight_global_scale", torch.float32)
+        outer = parts.fits("weight_global_scale", outer, (1, 1), (1,), ())
+        return Weight(parts.built(_NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
+    scale = parts.get("weight_scale", torch.uint8, ndim=2)
+    return Weight(parts.built(MXFP4, shape, torch.bfloat16, codes=packed, scale=scale))
+
+
+def _integers(parts: Parts, config: Config, packed: Tensor) -> Weight:
+    held = parts.fits("weight_shape", parts.get("weight_shape", torch.int64, torch.int32, ndim=1), (2,))
+    rows, size = cast("list[int]", held.tolist())
+    if rows != packed.shape[0] or not 0 < size <= 32 * packed.shape[1]:
+        raise parts.fail(f"'weight_shape' says ({rows}, {size}), and 'weight_packed' has shape {tuple(packed.shape)}")
+    scale = parts.get("weight_scale", *FLOATS)
+    words = packed.shape[1]
+    bits, block = _scheme(parts, config, (rows, size), scale, lambda bits: -(-size * bits // 32) == words)
+    counts = blocks.counts((rows, size), block)
+    scales = parts.fits("weight_scale", scale, counts, counts[:1])
+    affine = parts.has("weight_zero_point")
+    q, rest = quantizer_of(bits, block, affine), {"scale": scales}
+    if affine:
+        zero = parts.get("weight_zero_point", torch.int32, ndim=2)
+        zero = parts.fits("weight_zero_point", zero, (-(-rows * bits // 32), counts[1]))
+        rest["zero_point"] = unpacked(zero.t(), bits, rows).t()
+    order = None
+    if parts.has("weight_g_idx") and block[-1] != -1 and not bool((parts.get("weight_g_idx", torch.int32) < 0).all()):
+        order = order_of_groups(parts, "weight_g_idx", size, block[-1])
+
+    def codes(start: int, stop: int) -> Tensor:
+        found = unpacked(packed[start:stop], bits, size)
+        found = found if order is None else found[:, order]
+        return found if affine else (found.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
+
+    return Weight(assembled(q, (rows, size), scale.dtype, codes, **rest), order)
+
+
+def read_plain(parts: Parts, config: Config) -> Weight:
+    """A weight whose elements have a byte each."""
+    weight = parts.get("weight", torch.int8, *FP8)
+    if weight.dim() < 2:
+        raise parts.fail(f"'weight' has shape {tuple(weight.shape)}, and must have two dimensions or more")
+    format = FP8.get(weight.dtype, INT8)
+    scale = parts.get("weight_scale", *FLOATS, torch.uint8)
+    if scale.dtype == torch.uint8:
+        q = Quantizer(format, (1, 32), Microscaling())
+        return Weight(parts.built(q, weight.shape, torch.bfloat16, codes=weight, scale=scale))
+    _, block = _scheme(parts, config, tuple(weight.shape), scale, lambda bits: True)
+    counts = tuple(blocks.counts(weight.shape, block))
+    shapes = [counts, counts[:-1], *[()] * (scale.numel() == 1), *[(1,)] * (scale.numel() == 1)]
+    rest = {"scale": parts.fits("weight_scale", scale, *shapes).to(torch.float32)}
+    if weight.dtype != torch.int8:
+        if parts.has("weight_zero_point"):
+            raise parts.fail("'weight_zero_point' is for integers, and the weight is in floats")
+        q = quantizer_of_floats(weight.dtype, block)
+    elif parts.has("weight_zero_point"):
+        zero = parts.get("weight_zero_point", torch.int8)
+        rest["zero_point"], q = parts.fits("weight_zero_point", zero, *shapes), Quantizer(INT8, block, MinMax())
+    else:
+        q = Quantizer(INT8, block, Amax())
+    return Weight(parts.built(q, weight.shape, scale.dtype, codes=weight, **rest))
+
+
+def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor, fits: Any) -> tuple[int, Block]:
+    """The bits and the block of a weight: those of the groups of the configuration which its tensors fit."""
+    groups = config.get("config_groups")
+    found: set[tuple[int, Block]] = set()
+    for group in cast("dict[str, Any]", groups).values() if isinstance(groups, dict) else ():
+        args = cast("dict[str, Any]", group).get("weights") if isinstance(group, dict) else None
+        if not isinstance(args, dict):
+            continue
+        args = cast("dict[str, Any]", args)
+        bits, block = args.get("num_bits"), _block(args)
+        if type(bits) is not int or not 1 <= bits <= 8 or block is None or not fits(bits):
+            continue
+        block = tuple(-1 if b != 1 and b >= n else b for b, n in zip(block, shape[-2:], strict=True))
+        counts = blocks.counts(shape, block)
+        shapes = (tuple(counts), tuple(counts[:-1]), (1,), ())
+        if scale.numel() == math.prod(counts) and tuple(scale.shape) in shapes:
+            found.add((bits, block))
+    if len(found) != 1:
+        many = f"fits several of them: {sorted(found)}" if found else "fits none of them"
+        raise parts.fail(
+            f"the weight, of shape {shape} with scales of {tuple(scale.shape)}, must fit one of the "
+            f"config_groups, and {many}"
+        )
+    return found.pop()
+
+
+def _block(args: dict[str, Any]) -> Block | None:
+    """The block of a strategy; None for one that weights do not have."""
+    size, structure, strategy = args.get("group_size"), args.get("block_structure"), args.get("strategy")
+    if strategy is None:
+        strategy = "block" if structure else "tensor" if size is None else "channel" if size == -1 else "group"
+    if strategy in ("group", "tensor_group"):
+        return (1, size) if type(size) is int and 0 < size < 2**31 else None
+    if strategy == "block":
+        sizes: Any = structure if isinstance(structure, list) else ()
+        good = len(sizes) == 2 and all(type(n) is int and 0 < n < 2**31 for n in sizes)
+        return tuple(sizes) if good else None
+    return {"tensor": (-1, -1), "channel": (1, -1)}.get(strategy) if isinstance(strategy, str) else None

@@ -1,0 +1,143 @@
+"""Weights in fp8 with blocks, as DeepSeek and transformers write them; ModelOpt's NVFP4 and FP8; bitsandbytes' NF4 and
+int8.
+
+    fp8             weight (N, K), weight_scale_inv for each of its blocks, a float or a power of two
+    ModelOpt        weight (N, K / 2), weight_scale in e4m3 for 16, times weight_scale_2
+    NF4             codes of the flat tensor, the first in the highest bits; absmax, or codes of it by a map in blocks
+    int8            weight (N, K) and SCB, the amax of each row
+
+Sources: transformers' finegrained_fp8, ModelOpt's nvfp4_tensor, bitsandbytes' functional; of NF4, Dettmers et al. 2023,
+"QLoRA".
+"""
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hop.interchange.packed import (
+    AT_ONCE,
+    FLOATS,
+    FP8,
+    Config,
+    Parts,
+    Weight,
+    from_json,
+    number,
+    quantizer_of_floats,
+)
+from hop.numerics import blocks, spelling
+from hop.numerics.formats import E2M1, E4M3, INT8, Codebook
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Amax
+from hop.numerics.stored_scales import StoredScales
+
+_NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32))
+
+_QUANTILES = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+NF4 = Codebook("nf4", 4, torch.uint8, _QUANTILES)
+spelling.register_constant(NF4.name, NF4)
+
+
+def read_fp8_blocks(parts: Parts, config: Config) -> Weight:
+    weight = parts.get("", *FP8)
+    scale = parts.get("_scale_inv", *FLOATS, torch.uint8, torch.float8_e8m0fnu)
+    sizes: Any = config.get("weight_block_size") or [128, 128]
+    if (
+        not isinstance(sizes, list)
+        or len(cast("list[Any]", sizes)) != 2
+        or any(type(n) is not int or not 0 < n < 2**31 for n in cast("list[Any]", sizes))
+    ):
+        raise parts.fail(f"the configuration's weight_block_size is {sizes!r}, and must be two sizes")
+    if weight.dim() < 2:
+        raise parts.fail(f"the weight has shape {tuple(weight.shape)}, and must have two dimensions or more")
+    block = (-1, -1) if scale.numel() == 1 else tuple(cast("list[int]", sizes))
+    ones = [(1,), ()] if scale.numel() == 1 else []
+    scale_of = parts.fits("_scale_inv", scale, blocks.counts(weight.shape, block), *ones)
+    s = torch.exp2(scale_of.to(torch.float32) - 127) if scale.dtype == torch.uint8 else scale_of.to(torch.float32)
+    dtype = scale.dtype if scale.dtype in FLOATS else torch.bfloat16
+    return Weight(parts.built(quantizer_of_floats(weight.dtype, block), weight.shape, dtype, codes=weight, scale=s))
+
+
+def read_nvfp4(parts: Parts, config: Config) -> Weight:
+    packed = parts.get("weight", torch.uint8, ndim=2)
+    scale = parts.get("weight_scale", torch.float8_e4m3fn, ndim=2)
+    outer = parts.fits("weight_scale_2", parts.get("weight_scale_2", torch.float32), (1, 1), (1,), ())
+    shape = (packed.shape[0], 2 * packed.shape[1])
+    return Weight(parts.built(_NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
+
+
+def read_fp8(parts: Parts, config: Config) -> Weight:
+    weight = parts.get("weight", *FP8)
+    block = (-1, -1)
+    scale = parts.get("weight_scale", torch.float32)
+    scale = parts.fits("weight_scale", scale, blocks.counts(weight.shape, block), (1,), ())
+    q = quantizer_of_floats(weight.dtype, block)
+    return Weight(parts.built(q, weight.shape, torch.bfloat16, codes=weight, scale=scale))
+
+
+def read_nf4(parts: Parts, config: Config) -> Weight:
+    raw = parts.get(".quant_state.bitsandbytes__nf4", torch.uint8, ndim=1)
+    try:
+        state = from_json(bytes(raw.tolist()), "'.quant_state.bitsandbytes__nf4'")
+    except ValueError as error:
+        raise parts.fail(str(error)) from error
+    shape, dtype = _described(parts, state)
+    block, count = number(parts, state, "blocksize", 1, 2**20), math.prod(shape)
+    codes = parts.get("", torch.uint8)
+    if codes.numel() != -(-count // 2):
+        raise parts.fail(f"it has {codes.numel()} bytes of codes, and shape {shape} has {count} elements")
+    book = parts.get(".quant_map", torch.float32)
+    if not torch.equal(book, torch.tensor(NF4.book)):
+        raise parts.fail("'.quant_map' must be the numbers of NF4")
+    scale = _absmax(parts, state, -(-count // block))
+    q = Quantizer(NF4, (block,), Amax(), flat=True)
+    held = torch.empty(codes.numel(), dtype=torch.uint8)
+    flat = codes.reshape(-1)
+    for start in range(0, flat.numel(), AT_ONCE):
+        part = flat[start : start + AT_ONCE]
+        held[start : start + AT_ONCE] = (part >> 4) | (part << 4)  # the first is the lowest of ours
+    if count % 2:
+        held[-1] &= 15
+    return Weight(parts.built(q, shape, dtype, codes=held, scale=scale))
+
+
+def _described(parts: Parts, state: dict[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape and dtype of a weight."""
+    shape: Any = state.get("shape")
+    sizes = cast("list[int]", shape) if isinstance(shape, list) else [-1]
+    dtype = {str(d).removeprefix("torch."): d for d in FLOATS}.get(str(state.get("dtype")))
+    if any(type(n) is not int or not 0 < n < 2**40 for n in sizes) or dtype is None:
+        raise parts.fail(
+            f"its state says shape {shape!r} and dtype {state.get('dtype')!r}; they must be sizes and a float"
+        )
+    return tuple(sizes), dtype
+
+
+def _absmax(parts: Parts, state: dict[str, Any], count: int) -> Tensor:
+    """The scales of the blocks, float32."""
+    if not parts.has(".nested_absmax"):
+        return parts.fits(".absmax", parts.get(".absmax", torch.float32), (count,))
+    codes = parts.fits(".absmax", parts.get(".absmax", torch.uint8), (count,))
+    block, offset = number(parts, state, "nested_blocksize", 1, 2**20), state.get("nested_offset")
+    if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
+        raise parts.fail(f"its state says nested_offset {offset!r}, which must be a number")
+    outer = parts.fits(".nested_absmax", parts.get(".nested_absmax", torch.float32), (-(-count // block),))
+    book = parts.fits(".nested_quant_map", parts.get(".nested_quant_map", torch.float32), (256,))
+    return book[codes.to(torch.int64)] * outer.repeat_interleave(block)[:count] + torch.tensor(float(offset))
+
+
+def read_int8(parts: Parts, config: Config) -> Weight:
+    """bitsandbytes multiplies codes by the amax, and the product by float32(1 / 127): its numbers differ from these,
+    whose scale is float32(amax / 127), by two units in the last place at most."""
+    weight = parts.get("weight", torch.int8, ndim=2)
+    if parts.has("weight_format") and bool((parts.get("weight_format", torch.uint8) != 0).any()):
+        raise parts.fail("'weight_format' must be 0, for rows in order; save it by a newer bitsandbytes")
+    amax = parts.fits("SCB", parts.get("SCB", torch.float32), (weight.shape[0], 1), (weight.shape[0],))
+    scale = (amax.to(torch.float64) / 127).to(torch.float32)
+    return Weight(parts.built(Quantizer(INT8, (1, -1)), weight.shape, torch.float32, codes=weight, scale=scale))

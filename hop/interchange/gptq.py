@@ -1,0 +1,112 @@
+"""Weights as GPTQ and AWQ write them: transposed, integers of 2, 3, 4 or 8 bits in words of 32.
+
+    GPTQ    qweight (K · bits / 32, N), qzeros (groups, N · bits / 32), scales (groups, N), g_idx (K,)
+    AWQ     qweight (K, N / 8), qzeros (groups, N / 8), scales (groups, N): the packing of its gemm kernel
+
+x ≈ (code - zero point) · scale, of the group that g_idx says, else in the order of columns. Zero points of GPTQ's
+first form are stored less 1. Sources: AutoGPTQ's and GPTQModel's qlinear modules, AutoAWQ's packing_utils.
+"""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.interchange.packed import (
+    FLOATS,
+    Config,
+    Parts,
+    Weight,
+    assembled,
+    number,
+    order_of_groups,
+    quantizer_of,
+    unpacked,
+)
+
+_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # a 1 in each field of a word
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of AWQ's columns in a word
+
+
+def read_gptq(parts: Parts, config: Config) -> Weight:
+    bits = number(parts, config, "bits", 2, 8)
+    if bits not in (2, 3, 4, 8):
+        raise parts.fail(f"the configuration's bits are {bits}, and must be 2, 3, 4 or 8")
+    words = parts.get("qweight", torch.int32, ndim=2)
+    size, rows = 32 * words.shape[0] // bits, words.shape[1]
+    if size * bits != 32 * words.shape[0]:
+        raise parts.fail(f"'qweight' has {words.shape[0]} rows of words, which is no multiple of {bits}")
+    group, scales = _scales(parts, config, rows, size)
+    zero = parts.get("qzeros", torch.int32, ndim=2)
+    zero = parts.fits("qzeros", zero, (scales.shape[0], -(-rows * bits // 32)))
+    zeros = _zero_points(parts, config, zero, bits, rows)
+    order = order_of_groups(parts, "g_idx", size, group) if parts.has("g_idx") else None
+
+    def codes(start: int, stop: int) -> Tensor:
+        found = unpacked(words[:, start:stop].t(), bits, size)
+        return found if order is None else found[:, order]
+
+    return _built(parts, bits, group, codes, scales, zeros, size, order)
+
+
+def _zero_points(parts: Parts, config: Config, words: Tensor, bits: int, rows: int) -> Tensor:
+    """(groups, N) zero points, of the form that the configuration says."""
+    form = config.get("checkpoint_format", "gptq")
+    if form not in ("gptq", "gptq_v2"):
+        raise parts.fail(f"the configuration's checkpoint_format is {form!r}, and must be 'gptq' or 'gptq_v2'")
+    if form == "gptq_v2":
+        return unpacked(words, bits, rows)
+    if bits in _ONES:  # the carry of a field goes into the next, as its borrow came from there
+        return unpacked(_sum(words, _ONES[bits]), bits, rows)
+    if "gptqmodel" in json.dumps(config.get("meta"), default=str).lower():
+        raise parts.fail(
+            "zero points of 3 bits in the form 'gptq' by gptqmodel are not those of AutoGPTQ; save it as 'gptq_v2'"
+        )
+    return (unpacked(words, bits, rows) + 1) & (2**bits - 1)
+
+
+def _sum(words: Tensor, ones: int) -> Tensor:
+    """words + ones modulo 2^32."""
+    return (words.to(torch.int64) + ones).to(torch.int32)
+
+
+def read_awq(parts: Parts, config: Config) -> Weight:
+    version: Any = config.get("version", "gemm")
+    if number(parts, config, "bits", 4, 4, 4) != 4 or not isinstance(version, str) or version.lower() != "gemm":
+        raise parts.fail(f"the configuration's version is {version!r}, and must be 'gemm'")
+    words = parts.get("qweight", torch.int32, ndim=2)
+    size, rows = words.shape[0], 8 * words.shape[1]
+    group, scales = _scales(parts, config, rows, size)
+    if parts.has("qzeros"):
+        zero = parts.get("qzeros", torch.int32, ndim=2)
+        zeros = _columns(parts.fits("qzeros", zero, (scales.shape[0], words.shape[1])))
+    else:
+        zeros = torch.full(scales.shape, 8, dtype=torch.uint8)
+
+    def codes(start: int, stop: int) -> Tensor:
+        first, last = start // 8, -(-stop // 8)
+        return _columns(words[:, first:last])[:, start - 8 * first : stop - 8 * first].t().contiguous()
+
+    return _built(parts, 4, group, codes, scales, zeros, size, None)
+
+
+def _columns(words: Tensor) -> Tensor:
+    """(m, w) words -> (m, 8 w) codes in the order of columns."""
+    return unpacked(words, 4, 8 * words.shape[1]).unflatten(1, (-1, 8))[:, :, _PLACES].flatten(1)
+
+
+def _scales(parts: Parts, config: Config, rows: int, size: int) -> tuple[int, Tensor]:
+    """The size of a group, and its scales, (groups, N)."""
+    given = number(parts, config, "group_size" if "group_size" in config else "q_group_size", -1, 2**31 - 1)
+    group = size if given <= 0 else min(given, size)
+    scales = parts.get("scales", *FLOATS, ndim=2)
+    return group, parts.fits("scales", scales, (-(-size // max(group, 1)), rows))
+
+
+def _built(
+    parts: Parts, bits: int, group: int, codes: Any, scales: Tensor, zeros: Tensor, size: int, order: Tensor | None
+) -> Weight:
+    q = quantizer_of(bits, (1, -1 if group == size else group), affine=True)
+    shape = (scales.shape[1], size)
+    return Weight(assembled(q, shape, scales.dtype, codes, scale=scales.t(), zero_point=zeros.t()), order)

@@ -1,0 +1,166 @@
+"""What readers of checkpoints share: the tensors that make a weight, integers that lie densely in words, and columns
+that are sorted by group.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from hop.interchange.gguf import held
+from hop.numerics.blocks import Block
+from hop.numerics.formats import E4M3, E5M2, INT4, INT8, UINT2, UINT4, UINT5, UINT6, UINT8, Integer
+from hop.numerics.layouts import Planes
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, MinMax
+from hop.tensor import QuantizedTensor
+
+Config = Mapping[str, Any]
+
+AT_ONCE = 2**20  # elements that are unpacked to bytes of their own
+
+FP8 = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Weight(NamedTuple):
+    """A weight, and the column of the file that each of its own is; None where that is the same."""
+
+    tensor: QuantizedTensor
+    permutation: Tensor | None = None
+
+
+class Parts:
+    """The tensors that make a weight, by the ends of their names.
+
+    Args:
+        name: of the weight.
+        tensors: those that there are.
+    """
+
+    def __init__(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self.name, self._tensors = name, tensors
+
+    def fail(self, text: str) -> ValueError:
+        return ValueError(f"tensor {self.name!r}: {text}")
+
+    def has(self, end: str) -> bool:
+        return end in self._tensors
+
+    def get(self, end: str, *dtypes: torch.dtype, ndim: int | None = None) -> Tensor:
+        """A tensor of one of these dtypes, of any number of dimensions or `ndim`."""
+        if end not in self._tensors:
+            raise self.fail(f"the file lacks {end!r} beside it")
+        t = self._tensors[end]
+        if t.dtype not in dtypes or ndim not in (None, t.dim()):
+            wanted = " or ".join(str(d) for d in dtypes) + ("" if ndim is None else f" of {ndim} dimensions")
+            raise self.fail(f"{end!r} is {t.dtype} of {tuple(t.shape)}, and must be {wanted}")
+        return t
+
+    def fits(self, end: str, t: Tensor, *shapes: Sequence[int]) -> Tensor:
+        """`t` in the first of the shapes, if it has one of them."""
+        if tuple(t.shape) not in [tuple(s) for s in shapes]:
+            wanted = " or ".join(str(tuple(s)) for s in shapes)
+            raise self.fail(f"{end!r} has shape {tuple(t.shape)}, and must have {wanted}")
+        return t.reshape(tuple(shapes[0]))
+
+    def built(self, quantizer: Quantizer, shape: Sequence[int], dtype: torch.dtype, **buffers: Tensor) -> Any:
+        """The tensor of buffers; their shapes are those that the quantizer says."""
+        for name, (wanted, _) in quantizer.buffers(shape).items():
+            buffers[name] = self.fits(name, buffers[name], wanted).contiguous()
+        return QuantizedTensor(buffers, quantizer, tuple(shape), dtype)
+
+
+def integers(bits: int) -> Integer:
+    """The format of `bits` bits from 0 up."""
+    known = {2: UINT2, 4: UINT4, 5: UINT5, 6: UINT6, 8: UINT8}
+    return known.get(bits) or Integer(f"uint{bits}", bits, torch.uint8, 0, 2**bits - 1)
+
+
+def signed(bits: int) -> Integer:
+    """The format of `bits` bits whose zero is in the middle."""
+    known = {4: INT4, 8: INT8}
+    return known.get(bits) or Integer(f"int{bits}", bits, torch.int8, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def quantizer_of(bits: int, block: Block, affine: bool) -> Quantizer:
+    """The quantizer of integers with scales, and zero points if it is affine."""
+    format, rule = (integers(bits), MinMax()) if affine else (signed(bits), Amax())
+    return Quantizer(format, block, rule, layout=Planes() if bits in (3, 5, 6) else None)
+
+
+def quantizer_of_floats(dtype: torch.dtype, block: Block) -> Quantizer:
+    """The quantizer of 8-bit floats with scales in float32."""
+    rule = BlockScaling() if min(block) > 1 else CurrentScaling()
+    return Quantizer(FP8[dtype], block, rule)
+
+
+def unpacked(words: Tensor, bits: int, size: int) -> Tensor:
+    """(n, w) int32 -> (n, size) uint8: integers of `bits` bits, one after the other from the lowest bit of the first
+    word, some in two words."""
+    raw = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return raw[:, :size].contiguous()
+    if bits in (1, 2, 4):
+        fields = torch.stack([(raw >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], 2)
+        return fields.flatten(1)[:, :size].contiguous()
+    at = torch.arange(size) * bits
+    raw = torch.nn.functional.pad(raw, (0, 1)).to(torch.int16)  # the last one may have nothing behind it
+    pair = raw[:, at // 8] + raw[:, at // 8 + 1].bitwise_left_shift(8)
+    return ((pair >> (at % 8)) & (2**bits - 1)).to(torch.uint8)
+
+
+def assembled(
+    quantizer: Quantizer, shape: Sequence[int], dtype: torch.dtype, codes: Callable[[int, int], Tensor], **rest: Tensor
+) -> QuantizedTensor:
+    """A matrix whose codes are made some rows at a time.
+
+    Args:
+        codes: of rows from one to another, an integer of the format for each element.
+        rest: what is stored beside the codes, in its shape.
+    """
+    rows, size = shape
+    buffers: dict[str, Tensor] = {}
+    for name, (wanted, of) in quantizer.buffers(shape).items():
+        buffers[name] = (
+            rest[name].reshape(wanted).to(of).contiguous() if name in rest else torch.empty(wanted, dtype=of)
+        )
+    for start in range(0, rows, step := max(AT_ONCE // max(size, 1), 1)):
+        stop = min(start + step, rows)
+        for name, part in held(quantizer, {"codes": codes(start, stop)}).items():
+            buffers[name][start:stop] = part
+    return QuantizedTensor(buffers, quantizer, tuple(shape), dtype)
+
+
+def order_of_groups(parts: Parts, end: str, size: int, group: int) -> Tensor | None:
+    """The order in which columns of `size` stand group by group, of the group of each; None if they do."""
+    groups = parts.fits(end, parts.get(end, torch.int32, torch.int64), (size,)).to(torch.int64)
+    wanted = torch.arange(size) // group
+    if torch.equal(groups, wanted):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[order], wanted):
+        raise parts.fail(f"{end!r} must name each group of {group} columns as often as it has columns")
+    return order
+
+
+def number(parts: Parts, config: Config, key: str, least: int, most: int, default: int | None = None) -> int:
+    """An integer of a configuration."""
+    found = config.get(key, default)
+    if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
+        raise parts.fail(f"the configuration's {key} is {found!r}, and must be an integer from {least} to {most}")
+    return found
+
+
+def from_json(raw: bytes | str, what: str) -> dict[str, Any]:
+    """A JSON object, or ValueError."""
+    try:
+        found: Any = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} is no JSON object")
+    return cast(dict[str, Any], found)

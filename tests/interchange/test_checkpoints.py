@@ -1,0 +1,100 @@
+"""Files and folders of checkpoints, and those that are not what they say."""
+
+import json
+import unittest
+
+import numpy as np
+import torch
+
+from hop.interchange import open_checkpoint
+from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, pack_words, tensors_of
+
+
+def gptq() -> tuple[dict[str, object], dict[str, torch.Tensor], torch.Tensor]:
+    """A configuration, tensors, and the numbers of the weight."""
+    rng = np.random.default_rng(0)
+    codes, zeros = rng.integers(0, 16, (64, 8)), rng.integers(0, 16, (2, 8))
+    scales = rng.random((2, 8)).astype(np.float32)
+    want = (codes - zeros.repeat(32, 0)).astype(np.float32) * scales.repeat(32, 0)
+    words = {"qweight": pack_words(codes.T, 4).T, "qzeros": pack_words(zeros, 4), "scales": scales}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"}
+    return config, tensors_of("a.", **words), torch.from_numpy(want.T.copy())
+
+
+class TestFiles(InCheckpoint):
+    def test_plain(self):
+        """Without a quantization_config, and without a config.json; of a folder and of a file."""
+        tensors = {"a.weight": torch.ones(2, 3), "b": torch.arange(4)}
+        found = self.written(None, tensors)
+        assert dict(found).keys() == tensors.keys() and len(found) == 2 and found.config == {}
+        (self.folder / "config.json").unlink()
+        assert torch.equal(open_checkpoint(self.folder / "model.safetensors")["b"], tensors["b"])
+        assert "b" in open_checkpoint(str(self.folder)) and "c" not in found
+
+    def test_shards(self):
+        """A weight whose parts are in two files."""
+        config, tensors, want = gptq()
+        names, index = sorted(tensors), {}
+        for i, some in enumerate((names[:2], names[2:]), 1):
+            file = f"model-{i:05}-of-00002.safetensors"
+            self.written(config, {name: tensors[name] for name in some}, file)
+            index |= dict.fromkeys(some, file)
+        path = self.folder / "model.safetensors.index.json"
+        path.write_text(json.dumps({"weight_map": index}))
+        found = open_checkpoint(self.folder)
+        assert list(found) == ["a.weight"]
+        assert_bits(found["a.weight"], want)
+        for held in ({"a": "../x.safetensors"}, {"a": 3}, {"a": ["x"]}, {"a": "none.safetensors"}, [], None):
+            path.write_text(json.dumps({"weight_map": held}))
+            with self.assertRaisesRegex(ValueError, "weight_map must map names to files beside it"):
+                open_checkpoint(self.folder)
+        path.write_text(json.dumps({"weight_map": {**index, "a.other": index["a.scales"]}}))
+        with self.assertRaisesRegex(ValueError, "tensor 'a.other'"):
+            open_checkpoint(self.folder)
+
+    def test_cut_off(self):
+        config, tensors, _ = gptq()
+        self.written(config, tensors)
+        file = self.folder / "model.safetensors"
+        content = file.read_bytes()
+        for size in range(len(content)):
+            file.write_bytes(content[:size])
+            with self.assertRaisesRegex(ValueError, "is no whole file of safetensors"):
+                open_checkpoint(self.folder)
+
+    def test_mutations(self):
+        """Some bytes of a header or of a configuration changed: it is read, or there is a ValueError."""
+        config, tensors, _ = gptq()
+        self.written(config, tensors)
+        files = [self.folder / "model.safetensors", self.folder / "config.json"]
+        contents, read = [file.read_bytes() for file in files], 0
+        for seed in range(400):
+            rng = np.random.default_rng(seed)
+            for i, (file, content) in enumerate(zip(files, contents, strict=True)):
+                changed = bytearray(content)
+                for _ in range(rng.integers(1, 3) if i == seed % 2 else 0):
+                    changed[rng.integers(min(len(content), 300))] = rng.integers(256)
+                file.write_bytes(bytes(changed))
+            try:
+                read += len(dict(open_checkpoint(self.folder))) > 0
+            except ValueError as error:
+                assert str(self.folder) in str(error), error
+        assert 0 < read < 400
+
+    def test_refused(self):
+        with self.assertRaisesRegex(TypeError, "path must be text or a Path, got 3"):
+            open_checkpoint(3)
+        with self.assertRaisesRegex(FileNotFoundError, "path must be a file or folder that is there"):
+            open_checkpoint(self.folder / "none")
+        with self.assertRaisesRegex(FileNotFoundError, "has no files"):
+            open_checkpoint(self.folder)
+        self.fails({"quant_method": "none"}, {"a": torch.ones(1)}, "quant_method of config.json is 'none'")
+        self.fails({"quant_method": ["gptq"]}, {"a": torch.ones(1)}, "quant_method of config.json is ['gptq']")
+        self.fails([1], {"a": torch.ones(1)}, "quantization_config must be an object")
+        (self.folder / "config.json").write_text("{")
+        with self.assertRaisesRegex(ValueError, "is no JSON"):
+            open_checkpoint(self.folder)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,148 @@
+"""Checkpoints with fp8 in blocks, of ModelOpt, and of bitsandbytes, against the tools or their formulas."""
+
+import json
+import unittest
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parameterized import parameterized
+
+import hop
+from hop.numerics.presets import FP8_128X128
+from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, random
+
+
+class TestFP8Blocks(InCheckpoint):
+    @parameterized.expand([(str(d)[6:], d) for d in (torch.float32, torch.bfloat16, torch.uint8, torch.float8_e8m0fnu)])
+    def test_transformers(self, _name, dtype):
+        module = pytest.importorskip("transformers.integrations.finegrained_fp8", reason="transformers is missing")
+        weight = random(256, 384).to(torch.float8_e4m3fn)
+        scale = (random(2, 3).abs() * 0.01).to(torch.float32 if dtype == torch.uint8 else dtype)
+        if dtype == torch.uint8:
+            scale = torch.tensor([[120, 127, 130], [100, 3, 141]], dtype=torch.uint8)
+        want = module.Fp8Dequantize(None)._dequantize_one(weight, scale)
+        config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        tensors = {"a.weight": weight, "a.weight_scale_inv": scale, "norm.weight": torch.ones(3)}
+        found = self.written(config, tensors)
+        assert set(found) == {"a.weight", "norm.weight"}
+        assert_bits(found["a.weight"], want)
+        assert found["a.weight"].quantizer == FP8_128X128
+
+    def test_cut_off_and_stacks(self):
+        """Blocks at the edge, and experts in one tensor."""
+        scale = torch.rand(3, 2, 2, generator=torch.Generator().manual_seed(1))
+        weight = random(3, 130, 200).to(torch.float8_e4m3fn)
+        found = self.written({"quant_method": "fp8"}, {"e.up": weight, "e.up_scale_inv": scale})
+        whole = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :130, :200]
+        assert_bits(found["e.up"], weight.to(torch.float32) * whole)
+
+    def test_wrong(self):
+        tensors = {"a.weight": torch.zeros(256, 256, dtype=torch.float8_e4m3fn), "a.weight_scale_inv": torch.ones(2, 3)}
+        config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        self.fails(config, tensors, "tensor 'a.weight': '_scale_inv' has shape (2, 3), and must have (2, 2)")
+        self.fails({**config, "weight_block_size": [0, 128]}, tensors, "weight_block_size is [0, 128]")
+        self.fails(config, {**tensors, "a.weight": torch.ones(2, 2)}, "is torch.float32 of (2, 2)")
+
+
+class TestModelOpt(InCheckpoint):
+    def test_nvfp4(self):
+        """The formula of its NVFP4QTensor.dequantize."""
+        rng = np.random.default_rng(4)
+        packed = torch.from_numpy(rng.integers(0, 256, (32, 64), dtype=np.uint8))
+        scale = random(32, 8).abs().to(torch.float8_e4m3fn)
+        outer = torch.tensor(0.0123)
+        numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+        raw = packed.numpy()
+        codes = np.stack([raw & 15, raw >> 4], -1).reshape(32, 128)
+        blocks = scale.to(torch.float32).numpy() * outer.numpy()
+        want = torch.from_numpy(numbers[codes] * blocks.repeat(16, 1)).to(torch.bfloat16)
+        tensors = {"a.weight": packed, "a.weight_scale": scale, "a.weight_scale_2": outer, "a.input_scale": outer + 1}
+        found = self.written({"quant_method": "modelopt", "quant_algo": "NVFP4"}, tensors)
+        assert set(found) == {"a.weight", "a.input_scale"}
+        assert_bits(found["a.weight"], want)
+        (self.folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+        assert_bits(self.written(None, tensors)["a.weight"], want)
+        self.fails(None, {**tensors, "a.weight_scale": scale[1:]}, "tensor 'a.weight': 'scale' has shape (31, 8)")
+        del tensors["a.weight_scale"]
+        self.fails({"quant_method": "modelopt"}, tensors, "the file lacks 'weight_scale' beside it")
+
+    def test_fp8(self):
+        weight, scale = random(8, 16).to(torch.float8_e4m3fn), torch.tensor(0.037)
+        found = self.written({"quant_method": "modelopt"}, {"a.weight": weight, "a.weight_scale": scale})
+        assert_bits(found["a.weight"], (weight.to(torch.float32) * scale).to(torch.bfloat16))
+
+
+CONFIG = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+class TestBitsAndBytes(InCheckpoint):
+    def quantized(self, shape: tuple[int, ...], dtype: torch.dtype, nested: bool) -> Any:
+        f = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is missing")
+        x = random(*shape).to(dtype)
+        codes, state = f.quantize_4bit(x, blocksize=64, compress_statistics=nested, quant_type="nf4")
+        held = {f"a.weight.{key}": value for key, value in state.as_dict(packed=True).items()}
+        return {"a.weight": codes, **held}, f.dequantize_4bit(codes, state)
+
+    @parameterized.expand(
+        [
+            (f"{str(dtype)[6:]}_{nested}_{i}", shape, dtype, nested)
+            for dtype in (torch.float32, torch.bfloat16, torch.float16)
+            for nested in (False, True)
+            for i, shape in enumerate([(48, 128), (300, 64), (7, 192)])
+        ]
+    )
+    def test_nf4(self, _name, shape, dtype, nested):
+        tensors, want = self.quantized(shape, dtype, nested)
+        found = self.written(CONFIG, {**tensors, "a.bias": torch.ones(3)})
+        assert set(found) == {"a.weight", "a.bias"}
+        assert_bits(found["a.weight"], want)
+
+    def test_rows_of_no_whole_blocks(self):
+        """Blocks run over the flat tensor, as the package quantizes; its dequantizing on CPUs takes the scales of other
+        blocks there (0.50), so that this is the formula."""
+        tensors, _ = self.quantized((7, 49), torch.float32, False)
+        codes = tensors["a.weight"].flatten().numpy()
+        flat = np.stack([codes >> 4, codes & 15], 1).reshape(-1)[: 7 * 49]
+        scales = tensors["a.weight.absmax"].numpy().repeat(64)[: 7 * 49]
+        want = (tensors["a.weight.quant_map"].numpy()[flat] * scales).reshape(7, 49)
+        assert_bits(self.written(CONFIG, tensors)["a.weight"], torch.from_numpy(want))
+
+    def test_int8(self):
+        f = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is missing")
+        codes, amax, _ = f.int8_vectorwise_quant(random(48, 128).to(torch.float16))
+        want = f.int8_vectorwise_dequant(codes, amax)
+        tensors = {"a.weight": codes, "a.SCB": amax, "a.weight_format": torch.tensor(0, dtype=torch.uint8)}
+        got = hop.dequantize(self.written({"quant_method": "bitsandbytes"}, tensors)["a.weight"])
+        apart = (got.view(torch.int32) - want.view(torch.int32)).abs()
+        assert got.dtype == want.dtype and apart.max() <= 2, apart.max()
+        tensors["a.weight_format"] = torch.tensor(2, dtype=torch.uint8)
+        self.fails({"quant_method": "bitsandbytes"}, tensors, "'weight_format' must be 0")
+
+    def test_wrong(self):
+        tensors, _ = self.quantized((48, 128), torch.float32, True)
+        key = "a.weight.quant_state.bitsandbytes__nf4"
+        state = json.loads(bytes(tensors[key].tolist()))
+
+        def said(**change: Any) -> dict[str, torch.Tensor]:
+            return {key: torch.tensor(list(json.dumps({**state, **change}).encode()), dtype=torch.uint8)}
+
+        for change, message in (
+            (said(shape=[2**39, 2**39]), "it has 3072 bytes of codes, and shape"),
+            (said(shape=[48, -1]), "shape [48, -1]"),
+            (said(shape="x"), "shape 'x'"),
+            (said(dtype="int8"), "dtype 'int8'"),
+            (said(blocksize=0), "blocksize is 0"),
+            (said(blocksize=128), "'.absmax' has shape (96,), and must have (48,)"),
+            (said(nested_blocksize=1), "'.nested_absmax' has shape (1,)"),
+            (said(nested_offset="1"), "nested_offset '1'"),
+            ({key: torch.tensor([1, 2], dtype=torch.uint8)}, "is no JSON"),
+            ({"a.weight.quant_map": torch.zeros(16)}, "must be the numbers of NF4"),
+        ):
+            self.fails(CONFIG, {**tensors, **change}, message)
+            self.fails(CONFIG, {**tensors, **change}, "tensor 'a.weight'")
+
+
+if __name__ == "__main__":
+    unittest.main()

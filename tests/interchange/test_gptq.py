@@ -1,0 +1,128 @@
+"""GPTQ and AWQ, packed here by their specifications, against their formulas in numpy."""
+
+import unittest
+from typing import Any
+
+import numpy as np
+import torch
+from parameterized import parameterized
+
+import hop
+from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, pack_words, tensors_of
+
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+class TestGPTQ(InCheckpoint):
+    def made(self, bits: int, group: int, form: str, order: bool = False) -> Any:
+        """A configuration, tensors, and the numbers of the weight."""
+        rng, size, rows = np.random.default_rng(bits), 128, 32
+        of = np.arange(size) // (size if group == -1 else group)
+        groups = int(of.max()) + 1
+        of = rng.permutation(of) if order else of
+        codes = rng.integers(0, 2**bits, (size, rows))
+        zeros = rng.integers(0 if form == "gptq_v2" else 1, 2**bits, (groups, rows))
+        scales = rng.random((groups, rows)).astype(np.float16)
+        want = scales[of] * (codes - zeros[of]).astype(np.float16)
+        tensors = tensors_of(
+            "a.",
+            qweight=pack_words(codes.T, bits).T,
+            qzeros=pack_words(zeros - (form == "gptq"), bits),
+            scales=scales,
+            g_idx=of.astype(np.int32),
+        )
+        config = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": form}
+        return config, tensors, torch.from_numpy(want.T.copy())
+
+    @parameterized.expand(
+        [(f"{b}_{g}_{f}", b, g, f) for b in (2, 3, 4, 8) for g in (32, -1) for f in ("gptq", "gptq_v2")]
+    )
+    def test_bits(self, _name, bits, group, form):
+        config, tensors, want = self.made(bits, group, form)
+        found = self.written(config, {**tensors, "a.bias": torch.ones(3)})
+        assert set(found) == {"a.weight", "a.bias"} and found.permutation("a.weight") is None
+        assert_bits(found["a.weight"], want)
+        without = {name: t for name, t in tensors.items() if "g_idx" not in name}
+        assert_bits(self.written(config, without)["a.weight"], want)
+
+    def test_words(self):
+        """Three words of 32 integers of 3 bits, of which two lie in two words, as AutoGPTQ packs them."""
+        codes = np.random.default_rng(0).integers(0, 8, 32)
+        first = sum(int(codes[j]) << 3 * j for j in range(10)) | (int(codes[10]) << 30)
+        second = int(codes[10]) >> 2 | sum(int(codes[11 + j]) << (3 * j + 1) for j in range(10)) | int(codes[21]) << 31
+        third = int(codes[21]) >> 1 | sum(int(codes[22 + j]) << (3 * j + 2) for j in range(10))
+        words = np.array([[w & 0xFFFFFFFF for w in (first, second, third)]], dtype=np.uint32).view(np.int32)
+        assert np.array_equal(pack_words(codes[None], 3), words)
+
+    @parameterized.expand([(2,), (3,), (4,), (8,)])
+    def test_act_order(self, bits):
+        """Columns are sorted by group, and the permutation gives the file's order."""
+        config, tensors, want = self.made(bits, 32, "gptq", order=True)
+        found = self.written(config, tensors)
+        w, order = found["a.weight"], found.permutation("a.weight")
+        assert torch.equal(order.sort().values, torch.arange(128)) and not torch.equal(order, torch.arange(128))
+        assert_bits(w, want[:, order])
+        assert torch.equal(hop.dequantize(w)[:, torch.argsort(order)], want)
+
+    def test_carry(self):
+        """Zero points of 0, of which the first form stores a word less a 1 in each field."""
+        config, tensors, _ = self.made(4, 32, "gptq")
+        tensors["a.qzeros"] = torch.zeros_like(tensors["a.qzeros"]) - 0x11111111
+        assert not self.written(config, tensors)["a.weight"].zero_point.any()
+
+    def test_wrong(self):
+        config, tensors, _ = self.made(4, 32, "gptq", order=True)
+        g_idx = tensors["a.g_idx"]
+        for change, message in (
+            ({"a.g_idx": g_idx.clamp(max=2)}, "'g_idx' must name each group of 32 columns as often"),
+            ({"a.g_idx": g_idx - 1}, "'g_idx' must name each group of 32 columns as often"),
+            ({"a.g_idx": g_idx[1:].clone()}, "'g_idx' has shape (127,)"),
+            ({"a.qzeros": torch.zeros(4, 3, dtype=torch.int32)}, "'qzeros' has shape (4, 3), and must have (4, 4)"),
+            ({"a.scales": torch.zeros(3, 32)}, "'scales' has shape (3, 32), and must have (4, 32)"),
+            ({"a.qweight": torch.zeros(16, 32)}, "'qweight' is torch.float32"),
+        ):
+            self.fails(config, {**tensors, **change}, f"tensor 'a.weight': {message}")
+        self.fails({**config, "bits": 5}, tensors, "bits are 5")
+        self.fails({**config, "bits": None}, tensors, "bits is None")
+        self.fails({**config, "group_size": 2**40}, tensors, "group_size is 1099511627776")
+        self.fails({**config, "checkpoint_format": "marlin"}, tensors, "checkpoint_format is 'marlin'")
+        config, tensors, _ = self.made(3, 32, "gptq")
+        self.fails({**config, "meta": {"quantizer": ["gptqmodel:2.0"]}}, tensors, "save it as 'gptq_v2'")
+
+
+class TestAWQ(InCheckpoint):
+    @parameterized.expand([("groups", 32, True), ("whole", -1, True), ("symmetric", 64, False)])
+    def test_gemm(self, _name, group, with_zeros):
+        rng, size, rows = np.random.default_rng(1), 128, 40
+        of = np.arange(size) // (size if group == -1 else group)
+        groups = int(of.max()) + 1
+        codes = rng.integers(0, 16, (size, rows))
+        zeros = rng.integers(0, 16, (groups, rows)) if with_zeros else np.full((groups, rows), 8)
+        scales = rng.random((groups, rows)).astype(np.float16)
+
+        def packed(x: np.ndarray) -> np.ndarray:
+            return pack_words(x.reshape(len(x), -1, 8)[:, :, AWQ_ORDER].reshape(len(x), -1), 4)
+
+        tensors = tensors_of("a.", qweight=packed(codes), qzeros=packed(zeros), scales=scales)
+        if not with_zeros:
+            del tensors["a.qzeros"]
+        config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": with_zeros}
+        want = ((codes - zeros[of]).astype(np.float16) * scales[of]).T.copy()
+        assert_bits(self.written(config, tensors)["a.weight"], torch.from_numpy(want))
+        self.fails({**config, "version": "gemv"}, tensors, "version is 'gemv'")
+        self.fails(config, {**tensors, "a.scales": torch.ones(3, 40)}, "'scales' has shape (3, 40)")
+
+    def test_large(self):
+        """More than is unpacked at once, in parts that begin within a word."""
+        rng, size, rows = np.random.default_rng(2), 87040, 40
+        codes = rng.integers(0, 16, (size, rows))
+        words = (codes.reshape(size, -1, 8)[:, :, AWQ_ORDER] << (4 * np.arange(8))).sum(-1)
+        scales = rng.random((size // 128, rows)).astype(np.float16)
+        tensors = tensors_of("a.", qweight=words.astype(np.uint32).view(np.int32), scales=scales)
+        want = (codes - 8).astype(np.float16) * scales.repeat(128, 0)
+        found = self.written({"quant_method": "awq", "bits": 4, "group_size": 128}, tensors)
+        assert_bits(found["a.weight"], torch.from_numpy(want.T.copy()))
+
+
+if __name__ == "__main__":
+    unittest.main()
