@@ -47,7 +47,7 @@ $(VENV)/docs: $(VENV)/dev
 	@touch $@
 
 $(VENV)/runtimes: $(VENV)/dev
-	@$(PIP) --editable '.[onnx,executorch,litert]'
+	@$(PIP) --editable '.[onnx,executorch,litert,oracles]'
 	@touch $@
 
 $(VENV)/wheel: $(VENV)/base

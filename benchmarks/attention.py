@@ -1,4 +1,5 @@
-"""Attention of int8 against PyTorch's of bfloat16 and of float32: whole, causal, and one query beside a long cache."""
+"""Attention of int8 against PyTorch's of bfloat16 and of float32: whole, causal, one query beside a long cache; and a
+cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ def attention() -> Iterator[Row]:
         case = f"int8, {heads} heads of {width}, {queries} by {keys}{', causal' if causal else ''}"
         yield Row("attention", case, own, "bfloat16", half, target)
         yield Row("attention", case, own, "float32", single)
+    yield from _cached()
 
 
 def _ours(codes: Sequence[Tensor], options: dict[str, Any]) -> Callable[[], Tensor]:
@@ -50,6 +52,33 @@ def _ours(codes: Sequence[Tensor], options: dict[str, Any]) -> Callable[[], Tens
 
 def _theirs(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Callable[[], Tensor]:
     return lambda: functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+def _cached() -> Iterator[Row]:
+    """One token more for a hop.nn.KVCache that it fills, and its query; against a cache of bfloat16 whose keys are not
+    copied for each head, but whose heads of queries that share one are its rows."""
+    torch.manual_seed(0)
+    heads, groups, keys, width = 32, 8, 4096, 128
+    q, k, v = (torch.randn(1, n, m, width).bfloat16() for n, m in ((heads, 1), (groups, keys), (groups, keys)))
+    own = hop.nn.KVCache((1, groups, keys, width), dtype=torch.bfloat16)
+    own.append(k, v)
+    at, mask = torch.tensor([keys - 1]), torch.ones(1, 1, 1, keys, dtype=torch.bool)
+    key, value = (x[:, :, -1:].clone() for x in (k, v))
+
+    def theirs() -> None:
+        k.index_copy_(2, at, key)
+        v.index_copy_(2, at, value)
+
+    def attended() -> Tensor:
+        theirs()
+        return functional.scaled_dot_product_attention(q.view(1, groups, heads // groups, width), k, v, mask)
+
+    with torch.inference_mode():
+        case = f"int8 cache, {groups} heads of {width}, {keys} keys"
+        ours, half = interleaved([lambda: own.append(key, value, at), theirs])
+        yield Row("attention", f"{case}: one more", ours, "bfloat16", half)
+        ours, half = interleaved([lambda: own(q, key, value, at), attended])
+        yield Row("attention", f"{case}: one more, and {heads} queries", ours, "bfloat16", half, "<= 0.6")
 
 
 GROUPS = [attention]

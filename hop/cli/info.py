@@ -54,7 +54,7 @@ PACKAGES = (
     Package("safetensors", "transformers", "its files"),
     Package("torchao", "dev", "its checkpoints and programs; a peer in tests"),
     Package("gguf", "dev", "reads GGUF files in tests"),
-    Package("compressed-tensors", "dev", "writes checkpoints in tests"),
+    Package("compressed-tensors", "oracles", "writes checkpoints in tests"),
 )
 _FEATURES = (
     "avx2",

@@ -1,4 +1,4 @@
-"""Models of transformers that quantize as they load, and LoRA of PEFT on them.
+"""Models of transformers that quantize as they load, their keys and values as codes, and LoRA of PEFT on them.
 
 config.py     HopConfig, a quantization_config of transformers
 quantizer.py  HopQuantizer, what transformers asks while it loads and saves
@@ -6,6 +6,7 @@ loading.py    from the tensors of a checkpoint to quantized weights
 places.py     which layers are quantized, and which stay in floats
 experts.py    experts in 3-D parameters
 attention.py  attention of codes, by transformers' AttentionInterface
+cache.py      HopCache, a cache of keys and values as codes
 lora.py       layers of PEFT that merge without rounding
 
 Importing it registers HopConfig and the attention "hop", where transformers is installed: then checkpoints load that
@@ -18,12 +19,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hop.integrations.cache import HopCache as HopCache
     from hop.integrations.config import HopConfig as HopConfig
     from hop.integrations.lora import register_lora as register_lora
     from hop.integrations.quantizer import HopQuantizer as HopQuantizer
 
 # Of each name the module and the package that it needs.
 _NAMES = {
+    "HopCache": ("hop.integrations.cache", "transformers"),
     "HopConfig": ("hop.integrations.quantizer", "transformers"),
     "HopQuantizer": ("hop.integrations.quantizer", "transformers"),
     "register_lora": ("hop.integrations.lora", "peft"),

@@ -81,8 +81,7 @@ def attention_forward(
     mask = attention_mask
     if position_bias is not None:
         mask, causal = _with_bias(attention_mask, position_bias, causal, key), False
-    grouped = query.shape[1] != key.shape[1]
-    y = attend(scheme, query, key, value, mask, bool(causal), scale=scaling, grouped=grouped)
+    y = attend(scheme, query, key, value, mask, bool(causal), scale=scaling)
     return y.transpose(1, 2).contiguous(), None
 
 

@@ -8,6 +8,7 @@ layers.py       Linear, Embedding
 convolutions.py Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 functions.py    LayerNorm, RMSNorm, GELU, SiLU, Sigmoid, Tanh, Hardswish, Hardsigmoid, LeakyReLU, Softmax
 attention.py    MultiheadAttention; masks.py merges its masks
+kv_cache.py     KVCache, keys and values as codes
 kinds.py        which layer takes the place of which
 conversion.py   from a float model to a quantized one, and back
 calibration.py  static scales from data
@@ -56,6 +57,7 @@ from hop.nn.functions import Tanh as Tanh
 from hop.nn.gathering import bytes_gathered as bytes_gathered
 from hop.nn.gathering import gather_as_codes as gather_as_codes
 from hop.nn.holding import hold_weights as hold_weights
+from hop.nn.kv_cache import KVCache as KVCache
 from hop.nn.layer import Layer as Layer
 from hop.nn.layer import not_a_model as not_a_model
 from hop.nn.layers import Embedding as Embedding
@@ -80,6 +82,7 @@ __all__ = [
     "FoldedBatchNorm",
     "Hardsigmoid",
     "Hardswish",
+    "KVCache",
     "Layer",
     "LayerNorm",
     "LeakyReLU",

@@ -18,6 +18,7 @@ from hop.nn.contexts import asks_for_floats
 from hop.nn.layer import modules_of
 from hop.nn.report import Conversion
 from hop.nn.selectors import Selector, check_selector, matches
+from hop.numerics import presets
 from hop.numerics.attention_schemes import AttentionScheme, named
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
@@ -61,20 +62,23 @@ def attend(
     is_causal: bool = False,
     *,
     scale: float | None = None,
-    grouped: bool = False,
 ) -> Tensor:
     """Attention in a scheme, its result in the dtype of the query.
 
     Args:
-        scheme: None where key and value are quantized, and the query is read as it is.
-        query: (..., L, E), float.
-        key, value: (..., S, E) and (..., S, V), float or quantized.
+        scheme: None where key and value are quantized: the query is then quantized too, by hop.presets.INT8_ROW beside
+            integers, by FP8_ROW beside floats.
+        query: (N, H, L, E), float.
+        key, value: (N, G, S, E) and (N, G, S, V), of G heads that divide H, float or quantized.
         mask, is_causal, scale: as ATen's.
-        grouped: whether several heads of the query share one of key and value.
     """
-    quantizers = (None, None, None) if scheme is None else (scheme.query, scheme.key, scheme.value)
+    if scheme is None:
+        assert isinstance(key, QuantizedTensor)
+        quantizers = (presets.INT8_ROW if key.quantizer.format.is_integer else presets.FP8_ROW, None, None)
+    else:
+        quantizers = (scheme.query, scheme.key, scheme.value)
     given = [_quantized(q, x) for q, x in zip(quantizers, (query, key, value), strict=True)]
-    op = aten.scaled_dot_product_attention.default
+    op, grouped = aten.scaled_dot_product_attention.default, query.shape[1] != key.shape[1]
     return scaled(op, query.dtype, *given, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)  # type: ignore[return-value]
 
 

@@ -1,7 +1,9 @@
 """Attention of scaled, held against integers of Python, numpy's float32 and mpmath's exponential."""
 
+import functools
 import itertools
 import math
+import operator
 from importlib import import_module
 from typing import Any
 
@@ -16,8 +18,8 @@ from hop import Quantizer, presets
 from hop.dispatch.operand import Operand, encode
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.families import attention
-from hop.numerics.formats import INT8
-from hop.tensor.quantized import operand
+from hop.numerics.formats import INT4, INT8
+from hop.tensor.quantized import operand as operand_of
 from tests.impls.test_scaled_rows import float32
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
@@ -63,15 +65,25 @@ def one_row(scores: list[np.float32], v: np.ndarray, of_v: np.ndarray, per_token
 
 def numbers(x: Operand) -> tuple[np.ndarray, np.ndarray]:
     """Codes less zero points, and the scale of each, of an operand in blocks of whole dimensions or single elements."""
-    codes = x.codes.to(torch.int64) - (x.zero if isinstance(x.zero, int) else x.zero.to(torch.int64))
-    return codes.numpy(), x.scale.expand(x.shape).numpy()
+    codes = x.codes.to(torch.int64)
+    if x.quantizer.format == INT4:  # two to a byte, the first in the lower bits
+        codes = (torch.stack([codes & 15, codes >> 4], -1).flatten(-2) + 8) % 16 - 8
+    codes = codes - (x.zero if isinstance(x.zero, int) else x.zero.to(torch.int64))
+    whole = x.scale.repeat_interleave(max(x.quantizer.block[-1], 1), -1)[..., : x.shape[-1]]
+    return codes.numpy(), whole.expand(x.shape).numpy()
+
+
+def starts(x: Any) -> list[int]:
+    """Where the groups of elements of a token begin, and the end."""
+    size = x.quantizer.block[-1]
+    return [*range(0, x.shape[-1], x.shape[-1] if size in (-1, 1) else size), x.shape[-1]]
 
 
 def oracle(
     q: Any, k: Any, v: Any, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """Attention of quantized (B, H, L, E), (B, G, S, E) and (B, G, S, V)."""
-    (qs, of_q), (ks, of_k), (vs, of_v) = (numbers(operand(x)) for x in (q, k, v))
+    (qs, of_q), (ks, of_k), (vs, of_v) = (numbers(operand_of(x)) for x in (q, k, v))
     factor = np.float32(1 / math.sqrt(qs.shape[-1]) if scale is None else scale)
     batch, heads, length, _ = qs.shape
     keys, per_token = ks.shape[-2], v.scale.shape[-2] > 1
@@ -79,20 +91,26 @@ def oracle(
     for b, h, i in itertools.product(range(batch), range(heads), range(length)):
         g, scores = h // (heads // ks.shape[1]), []
         for j in range(keys):
-            n = sum(int(x) * int(z) for x, z in zip(qs[b, h, i], ks[b, g, j], strict=True))
-            x = np.float32(n) * (of_q[b, h, i, 0] * factor) * of_k[b, g, j, 0]
+            parts = []
+            for at, end in itertools.pairwise(starts(k)):
+                n = sum(int(x) * int(z) for x, z in zip(qs[b, h, i, at:end], ks[b, g, j, at:end], strict=True))
+                parts.append(np.float32(n) * (of_q[b, h, i, 0] * factor) * of_k[b, g, j, at])
+            x = functools.reduce(operator.add, parts)
             if mask is not None:
                 own = mask.expand(batch, heads, length, keys)[b, h, i, j].item()
                 x = (x if own else np.float32(-math.inf)) if mask.dtype == torch.bool else x + np.float32(own)
             scores.append(np.float32(-math.inf) if causal and j > i else x)
-        y[b, h, i] = one_row(scores, vs[b, g], of_v[b, g], per_token)
+        for at, end in itertools.pairwise(starts(v)):
+            y[b, h, i, at:end] = one_row(scores, vs[b, g][:, at:end], of_v[b, g][:, at:end], per_token)
     return torch.from_numpy(y)
 
 
 def attended(q: Any, k: Any, v: Any, *args: Any, output: Any = torch.float32, **kwargs: Any) -> Tensor:
     """By the kernel that takes it, and by the reference: the same bits."""
     got = hop.scaled(SDPA, output, q, k, v, *args, **kwargs)
-    want = scaled_buffers.reference(SDPA, output, None, None, *encode([operand(x) for x in (q, k, v)]), *args, **kwargs)
+    want = scaled_buffers.reference(
+        SDPA, output, None, None, *encode([operand_of(x) for x in (q, k, v)]), *args, **kwargs
+    )
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.nan_to_num(), want.nan_to_num())
     return got
 
@@ -123,6 +141,17 @@ def test_causal_and_grouped(values: str) -> None:
     v = hop.quantize(VALUES[values], made(1, 2, 6, 16, seed=3))
     got = attended(q, k, v, None, 0.0, True, scale=0.7, enable_gqa=True)
     assert torch.equal(got, oracle(q, k, v, causal=True, scale=0.7))
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "hidden"])
+@pytest.mark.parametrize("format", [INT4, INT8])
+def test_groups_of_elements(format: Any, mask: str) -> None:
+    """The last group of v is cut off."""
+    q = hop.quantize(presets.INT8_ROW, made(2, 4, 5, 12, seed=1, scale=2))
+    k = hop.quantize(Quantizer(format, (1, 4)), made(2, 2, 9, 12, seed=2) * torch.arange(1, 13))
+    v = hop.quantize(Quantizer(format, (1, 8)), made(2, 2, 9, 20, seed=3) * torch.arange(1, 21))
+    got = attended(q, k, v, *(() if MASKS[mask] is None else (MASKS[mask],)), enable_gqa=True)
+    assert torch.equal(got, oracle(q, k, v, MASKS[mask]))
 
 
 def test_zero_points_and_scales_of_tensors() -> None:
@@ -198,12 +227,13 @@ def test_error_to_floats() -> None:
 
 ROW = hop.quantize(presets.INT8_ROW, made(1, 2, 4, 8))
 GROUPS = hop.quantize(Quantizer(INT8, (1, 4)), made(1, 2, 4, 8))
+ELEMENTS = hop.quantize(Quantizer(INT8, (1, 1)), made(1, 2, 4, 8))
 REFUSED: dict[str, tuple[Any, ...]] = {
     "value plain": (ValueError, "'value' by torch.float32", (ROW, ROW, made(1, 2, 4, 8))),
     "key in fp8": (ValueError, "'key' by .*e4m3", (ROW, hop.quantize(presets.FP8_ROW, made(1, 2, 4, 8)), ROW)),
-    "key in groups": (ValueError, "scales of 'key'.*of tokens", (ROW, GROUPS, ROW)),
+    "key of elements": (ValueError, "scales of 'key'.*not of single ones", (ROW, ELEMENTS, ROW)),
     "query in groups": (ValueError, "scales of 'query'.*of tokens", (GROUPS, ROW, ROW)),
-    "value in groups": (ValueError, "scales of 'value'.*not of both", (ROW, ROW, GROUPS)),
+    "value of elements": (ValueError, "scales of 'value'.*of groups", (ROW, ROW, ELEMENTS)),
     "dropout": (ValueError, "'dropout_p'.* must be 0, got 0.5", (ROW, ROW, ROW, None, 0.5)),
     "two masks": (RuntimeError, "got both", (ROW, ROW, ROW, torch.ones(4, 4, dtype=torch.bool), 0.0, True)),
     "integers as mask": (

@@ -15,7 +15,7 @@ from hop import presets
 from hop.dispatch.operand import Operand, encode
 from hop.impls.scaled import scaled_buffers
 from hop.numerics import copies
-from hop.numerics.formats import INT8, UINT5, UINT6, Integer
+from hop.numerics.formats import INT4, INT8, UINT5, UINT6, Integer
 from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import GEMMLOWP
@@ -277,6 +277,7 @@ _CHANNEL, _WHOLE = presets.INT8_CONV, presets.UINT8_TENSOR_AFFINE
 _CHANNEL1 = Quantizer(INT8, (1, -1, -1))
 _CHANNEL3 = Quantizer(INT8, (1, -1, -1, -1, -1))
 _SUPERBLOCK = Quantizer(UINT5, (1, 8), StoredScales(UINT6, (1, 32), offset=True), layout=Planes())
+_GROUPS = Quantizer(INT4, (1, 4))
 _GEMMLOWP = Quantizer(INT8, scale=Static(affine=True, requantize=GEMMLOWP))
 
 SCALED = [
@@ -401,6 +402,12 @@ SCALED = [
         (Q((2, 4, 5, 8)), Q((2, 2, 7, 8), _AFFINE), Q((2, 2, 7, 6)), P((5, 7))),
         {"scale": 0.5, "enable_gqa": True},
         output=_ROW,
+        rounds=True,
+    ),
+    ScaledOperator(
+        "attention_of_groups",
+        aten.scaled_dot_product_attention.default,
+        (Q((2, 3, 5, 8)), Q((2, 3, 7, 8), _GROUPS), Q((2, 3, 7, 6), _GROUPS)),
         rounds=True,
     ),
     ScaledOperator(

@@ -31,6 +31,9 @@ def _declines(call: Call) -> str | None:
     for name, x in zip(("query", "key", "value"), operands, strict=True):
         if not isinstance(x, Operand) or x.quantizer.format != INT8 or x.quantizer.scale.has_zero_point():
             return f"for int8 without zero points, and {name} is {x.dtype if isinstance(x, Tensor) else x.quantizer}"
+        along = block_of(x, copies.ROWWISE)
+        if along[-1] != -1 and not (name == "value" and along[-2] == -1):
+            return f"for a scale for each token, and {name} is {x.quantizer}"
         if (reason := native.declines_tensor(name, x.tensors[0])) is not None:
             return reason
     shapes = [tracing.hints(x.shape) for x in operands]

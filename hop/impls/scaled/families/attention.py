@@ -12,6 +12,9 @@ hidden or not,
 
     y   = (float32(Σ d_j v_j) · (1 / Σ c_j)) · V,                   d_j = rint(255 · (e_j · (s_v[j] / V)))
 
+Where elements of a token have scales in groups, as in 4 bits, a group of k has a sum Σ q k_j of its own, times its
+s_k[j]; these products are added in their order, each sum rounded. A group of v has a V of its own, and so a d_j.
+
 Probabilities are divided by the sum of what was rounded, c, and not of e: so the weights add up to one, and a value
 that all tokens share comes out as it is; and both sums are integers, whose order is free. A row without a key is 0.
 
@@ -48,6 +51,11 @@ MOST_KEYS = 65793
 """Σ c · v stays below 2^31 up to as many, and Σ c below 2^24, so that float32 has it."""
 
 NAMES = ("query", "key", "value")
+_SCALES = {
+    "query": "tokens, not of their elements",
+    "key": "tokens or of groups of their elements, not of single ones",
+    "value": "tokens, of groups of their elements, or of channels of all tokens",
+}
 
 
 # ---- what may be asked
@@ -99,9 +107,9 @@ def _check_blocks(call: Call) -> None:
                 f"{x.quantizer} with usages {x.usages}; take one such as hop.presets.INT8_ROW"
             )
         along = block_of(x, copies.ROWWISE)
-        allowed = -1 in along[-2:] if name == "value" else along[-1] == -1
+        allowed = along[-1] == -1 or (name != "query" and along[-1] > 1) or (name == "value" and along[-2] == -1)
         if not allowed:
-            rule = "tokens or of channels, not of both" if name == "value" else "tokens, not of their elements"
+            rule = _SCALES[name]
             raise ValueError(
                 f"scaled: the scales of {name!r} of {call.op} must be those of {rule}, got {x.quantizer}; take one "
                 "such as hop.presets.INT8_ROW"
@@ -128,21 +136,47 @@ def _attention(call: Call) -> Tensor:
 
 def _of_integers(call: Call) -> Tensor:
     q, k, v = (plain(x, copies.ROWWISE) for x in call.args[:3])
-    asked = options(call)
-    of_q, of_k, of_v = (spread(x.scale, x.block, x.shape) for x in (q, k, v))
-    keys, of_k = (_heads(call, t, k).mT for t in (centered(k), of_k))
-    x = out_dtype(aten.matmul.default, torch.int32, centered(q), keys).to(torch.float32)
-    x = _masked(x * (of_q * asked.scale) * of_k, asked)
-    e, none, invalid = _exponentials(x)
-    codes = weights = _rounded(e)
-    if block_of(call.args[2], copies.ROWWISE)[-2] != -1:
-        most = of_v.amax(-2, keepdim=True)
-        share = _heads(call, torch.where(most > 0, of_v / most, 0.0), v).mT
-        weights, of_v = _rounded(e * share), most
-    total = codes.to(torch.int32).sum(-1, keepdim=True, dtype=torch.int32).to(torch.float32)
-    total = torch.where(invalid, math.nan, torch.where(none, math.inf, total))
-    y = out_dtype(aten.matmul.default, torch.int32, weights, _heads(call, centered(v), v))
-    return y.to(torch.float32) * total.reciprocal() * _heads(call, of_v, v)
+    asked, codes_v, of_v = options(call), _heads(call, centered(v), v), _of_groups(v)
+    e, none, invalid = _exponentials(_masked(_scores(call, q, k), asked))
+    c = _rounded(e)
+    total = c.to(torch.int32).sum(-1, keepdim=True, dtype=torch.int32).to(torch.float32)
+    total = torch.where(invalid, math.nan, torch.where(none, math.inf, total)).reciprocal()
+
+    def weighted(weights: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+        y = out_dtype(aten.matmul.default, torch.int32, weights, codes)
+        return y.to(torch.float32) * total * _heads(call, scale, v)
+
+    if block_of(call.args[2], copies.ROWWISE)[-2] == -1:
+        return weighted(c, codes_v, spread(v.scale, v.block, v.shape))
+    parts: list[Tensor] = []
+    for codes, scale in zip(_groups(codes_v, v.block[-1], of_v), of_v.split(1, -1), strict=True):
+        most = scale.amax(-2, keepdim=True)
+        share = _heads(call, torch.where(most > 0, scale / most, 0.0), v).mT
+        parts.append(weighted(_rounded(e * share), codes, most))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _scores(call: Call, q: Operand, k: Operand) -> Tensor:
+    """The scores without mask and bias, float32: the sum over groups of elements of k, in their order."""
+    of_q, of_k = _of_groups(q) * options(call).scale, _of_groups(k)
+    keys, scales = (_heads(call, t, k) for t in (centered(k), of_k))
+    x: Tensor | None = None
+    operands = (_groups(t, k.block[-1], of_k) for t in (centered(q), keys))
+    for query, key, scale in zip(*operands, scales.split(1, -1), strict=True):
+        n = out_dtype(aten.matmul.default, torch.int32, query, key.mT).to(torch.float32) * of_q * scale.mT
+        x = n if x is None else x + n
+    assert x is not None
+    return x
+
+
+def _of_groups(x: Operand) -> Tensor:
+    """The scales of tokens, for each group of their elements: (..., S or 1, groups)."""
+    return spread(x.scale, (*x.block[:-1], -1), x.shape)
+
+
+def _groups(t: Tensor, size: int, scale: Tensor) -> tuple[Tensor, ...]:
+    """The elements of t that share a scale, one tensor for each."""
+    return (t,) if scale.shape[-1] == 1 else t.split(size, -1)
 
 
 def _of_floats(call: Call) -> Tensor:

@@ -1,0 +1,249 @@
+"""HopCache: a cache of transformers that holds keys and values as codes, in a hop.nn.KVCache for each layer.
+
+`update` gives a layer's attention QuantizedTensors. Attention of "hop" reads their codes; any other would dequantize
+them, and so is refused.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+
+from hop.nn.kv_cache import KVCache
+from hop.numerics import presets
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
+from hop.tensor import QuantizedTensor
+
+IMPLEMENTATION = "hop"
+MARK = "reads_codes"  # the attribute of another attention function that takes QuantizedTensors as key and value
+_REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # where a module's forward looks for the interface's functions
+
+
+class QuantizedLayer(CacheLayerMixin):
+    """The cache of a layer that attends to all tokens; KVCache's length is a tensor, so that programs stay as they are.
+
+    Args:
+        length: how many tokens it can hold.
+        quantizer, value_quantizer: those of the KVCache, which is made at the first update.
+    """
+
+    is_compileable = True
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, length: int, quantizer: Quantizer, value_quantizer: Quantizer | None = None) -> None:
+        super().__init__()
+        self.length, self.quantizer, self.value_quantizer = length, quantizer, value_quantizer
+        self.cache: Any = None
+
+    @property
+    def batch_size(self) -> int:
+        """Of the sequences that it holds; AttributeError before the first update, as transformers expects."""
+        return self.cache.shape[0]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the buffers. A compiled program cannot: call the model once before, or Cache.early_initialization."""
+        batch, heads, _, width = key_states.shape
+        self.cache = KVCache(
+            (batch, heads, self.length, width),
+            self.quantizer,
+            value_quantizer=self.value_quantizer,
+            value_dim=value_states.shape[-1],
+            dtype=key_states.dtype,
+            device=key_states.device,
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[QuantizedTensor, QuantizedTensor]:
+        """Keys and values of all tokens, of those included that have not come."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return self.write(key_states, value_states)
+
+    def write(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
+        """What update is of a cache that is there."""
+        return self.cache.append(key, value)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many keys update gives, and the position of the first."""
+        return self.length, 0
+
+    def get_seq_length(self) -> Any:
+        """How many tokens have come: a tensor in a compiled program, which has no number for it."""
+        return self._number(self.cache.length) if self.is_initialized else 0
+
+    def get_max_length(self) -> int:
+        """How many tokens it can hold."""
+        return self.length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last -tokens_to_remove tokens; a number above 0 is refused, as by transformers."""
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"HopCache.crop: tokens_to_remove must be 0 or below, got {tokens_to_remove}; give -n to forget n"
+            )
+        if tokens_to_remove and self.is_initialized:
+            self.cache.crop((self.cache.length + tokens_to_remove).clamp(min=0))
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        if self.is_initialized:
+            self.cache.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Let each sequence be the one that beam_idx names."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each sequence `repeats` times, one after the other."""
+        if self.is_initialized:
+            own = torch.arange(self.batch_size, device=self.cache.length.device)
+            self.cache.select(own.repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """The sequences that `indices` name."""
+        if self.is_initialized:
+            self.cache.select(indices)
+
+    def offload(self) -> None:
+        """Refused: codes stay where the model is."""
+        raise NotImplementedError("HopCache: layers are not offloaded; leave offloading=False")
+
+    prefetch = offload
+
+    def _number(self, length: Tensor) -> Any:
+        return length.clone() if torch.compiler.is_compiling() else int(length)
+
+
+class SlidingLayer(QuantizedLayer):
+    """The cache of a layer that attends to a window of tokens, its own the last: it holds the others.
+
+    Args:
+        window: how many tokens the layer attends to.
+        length, quantizer, value_quantizer: as for QuantizedLayer; it holds no more tokens than `length`.
+    """
+
+    is_croppable = False
+    is_sliding = True
+
+    def __init__(
+        self, window: int, length: int, quantizer: Quantizer, value_quantizer: Quantizer | None = None
+    ) -> None:
+        super().__init__(min(window - 1, length), quantizer, value_quantizer)
+        self.window = window
+
+    def write(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
+        """The tokens that were held, and the new ones."""
+        return self.cache.slide(key, value)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
+        """How many keys update gives, and the position of the first."""
+        gone = (self.cache.length - self.length).clamp(min=0) if self.is_initialized else torch.tensor(0)
+        return self.length + query_length, self._number(gone)
+
+    def get_max_length(self) -> int:
+        """The window."""
+        return self.window
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """As QuantizedLayer's, while no token has left the window. Raises RuntimeError after that."""
+        if tokens_to_remove and self.is_initialized and int(self.cache.length) > self.length:
+            raise RuntimeError(
+                f"HopCache.crop: a layer has {int(self.cache.length)} tokens behind it, and those before its window of "
+                f"{self.window} are gone; start again from the prompt"
+            )
+        super().crop(tokens_to_remove)
+
+
+_LAYERS: dict[str, type[QuantizedLayer]] = {"full_attention": QuantizedLayer, "sliding_attention": SlidingLayer}
+
+
+class HopCache(Cache):
+    """Keys and values of a model of transformers, as codes; passed to it as past_key_values.
+
+    Args:
+        model: whose attention is "hop", and whose layers attend to all tokens or to a window.
+        max_cache_len: the most tokens of a sequence.
+        quantizer: of keys, and of values if there is no value_quantizer: as hop.nn.KVCache takes them.
+        value_quantizer: of values.
+
+    Raises:
+        TypeError: model is none of transformers'.
+        ValueError: an attention of the model would not read codes; a layer is of another type; the model has an encoder
+            beside its decoder.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        max_cache_len: int,
+        quantizer: Quantizer = presets.INT8_ROW,
+        value_quantizer: Quantizer | None = None,
+    ) -> None:
+        if not isinstance(model, PreTrainedModel):
+            raise TypeError(f"HopCache: model must be one of transformers, got {shown(model)}; give the model itself")
+        if model.config.is_encoder_decoder:
+            raise ValueError(
+                f"HopCache: {type(model).__name__} has an encoder beside its decoder, whose keys are cached otherwise; "
+                "take transformers' own cache"
+            )
+        self.config: Any = model.config.get_text_config(decoder=True)
+        _check_attention(self.config)
+        _check_modules(model)
+        KVCache((1, 1, 1, 128), quantizer, value_quantizer=value_quantizer)  # raises for quantizers that do not fit
+        types, options = get_layer_types_and_kwargs(self.config)
+        others = sorted({name for name in types if name not in _LAYERS})
+        if others:
+            raise ValueError(
+                f"HopCache: layers of {type(model).__name__} are of the types {others}, and it knows {list(_LAYERS)}; "
+                "take transformers' own cache"
+            )
+        layers: list[Any] = []
+        for name, given in zip(types, options, strict=True):
+            own = {"window": given["sliding_window"]} if name == "sliding_attention" else {}
+            layers.append(
+                _LAYERS[name](length=max_cache_len, quantizer=quantizer, value_quantizer=value_quantizer, **own)
+            )
+        super().__init__(layers=layers)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[QuantizedTensor, QuantizedTensor]:
+        """Write a layer's new keys and values, and give it those that its attention reads, as QuantizedTensors.
+
+        Raises ValueError where the model's attention has become one that does not read codes."""
+        _check_attention(self.config)
+        found: Any = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return found
+
+
+def _check_attention(config: Any) -> None:
+    name = config._attn_implementation
+    if name != IMPLEMENTATION and not getattr(AttentionInterface().get(name), MARK, False):
+        raise ValueError(
+            f"HopCache: the model's attention is {name!r}, which would compute with floats; call "
+            f"model.set_attn_implementation({IMPLEMENTATION!r}) after `import hop.integrations`, or quantize it with "
+            "hop.quantize_(model, ..., attention=...)"
+        )
+
+
+def _check_modules(model: nn.Module) -> None:
+    """Raise ValueError unless the modules that write to a cache take their attention from transformers' interface."""
+    known, others = False, set[str]()
+    for module in model.modules():
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        if code is None or "update" not in code.co_names or not any("past_key" in n for n in code.co_varnames):
+            continue
+        known, own = True, _REGISTRY in code.co_names
+        others |= set() if own else {type(module).__name__}
+    if others or not known:
+        raise ValueError(
+            f"HopCache: {sorted(others) or type(model).__name__} computes attention itself and not by transformers' "
+            "AttentionInterface, and would compute with floats; take transformers' own cache"
+        )
