@@ -31,6 +31,7 @@ class Row:
         facts: expressions of `their` and `our`, what the code left, which say what `differs` says.
         needs: what their call needs besides its package.
         after: whether our code goes on where theirs ended.
+        least: the version of torch from which on their call works.
     """
 
     theirs: str
@@ -42,6 +43,7 @@ class Row:
     facts: tuple[str, ...] = ()
     needs: str = ""
     after: bool = False
+    least: tuple[int, int] = (2, 11)
 
 
 @dataclass(frozen=True)

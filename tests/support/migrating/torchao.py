@@ -199,6 +199,7 @@ TRAINING = (
         "codes and puts their scales into the gradient. Their scales are powers of two",
         result="gradients(model, x)", bound=0.1,
         facts=("their.Float8LinearConfig.from_recipe_name('rowwise').round_scales_to_power_of_2",),
+        least=(2, 13),  # their product of rows, on CPUs
     ),
     Row(
         "quantize_(model, Int8MixedPrecisionTrainingConfig())", "hop.nn.convert(model, recipes.INT8_TRAINING)",
