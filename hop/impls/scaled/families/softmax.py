@@ -51,11 +51,10 @@ def _softmax(call: Call) -> Tensor:
 def _rows(call: Call, x: Tensor, dim: int) -> Tensor:
     shifted = x - x.amax(dim, keepdim=True)
     e = functions.apply("exp", shifted)
-    total = row_sums.sum_of_fractions(e, [dim])
-    total = torch.where(e.isnan().any(dim, keepdim=True), torch.nan, total)
-    if is_log(call):
-        return shifted - functions.apply("log", total.to(torch.float32))
-    return e * total.reciprocal().to(torch.float32)
+    total, invalid = row_sums.sum_of_fractions(e, [dim]), e.isnan().any(dim, keepdim=True)
+    if is_log(call):  # where stands between two casts, of which Inductor drops the first in torch 2.11
+        return shifted - functions.apply("log", torch.where(invalid, torch.nan, total.to(torch.float32)))
+    return e * torch.where(invalid, torch.nan, total).reciprocal().to(torch.float32)
 
 
 def _places(call: Call, ndim: int) -> dict[int, Places]:
