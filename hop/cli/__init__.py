@@ -28,9 +28,10 @@ from hop.cli.formats import formats
 from hop.cli.info import info
 from hop.cli.output import examples, say
 from hop.cli.report import report
+from hop.cli.vectors import vectors
 from hop.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (info, formats, explain, verify, report, export, bench)
+COMMANDS: tuple[Callable[..., int | None], ...] = (info, formats, explain, verify, report, export, vectors, bench)
 
 _ERRORS = (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 _LONGEST = 600  # characters of a message

@@ -5,6 +5,7 @@ from hop.export.analysis.ranges import Ranges as Ranges
 from hop.export.analysis.ranges import ranges as ranges
 from hop.export.analysis.verify import Comparison as Comparison
 from hop.export.analysis.verify import verify as verify
+from hop.export.golden.vectors import vectors as vectors
 from hop.export.rewrite.dtypes import follow_dtype as follow_dtype
 from hop.export.rewrite.integer import to_integer as to_integer
 from hop.export.rewrite.lowering import lower as lower
@@ -37,5 +38,6 @@ __all__ = [
     "to_scheme",
     "to_tflite",
     "to_torch",
+    "vectors",
     "verify",
 ]

@@ -161,7 +161,7 @@ class FixedPoint(Requantization):
             )
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
-        mantissa, shift = fixed_point(self._quotient(lhs, rhs, scale))
+        mantissa, shift = fixed_point(self.quotient(lhs, rhs, scale))
         n = total.to(torch.int64)
         if self.rounding == "gemmlowp":
             left = (n * power_of_two(shift.clamp(min=0))).clamp(*_INT32)
@@ -170,7 +170,7 @@ class FixedPoint(Requantization):
             return nearest(high, power_of_two((-shift).clamp(min=0)), "away")
         return nearest(n * mantissa, power_of_two(_MANTISSA_BITS - shift), self.rounding)
 
-    def _quotient(self, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
+    def quotient(self, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
         """M, in float64."""
         wide = torch.float64
         if self.multiplier == "float32":

@@ -69,6 +69,21 @@ class TestToInteger(unittest.TestCase):
         with pytest.raises(ValueError, match=r"'add'.*would stay in floats"):
             hop.export.to_integer(program, target=TFLITE)
 
+    def test_flatten_of_permuted(self) -> None:
+        """A reshape of what lies transposed becomes a copy and a view of another name."""
+
+        class Flat(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return both(both(x, 0.1, 0).permute(2, 0, 1).flatten(1), 0.2, 3)
+
+        x = torch.randn(2, 3, 4)
+        program, report = hop.export.to_integer(torch.export.export(Flat(), (x,)), target=TFLITE)
+        assert not report.left
+        # From a scale to twice it: the mantissa is 2^30, the shift 0, so that what is rounded is n / 2, ties up.
+        codes = (x / 0.1).round().permute(2, 0, 1).flatten(1)
+        wanted = torch.floor(codes / 2 + 0.5) * 0.2
+        torch.testing.assert_close(program.module()(x), wanted)
+
     def test_both_raise(self) -> None:
         program: Any = exported(Pair())
         with pytest.raises(ValueError, match=r"requantize must be None where target is given"):

@@ -45,7 +45,7 @@ def assert_equal(counts: dict[str, tuple[int, int]], at_least: int = 1) -> None:
 
 
 class TestNetworks(unittest.TestCase):
-    @parameterized.expand(["digits", "residual", "separable", "mobilenet"])
+    @parameterized.expand(["digits", "residual", "separable", "mobilenet", "transformer"])
     def test_every_tensor(self, name: str) -> None:
         torch.manual_seed(3)
         model, shape = networks()[name]
@@ -188,6 +188,10 @@ class TestRandom(unittest.TestCase):
             compared_codes += sum(size for _, size in counts.values())
         return compared_codes
 
+    def test_three(self) -> None:
+        self.assertGreater(self.check(range(3)), 1_000)
+
+    @pytest.mark.full
     def test_thirty(self) -> None:
         self.assertGreater(self.check(range(30)), 10_000)
 

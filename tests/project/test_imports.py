@@ -37,7 +37,7 @@ INNER = (
         ("hop.kernels.cpu", "hop.kernels.gpu"),
         ("hop.kernels.aten",),
     ),
-    (("hop.export.rewrite",), ("hop.export.targets", "hop.export.analysis")),
+    (("hop.export.rewrite",), ("hop.export.targets", "hop.export.analysis"), ("hop.export.golden",)),
 )
 
 

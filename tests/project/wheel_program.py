@@ -69,6 +69,7 @@ def main() -> None:
     assert kernels["available"], kernels["reason"]
     files = {str(file) for file in importlib.metadata.files("torch-hop") or ()}
     wanted = {"hop/py.typed", "hop/report/page.html", "hop/report/page.js", "hop/_native.abi3.so"}
+    wanted |= {f"hop/export/golden/files/{name}" for name in ("README.md", "hop_vectors.py", "hop_vectors.h")}
     assert wanted <= files and not [f for f in files if f.split("/")[0] in ("tests", "native", "benchmarks", "docs")]
     assert any("licenses/LICENSE" in file for file in files) and "cutlass_kernels/__init__.py" in files
     print(f"{hop.__file__}: torch {torch.__version__}, native kernels of {kernels['detail']}")

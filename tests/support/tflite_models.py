@@ -192,6 +192,63 @@ def mobilenet(width: int = 1) -> nn.Module:
     return Network(*layers, Layer(at, 1280 * width // 4, 1), Head(1280 * width // 4, 100, mean="pool"))
 
 
+class Dense(nn.Module):
+    """A fully connected layer, with a function after it, and its quantization."""
+
+    def __init__(self, cin: int, cout: int, function: Any = None, point: Any = None) -> None:
+        super().__init__()
+        self.weight, self.function = Weights((cout, cin)), function
+        self.points = nn.ModuleList([Point(), point or Point()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.points[0](nn.functional.linear(x, self.weight(), self.weight.bias))
+        return y if self.function is None else self.points[1](self.function(y))
+
+
+class Attention(nn.Module):
+    """Attention of several heads, of a product of queries and keys and one of shares and values."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.layers = heads, nn.ModuleList(Dense(width, width) for _ in range(4))
+        self.points = nn.ModuleList([Point(), Point(1 / 256, -128), Point()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            layer(x).reshape(batch, length, self.heads, -1).permute(0, 2, 1, 3).reshape(batch * self.heads, length, -1)
+            for layer in self.layers[:3]
+        )
+        shares = self.points[1](self.points[0](torch.bmm(q, k.transpose(1, 2))).softmax(-1))
+        y = self.points[2](torch.bmm(shares, v)).reshape(batch, self.heads, length, -1).permute(0, 2, 1, 3)
+        return self.layers[3](y.reshape(batch, length, width))
+
+
+class Tokens(nn.Module):
+    """The mean over tokens, classes, and shares."""
+
+    def __init__(self, width: int, classes: int = 10) -> None:
+        super().__init__()
+        self.point, self.layer = Point(), Dense(width, classes, lambda y: y.softmax(-1), Point(1 / 256, -128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.point(x.mean(1)))
+
+
+def transformer(width: int = 32, depth: int = 2) -> nn.Module:
+    """An encoder, without norms, which TFLite has not in int8."""
+    gelu = nn.functional.gelu
+    blocks = [
+        block
+        for _ in range(depth)
+        for block in (
+            Residual(Attention(width, 4), relu=False),
+            Residual(Dense(width, 4 * width, gelu), Dense(4 * width, width), relu=False),
+        )
+    ]
+    return Network(*blocks, Tokens(width))
+
+
 def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     """Networks by name, each with the shape of its input."""
     separable = [layer for _ in range(4) for layer in (Layer(24, 24, groups=24, high=0.0), Layer(24, 24, 1, high=0.0))]
@@ -210,4 +267,5 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
         ),
         "separable": (Network(Layer(1, 24, 5, stride=2, high=0.0), *separable, Head(24, 12)), (4, 1, 49, 10)),
         "mobilenet": (mobilenet(), (1, 3, 96, 96)),
+        "transformer": (transformer(), (4, 12, 32)),
     }

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from hop.compat.eager import OpOverload
 from hop.dispatch.operators import VIEW, aten, of
-from hop.export.rewrite.encodings import FORMATS
+from hop.export.rewrite.encodings import FORMATS, sizes_of
 from hop.export.rewrite.program import value
 from hop.impls.quantize import dequantize, quantize
 from hop.impls.scaled import scaled
@@ -38,6 +38,17 @@ class Held(NamedTuple):
     def is_whole(self) -> bool:
         """Whether one scale serves the tensor."""
         return all(b == -1 for b in self.quantizer.block)
+
+
+def kind_of(x: Any) -> str:
+    """Of what kind a value is, for reports."""
+    if isinstance(x, Held):
+        return f"{x.quantizer.format.name}[{sizes_of(x.quantizer.block)}]"
+    return short(value(x).dtype)
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def parameters(quantizer: Quantizer, codes: Tensor, given: Sequence[Any]) -> list[Tensor]:

@@ -44,12 +44,14 @@ from hop.export.rewrite.code_floats import (
     Held,
     codes_by_hand,
     codes_within,
+    kind_of,
     numbers_by_hand,
     run_dequantize,
     run_quantize,
     run_requantized,
     run_scaled,
     run_view,
+    short,
     unit,
 )
 from hop.export.rewrite.consumers import End, ends_of, factors
@@ -63,6 +65,7 @@ from hop.export.rewrite.program import (
     propagate,
     rebuilt,
     share_numbers,
+    simplify,
     tensors_of,
     value,
     without_unused,
@@ -120,8 +123,7 @@ class _Rewriter:
         self.has_recognised = False  # whether anything in the program says that it is quantized
 
     def run(self) -> None:
-        for node in self.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
-            self.graph.erase_node(node)  # they hold what they assert of in the graph; its types are known
+        simplify(self.graph)
         for node in list(self.graph.nodes):
             if node.op == "call_function" and not is_erased(node):
                 self.visit(node)
@@ -291,7 +293,7 @@ class _Rewriter:
         self.has_recognised = True
         last, rows, columns = factors(found.sums, found.has_codes)
         if not value(last).dtype.is_floating_point:
-            self.leave(node, f"its sums are not cast to float32: they stay {_plain(value(last).dtype)}")
+            self.leave(node, f"its sums are not cast to float32: they stay {short(value(last).dtype)}")
             return True
         lhs = unit(found.lhs, rows, (1, -1)) if found.has_codes else found.lhs
         rhs = unit(found.rhs, columns, (1, -1) if found.op is aten.linear.default else (-1, 1))
@@ -300,8 +302,8 @@ class _Rewriter:
         except _REFUSALS as error:
             self.leave(node, str(error))
             return True
-        kinds = [_kind(x) for x in (lhs, rhs)]
-        self.rows.append(Change(node.name, str(found.op), f"{' × '.join(kinds)} -> {_plain(value(last).dtype)}", True))
+        kinds = [kind_of(x) for x in (lhs, rhs)]
+        self.rows.append(Change(node.name, str(found.op), f"{' × '.join(kinds)} -> {short(value(last).dtype)}", True))
         self.replace(last, made)
         return True
 
@@ -323,7 +325,7 @@ class _Rewriter:
         held = self.held.get(node)
         wide = [user for user in node.users if not isinstance(user.target, Hop)]  # a bias may hold int32
         if held is None and wide and (found := encodings.dequantizing(node)) and found.codes not in FORMATS:
-            self.leave(node, f"codes of {_plain(found.codes)}: what reads them stays in floats ({_KNOWN_CODES})")
+            self.leave(node, f"codes of {short(found.codes)}: what reads them stays in floats ({_KNOWN_CODES})")
         try:
             if held is not None:
                 made = emit(node, run_dequantize, held)
@@ -385,19 +387,9 @@ class _Rewriter:
         tensors = [x for x in tensors_of(node) if value(x).dtype.is_floating_point]
         if roles.family in _PRODUCTS:
             tensors = [roles.find(role, node.args) for role in (LHS, RHS)]
-        kinds = [_kind(self.held.get(x, x)) for x in tensors]
+        kinds = [kind_of(self.held.get(x, x)) for x in tensors]
         return Change(node.name, str(node.target), f"{' × '.join(kinds)} -> {output}", True)
 
 
 def _unknown(node: Node) -> str:
     return f"hop.scaled has no {node.target}: it runs on dequantized floats, as before"
-
-
-def _kind(x: Any) -> str:
-    if isinstance(x, Held):
-        return f"{x.quantizer.format.name}[{encodings.sizes_of(x.quantizer.block)}]"
-    return _plain(value(x).dtype)
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -58,6 +58,11 @@ TFLITE = Target(
             per_tensor=FixedPoint(rounding="tflite", multiplier="float32_product"),
         ),
         Row(
+            ("bmm.default",),
+            FixedPoint(rounding="gemmlowp", multiplier="float32_product"),
+            "kernels/batch_matmul.cc Prepare; kernels/internal/reference/batch_matmul.h BatchMatMul",
+        ),
+        Row(
             ("mul.Tensor",),
             FixedPoint(rounding="gemmlowp", multiplier="float32"),
             f"kernels/mul.cc Prepare; {_INTEGER_OPS}/mul.h MulElementwise",

@@ -81,6 +81,15 @@ def propagate(graph: Graph) -> None:
             graph.erase_node(node)
 
 
+def simplify(graph: Graph) -> None:
+    """Let a graph have one operator for one thing: reshape for what is one without a name of its own, and nothing for
+    assertions, which hold what they assert of, and say of types what is known."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        graph.erase_node(node)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._unsafe_view.default):
+        node.target = torch.ops.aten.reshape.default
+
+
 def share_numbers(graph: Graph) -> None:
     """One node for all tensors that hold the same number: scales and zero points."""
     first: dict[Any, Node] = {}

@@ -100,10 +100,14 @@ def with_bias(call: Call, found: Sum) -> Sum:
     bias = aligned(call, bias)
     if not bias.is_floating_point():
         return found._replace(total=found.total + bias)
-    unit = found.lhs.to(torch.float64) * found.rhs.to(torch.float64)
-    steps = (bias.to(torch.float64) / unit).round().clamp(-(2.0**32), 2.0**32).to(torch.int64)
-    total = (found.total.to(torch.int64) + steps).clamp(-(2**31), 2**31 - 1)
+    total = (found.total.to(torch.int64) + bias_steps(found, bias)).clamp(-(2**31), 2**31 - 1)
     return found._replace(total=total.to(torch.int32))
+
+
+def bias_steps(found: Sum, bias: Tensor) -> Tensor:
+    """An aligned bias of floats in units of the sum, int64."""
+    unit = found.lhs.to(torch.float64) * found.rhs.to(torch.float64)
+    return (bias.to(torch.float64) / unit).round().clamp(-(2.0**32), 2.0**32).to(torch.int64)
 
 
 def aligned(call: Call, bias: Tensor) -> Tensor:

@@ -115,8 +115,14 @@ def _filter(step: Step, weight: Weight, codes: Tensor, along: int) -> int:
 
 def _linear(step: Step) -> None:
     x, weight, bias = step.arg(0), step.arg(1), step.arg(2)
+    if step.op is aten.bmm.default and isinstance(weight, Codes):
+        if (step.low, step.high) != (None, None):
+            raise NotImplementedError("TFLite's BATCH_MATMUL has no fused activation")
+        inputs = [tensor(step.file, x), tensor(step.file, weight)]
+        step.write("BATCH_MATMUL", inputs, step.result.plain, "BatchMatMulOptions")
+        return
     if not isinstance(weight, Weight):
-        raise NotImplementedError("a fully connected layer has a constant weight; this one's is computed")
+        raise NotImplementedError("a fully connected layer has a constant weight; of two activations bmm is written")
     inputs = [tensor(step.file, x), _filter(step, weight, weight.codes, 0), _bias(step, x, weight, bias)]
     options = {"fusedActivationFunction": step.activation(), "keepNumDims": len(x.shape) != 2}
     step.write("FULLY_CONNECTED", inputs, step.result.plain, "FullyConnectedOptions", **options)

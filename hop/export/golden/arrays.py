@@ -1,0 +1,191 @@
+"""What a call of a program reads, sums and gives, as arrays of numpy by name, and as values of JSON."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from hop.compat.eager import OpOverload
+from hop.dispatch import compiled
+from hop.dispatch.operand import Operand, decode
+from hop.dispatch.operators import BIAS, CONVOLUTION, LHS, MATRIX, RHS
+from hop.export.analysis.metrics import operator_name
+from hop.impls.scaled import meaning
+from hop.impls.scaled.calls import Call, by_sum, integer_function, is_integer
+from hop.impls.scaled.operands import spread
+from hop.impls.scaled.outputs import given_buffers
+from hop.impls.scaled.products import Sum, aligned, bias_steps, sums
+from hop.numerics import blocks, copies
+from hop.numerics.formats import Integer
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import FixedPoint, fixed_point
+
+_EXACTLY = (torch.float16, torch.bfloat16)  # which float32 holds
+_BITS = {1: torch.uint8, 2: torch.uint16}  # of what numpy has no dtype for
+
+
+class Arrays:
+    """The arrays of one call, and what is said of them.
+
+    Attributes:
+        held: arrays of numpy by name.
+        described: of each array its dtype in the program, the dtype that is stored, and its shape.
+        about: the operator, the arguments, the convention.
+    """
+
+    def __init__(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
+        self.held: dict[str, Any] = {}
+        self.described: dict[str, dict[str, Any]] = {}
+        self.arguments: dict[str, Any] = {}
+        self.about: dict[str, Any] = {"operator": operator_name(node), "arguments": self.arguments}
+        if node.target is compiled.operators["hop_scaled_buffers"]:
+            self._scaled(node, args, kwargs, found)
+        elif node.target is compiled.operators["hop_quantize_buffers"]:
+            self._argument("input", node.args[1], args[1])
+            self.about["quantizer"] = args[0]
+            self._buffers("output", Quantizer.parse(args[0]), args[5], found)
+        elif node.target is compiled.operators["hop_dequantize_buffers"]:
+            given: Any = node.args
+            self._argument("input", *(Operand(Quantizer.parse(x[0]), *x[1:4]) for x in (given, args)))
+            self.add("output", found)
+        else:
+            self._plain(node, args, kwargs, found)
+
+    def add(self, name: str, x: Tensor) -> None:
+        """An array. What numpy has no dtype for is stored in float32, which holds it exactly, or as its bits."""
+        stored = x.detach().cpu()
+        if x.dtype in _EXACTLY:
+            stored = stored.to(torch.float32)
+        elif str(x.dtype).startswith(("torch.float8", "torch.float4")):
+            stored = stored.view(_BITS[x.dtype.itemsize])
+        self.held[name] = made = stored.contiguous().numpy()
+        dtype = str(x.dtype).removeprefix("torch.")
+        self.described[name] = {"dtype": dtype, "stored": made.dtype.name, "shape": list(made.shape)}
+
+    # ---- arguments
+
+    def _argument(self, name: str, node: Any, x: Any) -> None:
+        if isinstance(x, Operand):
+            self._buffers(name, x.quantizer, x.usages, x.tensors)
+            self.arguments[name] = {"from": _source(node.tensors[0]), "quantizer": str(x.quantizer)}
+            self.arguments[name]["shape"] = list(x.shape)
+        elif isinstance(x, Tensor):
+            self.add(name, x)
+            self.arguments[name] = {"from": _source(node)}
+        elif isinstance(x, list | tuple) and any(isinstance(v, Tensor | Operand) for v in x):
+            for i, pair in enumerate(zip(node, x, strict=True)):
+                self._argument(f"{name}.{i}", *pair)
+        else:
+            self.arguments[name] = _as_json(x)
+            numbers = x if isinstance(x, list | tuple) else [x]
+            if numbers and all(isinstance(n, bool | int | float) for n in numbers):
+                whole = all(isinstance(n, int) for n in numbers)
+                self.add(name, torch.tensor(x, dtype=torch.int64 if whole else torch.float64))
+
+    def _buffers(self, name: str, quantizer: Quantizer, usages: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        """What holds a quantized tensor; of integers there is always a zero point."""
+        named = dict(zip(copies.names(quantizer, usages), tensors, strict=True))
+        for buffer, x in named.items():
+            self.add(name if buffer == "codes" else f"{name}.{buffer}", x)
+        if isinstance(quantizer.format, Integer) and "codes" in named and "zero_point" not in named:
+            self.add(f"{name}.zero_point", torch.tensor(quantizer.format.zero, dtype=torch.int32))
+
+    # ---- calls
+
+    def _plain(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
+        """Of PyTorch's operators, and of ours on plain tensors, which begin with the operator that they run."""
+        first = next((i for i, x in enumerate(args) if isinstance(x, OpOverload)), -1)
+        of = node.target if first < 0 else args[first]
+        names = [a.name for a in of._schema.arguments] if isinstance(of, OpOverload) else []
+        for i, (given, x) in enumerate(zip(node.args[first + 1 :], args[first + 1 :], strict=True)):
+            self._argument(names[i] if i < len(names) and first < 0 else f"argument{i}", given, x)
+        for name, x in kwargs.items():
+            self._argument(name, node.kwargs[name], x)
+        results = list(found) if isinstance(found, list | tuple) else [found]
+        for i, x in enumerate(results):
+            if isinstance(x, Tensor):
+                self.add("output" if len(results) == 1 else f"output.{i}", x)
+
+    def _scaled(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
+        op, spelled, scale, zero, *flat = args
+        output = Quantizer.parse(spelled) if isinstance(spelled, str) else spelled
+        nodes, values = decode(op, node.args[4:]), decode(op, flat)
+        call = Call(op, output, scale, zero, values, dict(kwargs))
+        arguments = op._schema.arguments
+        for argument, given, x in zip(arguments, nodes, values, strict=False):
+            self._argument(argument.name, given, x)
+        for name, x in kwargs.items():
+            self._argument(name, node.kwargs[name], x)
+        for argument in arguments[len(values) :]:
+            if argument.name not in kwargs and argument.has_default_value():
+                self._argument(argument.name, None, argument.default_value)
+        self._sums(call)
+        if not isinstance(output, Quantizer):
+            self.add("output", found)
+            return
+        self._buffers("output", output, (copies.ROWWISE,), found)
+        convention = output.scale.requantization
+        self.about |= {"quantizer": str(output), "convention": None if convention is None else str(convention)}
+        self._range(call, found)
+
+    def _sums(self, call: Call) -> None:
+        """The exact sums of a product, and by what fixed point multiplies them."""
+        found, exact = _sums_of(call), by_sum(call.output)
+        if not found:
+            return
+        for i, one in enumerate(found):
+            self.add("sums" if len(found) == 1 else f"sums.{i}", one.total)
+        bias = call.find(BIAS) if call.kwargs.get("beta", 1) else None
+        self.about["sums"] = {"count": len(found), "has_bias": exact and bias is not None}
+        if exact and isinstance(bias, Tensor) and bias.is_floating_point():
+            steps = bias_steps(found[0], aligned(call, bias)).clamp(-(2**31), 2**31 - 1)
+            self.add("bias.steps", steps.to(torch.int32))
+        convention = call.output.scale.requantization if isinstance(call.output, Quantizer) else None
+        if isinstance(convention, FixedPoint):
+            assert isinstance(call.output, Quantizer)
+            shape = list(found[0].total.shape)
+            scale = spread(given_buffers(call, shape)[0], blocks.per_dimension(call.output.block, len(shape)), shape)
+            pair = fixed_point(convention.quotient(found[0].lhs, found[0].rhs, scale))
+            for name, x in zip(("multiplier", "shift"), pair, strict=True):
+                self.add(name, x.to(torch.int32))
+
+    def _range(self, call: Call, buffers: Sequence[Tensor]) -> None:
+        """The least and the greatest code, where the codes are clamped and not the floats."""
+        format, convention = call.output.format, call.output.scale.requantization  # type: ignore[union-attr]
+        if not isinstance(format, Integer) or buffers[1].numel() != 1:
+            return
+        ends = torch.tensor([format.low, format.high], dtype=torch.int32)
+        if convention is not None and (convention.low, convention.high) != (None, None):
+            if not by_sum(call.output) and integer_function(call.output) is None:
+                return
+            zero = buffers[2].reshape(()).to(torch.int32) if len(buffers) > 2 else format.zero
+            ends = convention.clamp(ends, buffers[1].reshape(()), zero, format)
+        self.add("output.range", ends.to(torch.int32))
+
+
+def _sums_of(call: Call) -> list[Sum]:
+    """The exact sums of a call of integers, its bias among them where codes are found from them. Several where scales
+    change along the sum; none of what is no product."""
+    if call.roles.family in (MATRIX, CONVOLUTION) and not by_sum(call.output):
+        return sums(call) if all(is_integer(call.find(role)) for role in (LHS, RHS)) else []
+    sum_of = meaning.of(call).sum
+    return [] if sum_of is None or meaning.exact_declines(call) is not None else [sum_of(call)]
+
+
+def _source(node: Any) -> str | None:
+    """The node that computes a value, or the input or parameter that it is."""
+    while isinstance(node, Node) and _hands_on(node):
+        node = node.args[0]
+    return node.name if isinstance(node, Node) else None
+
+
+def _hands_on(node: Node) -> bool:
+    return getattr(node.target, "__name__", "") in ("getitem", "detach.default", "alias.default")
+
+
+def _as_json(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return [_as_json(v) for v in x]
+    return x if x is None or isinstance(x, bool | int | float | str) else str(x)

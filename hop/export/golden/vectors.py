@@ -1,0 +1,118 @@
+"""Golden vectors: what each node of a program reads, sums and gives, in a folder that needs no torch to be read."""
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from hop.compat.pytree import tree_leaves
+from hop.export.analysis.arguments import Data, parse
+from hop.export.analysis.running import Runner
+from hop.export.golden.arrays import Arrays
+from hop.export.rewrite.program import check_program, value
+
+FORMAT = 1
+_BESIDE = ("README.md", "hop_vectors.py", "hop_vectors.h")
+_HANDED_ON = ("getitem", "detach.default", "alias.default", "_assert_tensor_metadata.default")
+
+
+def vectors(program: ExportedProgram, folder: str | Path, inputs: Data) -> list[str]:
+    """Run a program, and write what each of its nodes reads, sums and gives: codes, scales, zero points, exact sums,
+    multipliers and shifts, ranges, outputs.
+
+    The folder holds a file .npz for each node that depends on an input, in the order in which the program runs them;
+    `vectors.json`, which lists them; readers in Python (numpy alone) and in C99; and a README that says what each array
+    is. Programs of our operators are taken apart into those on codes and scales first, as lowering does.
+
+    Args:
+        folder: is made. It may exist, if it is empty.
+        inputs: the tuple of the program's positional arguments, or a dict of its arguments by name.
+
+    Returns the names of the nodes that were written.
+
+    Raises:
+        TypeError: `program` is no ExportedProgram, or `inputs` no tuple and no dict.
+        ValueError: there are several inputs, or they do not fit the program.
+        FileExistsError: `folder` holds files, or is one.
+        ImportError: numpy is not installed.
+    """
+    check_program(program, "vectors")
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise ImportError("vectors needs numpy: pip install numpy") from error
+    given = parse("vectors", "inputs", inputs)
+    if len(given) != 1:
+        raise ValueError(f"vectors: inputs must be those of one run, got {len(given)}; write a folder for each")
+    path = Path(folder)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"vectors: folder must be new or empty, got {path}, which is not; name another")
+    recorder = _Recorder(program.run_decompositions({}))
+    path.mkdir(parents=True, exist_ok=True)
+    nodes: list[dict[str, Any]] = []
+
+    def write(node: Node, found: Arrays) -> None:
+        file = f"{len(nodes):03}_{_short(found.about['operator'])}.npz"
+        np.savez(path / file, **found.held)
+        nodes.append({"name": node.name, "file": file, **found.about, "arrays": found.described})
+
+    recorder.write = write
+    with torch.no_grad():
+        for _ in recorder.steps(given[0]):
+            pass
+    head: dict[str, Any] = {
+        "hop_vectors": FORMAT,
+        "torch": torch.__version__,
+        "inputs": [node.name for node in recorder.inputs],
+        "outputs": [x.name for x, _ in recorder.outputs if isinstance(x, Node)],
+    }
+    lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
+    lines.append('"nodes": [\n' + ",\n".join(json.dumps(n) for n in nodes) + "\n]")
+    (path / "vectors.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    (path / "nodes.txt").write_text("".join(f"{n['file']}\n" for n in nodes), encoding="utf-8")
+    for name in _BESIDE:
+        (path / name).write_bytes((files("hop.export.golden") / "files" / name).read_bytes())
+    return [n["name"] for n in nodes]
+
+
+def _short(operator: str) -> str:
+    """The operator's own name: conv2d of hop_scaled_buffers aten.conv2d.default."""
+    *_, last = operator.split()
+    parts = last.split(".")
+    name = parts[1] if len(parts) > 1 else last.removeprefix("hop_").removesuffix("_buffers")
+    return re.sub(r"\W", "_", name)
+
+
+class _Recorder(Runner):
+    """A program whose nodes are written as they run."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__(program, "program", "vectors")
+        self.write: Any = None
+        specs = zip(self.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
+        self.inputs = [node for node, spec in specs if spec.kind is InputKind.USER_INPUT]
+        depends = set(self.inputs)
+        for node in self.graph.nodes:
+            if any(x in depends for x in node.all_input_nodes):
+                depends.add(node)
+        self.written = {n for n in depends if n.op == "call_function" and _has_tensors(n)}
+
+    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+        args, kwargs = interpreter.fetch_args_kwargs_from_env(node) if node in self.written else ((), {})
+        found = interpreter.run_node(node)
+        if node in self.written:
+            self.write(node, Arrays(node, args, kwargs, found))
+        return found
+
+
+def _has_tensors(node: Node) -> bool:
+    """Whether a node computes tensors, and does not only hand them on."""
+    own = getattr(node.target, "__name__", "")
+    return own not in _HANDED_ON and any(isinstance(x, Tensor) for x in tree_leaves(value(node)))
