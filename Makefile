@@ -117,13 +117,13 @@ SANITIZED := build/sanitized
 SANITIZE := -std=c++17 -Inative -O1 -g -Wno-psabi -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-omit-frame-pointer \
 	-fsanitize=address,undefined -fno-sanitize-recover=all
 KERNELS := $(patsubst native/%.cpp,$(SANITIZED)/%.o,$(filter-out native/tests/% native/torch/%,$(wildcard native/*/*.cpp)))
-NATIVE_TESTS := $(patsubst native/tests/%.cpp,$(SANITIZED)/%,$(wildcard native/tests/*.cpp))
+NATIVE_TESTS := $(patsubst native/tests/%.cpp,$(SANITIZED)/tests/%,$(wildcard native/tests/*.cpp))
 
 $(SANITIZED)/%.o: native/%.cpp
 	@mkdir -p $(@D)
 	@$(CXX) $(SANITIZE) -MMD -c $< -o $@
 
-$(SANITIZED)/%: $(SANITIZED)/tests/%.o $(KERNELS)
+$(SANITIZED)/tests/%: $(SANITIZED)/tests/%.o $(KERNELS)
 	@$(CXX) $(SANITIZE) $^ -lpthread -o $@
 
 .PRECIOUS: $(SANITIZED)/%.o $(SANITIZED)/tests/%.o
@@ -147,7 +147,7 @@ $(AARCH64)/%.o: native/%.cpp
 	@mkdir -p $(@D)
 	@$(AARCH64_CXX) $(AARCH64_FLAGS) -MMD -c $< -o $@
 
-$(AARCH64)/%: $(AARCH64)/tests/%.o $(AARCH64_KERNELS)
+$(AARCH64)/tests/%: $(AARCH64)/tests/%.o $(AARCH64_KERNELS)
 	@$(AARCH64_CXX) $^ -lpthread -o $@
 
 .PRECIOUS: $(AARCH64)/%.o $(AARCH64)/tests/%.o
