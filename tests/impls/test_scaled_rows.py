@@ -2,6 +2,7 @@
 in Python's rational numbers and against mpmath."""
 
 import math
+import tempfile
 from fractions import Fraction
 from typing import Any
 
@@ -348,6 +349,50 @@ def test_equal_on_every_route_over_many() -> None:
     for n in (1000, 77):
         for route in routes:
             assert all(map(torch.equal, route(x[:n], w), model(x[:n], w)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "q", [presets.INT8_ROW, presets.FP8_ROW, presets.INT8_ROW_AFFINE], ids=["int8", "fp8", "affine"]
+)
+def test_equal_on_every_route_over_ten_million(q: Any, dtype: torch.dtype) -> None:
+    """Of each function: eager, compiled, packaged, lowered, one thread and two: no code and no scale differs."""
+    names = list(q.quantize(torch.ones(1, 64)))
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+            calls = [
+                hop.scaled(aten.layer_norm.default, q, x, [64], w, w),
+                hop.scaled(aten.rms_norm.default, q, x, [64], w),
+                hop.scaled(aten.softmax.int, q, x, -1),
+                hop.scaled(aten.log_softmax.int, q, x, -1),
+                hop.scaled(aten.gelu.default, q, x),
+                hop.scaled(aten.silu.default, q, x),
+                hop.scaled(aten.tanh.default, q, x),
+            ]
+            return tuple(getattr(c, name) for c in calls for name in names)
+
+    generator = torch.Generator().manual_seed(29)
+    model, w = Model(), torch.randn(64, generator=generator).to(dtype)
+    spread = torch.logspace(-3, 1.5, 160_000)[:, None]
+    x = (torch.randn(160_000, 64, generator=generator) * spread).to(dtype)
+    program = torch.export.export(model, (x, w))
+    with tempfile.TemporaryDirectory() as folder:
+        path = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/p.pt2")
+        routes = [program.module(), program.run_decompositions(hop.decompositions()).module()]
+        routes += [torch.compile(model, fullgraph=True), torch._inductor.aoti_load_package(path)]
+        want, threads = model(x, w), torch.get_num_threads()
+        try:
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                for route in [model, *routes]:
+                    for got, expected in zip(route(x, w), want, strict=True):
+                        assert got.dtype == expected.dtype
+                        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+        finally:
+            torch.set_num_threads(threads)
 
 
 # ---- errors
