@@ -53,6 +53,10 @@ class GGUFFile(Mapping[str, Tensor]):
             )
         return _quantized(raw, entry, known)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read."""
+        return self._entries[name].shape
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 

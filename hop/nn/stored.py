@@ -27,6 +27,8 @@ class StoredWeight(nn.Module):
 
     def laid_out(self, weight: Any, packs: bool) -> Any:
         """A quantized weight in the layout that products of this layer read fastest where it lies; or plain."""
+        if weight.quantizer.is_dense():
+            return weight  # no product reads it faster, and the plain form takes more bytes
         layout = _layout(weight) if packs else None
         if weight.quantizer.layout == layout:
             return weight
