@@ -147,8 +147,7 @@ def _of_folder(folder: Path) -> Source:
         raise ValueError(
             f"load_model: {folder}: architectures of config.json names no model of transformers: {named!r}"
         )
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    vars(config).pop("quantization_config", None)
     return Source(found, config, {}, _of_checkpoint(checkpoint))
 
 
