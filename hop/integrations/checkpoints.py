@@ -75,7 +75,13 @@ def load_model(path: str | Path, *, dtype: torch.dtype | None = None, pack: bool
     state: dict[str, Tensor] = {}
     quantizers: dict[str, Quantizer] = {}
     orders: list[str] = []
+    shapes = _shapes(source)
     for name, tensor, order in source.tensors:
+        if name in shapes and tensor.shape != shapes[name]:
+            raise ValueError(
+                f"load_model: {place}: tensor {name!r} has shape {tuple(tensor.shape)}, and the model by its "
+                f"configuration {tuple(shapes[name])}"
+            )
         if not isinstance(tensor, QuantizedTensor):
             state[name] = tensor
             continue
@@ -148,7 +154,9 @@ def _of_folder(folder: Path) -> Source:
             f"load_model: {folder}: architectures of config.json names no model of transformers: {named!r}"
         )
     vars(config).pop("quantization_config", None)
-    return Source(found, config, {}, _of_checkpoint(checkpoint))
+    is_bare = named == "BertModel" and not any("pooler." in name for name in checkpoint)
+    options = {"add_pooling_layer": False} if is_bare else {}
+    return Source(found, config, options, _of_checkpoint(checkpoint))
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor | None]]:
@@ -158,6 +166,13 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor
 
 
 # ---- what transformers is given
+
+
+def _shapes(source: Source) -> dict[str, torch.Size]:
+    """What the model has by the configuration."""
+    with torch.device("meta"):
+        model = source.model_class(source.config, **source.options)
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def _rules(quantizers: Mapping[str, Quantizer], floats: list[str]) -> list[tuple[str, Scheme | None]]:

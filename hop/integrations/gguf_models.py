@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
+from transformers import AutoConfig
 
 from hop.interchange import GGUFFile
 from hop.tensor import QuantizedTensor
@@ -287,8 +289,6 @@ def config_of(file: GGUFFile, model: Model) -> Any:
     """The configuration of transformers that the metadata says.
 
     Raises ValueError for metadata that make none, or that count other blocks than the file has."""
-    from transformers import AutoConfig
-
     data = Metadata(file)
     if not data.has_tensor(_TABLE) or len(file.shape(_TABLE)) != 2:
         raise ValueError(f"load_model: {file.path} has no matrix {_TABLE!r}; it is no whole model")
@@ -304,10 +304,10 @@ def config_of(file: GGUFFile, model: Model) -> Any:
         known |= {} if token is None else {field: token}
     if "output" in model.names:
         known["tie_word_embeddings"] = "output.weight" not in file
+    own = model.configure(data)
     try:
-        own = model.configure(data)
         return AutoConfig.for_model(model.model_type, vocab_size=file.shape(_TABLE)[0], **known, **own)
-    except (TypeError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
         raise ValueError(f"load_model: {file.path}: its metadata make no configuration: {error}") from error
 
 

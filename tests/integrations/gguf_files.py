@@ -11,8 +11,15 @@ import torch
 
 from tests.integrations.models import llama
 
-SIZES: dict[str, Any] = dict(vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2)
-SIZES |= dict(num_attention_heads=4, initializer_range=0.2, max_position_embeddings=64)
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.2,
+    "max_position_embeddings": 64,
+}
 
 
 def package() -> Any:
@@ -33,8 +40,8 @@ def made(config: Any, cls: Any, **options: Any) -> Any:
 def _gemma3(head: int = 32) -> Any:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    own = dict(num_key_value_heads=2, head_dim=head, sliding_window=4, query_pre_attn_scalar=head, pad_token_id=0)
-    return made(Gemma3TextConfig(**SIZES | {"num_hidden_layers": 7}, **own), Gemma3ForCausalLM)
+    sizes = SIZES | {"num_hidden_layers": 7, "num_key_value_heads": 2, "head_dim": head, "sliding_window": 4}
+    return made(Gemma3TextConfig(**sizes, query_pre_attn_scalar=head), Gemma3ForCausalLM)
 
 
 def _qwen3(head: int = 16) -> Any:
@@ -88,10 +95,17 @@ def is_quantized(name: str, p: torch.Tensor) -> bool:
 
 
 def write(model: Any, path: Path, kind: str = "Q8_0", **changes: Any) -> None:
-    """The model as a file, with weights of one type; `changes` replace or add keys of the metadata."""
+    """The model as a file, with weights of one type.
+
+    Args:
+        changes: keys of the metadata, to replace or add; and "architecture", what the file says it is; "leave" and
+            "add", a tensor to leave out or to add; "add_rows", tensors to add."""
     gguf, config = package(), model.config
     named = ARCHITECTURES.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, named, use_temp_file=False)
+    said, leave, add = (changes.pop(key, None) for key in ("architecture", "leave", "add"))
+    more = {name: t.numpy() for name, t in changes.pop("add_rows", {}).items()}
+    more |= {} if add is None else {add: np.zeros(4, np.float32)}
+    writer = gguf.GGUFWriter(path, said or named, use_temp_file=False)
     keys: dict[str, Any] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -114,9 +128,9 @@ def write(model: Any, path: Path, kind: str = "Q8_0", **changes: Any) -> None:
     if named == "gptneox":
         keys |= {"rope.dimension_count": 8, "use_parallel_residual": config.use_parallel_residual}
     for key, value in {**keys, **changes}.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool, str: writer.add_string}
+        by_type = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool, str: writer.add_string}
         if value is not None:
-            add[type(value)](f"{named}.{key}", value)
+            by_type[type(value)](f"{named}.{key}", value)
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, named.upper()), config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -126,7 +140,11 @@ def write(model: Any, path: Path, kind: str = "Q8_0", **changes: Any) -> None:
         held = stored(array, as_type) if as_type != "F32" else array
         found = names.get_name(name, (".weight", ".bias"))
         assert found is not None, name
+        if found == leave:
+            continue
         writer.add_tensor(found, held, raw_dtype=gguf.GGMLQuantizationType[as_type])
+    for name, array in more.items():
+        writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
