@@ -7,6 +7,7 @@ loading.py      from the tensors of a checkpoint to quantized weights
 places.py       which layers are quantized, and which stay in floats
 checkpoints.py  load_model: models from GGUF files and from the checkpoints of others
 gguf_models.py  what transformers calls what is in a GGUF file, and in which order
+tokens.py       load_tokenizer: the tokenizer of a GGUF file
 experts.py      experts in 3-D parameters
 attention.py    attention of codes, by transformers' AttentionInterface
 cache.py        HopCache, a cache of keys and values as codes
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hop.integrations.config import HopConfig as HopConfig
     from hop.integrations.lora import register_lora as register_lora
     from hop.integrations.quantizer import HopQuantizer as HopQuantizer
+    from hop.integrations.tokens import load_tokenizer as load_tokenizer
 
 # Of each name the module and the package that it needs.
 _NAMES = {
@@ -34,6 +36,7 @@ _NAMES = {
     "HopConfig": ("hop.integrations.quantizer", "transformers"),
     "HopQuantizer": ("hop.integrations.quantizer", "transformers"),
     "load_model": ("hop.integrations.checkpoints", "transformers"),
+    "load_tokenizer": ("hop.integrations.tokens", "transformers"),
     "register_lora": ("hop.integrations.lora", "peft"),
 }
 

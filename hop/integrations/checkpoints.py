@@ -70,7 +70,8 @@ def load_model(path: str | Path, *, dtype: torch.dtype | None = None, pack: bool
         ValueError: the file is damaged; the architecture is none of llama, qwen3, gemma3, gptneox and bert; or a tensor
             is missing, or one too many, or of another shape than the model has.
     """
-    place = _checked(path, dtype, pack)
+    place = checked_path("load_model", path)
+    _check_options(dtype, pack)
     source = _of_folder(place) if place.is_dir() else _of_gguf(place)
     state: dict[str, Tensor] = {}
     quantizers: dict[str, Quantizer] = {}
@@ -109,21 +110,25 @@ def load_model(path: str | Path, *, dtype: torch.dtype | None = None, pack: bool
     return model
 
 
-def _checked(path: Any, dtype: Any, pack: Any) -> Path:
+def checked_path(caller: str, path: Any) -> Path:
+    """A path to something that is there."""
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"load_model: path must be text or a Path, got {shown(path)}; give one such as 'model.gguf'")
+        raise TypeError(f"{caller}: path must be text or a Path, got {shown(path)}; give one such as 'model.gguf'")
+    place = Path(cast("str | os.PathLike[str]", path))
+    if not place.exists():
+        raise FileNotFoundError(
+            f"{caller}: path must be a file or folder that is there, got {str(path)!r}; download it first"
+        )
+    return place
+
+
+def _check_options(dtype: Any, pack: Any) -> None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(
             f"load_model: dtype must be a float dtype or None, got {dtype!r}; give one such as torch.bfloat16"
         )
     if not isinstance(pack, bool):
         raise TypeError(f"load_model: pack must be True or False, got {pack!r}; give one of them")
-    place = Path(cast("str | os.PathLike[str]", path))
-    if not place.exists():
-        raise FileNotFoundError(
-            f"load_model: path must be a file or folder that is there, got {str(path)!r}; download it first"
-        )
-    return place
 
 
 # ---- where models come from
