@@ -34,6 +34,7 @@ __all__ = [
     "dequantize",
     "explain",
     "fake_quantize",
+    "load_model",
     "noise",
     "out_dtype",
     "pack",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from hop import export as export
     from hop import nn as nn
     from hop.export.rewrite.patching import patch_torch as patch_torch
+    from hop.integrations import load_model as load_model
     from hop.nn.quantizing import quantize_ as quantize_
     from hop.numerics import calibration as calibration
     from hop.numerics import formats as formats
@@ -67,7 +69,11 @@ if TYPE_CHECKING:
 
 # Imported when they are first asked for; and what has another name (hop/_aliases.py).
 _LATER = ("algorithms", "checkpoint", "distributed", "export", "integrations", "nn", "optim", "report")
-_FUNCTIONS = {"patch_torch": "hop.export.rewrite.patching", "quantize_": "hop.nn.quantizing"}
+_FUNCTIONS = {
+    "load_model": "hop.integrations",
+    "patch_torch": "hop.export.rewrite.patching",
+    "quantize_": "hop.nn.quantizing",
+}
 _OTHERS = tuple(name.removeprefix("hop.") for name in _aliases.PUBLIC if name.count(".") == 1)
 
 

@@ -1,13 +1,17 @@
-"""Models of transformers that quantize as they load, their keys and values as codes, and LoRA of PEFT on them.
+"""Models of transformers that quantize as they load, or come from the files of others; their keys and values as codes;
+and LoRA of PEFT on them.
 
-config.py     HopConfig, a quantization_config of transformers
-quantizer.py  HopQuantizer, what transformers asks while it loads and saves
-loading.py    from the tensors of a checkpoint to quantized weights
-places.py     which layers are quantized, and which stay in floats
-experts.py    experts in 3-D parameters
-attention.py  attention of codes, by transformers' AttentionInterface
-cache.py      HopCache, a cache of keys and values as codes
-lora.py       layers of PEFT that merge without rounding
+config.py       HopConfig, a quantization_config of transformers
+quantizer.py    HopQuantizer, what transformers asks while it loads and saves
+loading.py      from the tensors of a checkpoint to quantized weights
+places.py       which layers are quantized, and which stay in floats
+checkpoints.py  load_model: models from GGUF files and from the checkpoints of others
+gguf_models.py  what transformers calls what is in a GGUF file, and in which order
+tokens.py       load_tokenizer: the tokenizer of a GGUF file
+experts.py      experts in 3-D parameters
+attention.py    attention of codes, by transformers' AttentionInterface
+cache.py        HopCache, a cache of keys and values as codes
+lora.py         layers of PEFT that merge without rounding
 
 Importing it registers HopConfig and the attention "hop", where transformers is installed: then checkpoints load that
 say "quant_method": "hop".
@@ -20,15 +24,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hop.integrations.cache import HopCache as HopCache
+    from hop.integrations.checkpoints import load_model as load_model
     from hop.integrations.config import HopConfig as HopConfig
     from hop.integrations.lora import register_lora as register_lora
     from hop.integrations.quantizer import HopQuantizer as HopQuantizer
+    from hop.integrations.tokens import load_tokenizer as load_tokenizer
 
 # Of each name the module and the package that it needs.
 _NAMES = {
     "HopCache": ("hop.integrations.cache", "transformers"),
     "HopConfig": ("hop.integrations.quantizer", "transformers"),
     "HopQuantizer": ("hop.integrations.quantizer", "transformers"),
+    "load_model": ("hop.integrations.checkpoints", "transformers"),
+    "load_tokenizer": ("hop.integrations.tokens", "transformers"),
     "register_lora": ("hop.integrations.lora", "peft"),
 }
 

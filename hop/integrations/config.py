@@ -12,7 +12,7 @@ from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.schemes import Scheme
 
 METHOD = "hop"
-_FIELDS = ("scheme", "modules_to_not_convert", "pack", "attention")
+_FIELDS = ("scheme", "modules_to_not_convert", "pack", "attention", "input_orders")
 
 
 class HopConfig(QuantizationConfigMixin):
@@ -34,6 +34,9 @@ class HopConfig(QuantizationConfigMixin):
         pack: whether weights are laid out for the kernels of the machine that loads. It is not saved.
         attention: how query, key and value are multiplied: a hop.attention_schemes.AttentionScheme, its name, such as
             "int8", or its text. None leaves attention in floats.
+        input_orders: names of Linear layers whose checkpoint has an `input_order` beside the weight: the feature that
+            each column is for, where columns were sorted by group (`hop.integrations.load_model`, of GPTQ's act-order).
+            For checkpoints of codes; config.json holds it.
 
     Raises:
         ValueError: no scheme has this name; the text spells none; or a scheme has scales that are not found in each
@@ -48,13 +51,15 @@ class HopConfig(QuantizationConfigMixin):
         modules_to_not_convert: Sequence[str] | None = None,
         pack: bool = True,
         attention: AttentionScheme | str | None = None,
+        input_orders: Sequence[str] | None = None,
     ) -> None:
         self.quant_method: Any = METHOD
         self.scheme = _spelled(scheme)
         if not isinstance(pack, bool):
             raise TypeError(f"HopConfig: pack must be True or False, got {pack!r}")
         self.pack = pack
-        self.modules_to_not_convert = _names(modules_to_not_convert)
+        self.modules_to_not_convert = _names("modules_to_not_convert", modules_to_not_convert)
+        self.input_orders = _names("input_orders", input_orders) or []
         ((_, found),) = checked_attention([("*", _read(attention, AttentionScheme))])
         self.attention = None if found is None else str(found)
 
@@ -66,12 +71,13 @@ class HopConfig(QuantizationConfigMixin):
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds."""
-        held = {
+        held: dict[str, Any] = {
             "quant_method": METHOD,
             "scheme": self.scheme,
             "modules_to_not_convert": self.modules_to_not_convert,
         }
-        return held if self.attention is None else {**held, "attention": self.attention}
+        held |= {} if self.attention is None else {"attention": self.attention}
+        return held | ({"input_orders": self.input_orders} if self.input_orders else {})
 
     @classmethod
     def from_dict(  # type: ignore[override]
@@ -133,12 +139,12 @@ def _check(scheme: Scheme) -> None:
             )
 
 
-def _names(given: Any) -> list[str] | None:
+def _names(argument: str, given: Any) -> list[str] | None:
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"HopConfig: modules_to_not_convert must be a list of names of modules, or None; got {given!r}")
+        raise TypeError(f"HopConfig: {argument} must be a list of names of modules, or None; got {given!r}")
     names = list(cast(Sequence[Any], given))
     if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"HopConfig: modules_to_not_convert must be a list of names of modules, got {names!r}")
+        raise TypeError(f"HopConfig: {argument} must be a list of names of modules, got {names!r}")
     return names

@@ -1,6 +1,7 @@
 """From the tensors of a checkpoint to quantized weights, one at a time, as transformers reads them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,15 @@ from transformers.core_model_loading import ConversionOps, WeightConverter, Weig
 
 from hop.impls.quantize import quantize
 from hop.integrations.places import weight_of
+from hop.numerics import layouts
+from hop.numerics.quantizer import Quantizer
 from hop.tensor.proto import TensorProto
+
+
+def buffers_of(q: Quantizer, shape: Sequence[int]) -> list[str]:
+    """The names of what a checkpoint may hold of a weight of `shape` by `q`, whose codes may lie densely."""
+    dense = layouts.dense(q.format)
+    return list((q if dense is None else replace(q, layout=dense)).buffers(shape))
 
 
 class _Operation(ConversionOps):
@@ -57,9 +66,11 @@ class Assemble(_Operation):
                 f"{full_layer_name} is quantized in the checkpoint, and no scheme of the quantization_config in "
                 "config.json is for that layer"
             )
-        q = layer.frozen_quantizer()
+        q: Any = layer.frozen_quantizer()
         found = {key.rpartition(":")[2]: _only(key, value) for key, value in input_dict.items()}
         device = next(iter(found.values())).device
+        if found.keys() > q.buffers(layer.weight.shape).keys():  # those of the high bits, too
+            q = replace(q, layout=layouts.dense(q.format))
         proto = TensorProto(tuple(layer.weight.shape), layer.weight.dtype, device, quantizer=q)
         names = [buffer.name for buffer in proto.buffers()]
         if found.keys() != set(names):

@@ -9,13 +9,14 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 
 from hop.integrations.config import METHOD
 from hop.integrations.config import HopConfig as HopConfig
-from hop.integrations.loading import Quantize, converter
+from hop.integrations.loading import Quantize, buffers_of, converter
 from hop.integrations.places import anywhere, check_ties, restore, selected, weight_of
 from hop.nn.attending import checked_attention, convert_attention
 from hop.nn.conversion import convert
 from hop.nn.freezing import freeze
 from hop.nn.holders import Holder, Weight, holder_of
 from hop.nn.layer import Layer, modules_of
+from hop.nn.layers import Linear, ScaledEmbedding
 from hop.nn.report import Report
 from hop.numerics import spelling
 from hop.numerics.attention_schemes import AttentionScheme
@@ -60,10 +61,12 @@ class HopQuantizer(_Base):
             convert(model, rules, filter=selected(model, self.quantization_config.modules_to_not_convert))
             check_ties(model)
         self._attend(model)
+        self._order(model)
         for layer in self._layers(model).values():
             for name, weight in _weights(layer):
                 known = self._buffers.setdefault(name, [])
-                known += [b.name for b in self._described(weight) if b.name not in known]
+                q: Any = weight.frozen_quantizer()
+                known += [b for b in buffers_of(q, weight.weight.shape) if b not in known]
 
     def _attend(self, model: Any) -> None:
         attention = self.quantization_config.attention
@@ -72,6 +75,19 @@ class HopQuantizer(_Base):
         rows = convert_attention(model, checked_attention(AttentionScheme.parse(attention)))
         report = getattr(model, "hop_report", Report((), ()))
         model.hop_report = replace(report, rows=(*report.rows, *rows))
+
+    def _order(self, model: Any) -> None:
+        """Make room for the orders of inputs."""
+        listed, prefix = set(self.quantization_config.input_orders), f"{model.base_model_prefix}."
+        for name, layer in modules_of(model, every_name=True) if listed else ():
+            if listed.isdisjoint((name, prefix + name, name.removeprefix(prefix))):
+                continue
+            if not isinstance(layer, Linear):
+                raise ValueError(
+                    f"HopConfig: input_orders: {name!r} is a {type(layer).__name__}, and it must be a Linear that is "
+                    "quantized; leave it out"
+                )
+            layer.input_order = torch.empty(layer.in_features, dtype=torch.int64, device=layer.weight.device)
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         return param_name not in self.mismatched and weight_of(model, param_name) is not None
@@ -95,6 +111,8 @@ class HopQuantizer(_Base):
             if isinstance(layer, Holder):
                 layer.take_frozen(False)
                 continue
+            if isinstance(layer, ScaledEmbedding):
+                layer.set_scale()  # transformers knows its own class
             weight: Any = layer.weight
             if isinstance(weight, QuantizedTensor):
                 layer.take_frozen(weight, False)  # type: ignore[arg-type]  # it is a Parameter too

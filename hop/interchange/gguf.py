@@ -53,6 +53,10 @@ class GGUFFile(Mapping[str, Tensor]):
             )
         return _quantized(raw, entry, known)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read."""
+        return self._entries[name].shape
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
@@ -115,6 +119,30 @@ def _quantized(raw: Tensor, entry: Entry, known: BlockType) -> QuantizedTensor:
 def held(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]:
     """What a tensor by `q` holds of blocks, which begin and end with a byte of each buffer."""
     codes, layout = parts["codes"], q.layout
+    if q.is_dense():
+        return parts | dict(zip(("codes", "high_codes"), planes(codes, q.format.bits), strict=True))
     if layout is not None:
         return parts | {"codes": layout.arrange(codes, q.format)} | layout.beside(codes, q.format)
     return parts | {"codes": q.format.pack(codes)} if q.per_byte() > 1 else parts
+
+
+def planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """What the layout Planes holds of codes of 3, 5 or 6 bits, (n, m) bytes; m is a multiple of 8.
+
+    As its `arrange` and `beside` give it, in few passes: codes are gathered inside words, in little-endian order."""
+    raw = codes.contiguous().view(torch.uint8)
+    low = 2 if bits == 3 else 4
+    return _gathered(raw & (2**low - 1), low), _gathered((raw >> low) & (2 ** (bits - low) - 1), bits - low)
+
+
+def _gathered(fields: Tensor, bits: int) -> Tensor:
+    """(n, m) bytes with a field of 1, 2 or 4 bits each -> (n, m · bits / 8) bytes of fields, the first in the lowest
+    bits."""
+    if bits == 4:
+        x = fields.view(torch.int16)
+        return (x | (x >> 4)).to(torch.uint8)
+    if bits == 2:
+        x = fields.view(torch.int32)
+        return (x | (x >> 6) | (x >> 12) | (x >> 18)).to(torch.uint8)
+    # Σ bit[i] 2^(8 i) · Σ 2^(7 k), k from 1 to 8, has bit[i] at 56 + i, and nothing else there.
+    return ((fields.view(torch.int64) * 0x0102040810204080) >> 56).to(torch.uint8)

@@ -12,7 +12,7 @@ from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjecti
 from hop.nn.folded import FROZEN
 from hop.nn.functions import Function
 from hop.nn.holders import hold, kind_of
-from hop.nn.kinds import FUNCTION_OF, LAYERS, LEFT, function_of
+from hop.nn.kinds import FUNCTION_OF, LAYERS, LEFT, function_of, layer_of
 from hop.nn.layer import Layer, modules_of, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.report import Conversion, Report, counted
@@ -169,16 +169,22 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     stand for."""
     if not isinstance(model, nn.Module):
         raise not_a_model("float_state_dict", model)
-    own = tuple(
-        f"{name}.scales." if name else "scales."
+    layers = {
+        f"{name}." if name else "": module
         for name, module in modules_of(model, every_name=True)
         if isinstance(module, Layer)
-    )
-    return {
+    }
+    own = tuple(f"{prefix}scales." for prefix in layers)
+    state = {
         key: dequantize(value) if isinstance(value, QuantizedTensor) else value
         for key, value in model.state_dict().items()
         if not key.startswith(own) and key.rpartition(".")[2] != FROZEN
     }
+    for prefix, layer in layers.items():
+        if isinstance(layer, Linear) and layer.input_order is not None:
+            order = state.pop(f"{prefix}input_order")
+            state[f"{prefix}weight"] = state[f"{prefix}weight"].index_select(1, order.argsort())
+    return state
 
 
 def checked(rules: Any, filter: Any = None) -> list[Rule]:
@@ -300,9 +306,10 @@ def _converted(module: nn.Module, scheme: Scheme, learn_scales: bool) -> nn.Modu
         return module
     if kind_of(module) is not None:
         return hold(module, scheme)
-    if type(module) not in LAYERS:
+    layer = layer_of(module)
+    if layer is None:
         raise TypeError(f"{type(module).__name__} is a subclass, which may compute something else")
-    return LAYERS[type(module)].from_float(module, scheme, learn_scales)
+    return layer.from_float(module, scheme, learn_scales)
 
 
 def has_static_scale(scheme: Any) -> bool:

@@ -8,13 +8,19 @@ from torch import nn
 from hop.nn.attention import MultiheadAttention, OutputProjection
 from hop.nn.convolutions import CONVOLUTIONS
 from hop.nn.functions import FUNCTIONS
-from hop.nn.layers import Embedding, Linear
+from hop.nn.layers import Embedding, Linear, ScaledEmbedding
 
 LAYERS: dict[type[nn.Module], Any] = {
     **{layer.float_type: layer for layer in (Linear, Embedding, OutputProjection, *CONVOLUTIONS)},
     nn.MultiheadAttention: MultiheadAttention,
 }
 """From a float layer to the quantized one."""
+
+
+def layer_of(module: nn.Module) -> Any:
+    """The class of the quantized layer that takes the place of a float one; None if there is none."""
+    return ScaledEmbedding if ScaledEmbedding.takes(module) else LAYERS.get(type(module))
+
 
 FUNCTION_OF: dict[type[nn.Module], Any] = {function.float_type: function for function in FUNCTIONS}
 """From a norm or an activation to ours."""

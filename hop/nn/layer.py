@@ -74,7 +74,7 @@ class Layer(StoredWeight):
             TypeError: module is not exactly of the float type: a subclass may compute something else.
             ValueError: the operator cannot run in this scheme.
         """
-        if type(module) is not cls.float_type:
+        if not cls.takes(module):
             raise TypeError(
                 f"{cls.__name__}.from_float: module must be a torch.nn.{cls.float_type.__name__} itself, whose forward "
                 f"is known; got {type(module).__name__}"
@@ -84,6 +84,11 @@ class Layer(StoredWeight):
             result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
         result._begin(scheme, learn_scales)
         return result
+
+    @classmethod
+    def takes(cls, module: nn.Module) -> bool:
+        """Whether `from_float` takes a module."""
+        return type(module) is cls.float_type
 
     def to_float(self) -> nn.Module:
         """The float layer, with the very Parameters, hooks and settings of this one; in the place of a frozen weight a

@@ -1,7 +1,7 @@
 """Linear and Embedding, with a scheme."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,10 @@ class Linear(Layer, nn.Linear):
     Where the weight has an attribute `main_grad`, a floating-point tensor of its shape, the gradient of the weight is
     added to that instead of `weight.grad`.
 
+    Where it has an `input_order`, int64 (in_features,), column i of its weight is for feature input_order[i] of the
+    input, which is gathered in that order once: the weight's own order is the one in which its groups lie side by side.
+    `to_float` has the columns in the order of features.
+
     Args:
         args, kwargs: those of torch.nn.Linear.
         scheme: how it computes.
@@ -37,6 +41,7 @@ class Linear(Layer, nn.Linear):
     """
 
     float_type = nn.Linear
+    input_order: Tensor | None
     example_dims = 1
     added = (*Layer.added, "save_original", "holds", "_held")
 
@@ -54,7 +59,27 @@ class Linear(Layer, nn.Linear):
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
         self.save_original, self.holds = False, False
         self._held: tuple[Scheme | None, list[Tensor]] = (None, [])
+        self.register_buffer("input_order", None)
         super()._begin(scheme, learn_scales)
+
+    def forward(self, input: Tensor) -> Tensor:
+        order = self.input_order
+        return self._compute(input if order is None else input.index_select(-1, order))
+
+    def to_float(self) -> nn.Module:
+        result: Any = super().to_float()
+        result._buffers.pop("input_order", None)
+        if self.input_order is not None:
+            result.weight = nn.Parameter(result.weight.detach().index_select(1, self.input_order.argsort()))
+        return result
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        order = state_dict.get(f"{prefix}input_order")
+        if order is not None and self.input_order is None:
+            self.input_order = torch.empty_like(order, device=self._device)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
 
     def hold_weight(self, holds: bool) -> None:
         """Keep the codes of the weight from the next call on, or forget them."""
@@ -137,3 +162,31 @@ class Embedding(Layer, nn.Embedding):
                 "hop.nn.Embedding: sparse must be False, as sparse=True would need a sparse gradient; leave it out"
             )
         super()._check(scheme)
+
+
+class ScaledEmbedding(Embedding):
+    """An Embedding whose rows are multiplied by the buffer `embed_scale`: transformers' subclass in models such as
+    Gemma 3. Arguments and errors as for Embedding."""
+
+    added = (*Embedding.added, "float_type")
+    scaled: ClassVar[tuple[str, ...]] = ("transformers.models.gemma3.modeling_gemma3.Gemma3TextScaledWordEmbedding",)
+    embed_scale: Tensor
+    scalar_embed_scale: float
+
+    @classmethod
+    def takes(cls, module: nn.Module) -> bool:
+        return f"{type(module).__module__}.{type(module).__qualname__}" in cls.scaled
+
+    @classmethod
+    def from_float(cls, module: nn.Module, scheme: Scheme, learn_scales: bool = False) -> Any:
+        result = super().from_float(module, scheme, learn_scales)
+        result.float_type = type(module)
+        return result
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.embed_scale.to(self.weight.dtype)
+
+    @torch.no_grad()
+    def set_scale(self) -> None:
+        """Write the scale to its buffer, which no checkpoint holds."""
+        self.embed_scale.fill_(self.scalar_embed_scale)

@@ -27,6 +27,8 @@ class StoredWeight(nn.Module):
 
     def laid_out(self, weight: Any, packs: bool) -> Any:
         """A quantized weight in the layout that products of this layer read fastest where it lies; or plain."""
+        if weight.quantizer.is_dense():
+            return weight  # no product reads it faster, and the plain form takes more bytes
         layout = _layout(weight) if packs else None
         if weight.quantizer.layout == layout:
             return weight
@@ -91,5 +93,7 @@ class StoredWeight(nn.Module):
 
 
 def _layout(weight: QuantizedTensor) -> Tiled | None:
+    if not weight.quantizer.scale.scale_is_told:
+        return None  # no kernel multiplies under such scales, and the plain form dequantizes faster
     layout = layout_for(weight.quantizer.plain, weight.dim(), weight.device.type)
     return layout if isinstance(layout, Tiled) else None  # of which plain codes can be made again

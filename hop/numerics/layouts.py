@@ -31,6 +31,9 @@ class Layout(Value):
     is_decoded: ClassVar[bool] = False
     """Whether what is held are numbers, which do not become codes again."""
 
+    is_dense: ClassVar[bool] = False
+    """Whether it takes fewer bytes than the plain form, so that files hold it too."""
+
     @property
     def tiles(self) -> "Tiled | None":
         """The tiles that the native kernels read, if it is of such."""
@@ -303,6 +306,8 @@ class Planes(Layout):
     6      4: 2                   2: 4
     """
 
+    is_dense: ClassVar[bool] = True
+
     def check(self, format: Format, rule: Rule) -> None:
         if format.bits not in _LOW or format.dtype.is_floating_point:
             raise ValueError(
@@ -341,6 +346,11 @@ class Planes(Layout):
         if format.dtype.is_signed:
             codes = torch.where(codes >= 2 ** (format.bits - 1), codes - 2**format.bits, codes)
         return codes.to(format.dtype)
+
+
+def dense(format: Format) -> Planes | None:
+    """The layout that takes fewer bytes than the plain form; None if there is none."""
+    return Planes() if format.bits in _LOW and not format.dtype.is_floating_point else None
 
 
 _LOW = {3: 2, 5: 4, 6: 4}

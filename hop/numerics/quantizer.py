@@ -156,6 +156,10 @@ class Quantizer(Value):
         """Whether codes are held in an order of their own, with dimensions that are not the tensor's."""
         return self.layout is not None and self.layout.tiled
 
+    def is_dense(self) -> bool:
+        """Whether codes lie in fewer bytes than in the plain form."""
+        return self.layout is not None and self.layout.is_dense
+
     @property
     def plain(self) -> "Quantizer":
         """The same with codes in the plain form."""

@@ -1,0 +1,201 @@
+"""load_model: transformers' models from the files of other tools, whose weights stay the codes of the file.
+
+    model = hop.integrations.load_model("model.gguf")
+    model = hop.integrations.load_model("folder")        # safetensors of compressed-tensors, GPTQ, AWQ, ...
+
+transformers builds the model without weights and fills it as it does from a checkpoint that we saved: codes, scales and
+what lies beside them, by the names of the model. So what it saves, it loads again.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+import transformers
+from torch import Tensor
+
+from hop.integrations import gguf_models
+from hop.integrations.config import HopConfig
+from hop.integrations.quantizer import HopQuantizer as HopQuantizer
+from hop.interchange import Checkpoint, open_checkpoint, open_gguf
+from hop.nn.freezing import freeze
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
+from hop.numerics.spelling import shown
+from hop.tensor import QuantizedTensor
+
+# Beside a weight: scales of activations, which stay in floats here, and of keys and values.
+_OF_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale")
+
+
+class Source(NamedTuple):
+    """What a file or folder says of a model."""
+
+    model_class: Any
+    config: Any
+    options: Mapping[str, Any]
+    tensors: Iterator[tuple[str, Tensor, Tensor | None]]  # name, tensor, the order of its columns
+
+
+def load_model(path: str | Path, *, dtype: torch.dtype | None = None, pack: bool = True) -> Any:
+    """A model of transformers, in eval mode, whose quantized weights are the codes and scales of a file.
+
+    Each quantized weight is a QuantizedTensor of the very numbers that the tool which wrote it reads, in layers of
+    hop.nn whose activations stay in floats; its floats are never made, but for the rows of an embedding that are looked
+    up, and what a product without a kernel for the format dequantizes for the moment. What the file has in floats stays
+    so. An embedding and a head that are tied are one table. `model.hop_report` says which is which.
+
+    GGUF: configuration and tensors as the metadata say. Rows of Llama's query and key, and of GPT-NeoX's query, key and
+    value, are brought to transformers' order; norms of Gemma, which a file holds as 1 + w, to w.
+    A folder: config.json with the quantization_config of compressed-tensors, GPTQ, AWQ, fp8, ModelOpt or bitsandbytes
+    (hop.interchange.open_checkpoint), and safetensors. Columns that GPTQ took in an order of its own ("act-order") are
+    sorted by group; the layer has the order as its buffer `input_order`, and gathers its input by it. Scales of
+    activations in the file are left out.
+
+    Args:
+        path: of a GGUF file, or of a folder.
+        dtype: of what is no code, and in which quantized weights appear. None for that of config.json; float32 of GGUF.
+        pack: whether weights are laid out for the kernels of this machine; hop.nn.freeze says more.
+
+    Returns:
+        The model. `save_pretrained` writes what `from_pretrained` reads where hop.integrations is imported.
+
+    Raises:
+        TypeError: path is no path, dtype no float dtype, or pack no bool.
+        FileNotFoundError: there is no such file or folder.
+        ImportError: transformers, or safetensors for a folder, is missing.
+        ValueError: the file is damaged; the architecture is none of llama, qwen3, gemma3, gptneox and bert; or a tensor
+            is missing, or one too many, or of another shape than the model has.
+    """
+    place = checked_path("load_model", path)
+    _check_options(dtype, pack)
+    source = _of_folder(place) if place.is_dir() else _of_gguf(place)
+    state: dict[str, Tensor] = {}
+    quantizers: dict[str, Quantizer] = {}
+    orders: list[str] = []
+    shapes = _shapes(source)
+    for name, tensor, order in source.tensors:
+        if name in shapes and tensor.shape != shapes[name]:
+            raise ValueError(
+                f"load_model: {place}: tensor {name!r} has shape {tuple(tensor.shape)}, and the model by its "
+                f"configuration {tuple(shapes[name])}"
+            )
+        if not isinstance(tensor, QuantizedTensor):
+            state[name] = tensor
+            continue
+        layer, _, leaf = name.rpartition(".")
+        if leaf != "weight":
+            raise ValueError(f"load_model: {place}: tensor {name!r} is quantized, and must be the weight of a layer")
+        quantizers[layer] = tensor.quantizer.plain
+        state |= {f"{name}:{buffer}": data for buffer, data in tensor.buffers().items()}
+        if order is not None:
+            orders.append(layer)
+            state[f"{layer}.input_order"] = order
+    config = source.config
+    if quantizers:
+        for target, of in (getattr(source.model_class, "_tied_weights_keys", None) or {}).items():
+            if config.tie_word_embeddings and target not in state and (own := quantizers.get(of[: -len(".weight")])):
+                quantizers.setdefault(target[: -len(".weight")], own)
+        floats = [name.removesuffix(".weight") for name, t in state.items() if ":" not in name and t.dim() > 1]
+        rules = HopConfig(_rules(quantizers, floats), input_orders=orders)
+        config.quantization_config = {**rules.to_dict(), "pack": False}  # later: now the state has what it replaces
+    model = _filled(place, source, state, dtype or getattr(config, "dtype", None) or torch.float32)
+    state.clear()
+    if quantizers:
+        freeze(model, pack=pack)
+        model.config.quantization_config.pack = pack
+    return model
+
+
+def checked_path(caller: str, path: Any) -> Path:
+    """A path to something that is there."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{caller}: path must be text or a Path, got {shown(path)}; give one such as 'model.gguf'")
+    place = Path(cast("str | os.PathLike[str]", path))
+    if not place.exists():
+        raise FileNotFoundError(
+            f"{caller}: path must be a file or folder that is there, got {str(path)!r}; download it first"
+        )
+    return place
+
+
+def _check_options(dtype: Any, pack: Any) -> None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(
+            f"load_model: dtype must be a float dtype or None, got {dtype!r}; give one such as torch.bfloat16"
+        )
+    if not isinstance(pack, bool):
+        raise TypeError(f"load_model: pack must be True or False, got {pack!r}; give one of them")
+
+
+# ---- where models come from
+
+
+def _of_gguf(place: Path) -> Source:
+    file = open_gguf(place)
+    kind = gguf_models.model_of(file)
+    config = gguf_models.config_of(file, kind)
+    tensors = ((name, tensor, None) for name, tensor in gguf_models.tensors_of(file, kind, config))
+    return Source(getattr(transformers, kind.model_class), config, kind.options, tensors)
+
+
+def _of_folder(folder: Path) -> Source:
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"load_model: {folder} has no config.json; give a folder that transformers saved")
+    checkpoint = open_checkpoint(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    known = [kind.model_type for kind in gguf_models.MODELS.values()]
+    if config.model_type not in known:
+        raise ValueError(
+            f"load_model: {folder}: model_type is {config.model_type!r}; those that are read are {', '.join(known)}"
+        )
+    named: Any = (config.architectures or ["none"])[0]
+    found = getattr(transformers, named, None)
+    if not isinstance(found, type) or getattr(found, "config_class", None) is not type(config):
+        raise ValueError(
+            f"load_model: {folder}: architectures of config.json names no model of transformers: {named!r}"
+        )
+    vars(config).pop("quantization_config", None)
+    is_bare = named == "BertModel" and not any("pooler." in name for name in checkpoint)
+    options = {"add_pooling_layer": False} if is_bare else {}
+    return Source(found, config, options, _of_checkpoint(checkpoint))
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    for name in checkpoint:
+        if name.rpartition(".")[2] not in _OF_ACTIVATIONS:
+            yield name, checkpoint[name], checkpoint.permutation(name)
+
+
+# ---- what transformers is given
+
+
+def _shapes(source: Source) -> dict[str, torch.Size]:
+    """What the model has by the configuration."""
+    with torch.device("meta"):
+        model = source.model_class(source.config, **source.options)
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def _rules(quantizers: Mapping[str, Quantizer], floats: list[str]) -> list[tuple[str, Scheme | None]]:
+    """The schemes of layers by name, that of most of them last, as the rule for all others."""
+    schemes = {q: Scheme(None, q) for q in quantizers.values()}
+    ((most, _),) = Counter(quantizers.values()).most_common(1)
+    others = [(name, schemes[q]) for name, q in quantizers.items() if q != most]
+    return [*others, *((name, None) for name in floats), ("*", schemes[most])]
+
+
+def _filled(place: Path, source: Source, state: dict[str, Tensor], dtype: torch.dtype) -> Any:
+    model, info = source.model_class.from_pretrained(
+        None, config=source.config, state_dict=state, dtype=dtype, output_loading_info=True, **source.options
+    )
+    for what, names in info.items():
+        if names:
+            raise ValueError(
+                f"load_model: {place}: {what.replace('_', ' ')}, for {type(model).__name__}: "
+                f"{', '.join(map(str, sorted(names)))}"
+            )
+    return model

@@ -1,0 +1,244 @@
+"""load_model: small models written as GGUF and as checkpoints of others, against transformers' float models of the same
+numbers; saved and loaded again; files that are no such models."""
+
+import json
+import unittest
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parameterized import parameterized
+from torch import nn
+
+import hop
+from tests.integrations.gguf_files import MODELS, rounded, write
+from tests.integrations.models import IDS, NEEDED, QUIET, saved, values
+from tests.interchange.checkpoint_files import pack_words, tensors_of
+from tests.support.files import InFolder
+
+for package in NEEDED:
+    pytest.importorskip(package, reason=f"{package} is not installed")
+safetensors: Any = pytest.importorskip("safetensors.torch")
+transformers: Any = pytest.importorskip("transformers")
+
+from hop.integrations import load_model  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(*QUIET)
+
+
+def result(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        y = model(IDS)
+    return y.logits if hasattr(y, "logits") else y.last_hidden_state
+
+
+def assert_same_parameters(model: Any, want: Any) -> None:
+    own = hop.nn.float_state_dict(model)
+    for name, tensor in want.state_dict().items():
+        assert torch.equal(own[name], tensor), name
+    assert own.keys() == want.state_dict().keys()
+
+
+def assert_same(model: Any, want: Any) -> None:
+    """Equal parameters, bit for bit, and results but for the order of sums."""
+    assert_same_parameters(model, want)
+    a, b = result(model), result(want)
+    assert (a - b).abs().max() < 2e-5 * b.abs().max(), (a - b).abs().max()
+
+
+class TestGGUF(InFolder):
+    def loaded(self, named: str, kind: str = "Q8_0", **changes: Any) -> Any:
+        write(MODELS[named](), self.folder / "model.gguf", kind, **changes)
+        return load_model(self.folder / "model.gguf")
+
+    @parameterized.expand([(name, name) for name in MODELS])
+    def test_equals_the_float_model_and_comes_back(self, _name, named):
+        model = self.loaded(named)
+        assert_same(model, rounded(MODELS[named](), "Q8_0"))
+        layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        assert layers and all(isinstance(m, hop.nn.Linear) and m.frozen for m in layers)
+        with saved(model) as folder:
+            again = type(model).from_pretrained(folder, **({} if named != "bert" else {"add_pooling_layer": False}))
+        assert_same(again, rounded(MODELS[named](), "Q8_0"))
+        assert torch.equal(result(again), result(model))
+
+    @parameterized.expand([(name, name) for name in ("llama", "llama tied", "qwen3 128", "gemma3 256")])
+    def test_equals_what_transformers_reads(self, _name, named):
+        model = self.loaded(named)
+        want = type(model).from_pretrained(self.folder, gguf_file="model.gguf", dtype=torch.float32)
+        assert_same(model, want)
+
+    @parameterized.expand([(kind, kind) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")])
+    def test_types(self, _name, kind):
+        model = self.loaded("llama tied", kind)
+        want = rounded(MODELS["llama tied"](), kind)
+        assert_same(model, want)
+        with saved(model) as folder:
+            again = type(model).from_pretrained(folder)
+        assert_same(again, want)
+        for layer in (model.lm_head, again.lm_head):
+            assert layer.weight.quantizer.is_dense() == (kind[:2] == "Q5")
+
+    @parameterized.expand(
+        [
+            ("architecture", {"architecture": "falcon"}, "those that are read are llama, qwen3, gemma3, gptneox, bert"),
+            ("blocks", {"block_count": 10**9}, "has 2 blocks"),
+            ("text", {"embedding_length": "64"}, "llama.embedding_length must be one number above 0, got '64'"),
+            ("heads", {"attention.head_count": 3}, "model.gguf"),
+            ("width", {"feed_forward_length": 96}, "model.layers.0.mlp"),
+            ("lacks", {"leave": "blk.1.ffn_up.weight"}, "model.layers.1.mlp.up_proj.weight"),
+            ("lacks a norm", {"leave": "output_norm.weight"}, "model.norm.weight"),
+            ("lacks the table", {"leave": "token_embd.weight"}, "has no matrix 'token_embd.weight'"),
+            ("more", {"add": "blk.0.attn_q_norm.weight"}, "'blk.0.attn_q_norm.weight' has no place"),
+            ("experts", {"expert_count": 8}, "Mixtral"),
+            ("scaling", {"rope.scaling.type": "longrope"}, "'longrope'; those that are read are none, linear and yarn"),
+        ]
+    )
+    def test_raises(self, _name, changes, message):
+        with self.assertRaises(ValueError) as caught:
+            self.loaded("llama", **changes)
+        assert message in str(caught.exception) and "model.gguf" in str(caught.exception), caught.exception
+
+    def test_positions_are_scaled(self):
+        linear = self.loaded("llama", **{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
+        assert linear.config.rope_parameters["factor"] == 4 and linear.config.rope_parameters["rope_type"] == "linear"
+        want = MODELS["llama"]().config
+        want.rope_parameters = {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+        scaled = type(linear)(want).model.rotary_emb.inv_freq
+        plain = type(linear)(MODELS["llama"]().config).model.rotary_emb.inv_freq
+        own = self.loaded("llama", add_rows={"rope_freqs.weight": plain / scaled})
+        assert torch.allclose(own.model.rotary_emb.inv_freq, scaled, rtol=1e-5)
+        with self.assertRaisesRegex(ValueError, "not that of Llama 3.1"):
+            self.loaded("llama", add_rows={"rope_freqs.weight": torch.full((8,), 3.0)})
+
+    def test_arguments(self):
+        for path, options, error, message in (
+            (3, {}, TypeError, "path must be text or a Path"),
+            ("nowhere.gguf", {}, FileNotFoundError, "path must be a file or folder that is there"),
+            (self.folder, {}, FileNotFoundError, "has no config.json"),
+            (self.folder, {"dtype": torch.int8}, TypeError, "dtype must be a float dtype"),
+            (self.folder, {"pack": 1}, TypeError, "pack must be True or False"),
+        ):
+            with self.assertRaisesRegex(error, message):
+                load_model(path, **options)
+
+    def test_bfloat16(self):
+        write(MODELS["llama"](), self.folder / "model.gguf")
+        model = load_model(self.folder / "model.gguf", dtype=torch.bfloat16, pack=False)
+        exact = result(rounded(MODELS["llama"](), "Q8_0"))
+        want = rounded(MODELS["llama"](), "Q8_0").to(torch.bfloat16)
+        assert_same_parameters(model, want)
+        got, other = result(model), result(want)
+        assert got.dtype == torch.bfloat16
+        assert (got - exact).square().mean() < 1.5 * (other - exact).square().mean()
+
+    def test_tied_is_one_table(self):
+        model = self.loaded("gemma3")
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert isinstance(model.model.embed_tokens, hop.nn.layers.ScaledEmbedding)
+        assert values(model.lm_head.weight).shape == (96, 64)
+        assert type(model.dequantize().model.embed_tokens).__name__ == "Gemma3TextScaledWordEmbedding"
+
+
+def gptq(weight: torch.Tensor, ordered: bool = False, bits: int = 4) -> Any:
+    """Parts of a weight as GPTQ writes them, in groups of 32, and its numbers."""
+    rows, size = weight.shape
+    rng = np.random.default_rng(rows)
+    group = np.arange(size) // 32
+    group = rng.permutation(group) if ordered else group
+    scales = (weight.abs().amax() / 8 * (1 + rng.random((size // 32, rows)))).to(torch.float16).numpy()
+    zeros = rng.integers(6, 10, (size // 32, rows))
+    codes = np.clip(np.rint(weight.numpy().T / scales[group]) + zeros[group], 0, 2**bits - 1).astype(np.int64)
+    want = scales[group].astype(np.float32) * (codes - zeros[group]).astype(np.float32)
+    parts = {
+        "qweight": pack_words(codes.T, bits).T,
+        "qzeros": pack_words(zeros, bits),
+        "scales": scales,
+        "g_idx": group.astype(np.int32),
+    }
+    return parts, torch.from_numpy(want.T.copy())
+
+
+def compressed(weight: torch.Tensor) -> Any:
+    """Parts as compressed-tensors packs them."""
+    rows, size = weight.shape
+    scale = (weight.reshape(rows, -1, 32).abs().amax(2) / 7).to(torch.float16)
+    codes = (weight.reshape(rows, -1, 32) / scale[..., None]).round().clamp(-8, 7)
+    want = (codes * scale[..., None].float()).reshape(rows, size)
+    packed = pack_words((codes.reshape(rows, size) + 8).long().numpy(), 4)
+    return {"weight_packed": packed, "weight_scale": scale.numpy(), "weight_shape": np.array([rows, size])}, want
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2", "desc_act": True}
+WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
+}
+FOLDERS: dict[str, Any] = {
+    "gptq": (GPTQ, gptq),
+    "gptq ordered": (GPTQ, lambda weight: gptq(weight, ordered=True)),
+    "compressed": (COMPRESSED, compressed),
+}
+
+
+class TestFolder(InFolder):
+    def written(self, model: Any, kind: str) -> Any:
+        """The folder of a model whose layers but for the head are quantized; and the model of the same numbers."""
+        config, make = FOLDERS[kind]
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        for name, layer in model.named_modules():
+            if type(layer) is nn.Linear and name != "lm_head":
+                parts, want = make(layer.weight.detach())
+                del state[f"{name}.weight"]
+                state |= tensors_of(f"{name}.", **parts)
+                layer.weight.data = want
+        if model.config.tie_word_embeddings:
+            state.pop("lm_head.weight", None)
+        model.save_pretrained(self.folder)
+        held = json.loads((self.folder / "config.json").read_text())
+        (self.folder / "config.json").write_text(json.dumps({**held, "quantization_config": config}))
+        safetensors.save_file(state, self.folder / "model.safetensors")
+        return model
+
+    @parameterized.expand(
+        [(f"{name} {kind}", name, kind) for name in ("llama tied", "qwen3", "gptneox", "bert") for kind in FOLDERS]
+    )
+    def test_equals_the_float_model_and_comes_back(self, _name, named, kind):
+        want = self.written(MODELS[named](), kind)
+        model = load_model(self.folder)
+        assert_same(model, want)
+        with saved(model) as folder:
+            again = type(model).from_pretrained(folder, **({} if named != "bert" else {"add_pooling_layer": False}))
+        assert_same(again, want)
+        assert torch.equal(result(again), result(model))
+        ordered = [name for name, m in again.named_modules() if getattr(m, "input_order", None) is not None]
+        assert bool(ordered) == (kind == "gptq ordered")
+        assert again.config.quantization_config.to_dict().get("input_orders", []) == sorted(ordered)
+
+    def test_ordered_columns(self):
+        """state_dicts, layers of their own and compiled programs have the order too."""
+        want = self.written(MODELS["llama"](), "gptq ordered")
+        model = load_model(self.folder)
+        layer, of = model.model.layers[0].mlp.down_proj, want.model.layers[0].mlp.down_proj
+        assert torch.equal(layer.to_float().weight, of.weight) and not hasattr(layer.to_float(), "input_order")
+        assert "input_order" in layer.state_dict() and layer.input_order.dtype == torch.int64
+        fresh = hop.nn.Linear(128, 64, bias=False, scheme=layer.scheme)
+        fresh.load_state_dict(layer.state_dict(), assign=True)
+        x = torch.randn(3, 128)
+        assert torch.equal(fresh(x), layer(x))
+        assert (layer(x) - of(x)).abs().max() < 1e-5 * of(x).abs().max()
+        assert_same(model.dequantize(), want)
+
+
+if __name__ == "__main__":
+    unittest.main()
