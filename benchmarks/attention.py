@@ -10,11 +10,9 @@ from torch.nn import functional
 
 import hop
 from benchmarks.timing import Row, interleaved
-from hop import Quantizer, presets
-from hop.numerics.formats import INT8
+from hop import presets
 
 aten = torch.ops.aten
-CHANNEL = Quantizer(INT8, (1, -1, 1))  # a scale for each channel of each head
 _DTYPES = (torch.bfloat16, torch.float32)
 
 # heads, heads of keys, queries, keys, width, causal, and what ours may take of bfloat16's time
@@ -28,13 +26,11 @@ CASES = (
 
 
 def attention() -> Iterator[Row]:
-    """Codes and scales are given; the result is bfloat16. Values have a scale for each channel; those of a cache, one
-    for each token."""
+    """Codes and scales are given; the result is bfloat16. Values have a scale for each token, as in "int8"."""
     torch.manual_seed(0)
     for heads, groups, queries, keys, width, causal, target in CASES:
         q, k, v = (torch.randn(1, h, n, width) for h, n in ((heads, queries), (groups, keys), (groups, keys)))
-        codes = [hop.quantize(presets.INT8_ROW, x) for x in (q, k)]
-        codes.append(hop.quantize(presets.INT8_ROW if queries == 1 else CHANNEL, v))
+        codes = [hop.quantize(presets.INT8_ROW, x) for x in (q, k, v)]
         options: dict[str, Any] = {"is_causal": causal, "enable_gqa": heads != groups}
 
         functions = [_ours(codes, options), *(_theirs(q.to(t), k.to(t), v.to(t), options) for t in _DTYPES)]

@@ -27,7 +27,9 @@ MOST = 512  # tokens of the text that a language model reads
 _found: list[dict[str, float]] = []
 
 
-def errors(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> dict[str, float]:
+def errors(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> dict[str, float]:
     """‖ŷ - y‖ / ‖y‖ of each scheme, over the queries that see a key; y of the float32 operands."""
     options: dict[str, Any] = {"is_causal": causal, "scale": scale}
     grouped = query.shape[1] != key.shape[1]
@@ -64,7 +66,7 @@ def of_layers(model: Any, **inputs: Tensor) -> list[dict[str, float]]:
     model.set_attn_implementation("measured")
     _found.clear()
     with torch.inference_mode():
-        model.float().eval()(**inputs)
+        model.eval()(**inputs)
     return list(_found)
 
 

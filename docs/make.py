@@ -4,6 +4,7 @@ the gallery and those of the training runs.
 python -m docs.make
 """
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,18 @@ def scaled_operators() -> str:
 def attention_pairs() -> str:
     """What attention takes together, and how it sums."""
     return pages.table([["query", "key", "value", "sums"], *([*pair, how] for pair, how in ATTENTION_PAIRS.items())])
+
+
+def attention_errors() -> str:
+    """A layer a row, of each model: the error of each scheme, and the median."""
+    found = training_tables.results("attention_errors")
+    schemes = list(next(iter(found.values()))[0])
+    rows = [["layer", *(f"{model}, {scheme}" for model in found for scheme in schemes)]]
+    for i in range(max(map(len, found.values()))):
+        cells = [f"{own[i][scheme]:.2%}" if i < len(own) else "" for own in found.values() for scheme in schemes]
+        rows.append([str(i + 1), *cells])
+    medians = [statistics.median(row[scheme] for row in own) for own in found.values() for scheme in schemes]
+    return pages.table([*rows, ["median", *(f"{x:.2%}" for x in medians)]])
 
 
 def integer_operators() -> str:
@@ -455,6 +468,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         ": operators": scaled_operators,
         ": support": scaled_support,
         ": attention": attention_pairs,
+        ": attention_errors": attention_errors,
         ": conventions": scaled_conventions,
     },
     "training_runs.md": training_tables.TABLES,

@@ -53,7 +53,7 @@ class AttentionScheme(Value):
         return spelling.read(text, AttentionScheme)
 
 
-INT8_ATTENTION = AttentionScheme(presets.INT8_ROW, presets.INT8_ROW, Quantizer(formats.INT8, (1, -1, 1)))
+INT8_ATTENTION = AttentionScheme(presets.INT8_ROW, presets.INT8_ROW, presets.INT8_ROW)
 FP8_ATTENTION = AttentionScheme(presets.FP8_ROW, presets.FP8_ROW, Quantizer(formats.E4M3, (1, -1, 1), CurrentScaling()))
 # Queries in floats, and so probabilities too: for keys and values that lie in a cache.
 INT8_KEYS_VALUES = AttentionScheme(None, presets.INT8_ROW, presets.INT8_ROW)

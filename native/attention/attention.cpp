@@ -1,13 +1,16 @@
 #include "attention/attention.h"
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "common/cpu.h"
 #include "common/isa.h"
 #include "common/parallel.h"
 #include "functions/functions.h"
+#include "functions/polynomials.h"
 #include "quantize/quantize.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -34,6 +37,10 @@ namespace {
 #include "gemm/row_blocks.h"
 #include "attention/lanes.h"
 #include "attention/dots_plain.h"
+namespace functions_here {
+#include "functions/lanes_plain.h"
+#include "functions/evaluate.h"
+}  // namespace functions_here
 #include "attention/pack.h"
 #include "attention/probabilities.h"
 #include "attention/run.h"
@@ -48,6 +55,10 @@ namespace {
 #include "gemm/row_blocks.h"
 #include "attention/lanes.h"
 #include "attention/dots_avx2.h"
+namespace functions_here {
+#include "functions/lanes_avx2.h"
+#include "functions/evaluate.h"
+}  // namespace functions_here
 #include "attention/pack.h"
 #include "attention/probabilities.h"
 #include "attention/run.h"
@@ -62,6 +73,10 @@ namespace {
 #include "gemm/row_blocks.h"
 #include "attention/lanes.h"
 #include "attention/dots_avx512.h"
+namespace functions_here {
+#include "functions/lanes_avx512.h"
+#include "functions/evaluate.h"
+}  // namespace functions_here
 #include "attention/pack.h"
 #include "attention/probabilities.h"
 #include "attention/run.h"

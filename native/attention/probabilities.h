@@ -19,39 +19,38 @@ struct Rounded {
     Ints codes, close;  // which lanes are not decided
 };
 
+// x to an integer of 0 to `most`.
+template <int most>
 HOP_INLINE Rounded rounded(Floats x) {
     const Floats shifted = x + kWhole, off = number(bits(x - (shifted - kWhole)) & 0x7fffffff);
-    return {bits(shifted) & 255, off > 0.5f - x * 0x1p-19f};
+    return {bits(shifted) & 0x3fffff, off > 0.5f - x * 0x1p-19f};
 }
 
-static uint8_t code_of(float x) {
-    const float y = x * 255.0f;
-    return uint8_t(bits_of(y + kWhole) & 255);
+template <int steps>
+static int32_t code_of(float e) {
+    return int32_t(bits_of(e * float(steps) + kWhole) & 0x3fffff);
 }
 
-// The codes of n scores, a multiple of 16, of which `most` is the largest, into c; and of each times its share, if there
-// are shares, into d. Returns the sum of the first.
-template <bool Shared>
-static int32_t probabilities(const float* x, int64_t n, float most, const float* share, uint8_t* c, uint8_t* d) {
+// rint(steps · e^(x - most)) of n scores, a multiple of 16, none of which is above `most`: stored, if asked for, and their
+// sum. To each score is added what `more` holds, if anything.
+template <int steps, bool Stored, bool More>
+static int32_t probabilities(const float* x, const float* more, int64_t n, float most, uint8_t* c) {
     Ints total{};
     for (int64_t j = 0; j < n; j += kLanes) {
-        const Floats t = load_as<Floats>(x + j) - most, y = times_255(t);
-        Rounded own = rounded(y);
-        Rounded shared{};
-        if constexpr (Shared) {
-            shared = rounded(y * load_as<Floats>(share + j));
-            store_as(d + j, __builtin_convertvector(shared.codes, Codes));
-        }
-        store_as(c + j, __builtin_convertvector(own.codes, Codes));
+        Floats t = load_as<Floats>(x + j);
+        if constexpr (More) t = t + load_as<Floats>(more + j);
+        t = t - most;
+        Floats y = times_255(t);
+        if constexpr (steps != 255) y = y * (float(steps) / 255.0f);
+        const Rounded own = rounded<steps>(y);
+        if constexpr (Stored) store_as(c + j, __builtin_convertvector(own.codes, Codes));
         total += own.codes;
-        if (__builtin_expect(any(own.close | shared.close), 0)) {
+        if (__builtin_expect(any(own.close), 0)) {
             for (int i = 0; i < kLanes; ++i) {
-                if (!(own.close[i] | shared.close[i])) continue;
-                const float e = functions::exactly(Function::exp, t[i]);
-                const uint8_t code = code_of(e);
+                if (!own.close[i]) continue;
+                const int32_t code = code_of<steps>(functions::exactly(Function::exp, t[i]));
                 total[i] += code - own.codes[i];
-                c[j + i] = code;
-                if constexpr (Shared) d[j + i] = code_of(e * share[j + i]);
+                if constexpr (Stored) c[j + i] = uint8_t(code);
             }
         }
     }

@@ -6,10 +6,11 @@ struct AttentionRoom {
     static constexpr int64_t kScores = 1 << 18;
     int rows;
     int64_t quads_of_keys, lines, quads_of_values;  // of 16 and of 4 tokens
-    size_t sizes[9], size = 0;
-    uint8_t *keys = nullptr, *values = nullptr, *queries = nullptr, *codes = nullptr, *weights = nullptr;
+    size_t sizes[8], size = 0;
+    uint8_t *keys = nullptr, *values = nullptr, *queries = nullptr, *weights = nullptr;
     int32_t *corrections = nullptr, *sums = nullptr;
     float *scores = nullptr, *scales = nullptr;
+    bool invalid = false;  // a value's scale is infinite or NaN
 
     explicit AttentionRoom(const hop_attention& a) {
         quads_of_keys = divide_up(a.width, 4);
@@ -20,22 +21,21 @@ struct AttentionRoom {
         if (rows < kRowsAtOnce) rows = kRowsAtOnce;
         rows = int(least(rows, all_rows));
         const int64_t channels = value_lines(a) * kLanes;
-        const int64_t bytes[9] = {lines * quads_of_keys * kLine, value_lines(a) * quads_of_values * kLine, rows * quads_of_keys * 4,
-                                  rows * tokens, a.per_token ? rows * tokens : 0, tokens * 4, rows * channels * 4,
+        const int64_t bytes[8] = {lines * quads_of_keys * kLine, value_lines(a) * quads_of_values * kLine, rows * quads_of_keys * 4,
+                                  rows * tokens, tokens * 4, rows * channels * 4,
                                   rows * tokens * 4, 2 * tokens * 4 + channels * 4};
-        for (int i = 0; i < 9; ++i) size += sizes[i] = size_t(divide_up(bytes[i], 64) * 64);
+        for (int i = 0; i < 8; ++i) size += sizes[i] = size_t(divide_up(bytes[i], 64) * 64);
     }
     static int64_t value_lines(const hop_attention& a) { return divide_up(line_count(a.value_width), kLinesAtOnce) * kLinesAtOnce; }
     void lie(char* memory) {
-        char* parts[9];
-        for (int i = 0; i < 9; ++i) parts[i] = memory, memory += sizes[i];
+        char* parts[8];
+        for (int i = 0; i < 8; ++i) parts[i] = memory, memory += sizes[i];
         keys = reinterpret_cast<uint8_t*>(parts[0]), values = reinterpret_cast<uint8_t*>(parts[1]);
-        queries = reinterpret_cast<uint8_t*>(parts[2]), codes = reinterpret_cast<uint8_t*>(parts[3]);
-        weights = reinterpret_cast<uint8_t*>(parts[4]), corrections = reinterpret_cast<int32_t*>(parts[5]);
-        sums = reinterpret_cast<int32_t*>(parts[6]), scores = reinterpret_cast<float*>(parts[7]);
-        scales = reinterpret_cast<float*>(parts[8]);
+        queries = reinterpret_cast<uint8_t*>(parts[2]), weights = reinterpret_cast<uint8_t*>(parts[3]);
+        corrections = reinterpret_cast<int32_t*>(parts[4]), sums = reinterpret_cast<int32_t*>(parts[5]);
+        scores = reinterpret_cast<float*>(parts[6]), scales = reinterpret_cast<float*>(parts[7]);
     }
-    float* share() const { return scales + lines * kLanes; }
+    float* logs() const { return scales + lines * kLanes; }  // of the scales of values
     float* channels() const { return scales + 2 * lines * kLanes; }
 };
 
@@ -81,8 +81,9 @@ HOP_INLINE Floats masked(const AttentionCall& c, Floats x, int64_t at, int64_t j
     return __builtin_convertvector(load_as<Codes>(from), Ints) != 0 ? x : all(-infinity());
 }
 
+// The largest score, the largest with the log of the value's scale, and where there is a NaN.
 struct Extent {
-    Floats most;
+    Floats most, top;
     Ints nan;
 };
 
@@ -113,6 +114,7 @@ static void score(const AttentionCall& c, const AttentionRoom& room, int64_t bat
             if (at + kLanes > r.keys) x = counted() < int32_t(r.keys - at) ? x : all(-infinity());
             e.most = larger(x, e.most);
             e.nan |= x != x;
+            if (c.a.per_token) e.top = larger(x + load_as<Floats>(room.logs() + at), e.top);
             store_as(room.scores + (first + i) * tokens + at, x);
         }
         extents[first + i] = e;
@@ -146,12 +148,29 @@ static void take_queries(const AttentionCall& c, const AttentionRoom& room, int6
     }
 }
 
+// The weights of values in a row of scores, in steps of 255, and what their sum is multiplied by.
+static float weigh(const AttentionCall& c, const AttentionRoom& room, const Extent& extent, const float* x, int64_t keys,
+                   uint8_t* weights) {
+    constexpr int kSteps = 1024;
+    const float most = largest_of(extent.most), top = largest_of(extent.top);
+    const bool none = most == -infinity() && !any_of(extent.nan);
+    const bool invalid = !none && (room.invalid || !(most <= kLargest && !any_of(extent.nan)));
+    if (none || invalid || (c.a.per_token && top == -infinity())) {
+        std::memset(weights, 0, size_t(keys));
+        return invalid ? not_a_number() : 0.0f;
+    }
+    if (!c.a.per_token) return 1.0f / float(probabilities<255, true, false>(x, nullptr, keys, most, weights));
+    probabilities<255, true, true>(x, room.logs(), keys, top, weights);
+    const int32_t total = probabilities<kSteps, false, false>(x, nullptr, keys, most, nullptr);
+    return functions::exactly(Function::exp, top - most) * (1.0f / float(total) * (float(kSteps) / 255.0f));
+}
+
 static void attend_block(const AttentionCall& c, const AttentionRoom& room, int64_t batch, const AttentionRow* row, int rows) {
     const int64_t tokens = room.lines * kLanes, step = kLanes * kLinesAtOnce, channels = AttentionRoom::value_lines(c.a) * kLanes;
     Extent extents[AttentionRoom::kMost];
     int64_t keys = 0;
     for (int i = 0; i < rows; ++i) {
-        extents[i] = {all(-infinity()), Ints{}};
+        extents[i] = {all(-infinity()), all(-infinity()), Ints{}};
         keys = row[i].keys > keys ? row[i].keys : keys;
     }
     keys = divide_up(keys, step) * step;
@@ -159,21 +178,7 @@ static void attend_block(const AttentionCall& c, const AttentionRoom& room, int6
     for (int64_t j = 0; j < keys; j += step)
         in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) { score<n.value>(c, room, batch, row, first, j, extents); });
     float factors[AttentionRoom::kMost];
-    for (int i = 0; i < rows; ++i) {
-        const float most = largest_of(extents[i].most);
-        const bool none = most == -infinity() && !any_of(extents[i].nan), invalid = !none && !(most <= kLargest && !any_of(extents[i].nan));
-        uint8_t *own = room.codes + i * tokens, *weights = c.a.per_token ? room.weights + i * tokens : own;
-        factors[i] = none ? 0.0f : not_a_number();
-        if (none || invalid) {
-            std::memset(weights, 0, size_t(keys));
-            continue;
-        }
-        const float* x = room.scores + i * tokens;
-        const int32_t total = c.a.per_token ? probabilities<true>(x, keys, most, room.share(), own, weights)
-                                            : probabilities<false>(x, keys, most, nullptr, own, nullptr);
-        factors[i] = 1.0f / float(total);
-    }
-    const uint8_t* weights = c.a.per_token ? room.weights : room.codes;
+    for (int i = 0; i < rows; ++i) factors[i] = weigh(c, room, extents[i], room.scores + i * tokens, keys, room.weights + i * tokens);
     for (int64_t p = 0; p < channels; p += step) {
         in_row_blocks<kRowsAtOnce>(rows, [&](auto n, int first) {
             constexpr int N = n.value;
@@ -181,7 +186,7 @@ static void attend_block(const AttentionCall& c, const AttentionRoom& room, int6
             for (int i = 0; i < N; ++i)
                 for (int l = 0; l < kLinesAtOnce; ++l) sums[i][l] = sums_of(Ints{});
             const uint8_t* lines = room.values + p / kLanes * room.quads_of_values * kLine;
-            multiply<N>(weights + first * tokens, tokens, lines, keys / 4, room.quads_of_values, sums);
+            multiply<N>(room.weights + first * tokens, tokens, lines, keys / 4, room.quads_of_values, sums);
             for (int i = 0; i < N; ++i)
                 for (int l = 0; l < kLinesAtOnce; ++l) store_as(room.sums + (first + i) * channels + p + l * kLanes, sums[i][l]);
         });
@@ -198,7 +203,7 @@ static void attend_block(const AttentionCall& c, const AttentionRoom& room, int6
 
 // ---- heads
 
-static void take_head(const AttentionCall& c, const AttentionRoom& room, int64_t batch, int64_t head) {
+static void take_head(const AttentionCall& c, AttentionRoom& room, int64_t batch, int64_t head) {
     const hop_attention& a = c.a;
     const int64_t tokens = room.lines * kLanes, channels = AttentionRoom::value_lines(a) * kLanes;
     pack_keys(c.k + batch * a.k_stride[0] + head * a.k_stride[1], a.k_stride[2], a.keys, a.width, room.lines, room.keys);
@@ -216,17 +221,17 @@ static void take_head(const AttentionCall& c, const AttentionRoom& room, int64_t
         for (int64_t p = 0; p < channels; ++p) room.channels()[p] = p < a.value_width ? of_values[p * a.v_scale_stride[2]] : 0.0f;
         return;
     }
-    float most = -infinity();
-    for (int64_t j = 0; j < a.keys; ++j) {
-        const float s = of_values[j * a.v_scale_stride[2]];
-        most = s > most || s != s ? s : most;
-        if (s != s) break;
-    }
+    float* logs = room.logs();
+    room.invalid = false;
     for (int64_t j = 0; j < tokens; ++j) {
-        const float part = j < a.keys && most > 0 ? of_values[j * a.v_scale_stride[2]] / most : 0.0f;
-        room.share()[j] = part > 0 ? part : 0.0f;
+        const float scale = j < a.keys ? of_values[j * a.v_scale_stride[2]] : 1.0f;
+        room.invalid |= !(scale <= kLargest);
+        logs[j] = scale > 0 ? scale : 1.0f;
     }
-    for (int64_t p = 0; p < channels; ++p) room.channels()[p] = most;
+    functions_here::evaluate(Function::log, logs, logs, tokens);
+    for (int64_t j = 0; j < a.keys; ++j)
+        if (!(of_values[j * a.v_scale_stride[2]] > 0)) logs[j] = -infinity();
+    for (int64_t p = 0; p < channels; ++p) room.channels()[p] = 1.0f;
 }
 
 static int attend(const AttentionCall& c) {

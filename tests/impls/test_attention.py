@@ -38,10 +38,17 @@ def exponential(x: np.float32) -> np.float32:
         return np.float32(float32(mpmath.exp(mpmath.mpf(float(x)))) if x > -math.inf else 0.0)
 
 
-def code(x: np.float32) -> int:
-    """rint(255 · x), ties to even, of a probability."""
-    y = x * np.float32(255)
-    return min(max(round(float(y)), 0), 255) if np.isfinite(y) else 0
+def logarithm(x: np.float32) -> np.float32:
+    if not x > 0:
+        return np.float32(math.nan if np.isnan(x) else -math.inf)
+    with mpmath.workprec(300):
+        return np.float32(float32(mpmath.log(mpmath.mpf(float(x)))) if x < math.inf else x)
+
+
+def code(x: np.float32, steps: int = 255) -> int:
+    """rint(steps · x), ties to even, of a probability."""
+    y = x * np.float32(steps)
+    return min(max(round(float(y)), 0), steps) if np.isfinite(y) else 0
 
 
 def one_row(scores: list[np.float32], v: np.ndarray, of_v: np.ndarray, per_token: bool) -> np.ndarray:
@@ -52,15 +59,20 @@ def one_row(scores: list[np.float32], v: np.ndarray, of_v: np.ndarray, per_token
     if most == -math.inf:
         return np.zeros(width, np.float32)
     e = [exponential(s - most) for s in scores]
-    c = [code(x) for x in e]
-    units, weights = of_v[0], c
     if per_token:
-        largest = max(of_v[:, 0])
-        weights = [code(x * (s / largest)) for x, s in zip(e, of_v[:, 0], strict=True)]
-        units = np.full(width, largest)
-    sums = [sum(w * row[i] for w, row in zip(weights, v.tolist(), strict=True)) for i in range(width)]
-    inverse = np.float32(1) / np.float32(sum(c))
-    return np.array([np.float32(n) * inverse * u for n, u in zip(sums, units, strict=True)], np.float32)
+        moved = [s + logarithm(u) for s, u in zip(scores, of_v[:, 0], strict=True)]
+        top = np.float32(math.nan) if any(map(np.isnan, moved)) else max(moved)
+        weights = [code(exponential(t - top)) for t in moved]
+        share = np.float32(1) / np.float32(sum(code(x, 1024) for x in e)) * np.float32(1024 / 255)
+        factors = np.full(width, exponential(top - most) * share)
+    else:
+        weights = [code(x) for x in e]
+        factors = None
+    sums = [np.float32(sum(w * row[i] for w, row in zip(weights, v.tolist(), strict=True))) for i in range(width)]
+    if factors is not None:
+        return np.array([n * f for n, f in zip(sums, factors, strict=True)], np.float32)
+    inverse = np.float32(1) / np.float32(sum(weights))
+    return np.array([n * inverse * u for n, u in zip(sums, of_v[0], strict=True)], np.float32)
 
 
 def numbers(x: Operand) -> tuple[np.ndarray, np.ndarray]:
@@ -206,12 +218,36 @@ def test_floats(pair: tuple[str, ...], dtype: torch.dtype) -> None:
 
 
 def test_what_all_tokens_share_comes_out() -> None:
-    """Weights add up to one, whatever rounding does to each."""
+    """Weights add up to one, whatever rounding does to each; those of tokens within what rounding does to all."""
     q, k = (hop.quantize(presets.INT8_ROW, made(1, 2, 64, 16, seed=i, scale=3)) for i in (1, 2))
-    for rule in VALUES.values():
+    for name, rule in VALUES.items():
         v = hop.quantize(rule, torch.full((1, 2, 64, 4), 1.5))
         got = hop.scaled(SDPA, torch.float32, q, k, v)
-        torch.testing.assert_close(got, torch.full_like(got, 1.5), rtol=2.0**-22, atol=0)
+        off = 64 / 2 * (1 / 255 + 1 / 1024) if name == "token" else 2.0**-22
+        torch.testing.assert_close(got, torch.full_like(got, 1.5), rtol=off, atol=0)
+
+
+@pytest.mark.parametrize("width", [-1, 4])
+def test_hidden_values_change_nothing(width: int) -> None:
+    """Also where their scales are larger than those of the tokens that are seen."""
+    q, k = (hop.quantize(presets.INT8_ROW, made(1, 2, n, 16, seed=n)) for n in (5, 9))
+    rule, seen = Quantizer(INT8, (1, width)), torch.arange(9) < 6
+    v = made(1, 2, 9, 8, seed=3)
+    other = torch.where(seen.unsqueeze(-1), v, v * 100)
+    got, want = (hop.scaled(SDPA, torch.float32, q, k, hop.quantize(rule, x), seen) for x in (other, v))
+    assert torch.equal(got, want)
+
+
+def test_small_values_of_likely_tokens() -> None:
+    """A token that takes most of the probability and has a small value leaves the others all of the 255 steps."""
+    q, k = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, 65, 16)
+    k[..., 0, :] = 4 / 16**0.5
+    v = made(1, 1, 65, 8, seed=4)
+    v[..., 0, :] *= 1e-4
+    want = SDPA(q.double(), k.double(), v.double())
+    codes = [hop.quantize(presets.INT8_ROW, x) for x in (q, k, v)]
+    error = (hop.scaled(SDPA, torch.float32, *codes) - want).norm() / want.norm()
+    assert float(error) < 0.02
 
 
 def test_error_to_floats() -> None:

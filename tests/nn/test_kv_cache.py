@@ -54,9 +54,10 @@ def two_passes(rule: Quantizer, floats: list[Tensor], seen: Tensor) -> Tensor:
         return e @ v / e.sum(-1, keepdim=True)
     size = VALUES if rule.block[-1] == -1 else rule.block[-1]
     scale = quantized[2].scale.double().repeat_interleave(size, -1).repeat_interleave(HEADS // GROUPS, 1)
-    share = scale / scale.amax(-2, keepdim=True)
-    d = (255 * e.unsqueeze(-1) * share.unsqueeze(-3)).round()  # (batch, heads, queries, keys, channels)
-    return (d * (v / share).unsqueeze(-3)).sum(-2) / (255 * e).round().sum(-1, keepdim=True)
+    share = e.unsqueeze(-1) * scale.unsqueeze(-3)  # (batch, heads, queries, keys, channels)
+    most = share.amax(-2, keepdim=True)
+    d = (255 * share / most).round() / 255
+    return (d * most * (v / scale).unsqueeze(-3)).sum(-2) * 1024 / (1024 * e).round().sum(-1, keepdim=True)
 
 
 def agrees(got: Tensor, want: Tensor, v: Tensor) -> None:
@@ -92,6 +93,16 @@ def test_tokens_one_after_the_other(name: str) -> None:
     for floats, held in ((k, own.key), (v, own.value)):
         for want, got in zip(stored(hop.quantize(rule, floats)), stored(held), strict=True):
             assert torch.equal(got[:, :, :TOKENS], want) and not bool(got[:, :, TOKENS:].any())
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_bits_without_a_cache(name: str) -> None:
+    rule, (q, k, v) = INTEGERS[name], tokens()
+    codes = [hop.quantize(r, t) for r, t in ((presets.INT8_ROW, q), (rule, k), (rule, v))]
+    want = hop.scaled(
+        torch.ops.aten.scaled_dot_product_attention.default, q.dtype, *codes, is_causal=True, enable_gqa=True
+    )
+    assert torch.equal(cache(rule)(q, k, v), want)
 
 
 def test_keys_and_values_by_their_own_quantizers() -> None:

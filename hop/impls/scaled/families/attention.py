@@ -7,22 +7,28 @@
     y   = (float32(Σ c_j v_j) · (1 / Σ c_j)) · s_v                  both sums exact, in int32
 
 each operation in float32, rounded by itself. s_v is one number for each channel, or for all. Where it changes from
-token to token, it is a part of the probability before that is rounded: with V = max s_v over all tokens of a head,
-hidden or not,
+token to token, it is a part of the exponent, and each row of weights has a largest one of its own:
 
-    y   = (float32(Σ d_j v_j) · (1 / Σ c_j)) · V,                   d_j = rint(255 · (e_j · (s_v[j] / V)))
+    t_j = x_j + log(s_v[j])                                         log correctly rounded; -∞ where s_v[j] <= 0
+    n   = max t_j
+    d_j = rint(255 · exp(t_j - n))                                  uint8
+    y   = float32(Σ d_j v_j) · (exp(n - m) · ((1 / Σ c_j) · K)),    c_j = rint(1024 · e_j), K = 1024 / 255
+
+So a token that takes most of the probability, and has a small value, as the first one of a text often does, does not
+leave the others a few steps of 255; and tokens that are hidden change nothing.
 
 Where elements of a token have scales in groups, as in 4 bits, a group of k has a sum Σ q k_j of its own, times its
-s_k[j]; these products are added in their order, each sum rounded. A group of v has a V of its own, and so a d_j.
+s_k[j]; these products are added in their order, each sum rounded. A group of v has its own t, n and d.
 
-Probabilities are divided by the sum of what was rounded, c, and not of e: so the weights add up to one, and a value
-that all tokens share comes out as it is; and both sums are integers, whose order is free. A row without a key is 0.
+Probabilities of channels are divided by the sum of what was rounded, c, and not of e: so the weights add up to one, and
+a value that all tokens share comes out as it is; and both sums are integers, whose order is free. A row without a key
+is 0.
 
 Other operands are dequantized: x = (q̂ k̂ᵀ) · scale + bias, and y = (e · float32(1 / Σ e)) v̂, Σ e as softmax has it.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +54,12 @@ PAIRS = {
 """The kinds of query, key and value that are taken together, and how attention of them is summed."""
 
 MOST_KEYS = 65793
-"""Σ c · v stays below 2^31 up to as many, and Σ c below 2^24, so that float32 has it."""
+"""Σ c · v stays below 2^31 up to as many, and Σ c of 255 steps below 2^24, so that float32 has it."""
+
+_STEPS = 1024
+"""Of the probabilities that are summed alone, where they are not what values are multiplied by."""
+
+_SHARE = float(torch.tensor(_STEPS / 255))  # float32
 
 NAMES = ("query", "key", "value")
 _SCALES = {
@@ -137,22 +148,27 @@ def _attention(call: Call) -> Tensor:
 def _of_integers(call: Call) -> Tensor:
     q, k, v = (plain(x, copies.ROWWISE) for x in call.args[:3])
     asked, codes_v, of_v = options(call), _heads(call, centered(v), v), _of_groups(v)
-    e, none, invalid = _exponentials(_masked(_scores(call, q, k), asked))
-    c = _rounded(e)
-    total = c.to(torch.int32).sum(-1, keepdim=True, dtype=torch.int32).to(torch.float32)
-    total = torch.where(invalid, math.nan, torch.where(none, math.inf, total)).reciprocal()
+    x = _masked(_scores(call, q, k), asked)
+    row = _exponentials(x)
 
-    def weighted(weights: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-        y = out_dtype(aten.matmul.default, torch.int32, weights, codes)
-        return y.to(torch.float32) * total * _heads(call, scale, v)
+    def total(steps: int) -> Tensor:
+        whole = _rounded(row.e, steps).sum(-1, keepdim=True, dtype=torch.int32).to(torch.float32)
+        return torch.where(row.invalid, math.nan, torch.where(row.none, math.inf, whole))
+
+    def weighted(weights: Tensor, codes: Tensor) -> Tensor:
+        weights = weights.to(torch.uint8)
+        return out_dtype(aten.matmul.default, torch.int32, weights, codes).to(torch.float32)
 
     if block_of(call.args[2], copies.ROWWISE)[-2] == -1:
-        return weighted(c, codes_v, spread(v.scale, v.block, v.shape))
+        y = weighted(_rounded(row.e, 255), codes_v) * total(255).reciprocal()
+        return y * _heads(call, spread(v.scale, v.block, v.shape), v)
+    share = total(_STEPS).reciprocal() * _SHARE
     parts: list[Tensor] = []
     for codes, scale in zip(_groups(codes_v, v.block[-1], of_v), of_v.split(1, -1), strict=True):
-        most = scale.amax(-2, keepdim=True)
-        share = _heads(call, torch.where(most > 0, scale / most, 0.0), v).mT
-        parts.append(weighted(_rounded(e * share), codes, most))
+        logs = torch.where(scale <= 0, -math.inf, functions.apply("log", scale))
+        own = _exponentials(x + _heads(call, logs, v).mT)
+        gap = functions.apply("exp", torch.where(row.none, 0.0, own.most - row.most))
+        parts.append(weighted(_rounded(own.e, 255), codes) * (gap * share))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
@@ -183,7 +199,7 @@ def _of_floats(call: Call) -> Tensor:
     dtype, asked = compute_dtype(call), options(call)
     q, k, v = (values(x, dtype) for x in call.args[:3])
     x = torch.matmul(q, _heads(call, k, k).mT) * asked.scale
-    e, none, invalid = _exponentials(_masked(x, asked))
+    e, _, none, invalid = _exponentials(_masked(x, asked))
     total = row_sums.sum_of_fractions(e, [-1]) if dtype == torch.float32 else e.sum(-1, keepdim=True)
     total = torch.where(invalid, math.nan, torch.where(none, math.inf, total))
     return torch.matmul(e * total.reciprocal().to(dtype), _heads(call, v, v))
@@ -206,17 +222,26 @@ def _masked(x: Tensor, asked: Options) -> Tensor:
     return torch.where(asked.mask, x, -math.inf) if asked.mask.dtype == torch.bool else x + asked.mask.to(x.dtype)
 
 
-def _exponentials(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(x - max x) of each row, whether it has no key, and whether it has a NaN or an infinity."""
+class _Row(NamedTuple):
+    """Of each row of scores, (..., S or 1): exp(x - max x), max x, whether there is no key, and whether there is a NaN
+    or an infinity."""
+
+    e: Tensor
+    most: Tensor
+    none: Tensor
+    invalid: Tensor
+
+
+def _exponentials(x: Tensor) -> _Row:
     most = x.amax(-1, keepdim=True)
     none = most == -math.inf
     invalid = ~(none | most.isfinite())
-    return functions.apply("exp", x - torch.where(none, 0.0, most)), none, invalid
+    return _Row(functions.apply("exp", x - torch.where(none, 0.0, most)), most, none, invalid)
 
 
-def _rounded(e: Tensor) -> Tensor:
-    """rint(255 · e), uint8. What is no probability belongs to a row that is NaN anyway, or to a scale below 0."""
-    return (e * 255).round().nan_to_num(0.0).clamp(0, 255).to(torch.uint8)
+def _rounded(e: Tensor, steps: int) -> Tensor:
+    """rint(steps · e), int32. What is no probability belongs to a row that is NaN anyway."""
+    return (e * steps).round().nan_to_num(0.0).clamp(0, steps).to(torch.int32)
 
 
 # ---- several processes
