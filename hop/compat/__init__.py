@@ -9,5 +9,6 @@ itself when that module is imported by somebody else (`imports.when_imported`).
 """
 
 from hop.compat import control_flow as control_flow
+from hop.compat import cpp_code as cpp_code
 from hop.compat import patches as patches
 from hop.compat import profiling as profiling

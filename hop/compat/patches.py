@@ -1,4 +1,5 @@
-"""What is changed inside PyTorch, and what our own code goes around: a record for each, here and in `control_flow`.
+"""What is changed inside PyTorch, and what our own code goes around: a record for each, here, in `cpp_code` and in
+`control_flow`.
 
 A record names the fault, the versions of torch that have it, where it is reported, and the test that shows it. The test
 runs with the patch taken back, and fails once PyTorch no longer needs it.
@@ -14,7 +15,6 @@ import torch
 from torch._ops import HigherOrderOperator
 
 from hop.compat.imports import when_imported
-from hop.compat.tracing import known_equal
 from hop.compat.values import cache_key
 from hop.compat.versions import Version, version
 
@@ -138,32 +138,6 @@ bits_before_rounding = _going_around(
 
 
 @changing(
-    "torch._inductor.codegen.cpp",
-    "Inductor splits a loop over n elements by a divisor in an index, such as that of a block's scale, where it does "
-    "not divide n: the C++ that it writes drops the rest of the loop, silently",
-    "pytorch#132389",
-    "pytorch#135335",
-)
-def loops_that_do_not_divide() -> Changes:
-    from torch._inductor.codegen import cpp
-
-    module: Any = cpp
-    split = module.CppScheduling.try_loop_split
-
-    def divides(node: Any) -> bool:
-        _, body, _ = node.node.get_default_sizes_body()
-        divisions = {d for e in body.indexing_exprs.values() if hasattr(e, "find") for d in e.find(module.FloorDiv)}
-        loops = [(body.var_ranges[var], by) for var, by in (d.args for d in divisions) if var in body.var_ranges]
-        return all(known_equal(size % by, 0) for size, by in loops)
-
-    def split_if_it_divides(self: Any, nodes: Any) -> Any:
-        shapes = {tuple(n.node.get_default_sizes_body()[0][0]) for n in nodes}  # torch asserts that there is one
-        return split(self, nodes) if len(shapes) == 1 and all(map(divides, nodes)) else nodes
-
-    yield module.CppScheduling, "try_loop_split", split_if_it_divides
-
-
-@changing(
     "torch._dynamo.variables.script_object",
     "Dynamo traces a constant of a registered class as a stand-in that has neither its attributes nor its methods",
     "pytorch#172092",
@@ -225,21 +199,6 @@ def fake_results() -> Changes:
         return keep(self, state, key, func, args, kwargs, output)
 
     yield module.FakeTensorMode, "_make_cache_entry", keep_tuples
-
-
-@changing(
-    "torch._inductor.codegen.cpp_wrapper_cpu",
-    "the C++ that AOTInductor writes for CPUs does not include the headers of 8-bit floats, and does not compile",
-    until=(2, 13),
-)
-def headers_of_float8() -> Changes:
-    from torch._inductor.codegen import cpp_wrapper_cpu
-
-    cls: Any = cpp_wrapper_cpu.CppWrapperCpu
-    path = cls.get_device_include_path
-    names = (name for name in dir(torch) if name.startswith("float8_e") and name != "float8_e8m0fnu")
-    own = "\n".join(f"#include <c10/util/Float8_{name.removeprefix('float8_')}.h>" for name in sorted(names))
-    yield cls, "get_device_include_path", staticmethod(lambda device: f"{path(device)}\n{own}")
 
 
 @changing(

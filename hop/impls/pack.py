@@ -28,7 +28,8 @@ def layout_for(quantizer: Quantizer, ndim: int, device: str) -> Layout | None:
         return quantizer.layout
     block = blocks.per_dimension(quantizer.block, ndim)
     is_weight = ndim == 2 or (ndim > 2 and set(block[1:]) == {-1})  # of a linear layer or of a convolution
-    if is_weight and device == "cpu" and native.library().missing is None and quantizer.format.bits in (4, 8):
+    is_read = native.library().missing is None and native_product.format_word(quantizer.format) is not None
+    if is_weight and device == "cpu" and is_read:
         columns = ndim == 2 and sums_first(block)
         # Sums over all that is summed are of no use to groups, which have their own.
         whole = all(blocks.per_dimension(b, 2)[0 if columns else 1] == -1 for _, b in quantizer.stored().values())
@@ -103,7 +104,8 @@ def _is_native(x: QuantizedTensor, layout: Tiled, is_matrix: bool) -> bool:
     if not (eager.is_plain_eager() and x.codes.is_cpu and type(x.codes) is Tensor):
         return False
     whole = x.quantizer.per_byte() == 1 or (is_matrix and not layout.columns and x.shape[-1] % 2 == 0)
-    return whole and native.library().declines() is None
+    is_read = native_product.format_word(x.quantizer.format) is not None
+    return whole and is_read and native.library().declines() is None
 
 
 def _no_weight(x: Any) -> str:

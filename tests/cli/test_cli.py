@@ -664,6 +664,7 @@ class TestAsAProgram(unittest.TestCase):
             assert on_terminal(words, **more).strip() == shown
 
 
+@pytest.mark.full
 class TestPage(unittest.TestCase):
     def test_prints_what_it_says(self):
         """The programs of the page are made, and its commands run among them, one after the other."""

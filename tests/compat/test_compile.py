@@ -49,6 +49,7 @@ class TestInductor(unittest.TestCase):
         assert torch.equal(got, function(*args))
         assert any("_int_mm" in c for c in code), code
 
+    @pytest.mark.full
     def test_expanded_and_strided_operands_made_inside(self):
         """Strides that torch._int_mm reads wrong, which only the compiled program knows."""
 
@@ -78,6 +79,7 @@ class TestInductor(unittest.TestCase):
         for got, want in zip(torch.compile(function, fullgraph=True)(lhs, rhs), function(lhs, rhs), strict=True):
             assert torch.equal(got, want) and got.stride() == want.stride()
 
+    @pytest.mark.full
     def test_view_with_an_offset(self):
         """A convolution's patches are a view by strides, of the operand itself where nothing is padded."""
 

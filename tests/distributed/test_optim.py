@@ -403,7 +403,8 @@ def in_four(mesh: Any, rank: int) -> None:
     fsdp(mesh, rank)
 
 
-class TestQuick(unittest.TestCase):
+@pytest.mark.full
+class TestBasics(unittest.TestCase):
     def test_two(self):
         run(basics, 2)
 

@@ -250,7 +250,8 @@ def amax_of_a_group(mesh: Any, rank: int) -> None:
             torch.testing.assert_close(mine, all_of_it, rtol=1e-5, atol=0)
 
 
-class TestQuick(unittest.TestCase):
+@pytest.mark.full
+class TestStyles(unittest.TestCase):
     def test_styles_of_pytorch(self):
         run(styles_of_pytorch, 2)
 

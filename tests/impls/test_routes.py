@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from parameterized import parameterized
 
 from tests.support.case import Case
 from tests.support.cases import FLOAT, GRADIENT, INTEGER, OPERATORS
 from tests.support.leaves import LEAVES, SETTINGS, Setting
 from tests.support.quantized import QUANTIZED
-from tests.support.routes import BATCHED, ROUTES, SINGLE, Route
+from tests.support.routes import BATCHED, ROUTES, SINGLE, Route, compiled
 from tests.support.scaled import SCALED
 
 VALUES = (INTEGER, FLOAT)
@@ -152,3 +153,22 @@ class TestQuantized(unittest.TestCase):
     @pytest.mark.sampled(3)
     def test_compiled_program_at_length(self, _name: str, route: Route):
         route.run(*quantized_program())
+
+
+@pytest.mark.compiler
+@pytest.mark.exhaustive
+class TestCppWrapper(unittest.TestCase):
+    """The route inductor, where Inductor writes the program that calls its kernels in C++ too."""
+
+    @parameterized.expand(
+        [
+            ("out_dtype", program_in_parts, (0, 1)),
+            ("leaves", leaves_in_parts, (0, 1)),
+            ("scaled", scaled_program, (0, 1)),
+            ("quantized", quantized_program, None),
+        ]
+    )
+    def test_program(self, _name: str, cases: Any, parts: tuple[int, ...] | None):
+        for given in [()] if parts is None else [(part,) for part in parts]:
+            with torch._inductor.config.patch(cpp_wrapper=True):
+                compiled(cases(*given)[0], backend="inductor", dynamic=False)

@@ -329,6 +329,7 @@ def test_a_lowered_table_is_an_index() -> None:
     assert torch.equal(lowered.module()(x), model(x))
 
 
+@pytest.mark.full
 def test_equal_on_every_route_over_many() -> None:
     """Eager, compiled, lowered: the same codes, dynamic lengths too."""
 

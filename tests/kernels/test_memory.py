@@ -139,11 +139,11 @@ class TestChanges(unittest.TestCase):
 
 class TestFuzz(unittest.TestCase):
     def test_few(self):
-        assert not fuzz.faults("tests.fuzz", 0, 250)
+        assert not fuzz.faults("tests.fuzz", 0, 60)
 
     @pytest.mark.full
     def test_some(self):
-        assert not fuzz.faults("tests.fuzz", 250, 1000)
+        assert not fuzz.faults("tests.fuzz", 60, 1000)
 
     @pytest.mark.exhaustive
     def test_many(self):

@@ -294,11 +294,11 @@ print(os.waitpid(pid, 0)[1])
 
 class TestFuzz(unittest.TestCase):
     def test_few(self):
-        assert not fuzz.faults("tests.fuzz_operators", 0, 300)
+        assert not fuzz.faults("tests.fuzz_operators", 0, 60)
 
     @pytest.mark.full
     def test_some(self):
-        assert not fuzz.faults("tests.fuzz_operators", 300, 1000)
+        assert not fuzz.faults("tests.fuzz_operators", 60, 1000)
 
     @pytest.mark.exhaustive
     def test_many(self):

@@ -98,6 +98,7 @@ def test_ibert_softmax(dtype: torch.dtype, exp_max: float) -> None:
         assert codes(IBertSoftmax(exp_max=exp_max), x, scale).tolist() == want
 
 
+@pytest.mark.full
 def test_softmax_of_long_rows() -> None:
     """Where TFLite stops, sums of 512 times the largest and more, up to the longest rows."""
     for n in (512, 4095, 4096):

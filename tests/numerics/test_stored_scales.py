@@ -14,8 +14,9 @@ import hop
 from hop import Quantizer, formats
 from hop.buffers import operators as leaves
 from hop.numerics.formats import E4M3, INT3, INT5, INT6, INT8, UINT2, UINT4, UINT5, UINT6, Codebook, Float, Integer
-from hop.numerics.layouts import Planes
+from hop.numerics.layouts import Decoded, Planes, Tiled
 from hop.numerics.scale_rules import StoredScales
+from hop.numerics.stored_scales import E2M1_DOUBLED, E8M0_HALF
 from tests.numerics.test_quantizer import KINDS, generator
 
 E3M2 = Float("e3m2", 6, torch.uint8, exponent_bits=3, mantissa_bits=2, bias=3, largest=0x1F)
@@ -187,6 +188,15 @@ class TestPlanes(unittest.TestCase):
             want = sum(part[:, i] << (width * i) for i in range(per_byte))
             assert (plane.numpy() == want).all()
         assert torch.equal(Planes().restore(held, codes.shape, format, beside), codes)
+
+    @parameterized.expand([("",), ("tiles",)])
+    def test_floats_that_no_product_reads_are_packed(self, layout):
+        """By itself into bfloat16, and where tiles are asked for, into these."""
+        q = Quantizer(E2M1_DOUBLED, (1, 32), StoredScales(E8M0_HALF))
+        plain = hop.quantize(q, torch.randn(5, 64, generator=generator()))
+        packed = hop.pack(plain, Tiled() if layout else None)
+        assert packed.quantizer.layout == (Tiled() if layout else Decoded())
+        assert torch.equal(hop.dequantize(packed), hop.dequantize(plain))
 
     @parameterized.expand([(name, q) for name, q in ALL if q.layout is not None])
     def test_pack(self, _name, q):

@@ -35,6 +35,8 @@ from cutlass_kernels.product import Product
 from docs import gpu_tables
 from tests.support.files import InFolder
 
+pytestmark = pytest.mark.full
+
 MODULE = "tests.project.test_gpu_benchmark"
 
 

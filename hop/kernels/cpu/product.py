@@ -43,7 +43,7 @@ class Described(NamedTuple):
 def describe(q: Quantizer, columns: bool) -> Described | str:
     """A factor with row-wise buffers; `columns` if it is summed along its last dimension but one. A string if there is
     none, which says why."""
-    format = _format(q.format)
+    format = format_word(q.format)
     if format is None or q.flat:
         return f"for integers of 8 and 4 bits, E4M3, E5M2 and E2M1 in blocks of dimensions, not {q}"
     if not q.scale.scale_is_told:
@@ -80,7 +80,8 @@ def describe(q: Quantizer, columns: bool) -> Described | str:
     return Described(" ".join(words), ("codes", scale, zero, fold), sums)
 
 
-def _format(format: Format) -> str | None:
+def format_word(format: Format) -> str | None:
+    """A format of codes as descriptions name it; None for those that no product reads."""
     if format.is_integer:
         if format.bits not in (4, 8) or (format.bits == 8 and format.dtype not in _BYTES):
             return None
@@ -212,7 +213,7 @@ def bandwidth(data: Tensor) -> float:
 def tiles(codes: Tensor, code_format: Format, layout: Tiled) -> Tensor:
     """What `layout` holds of plain codes, a matrix of (rows, size), or with columns (size, rows); those that share
     bytes do so along what is summed."""
-    format = _format(code_format)
+    format = format_word(code_format)
     assert format is not None
     return native_operators.pack(codes, f"1 lhs int8 rhs {format}{' columns' if layout.columns else ''}")
 

@@ -1,0 +1,73 @@
+"""Faults of the C++ that Inductor writes: a record for each, as in `patches`."""
+
+from typing import Any
+
+import torch
+
+from hop.compat.patches import Changes, apply_needed, changing
+from hop.compat.tracing import known_equal
+
+
+@changing(
+    "torch._inductor.codegen.cpp",
+    "Inductor splits a loop over n elements by a divisor in an index, such as that of a block's scale, where it does "
+    "not divide n: the C++ that it writes drops the rest of the loop, silently",
+    "pytorch#132389",
+    "pytorch#135335",
+)
+def loops_that_do_not_divide() -> Changes:
+    from torch._inductor.codegen import cpp
+
+    module: Any = cpp
+    split = module.CppScheduling.try_loop_split
+
+    def divides(node: Any) -> bool:
+        _, body, _ = node.node.get_default_sizes_body()
+        divisions = {d for e in body.indexing_exprs.values() if hasattr(e, "find") for d in e.find(module.FloorDiv)}
+        loops = [(body.var_ranges[var], by) for var, by in (d.args for d in divisions) if var in body.var_ranges]
+        return all(known_equal(size % by, 0) for size, by in loops)
+
+    def split_if_it_divides(self: Any, nodes: Any) -> Any:
+        shapes = {tuple(n.node.get_default_sizes_body()[0][0]) for n in nodes}  # torch asserts that there is one
+        return split(self, nodes) if len(shapes) == 1 and all(map(divides, nodes)) else nodes
+
+    yield module.CppScheduling, "try_loop_split", split_if_it_divides
+
+
+@changing(
+    "torch._inductor.codegen.cpp_wrapper_cpu",
+    "the C++ that AOTInductor writes for CPUs does not include the headers of 8-bit floats, and does not compile",
+    until=(2, 13),
+)
+def headers_of_float8() -> Changes:
+    from torch._inductor.codegen import cpp_wrapper_cpu
+
+    cls: Any = cpp_wrapper_cpu.CppWrapperCpu
+    path = cls.get_device_include_path
+    names = (name for name in dir(torch) if name.startswith("float8_e") and name != "float8_e8m0fnu")
+    own = "\n".join(f"#include <c10/util/Float8_{name.removeprefix('float8_')}.h>" for name in sorted(names))
+    yield cls, "get_device_include_path", staticmethod(lambda device: f"{path(device)}\n{own}")
+
+
+@changing(
+    "torch._inductor.codecache",
+    "a program with `cpp_wrapper` takes the one tensor of an operator's list for a tensor that stands by itself, and "
+    "reads from address 0. Only operators of ours are answered as it expects",
+    "pytorch#190551",
+    until=(2, 14),
+)
+def lists_of_one_tensor() -> Changes:
+    from torch._inductor import codecache
+
+    module: Any = codecache
+    call = module.custom_op_wrapper
+
+    def call_and_take_the_one(op: str, *args: Any) -> Any:
+        result = call(op, *args)
+        one = op.startswith("torch.ops.hop_native.") and isinstance(result, list) and len(result) == 1
+        return result[0] if one else result
+
+    yield module, "custom_op_wrapper", call_and_take_the_one
+
+
+apply_needed()
