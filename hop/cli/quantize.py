@@ -18,7 +18,7 @@ def quantize(
     """Quantize a checkpoint of transformers, tensor by tensor.
 
     The model is never in memory. Killed at any moment, the command leaves a folder without config.json, which the same
-    command finishes. Output embeddings, and what is tied to them, stay in floats unless --keep or --everything is given.
+    command finishes. Output embeddings, and what is tied to them, stay in floats without --keep or --everything.
 
     Examples:
         hop quantize model model-int4 --scheme int4
