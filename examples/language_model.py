@@ -74,12 +74,14 @@ def generate(model: Any, tokenizer: Any, prompt: str, count: int, show: bool) ->
     logits = model(ids, past_key_values=cache, logits_to_keep=1).logits
     first = time.perf_counter()
     new: list[int] = []
-    shown = len(prompt) if show else 0
+    shown = len(tokenizer.decode(ids[0].tolist()))
+    if show:
+        print(prompt, end="", flush=True)
     for _ in range(count):
         new.append(int(logits[0, -1].argmax()))
         if show:
             text = tokenizer.decode([*ids[0].tolist(), *new])
-            print(text[shown:] if shown else text, end="", flush=True)
+            print(text[shown:], end="", flush=True)
             shown = len(text)
         logits = model(torch.tensor([[new[-1]]]), past_key_values=cache, logits_to_keep=1).logits
     if show:
