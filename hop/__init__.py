@@ -34,7 +34,6 @@ __all__ = [
     "dequantize",
     "explain",
     "fake_quantize",
-    "load_model",
     "noise",
     "out_dtype",
     "pack",

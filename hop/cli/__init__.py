@@ -27,11 +27,22 @@ from hop.cli.export import export
 from hop.cli.formats import formats
 from hop.cli.info import info
 from hop.cli.output import examples, say
+from hop.cli.quantize import quantize
 from hop.cli.report import report
 from hop.cli.vectors import vectors
 from hop.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (info, formats, explain, verify, report, export, vectors, bench)
+COMMANDS: tuple[Callable[..., int | None], ...] = (
+    info,
+    formats,
+    explain,
+    verify,
+    report,
+    export,
+    vectors,
+    quantize,
+    bench,
+)
 
 _ERRORS = (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 _LONGEST = 600  # characters of a message

@@ -8,6 +8,7 @@ places.py       which layers are quantized, and which stay in floats
 checkpoints.py  load_model: models from GGUF files and from the checkpoints of others
 gguf_models.py  what transformers calls what is in a GGUF file, and in which order
 tokens.py       load_tokenizer: the tokenizer of a GGUF file
+folders.py      quantize_folder: checkpoints quantized file by file; safetensors_files.py reads and writes in pieces
 experts.py      experts in 3-D parameters
 attention.py    attention of codes, by transformers' AttentionInterface
 cache.py        HopCache, a cache of keys and values as codes
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hop.integrations.cache import HopCache as HopCache
     from hop.integrations.checkpoints import load_model as load_model
     from hop.integrations.config import HopConfig as HopConfig
+    from hop.integrations.folders import quantize_folder as quantize_folder
     from hop.integrations.lora import register_lora as register_lora
     from hop.integrations.quantizer import HopQuantizer as HopQuantizer
     from hop.integrations.tokens import load_tokenizer as load_tokenizer
@@ -37,6 +39,7 @@ _NAMES = {
     "HopQuantizer": ("hop.integrations.quantizer", "transformers"),
     "load_model": ("hop.integrations.checkpoints", "transformers"),
     "load_tokenizer": ("hop.integrations.tokens", "transformers"),
+    "quantize_folder": ("hop.integrations.folders", "transformers"),
     "register_lora": ("hop.integrations.lora", "peft"),
 }
 

@@ -62,7 +62,7 @@ def _word_piece(metadata: dict[str, Any]) -> Any:
         else _CONTINUES + token
         for token, kind in zip(tokens, kinds, strict=True)
     ]
-    special: dict[str, str] = {}
+    special: dict[str, Any] = {}
     for name, key in _SPECIAL.items():
         at = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(at, int) and 0 <= at < len(pieces):

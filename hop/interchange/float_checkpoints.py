@@ -61,7 +61,8 @@ def read_fp8_blocks(parts: Parts, config: Config) -> Weight:
     scale_of = parts.fits("_scale_inv", scale, blocks.counts(weight.shape, block), *ones)
     s = torch.exp2(scale_of.to(torch.float32) - 127) if scale.dtype == torch.uint8 else scale_of.to(torch.float32)
     dtype = scale.dtype if scale.dtype in FLOATS else torch.bfloat16
-    return Weight(parts.built(quantizer_of_floats(weight.dtype, block), weight.shape, dtype, codes=weight, scale=s))
+    q = quantizer_of_floats(weight.dtype, block, powers=scale.dtype not in FLOATS)
+    return Weight(parts.built(q, weight.shape, dtype, codes=weight, scale=s))
 
 
 def read_nvfp4(parts: Parts, config: Config) -> Weight:

@@ -119,7 +119,7 @@ def _quantized(raw: Tensor, entry: Entry, known: BlockType) -> QuantizedTensor:
 def held(q: Quantizer, parts: dict[str, Tensor]) -> dict[str, Any]:
     """What a tensor by `q` holds of blocks, which begin and end with a byte of each buffer."""
     codes, layout = parts["codes"], q.layout
-    if q.is_dense():
+    if q.is_dense() and codes.shape[1] % 8 == 0:
         return parts | dict(zip(("codes", "high_codes"), planes(codes, q.format.bits), strict=True))
     if layout is not None:
         return parts | {"codes": layout.arrange(codes, q.format)} | layout.beside(codes, q.format)

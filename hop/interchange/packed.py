@@ -92,9 +92,10 @@ def quantizer_of(bits: int, block: Block, affine: bool) -> Quantizer:
     return Quantizer(format, block, rule, layout=Planes() if bits in (3, 5, 6) else None)
 
 
-def quantizer_of_floats(dtype: torch.dtype, block: Block) -> Quantizer:
-    """The quantizer of 8-bit floats with scales in float32."""
-    rule = BlockScaling() if min(block) > 1 else CurrentScaling()
+def quantizer_of_floats(dtype: torch.dtype, block: Block, powers: bool = False) -> Quantizer:
+    """The quantizer of 8-bit floats with scales in float32. `powers` says that these are powers of two, on which
+    kernels rely where the rule says so."""
+    rule = BlockScaling(power_of_two=powers) if min(block) > 1 else CurrentScaling()
     return Quantizer(FP8[dtype], block, rule)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import hop
 from tests.integrations.gguf_files import MODELS, rounded, write
 from tests.integrations.models import IDS, NEEDED, QUIET, saved, values
-from tests.interchange.checkpoint_files import pack_words, tensors_of
+from tests.interchange.checkpoint_files import pack_words
 from tests.support.files import InFolder
 
 for package in NEEDED:
@@ -177,6 +177,16 @@ def compressed(weight: torch.Tensor) -> Any:
     return {"weight_packed": packed, "weight_scale": scale.numpy(), "weight_shape": np.array([rows, size])}, want
 
 
+def fp8(weight: torch.Tensor) -> Any:
+    """Parts in blocks of 32 by 32, whose scales are no powers of two."""
+    blocks = weight.unflatten(0, (-1, 32)).unflatten(2, (-1, 32))
+    scale = blocks.abs().amax((1, 3)) / 448
+    codes = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+    want = (codes.float() * scale[:, None, :, None]).reshape(weight.shape)
+    return {"weight": codes.reshape(weight.shape), "weight_scale_inv": scale}, want
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2", "desc_act": True}
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 COMPRESSED = {
@@ -188,6 +198,7 @@ FOLDERS: dict[str, Any] = {
     "gptq": (GPTQ, gptq),
     "gptq ordered": (GPTQ, lambda weight: gptq(weight, ordered=True)),
     "compressed": (COMPRESSED, compressed),
+    "fp8": (FP8, fp8),
 }
 
 
@@ -200,7 +211,7 @@ class TestFolder(InFolder):
             if type(layer) is nn.Linear and name != "lm_head":
                 parts, want = make(layer.weight.detach())
                 del state[f"{name}.weight"]
-                state |= tensors_of(f"{name}.", **parts)
+                state |= {f"{name}.{end}": torch.as_tensor(part).contiguous() for end, part in parts.items()}
                 layer.weight.data = want
         if model.config.tie_word_embeddings:
             state.pop("lm_head.weight", None)

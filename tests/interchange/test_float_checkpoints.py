@@ -2,6 +2,7 @@
 
 import json
 import unittest
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from parameterized import parameterized
 
 import hop
 from hop.numerics.presets import FP8_128X128
+from hop.numerics.scale_rules import BlockScaling
 from tests.interchange.checkpoint_files import InCheckpoint, assert_bits, random
 
 
@@ -28,7 +30,12 @@ class TestFP8Blocks(InCheckpoint):
         found = self.written(config, tensors)
         assert set(found) == {"a.weight", "norm.weight"}
         assert_bits(found["a.weight"], want)
-        assert found["a.weight"].quantizer == FP8_128X128
+        powers = dtype in (torch.uint8, torch.float8_e8m0fnu)  # other scales are any numbers, for products too
+        assert found["a.weight"].quantizer == replace(FP8_128X128, scale=BlockScaling(power_of_two=powers))
+        x, linear = random(5, 384, seed=3).to(want.dtype), torch.ops.aten.linear.default
+        got = hop.scaled(linear, torch.float32, x, found["a.weight"])
+        exact = x.to(torch.float64) @ hop.dequantize(found["a.weight"], torch.float64).t()
+        assert (got - exact).abs().max() < 1e-5 * exact.abs().max()
 
     def test_cut_off_and_stacks(self):
         """Blocks at the edge, and experts in one tensor."""

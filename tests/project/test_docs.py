@@ -14,6 +14,7 @@ from hop.kernels.cpu import native
 
 ROOT = Path(__file__).parents[2]
 NEEDS = {
+    "checkpoints": ("gguf", "transformers", "accelerate", "safetensors"),
     "export_onnx": ("onnxscript", "onnxruntime"),
     "transformers": ("transformers", "accelerate", "peft", "safetensors"),
 }  # optional packages of the code on a page

@@ -93,6 +93,30 @@ class TestFinetune(unittest.TestCase):
             finetune.check({"float32": good}, 1.1)
 
 
+class TestLanguageModel(unittest.TestCase):
+    def setUp(self):
+        pytest.importorskip("transformers")
+
+    @pytest.mark.full
+    def test_runs(self):
+        out, written = run("language_model", "--small", "--tokens", "3", "--length", "64")
+        rows = written["rows"]
+        assert (
+            list(rows) == ["float32", "int8_weight", "int8", "int4", "8da4w", "fp8"] and "a small random Llama" in out
+        )
+        for row in rows.values():
+            assert row["prefill"] > 0 and row["decode"] > 0 and 100 < row["perplexity"] < 700
+        assert rows["int4"]["megabytes"] < rows["int8"]["megabytes"] < 0.5 * rows["float32"]["megabytes"]
+
+    def test_claims_can_fail(self):
+        module = example("language_model")
+        rows = {"float32": {"perplexity": 10.0}, "file": {"perplexity": 10.0}, "int8": {"perplexity": 10.5}}
+        module.check(rows)
+        for name in ("file", "int8"):
+            with pytest.raises(SystemExit, match=f"{name}: the perplexity is 1.2000 of that of the floats"):
+                module.check(rows | {name: {"perplexity": 12.0}})
+
+
 class TestOptimizers(unittest.TestCase):
     @pytest.mark.full
     def test_runs(self):

@@ -1,0 +1,246 @@
+"""quantize_folder: a checkpoint of transformers quantized file by file, in little memory.
+
+    OUT/hop_quantize.json      first: what is made of what; a run that finds it goes on, if it says the same
+    OUT/x.safetensors.part     a file that is being written; x.safetensors once it is whole
+    OUT/...                    tokenizer and the like, and the index
+    OUT/config.json            last
+
+So a run that is killed leaves a folder without config.json, which the next run finishes.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from hop.impls.quantize import quantize
+from hop.integrations.checkpoints import checked_path
+from hop.integrations.config import HopConfig
+from hop.integrations.places import weight_of
+from hop.integrations.quantizer import HopQuantizer
+from hop.integrations.safetensors_files import Entry, Header, Writer, read_header
+from hop.nn.conversion import Rules
+from hop.nn.report import Report
+from hop.numerics import blocks
+from hop.numerics.quantizer import Quantizer
+from hop.tensor.proto import TensorProto
+
+_RECORD, _INDEX, _CONFIG = "hop_quantize.json", "model.safetensors.index.json", "config.json"
+_AT_ONCE = 2**22  # elements that are quantized at once, where scales are of some rows
+
+
+def quantize_folder(
+    folder: str | Path,
+    out: str | Path,
+    scheme: Rules,
+    *,
+    modules_to_not_convert: Sequence[str] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Report:
+    """Quantize a checkpoint of transformers into another folder, tensor by tensor.
+
+    What comes of it is what `from_pretrained(folder, quantization_config=HopConfig(scheme))` saves, but the model is
+    never in memory: a tensor is read, quantized and written some rows at a time, or as a whole where its scales span
+    all rows. Each file of the folder becomes one file. Killed at any moment, it leaves a folder without config.json
+    that the same call finishes, without doing whole files again.
+
+    Args:
+        folder: with config.json and safetensors of floats.
+        out: a folder to make, or one that the same call began.
+        scheme, modules_to_not_convert: those of `HopConfig`.
+        progress: called with the name of a tensor, the bytes that are read and all bytes, after each tensor.
+
+    Returns:
+        A row for each layer, with its scheme or why it has none.
+
+    Raises:
+        TypeError: an argument is of another type.
+        FileNotFoundError: folder has no config.json or no safetensors.
+        FileExistsError: out holds something else, or was begun with another folder, scheme or version of its files.
+        ValueError: folder is quantized already, or damaged; or the scheme is none that HopConfig takes.
+    """
+    source, target = checked_path("quantize_folder", folder), Path(os.fspath(out))
+    config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert)
+    held = _model_config(source)
+    model = _on_meta(source, config)
+    headers = [read_header(file) for file in _files(source)]
+    _begin(target, source, config, headers)
+    total, done = sum(h.bytes for h in headers), 0
+    places: dict[str, str] = {}
+    for header in headers:
+        new = target / header.path.name
+        planned = [_Planned(entry, model) for entry in header.entries.values()]
+        places |= {name: new.name for tensor in planned for name in tensor.written}
+        if new.exists():
+            done += header.bytes
+            continue
+        with Writer(new, [e for t in planned for e in t.written.values()], _described(planned)) as writer:
+            for tensor in planned:
+                tensor.write(header, writer)
+                done += tensor.entry.bytes
+                if progress is not None:
+                    progress(tensor.entry.name, done, total)
+    _finish(source, target, places, {**held, "quantization_config": config.to_dict()})
+    return model.hop_report
+
+
+def _model_config(source: Path) -> dict[str, Any]:
+    if not (source / _CONFIG).is_file():
+        raise FileNotFoundError(f"quantize_folder: {source} has no {_CONFIG}; give a folder that transformers saved")
+    try:
+        held: Any = json.loads((source / _CONFIG).read_text())
+    except ValueError as error:
+        raise ValueError(f"quantize_folder: {source / _CONFIG} is no JSON: {error}") from error
+    if not isinstance(held, dict):
+        raise ValueError(f"quantize_folder: {source / _CONFIG} must be an object, got {held!r}")
+    if held.get("quantization_config"):
+        raise ValueError(f"quantize_folder: {source} is quantized already; give the folder of its floats")
+    return held
+
+
+def _on_meta(source: Path, config: HopConfig) -> Any:
+    """The model without data, with quantized layers."""
+    own = transformers.AutoConfig.from_pretrained(source)
+    named: Any = (own.architectures or ["none"])[0]
+    found = getattr(transformers, named, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise ValueError(
+            f"quantize_folder: {source}: architectures of config.json must name a model of transformers, got {named!r}"
+        )
+    with torch.device("meta"):
+        model = found(own)
+    HopQuantizer(config, pre_quantized=False)._process_model_before_weight_loading(model)
+    return model
+
+
+def _files(source: Path) -> list[Path]:
+    index = source / _INDEX
+    if index.is_file():
+        names: Any = json.loads(index.read_text()).get("weight_map")
+        listed = sorted(set(names.values())) if isinstance(names, dict) else []
+        if not listed or any(not isinstance(n, str) or Path(n).name != n for n in listed):
+            raise ValueError(f"quantize_folder: {index}: weight_map must map names to files beside it")
+        return [source / name for name in listed]
+    found = sorted(source.glob("*.safetensors"))
+    if not found:
+        raise FileNotFoundError(f"quantize_folder: {source} has no files *.safetensors; save the model so first")
+    return found
+
+
+def _begin(target: Path, source: Path, config: HopConfig, headers: Sequence[Header]) -> None:
+    """Write what is made of what, or find that it is the same."""
+    files = {h.path.name: [h.path.stat().st_size, h.path.stat().st_mtime_ns] for h in headers}
+    wanted = {"folder": str(source.resolve()), "files": files, "quantization_config": config.to_dict()}
+    record = target / _RECORD
+    if record.is_file():
+        if json.loads(record.read_text()) != json.loads(json.dumps(wanted)):
+            raise FileExistsError(
+                f"quantize_folder: {target} was begun with another folder, other files or another scheme, as {record} "
+                "says; give another one"
+            )
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    if any(path.name != f"{_RECORD}.part" for path in target.iterdir()):
+        raise FileExistsError(f"quantize_folder: {target} holds other files; give a folder that is new or empty")
+    _write_text(record, wanted)
+
+
+def _write_text(path: Path, value: Any) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def _finish(source: Path, target: Path, places: dict[str, str], config: dict[str, Any]) -> None:
+    for path in source.iterdir():
+        is_weights = path.suffix in (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
+        if path.is_file() and not is_weights and path.name not in (_CONFIG, _INDEX):
+            part = target / f"{path.name}.part"
+            shutil.copyfile(path, part)
+            os.replace(part, target / path.name)
+    if len(set(places.values())) > 1:
+        size = sum((target / name).stat().st_size for name in set(places.values()))
+        _write_text(target / _INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+    for left in target.glob("*.part"):
+        left.unlink()
+    _write_text(target / _CONFIG, config)
+
+
+class _Planned:
+    """A tensor of the folder, and what is written of it."""
+
+    def __init__(self, entry: Entry, model: nn.Module) -> None:
+        self.entry = entry
+        self.quantizer = _quantizer(model, entry)
+        self.written = {entry.name: entry}
+        if self.quantizer is not None:
+            proto = TensorProto(entry.shape, entry.dtype, quantizer=self.quantizer)
+            names = [f"{entry.name}:{b.name}" for b in proto.buffers()]
+            pairs = zip(names, proto.buffers(), strict=True)
+            self.written = {name: Entry(name, b.dtype, tuple(b.shape), 0, 0) for name, b in pairs}
+
+    def write(self, header: Header, writer: Writer) -> None:
+        if self.quantizer is None:
+            for start, part in header.raw(self.entry):
+                writer.write(self.entry.name, start, part)
+            return
+        for first, last in self._rows(self.quantizer):
+            weight = quantize(self.quantizer, header.rows(self.entry, first, last))
+            for name, data in weight.buffers().items():  # type: ignore[attr-defined]
+                key = f"{self.entry.name}:{name}"
+                rows, whole = data.shape[0], self.written[key].shape[0]
+                at = 0 if rows == whole else first * whole // self.entry.shape[0]
+                writer.write_rows(key, at, data)
+
+    def _rows(self, q: Quantizer) -> Iterator[tuple[int, int]]:
+        """From which row to which it is quantized at once: all, unless every scale is of some rows."""
+        rows, *rest = self.entry.shape
+        units = {blocks.per_dimension(block, len(self.entry.shape))[0] for _, block in q.stored().values()}
+        size = max(_AT_ONCE // max(torch.Size(rest).numel(), 1), 1)
+        if -1 in units or q.flat:
+            size = rows
+        else:
+            most = max(units, default=1)
+            size = -(-size // most) * most
+            size = rows if any(most % u for u in units) or rows % most else size
+        return ((first, min(first + size, rows)) for first in range(0, rows, size))
+
+
+def _quantizer(model: Any, entry: Entry) -> Quantizer | None:
+    """By which a tensor is quantized; None for one that stays."""
+    prefix = f"{model.base_model_prefix}."
+    for name in (entry.name, prefix + entry.name, entry.name.removeprefix(prefix)):
+        try:
+            layer = weight_of(model, name)
+        except AttributeError:  # no module of that name
+            continue
+        if layer is None:
+            continue
+        if tuple(layer.weight.shape) != entry.shape or not entry.dtype.is_floating_point:
+            raise ValueError(
+                f"quantize_folder: tensor {entry.name!r} is {entry.dtype} of {entry.shape}, and the model has floats "
+                f"of {tuple(layer.weight.shape)}"
+            )
+        return layer.frozen_quantizer()
+    return None
+
+
+def _described(planned: Sequence[_Planned]) -> dict[str, str]:
+    """What hop.storage.load_file reads of the quantized tensors."""
+    found = {
+        t.entry.name: {
+            "quantizer": str(t.quantizer),
+            "shape": list(t.entry.shape),
+            "dtype": str(t.entry.dtype),
+            "usages": ["rowwise"],
+        }
+        for t in planned
+        if t.quantizer is not None
+    }
+    return {"format": "pt", "hop": json.dumps(found)}

@@ -1,0 +1,156 @@
+"""quantize_folder: what from_pretrained makes of the same folder, in little memory; killed, and finished."""
+
+import json
+import subprocess
+import sys
+import unittest
+from typing import Any
+
+import pytest
+import torch
+from parameterized import parameterized
+
+import hop
+from tests.integrations.models import IDS, NEEDED, QUIET, ROOT, llama
+from tests.support.files import InFolder
+
+for name in NEEDED:
+    pytest.importorskip(name, reason=f"{name} is not installed")
+transformers: Any = pytest.importorskip("transformers")
+safetensors: Any = pytest.importorskip("safetensors.torch")
+
+from hop.integrations import HopConfig, quantize_folder  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(*QUIET)
+
+
+class TestFolders(InFolder):
+    def setUp(self) -> None:
+        super().setUp()
+        self.floats, self.out, self.other = (self.folder / name for name in ("floats", "out", "other"))
+
+    def written(self, scheme: Any, shards: str = "50KB", tie: bool = False, **options: Any) -> Any:
+        llama(tie=tie).save_pretrained(self.floats, max_shard_size=shards)
+        (self.floats / "tokenizer.json").write_text("{}")
+        return quantize_folder(self.floats, self.out, scheme, **options)
+
+    @parameterized.expand(
+        [
+            ("int8", "int8", {}),
+            ("int4", "int4", {}),
+            ("one file", "int8", {"shards": "5GB"}),
+            ("everything tied", "int8", {"tie": True, "modules_to_not_convert": []}),
+            ("mxfp8", "mxfp8", {}),
+            ("nvfp4", "nvfp4", {}),
+            ("several", {"*.mlp.*": "int4", "*": "int8"}, {"modules_to_not_convert": ["q_proj"]}),
+            ("blocks of rows", hop.presets.FP8_128X128, {}),
+        ]
+    )
+    def test_equals_from_pretrained(self, _name, scheme, options):
+        report = self.written(scheme, **options)
+        names = options.get("modules_to_not_convert")
+        config = HopConfig(scheme, modules_to_not_convert=names)
+        want = transformers.LlamaForCausalLM.from_pretrained(self.floats, quantization_config=config)
+        want.save_pretrained(self.other)
+        got, expected = ({}, {})
+        for held, place in ((got, self.out), (expected, self.other)):
+            for file in place.glob("*.safetensors"):
+                held |= safetensors.load_file(file)
+        assert got.keys() == expected.keys()
+        for key, tensor in expected.items():
+            assert torch.equal(got[key].view(torch.uint8), tensor.view(torch.uint8)), key
+        again = transformers.LlamaForCausalLM.from_pretrained(self.out)
+        ids = torch.arange(8)[None]
+        assert torch.equal(again(ids).logits, want(ids).logits)
+        if not options.get("tie"):  # there from_pretrained counts what is tied twice
+            assert report.summary == want.hop_report.summary
+        assert (self.out / "tokenizer.json").read_text() == "{}"
+        for file in self.out.glob("*.safetensors"):
+            described = hop.storage.load_file(file)  # needs no transformers
+            assert not any(":" in name for name in described)
+
+    def test_goes_on(self):
+        """A run that stops at any tensor leaves no config.json, and the next one does not do whole files again."""
+
+        class Stop(Exception):
+            pass
+
+        for after in (1, 5, 9, 20):
+            out, seen = self.folder / f"out{after}", list[str]()
+
+            def stop(name: str, done: int, total: int, seen: list[str] = seen, after: int = after) -> None:
+                seen.append(name)
+                assert 0 < done <= total
+                if len(seen) == after:
+                    raise Stop
+
+            llama().save_pretrained(self.floats, max_shard_size="50KB")
+            files = {path: path.stat().st_mtime_ns for path in self.floats.iterdir()}
+            with self.assertRaises(Stop):
+                quantize_folder(self.floats, out, "int8", progress=stop)
+            assert not (out / "config.json").exists() and files
+            whole = {path: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
+            with self.assertRaisesRegex(FileExistsError, "was begun with another"):
+                quantize_folder(self.floats, out, "int4")
+            names = list[str]()
+            quantize_folder(self.floats, out, "int8", progress=lambda name, *_, names=names: names.append(name))
+            assert all(path.stat().st_mtime_ns == at for path, at in whole.items())
+            assert len(names) < 21 or not whole
+            assert not list(out.glob("*.part")) and (out / "config.json").exists()
+            transformers.LlamaForCausalLM.from_pretrained(out)
+            quantize_folder(self.floats, out, "int8", progress=lambda *_: self.fail("nothing is left to do"))
+
+    @pytest.mark.full
+    def test_killed(self):
+        """The command, killed at some moments, and then let be."""
+        llama().save_pretrained(self.floats, max_shard_size="50KB")
+        code = (
+            "import sys, time, hop.integrations as i; pause = lambda *_: (print('.', flush=True), time.sleep(0.02)); "
+            "i.quantize_folder(sys.argv[1], sys.argv[2], 'int8', progress=pause)"
+        )
+        for _ in range(3):
+            run = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", code, str(self.floats), str(self.out)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=ROOT,
+            )
+            assert run.stdout is not None
+            for _ in range(4):
+                run.stdout.readline()
+            run.kill()
+            run.communicate()
+            assert not (self.out / "config.json").exists() or run.returncode == 0
+        command = [sys.executable, "-W", "ignore", "-m", "hop", "quantize"]
+        done = subprocess.run(
+            [*command, str(self.floats), str(self.out), "--scheme", "int8"], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.returncode == 0 and "81,920 of 90,432 parameters quantized" in done.stdout, done.stderr
+        want = transformers.LlamaForCausalLM.from_pretrained(self.floats, quantization_config=HopConfig("int8"))
+        got = transformers.LlamaForCausalLM.from_pretrained(self.out)
+        assert torch.equal(got(IDS).logits, want(IDS).logits)
+
+    def test_raises(self):
+        with self.assertRaisesRegex(FileNotFoundError, "has no config.json"):
+            quantize_folder(self.folder, self.out, "int8")
+        self.written("int8")
+        with self.assertRaisesRegex(ValueError, "is quantized already"):
+            quantize_folder(self.out, self.other, "int8")
+        with self.assertRaisesRegex(FileExistsError, "holds other files"):
+            quantize_folder(self.floats, self.floats, "int8")
+        config = json.loads((self.floats / "config.json").read_text())
+        (self.floats / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
+        with self.assertRaisesRegex(ValueError, "tensor 'model.*' is torch.float32 of .*, and the model has"):
+            quantize_folder(self.floats, self.other, "int8")
+        (self.floats / "config.json").write_text(json.dumps({**config, "architectures": ["Path"]}))
+        with self.assertRaisesRegex(ValueError, "must name a model of transformers, got 'Path'"):
+            quantize_folder(self.floats, self.other, "int8")
+        (self.floats / "config.json").write_text(json.dumps(config))
+        file = next(self.floats.glob("*.safetensors"))
+        file.write_bytes(file.read_bytes()[:-8])
+        with self.assertRaisesRegex(ValueError, "is no whole file of safetensors"):
+            quantize_folder(self.floats, self.other, "int8")
+
+
+if __name__ == "__main__":
+    unittest.main()
