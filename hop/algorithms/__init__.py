@@ -1,11 +1,33 @@
-"""Algorithms that choose the codes and scales of a model from data, for any Quantizer.
+"""Algorithms that choose the codes, the scales and the schemes of a model from data, for any Quantizer.
 
-gptq.py     codes of weights with the least error of a layer's results; solving.py finds those of one weight
-inputs.py   what passes into layers: their order, their inputs, second moments of these
+gptq.py         codes of weights with the least error of a layer's results; solving.py finds those of one weight
+choosing.py     a scheme for each layer within a size or a time; picture.py draws them
+sensitivity.py  what each layer loses in each scheme; candidates.py tries them
+inputs.py       what passes into layers: their order, their inputs, second moments of these
 """
 
+from hop.algorithms.candidates import dense_bytes as dense_bytes
+from hop.algorithms.choosing import Chosen as Chosen
+from hop.algorithms.choosing import ChosenLayer as ChosenLayer
+from hop.algorithms.choosing import choose_bits as choose_bits
 from hop.algorithms.gptq import GPTQ as GPTQ
 from hop.algorithms.gptq import LayerError as LayerError
 from hop.algorithms.gptq import gptq as gptq
+from hop.algorithms.sensitivity import SQNR as SQNR
+from hop.algorithms.sensitivity import Fisher as Fisher
+from hop.algorithms.sensitivity import LayerCost as LayerCost
+from hop.algorithms.sensitivity import sensitivity as sensitivity
 
-__all__ = ["GPTQ", "LayerError", "gptq"]
+__all__ = [
+    "GPTQ",
+    "SQNR",
+    "Chosen",
+    "ChosenLayer",
+    "Fisher",
+    "LayerCost",
+    "LayerError",
+    "choose_bits",
+    "dense_bytes",
+    "gptq",
+    "sensitivity",
+]

@@ -140,8 +140,8 @@ def _observe(layer: Layer, role: str, seen: Any) -> Any:
     return layer.register_forward_hook(lambda module, args, y: seen.add(y))
 
 
-def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") -> None:
-    """Call the model with a batch, the `number`-th that `caller` was given. Raises TypeError where it takes no such."""
+def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") -> Any:
+    """What the model makes of the `number`-th batch that `caller` is given. Raises TypeError where it takes none."""
     given, how = (batch,), "model(batch)"
     named: Mapping[str, Any] = {}
     if isinstance(batch, Mapping):
@@ -156,7 +156,7 @@ def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") ->
             f"{caller}: batch {number} is given as {how}, which {type(model).__name__}.forward does not take: "
             f"{error}; leave out what is no input, as in (x for x, y in loader)"
         ) from error
-    model(*given, **named)
+    return model(*given, **named)
 
 
 def _shown(taken: Iterable[Any], batches: Iterable[Any], steps: int | None, progress: bool) -> Iterable[Any]:
