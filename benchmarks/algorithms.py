@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5)
     given = parser.parse_args()
     names = [n for n in CASES if not given.names or any(n.startswith(name) for name in given.names)]
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for seed in range(given.draws):
         data = Data(seed)

@@ -94,7 +94,7 @@ def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], fil
     }
     found: dict[str, dict[int, Any]] = {name: {} for name in known}
     for place, scheme in enumerate(result.schemes):
-        tried = model if scheme is None else _quantized(model, scheme, filter, data)
+        tried: Any = model if scheme is None else _quantized(model, scheme, filter, data)
         for row in () if scheme is None else tried.hop_report.rows:
             if row.name in known and row.reason:
                 result.left.setdefault(row.name, row.reason)

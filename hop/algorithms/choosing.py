@@ -44,7 +44,7 @@ class Chosen:
         seconds: of the layers' calls for the first batch; NaN where no time was given.
     """
 
-    rules: dict[str, Scheme | None]
+    rules: dict[Any, Scheme | None]  # as Rules
     layers: tuple[ChosenLayer, ...]
     costs: tuple[LayerCost, ...]
     left: dict[str, str]

@@ -133,7 +133,7 @@ def _observe(layer: Layer, role: str, seen: Any) -> Any:
     """A handle of the hook that shows `seen` the activation."""
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.add(args[0] if args else kwargs["input"])
+        seen.add(layer.transformed(args[0] if args else kwargs["input"]))
 
     if role == INPUT:
         return layer.register_forward_pre_hook(before, with_kwargs=True)

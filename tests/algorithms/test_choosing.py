@@ -67,7 +67,7 @@ class TestSensitivity(unittest.TestCase):
             for batch, several in zip(BATCHES, vectors, strict=True):
                 x = inputs(model, name, batch)
                 y, e = wide[int(name)](x).detach(), x @ change(model, name, q).t()
-                _, along = torch.func.jvp(behind, (y,), (e,))
+                along: Any = torch.func.jvp(behind, (y,), (e,))[1]
                 total += sum(float((v * along).sum()) ** 2 for v in several)
             assert loss == pytest.approx(total / (2 * draws * len(BATCHES)), rel=2e-3)
 
@@ -130,7 +130,7 @@ class TestSensitivity(unittest.TestCase):
         delta = change(model, "layer", BITS[2])
         for batch in BATCHES:
             first = layer(batch.double())
-            _, one = torch.func.jvp(lambda y: layer(y.tanh()), (first,), (batch.double() @ delta.t(),))
+            one: Any = torch.func.jvp(lambda y: layer(y.tanh()), (first,), (batch.double() @ delta.t(),))[1]
             along = one + first.tanh() @ delta.t()
             total += sum(float((torch.randn(6, 32, generator=generator).double() * along).sum()) ** 2 for _ in range(2))
         assert row.loss == pytest.approx(total / 2 / 6, rel=2e-3)
