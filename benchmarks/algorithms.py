@@ -94,11 +94,41 @@ def chosen(group: int, measure: Any) -> Callable[[Data], tuple[float, float]]:
     return run
 
 
+def smooth(algorithm: Any, scheme: Any, **settings: Any) -> Callable[[Data], tuple[float, float]]:
+    def run(data: Data) -> tuple[float, float]:
+        model = algorithm(data.fresh(), scheme, data.looked_at, filter=ENCODER, **settings)
+        done = hop.quantize_(model, scheme, filter=ENCODER, calibrate=data.looked_at)
+        return data.loss(plainly(data, scheme)), data.loss(done)
+
+    return run
+
+
+def rotated(scheme: Any, then_gptq: bool, **settings: Any) -> Callable[[Data], tuple[float, float]]:
+    def run(data: Data) -> tuple[float, float]:
+        rotation = algorithms.Rotation(**settings)
+        model = algorithms.rotate(data.fresh(), scheme, data.looked_at, filter=ENCODER, settings=rotation)
+        if then_gptq:
+            done = algorithms.gptq(model, scheme, data.looked_at, filter=ENCODER)
+        else:
+            done = hop.quantize_(model, scheme, filter=ENCODER)
+        return data.loss(plainly(data, scheme)), data.loss(done)
+
+    return run
+
+
 CASES: dict[str, Callable[[Data], tuple[float, float]]] = {
     "gptq-int4": gptq(Scheme(None, hop.presets.INT4_128)),
     "gptq-nvfp4": gptq("nvfp4"),
     "gptq-mxfp4": gptq("mxfp4"),
     "chosen-fisher": chosen(128, algorithms.Fisher()),
+    "smooth-int8": smooth(algorithms.smoothquant, "int8_static"),
+    "smooth-folded": smooth(algorithms.smoothquant, "int8_static", explicit=False),
+    "awq-int4": smooth(algorithms.awq, Scheme(None, hop.presets.INT4_128)),
+    "rotate-mxfp4": rotated("mxfp4", False),
+    "rotate-mxfp4-gptq": rotated("mxfp4", True),
+    "rotate-mxfp4-always-gptq": rotated("mxfp4", True, always=True),
+    "rotate-nvfp4": rotated("nvfp4", False, always=True),
+    "rotate-nvfp4-gptq": rotated("nvfp4", True, always=True),
     "chosen-sqnr": chosen(128, algorithms.SQNR()),
 }
 

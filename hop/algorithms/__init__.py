@@ -3,6 +3,8 @@
 gptq.py         codes of weights with the least error of a layer's results; solving.py finds those of one weight
 choosing.py     a scheme for each layer within a size or a time; picture.py draws them
 sensitivity.py  what each layer loses in each scheme; candidates.py tries them
+smoothing.py    factors for the channels of inputs; stages.py what they are searched on, flow.py finds what takes them
+rotating.py     Hadamard transforms of blocks of channels before they are quantized
 inputs.py       what passes into layers: their order, their inputs, second moments of these
 """
 
@@ -13,12 +15,21 @@ from hop.algorithms.choosing import choose_bits as choose_bits
 from hop.algorithms.gptq import GPTQ as GPTQ
 from hop.algorithms.gptq import LayerError as LayerError
 from hop.algorithms.gptq import gptq as gptq
+from hop.algorithms.rotating import RotatedLayer as RotatedLayer
+from hop.algorithms.rotating import Rotation as Rotation
+from hop.algorithms.rotating import rotate as rotate
 from hop.algorithms.sensitivity import SQNR as SQNR
 from hop.algorithms.sensitivity import Fisher as Fisher
 from hop.algorithms.sensitivity import LayerCost as LayerCost
 from hop.algorithms.sensitivity import sensitivity as sensitivity
+from hop.algorithms.smoothing import AWQ as AWQ
+from hop.algorithms.smoothing import SmoothedLayer as SmoothedLayer
+from hop.algorithms.smoothing import SmoothQuant as SmoothQuant
+from hop.algorithms.smoothing import awq as awq
+from hop.algorithms.smoothing import smoothquant as smoothquant
 
 __all__ = [
+    "AWQ",
     "GPTQ",
     "SQNR",
     "Chosen",
@@ -26,8 +37,15 @@ __all__ = [
     "Fisher",
     "LayerCost",
     "LayerError",
+    "RotatedLayer",
+    "Rotation",
+    "SmoothQuant",
+    "SmoothedLayer",
+    "awq",
     "choose_bits",
     "dense_bytes",
     "gptq",
+    "rotate",
     "sensitivity",
+    "smoothquant",
 ]
