@@ -5,6 +5,7 @@ choosing.py     a scheme for each layer within a size or a time; picture.py draw
 sensitivity.py  what each layer loses in each scheme; candidates.py tries them
 smoothing.py    factors for the channels of inputs; stages.py what they are searched on, flow.py finds what takes them
 rotating.py     Hadamard transforms of blocks of channels before they are quantized
+correcting.py   biases and batch norms after quantization
 inputs.py       what passes into layers: their order, their inputs, second moments of these
 """
 
@@ -12,6 +13,9 @@ from hop.algorithms.candidates import dense_bytes as dense_bytes
 from hop.algorithms.choosing import Chosen as Chosen
 from hop.algorithms.choosing import ChosenLayer as ChosenLayer
 from hop.algorithms.choosing import choose_bits as choose_bits
+from hop.algorithms.correcting import CorrectedLayer as CorrectedLayer
+from hop.algorithms.correcting import correct_bias as correct_bias
+from hop.algorithms.correcting import reestimate_batch_norms as reestimate_batch_norms
 from hop.algorithms.gptq import GPTQ as GPTQ
 from hop.algorithms.gptq import LayerError as LayerError
 from hop.algorithms.gptq import gptq as gptq
@@ -34,6 +38,7 @@ __all__ = [
     "SQNR",
     "Chosen",
     "ChosenLayer",
+    "CorrectedLayer",
     "Fisher",
     "LayerCost",
     "LayerError",
@@ -43,8 +48,10 @@ __all__ = [
     "SmoothedLayer",
     "awq",
     "choose_bits",
+    "correct_bias",
     "dense_bytes",
     "gptq",
+    "reestimate_batch_norms",
     "rotate",
     "sensitivity",
     "smoothquant",

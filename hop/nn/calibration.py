@@ -39,8 +39,9 @@ def calibrate(
 
     Args:
         batches: inputs: a tensor is model(x), a tuple or list model(*x), a mapping model(**x).
-        method: of hop.calibration, or your own with the same arguments. amax needs the range alone; for any other, at
-            most KEPT = 2^20 elements of each activation are kept, evenly spread over all that was seen.
+        method: of hop.calibration, or your own with the same arguments. amax needs the range alone, and moving_average
+            those of the calls; for any other, at most KEPT = 2^20 elements of each activation are kept, evenly spread
+            over all that was seen.
         steps: how many batches to take, None for all.
         progress: whether to show a bar, on a terminal, if tqdm is installed: pip install 'torch-hop[progress]'.
 
@@ -56,7 +57,9 @@ def calibrate(
     for layer in layers:
         layer.prepare()
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
-    collected = [_Range() if method is calibration.amax else _Sample() for _ in watched]
+    function = getattr(method, "func", method)  # of a functools.partial
+    collector = {calibration.amax: _Range, calibration.moving_average: _Ranges}.get(function, _Sample)
+    collected = [collector() for _ in watched]
     count = 0
     with (
         reminder.silent(),
@@ -77,7 +80,7 @@ def calibrate(
     for (_, _, state), seen in zip(watched, collected, strict=True):
         values = seen.values()
         if values is not None:
-            state.set(**method(Quantizer.parse(state.spelling), values))
+            state.set(**method(Quantizer.parse(state.spelling), *values))
     return model
 
 
@@ -191,9 +194,28 @@ class _Range:
         """Whether all that was seen is NaN or infinite."""
         return self._finite is not None and not bool(self._finite)
 
-    def values(self) -> Tensor | None:
+    def values(self) -> tuple[Tensor, ...] | None:
         """Numbers with that range; None if nothing was seen."""
-        return self._ends
+        return None if self._ends is None else (self._ends,)
+
+
+class _Ranges:
+    """The least and the largest number of each call."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Range] = []
+
+    def add(self, x: Tensor) -> None:
+        if x.numel():
+            self._calls.append(_Range())
+            self._calls[-1].add(x)
+
+    def has_only_others(self) -> bool:
+        return bool(self._calls) and all(call.has_only_others() for call in self._calls)
+
+    def values(self) -> tuple[Tensor, ...] | None:
+        """Numbers with these ranges; None if nothing was seen."""
+        return tuple(t for call in self._calls for t in call.values() or ()) or None
 
 
 class _Sample:
@@ -216,6 +238,6 @@ class _Sample:
         """Whether all of the sample is NaN or infinite."""
         return self._seen > 0 and not any(bool(part.isfinite().any()) for part in self._parts)
 
-    def values(self) -> Tensor | None:
+    def values(self) -> tuple[Tensor, ...] | None:
         """The sample; None if nothing was seen."""
-        return torch.cat(self._parts) if self._seen else None
+        return (torch.cat(self._parts),) if self._seen else None

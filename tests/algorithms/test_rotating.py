@@ -103,7 +103,11 @@ class TestRotate(unittest.TestCase):
         )
 
     def test_linear_before_linear(self):
-        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+        model = (
+            nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+            .eval()
+            .requires_grad_(False)
+        )
         done = rotate(copy.deepcopy(model), "mxfp4", BATCHES, settings=ALWAYS)
         rows = {row.name: row for row in done.rotation_report}
         assert rows["1"].folded_into == "0" and "which no rotation mixes" in rows["3"].note

@@ -209,7 +209,7 @@ class TestFactors(unittest.TestCase):
 
     def test_awq_is_its_formula(self):
         """s = mean|x|^α, by the root of its largest times its least; an explicit factor is 1 / s."""
-        layer = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)
+        layer: Any = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)
         model = awq(copy.deepcopy(layer), GROUPS, BATCHES, settings=AWQ((0.5,)))
         mean = torch.cat(BATCHES).flatten(0, 1).double().abs().mean(0)
         s = mean.sqrt() / (mean.max() * mean.min()) ** 0.25
@@ -227,7 +227,7 @@ class TestFactors(unittest.TestCase):
         assert row.after < row.before and row.note == "not folded: it reads an input of the model"
 
     def test_search_takes_the_least(self):
-        layer = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)
+        layer: Any = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)
         found = {}
         for alpha in (0.1, 0.4, 0.7):
             (row,) = smoothquant(copy.deepcopy(layer), "int8", BATCHES, settings=SmoothQuant((alpha,))).smoothing_report
@@ -239,7 +239,7 @@ class TestFactors(unittest.TestCase):
 
     def test_static_error_is_that_of_the_layer(self):
         """What the search says of a static scheme is what the calibrated layer does."""
-        layer = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)
+        layer: Any = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)
         model = smoothquant(copy.deepcopy(layer), "int8_static", BATCHES)
         done = hop.quantize_(model, "int8_static", calibrate=BATCHES)
         x = torch.cat(BATCHES)
@@ -262,7 +262,7 @@ class TestFactors(unittest.TestCase):
 
     def test_channels_without_inputs(self):
         batches = [b * (torch.arange(64) > 7) for b in BATCHES]
-        layer = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)
+        layer: Any = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)
         layer[0].weight[:, 9] = 0
         for algorithm, scheme in ((smoothquant, "int8"), (awq, GROUPS)):
             model = algorithm(copy.deepcopy(layer), scheme, batches)

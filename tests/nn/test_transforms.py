@@ -104,7 +104,7 @@ class TestTransform(unittest.TestCase):
         with pytest.raises(RuntimeError, match=r'Missing key.*"0\.input_transform\.'):
             copy.deepcopy(new).load_state_dict(hop.nn.freeze(model()).state_dict())
         with torch.device("meta"):
-            empty = model()
+            empty: Any = model()
         empty.load_state_dict(state, assign=True)
         assert torch.equal(empty(BATCHES[0]), new(BATCHES[0]))
 
