@@ -23,6 +23,7 @@ from hop.numerics.scale_rules import LARGEST, Amax, Blocks
 
 __all__ = ["amax", "entropy", "moving_average", "mse", "percentile"]
 
+_EMPTY = 1e-4  # p̂ of a bin that has nothing but what is clipped, whose logarithm is to be finite
 _ONE_BY_ONE = "give them one by one, as in amax(q, *batches)"
 
 
@@ -42,16 +43,17 @@ def amax(q: Quantizer, *batches: Tensor) -> dict[str, Tensor]:
 
 def moving_average(q: Quantizer, *batches: Tensor, momentum: float = 0.1) -> dict[str, Tensor]:
     """The scale that holds a moving average of the ranges of batches, in which a single large one counts little: with
-    (l, h) that of a block of a batch, (a, b) ← (1 - momentum) (a, b) + momentum (l, h), from the first batch's on.
+    (l, h) that of a block of a batch and of 0, (a, b) ← (1 - momentum) (a, b) + momentum (l, h), from the first on.
 
     Args and returns: as `amax`; momentum above 0, and 1 at most, which takes the last batch's."""
     _check("moving_average", q, batches)
     if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 < momentum <= 1:
         raise ValueError(f"moving_average: momentum must be above 0 and at most 1, got {momentum!r}; give 0.1")
     low, high = _range(q, batches[:1])
+    low, high = low.clamp(max=0), high.clamp(min=0)
     for x in batches[1:]:
-        ends = _range(q, (x,))
-        low, high = (old + momentum * (new - old) for old, new in zip((low, high), ends, strict=True))
+        of_x = _range(q, (x,))
+        low, high = low + momentum * (of_x[0].clamp(max=0) - low), high + momentum * (of_x[1].clamp(min=0) - high)
     return _from_range(q, low, high)
 
 
@@ -61,7 +63,8 @@ def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, l
 
     The numbers of a block are counted in `bins` between the ends of its range. p is what is counted, in which what is
     clipped counts at the last bin that is not; p̂ that of the numbers within the range, where the counts of bins that
-    become one code are spread evenly over those that are not empty. Migacz 2017, "8-bit Inference with TensorRT".
+    become one code are spread evenly over those that are not empty, and 1e-4 where it would be 0. Migacz 2017, "8-bit
+    Inference with TensorRT".
 
     Args and returns: as `amax`; q has no scales in two levels."""
     _check("entropy", q, batches)
@@ -83,6 +86,9 @@ def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, l
     counts = torch.zeros(len(rows), bins, dtype=torch.float64, device=rows.device)
     counts.scatter_add_(1, place, known.to(torch.float64))
     centres = ends[0].unsqueeze(1) + (torch.arange(bins, device=rows.device) + 0.5) * width
+    if not q.scale.has_zero_point():  # which holds as much at both ends
+        most = torch.maximum(ends[1], -ends[0])
+        ends = torch.stack([most * (q.format.min / q.format.max), most])
     best: dict[str, Tensor] = {}
     lost: Tensor | None = None
     for i in range(steps):
@@ -114,8 +120,8 @@ def _divergence(q: Quantizer, counts: Tensor, centres: Tensor, ends: Tensor, fou
     sums, sizes = (torch.zeros_like(kept).scatter_add(1, code, t).gather(1, code) for t in (kept, filled))
     spread = torch.where(kept > 0, sums / sizes.clamp(min=1), 0.0)
     p, spread = (t / t.sum(1, keepdim=True).clamp(min=1e-300) for t in (p, spread))
-    # where p has what is clipped alone, p̂ is 0: the divergence is taken to a number that is no count
-    return torch.where(p > 0, p * (p / spread.clamp(min=1e-12)).clamp(min=1e-300).log(), 0.0).sum(1)
+    known = torch.where(spread > 0, spread, _EMPTY)
+    return torch.where(p > 0, p * (p / known).clamp(min=1e-300).log(), 0.0).sum(1)
 
 
 def percentile(q: Quantizer, *batches: Tensor, percent: float = 99.9) -> dict[str, Tensor]:

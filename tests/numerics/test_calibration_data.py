@@ -62,7 +62,7 @@ class TestMovingAverage(unittest.TestCase):
         for index, parts in blocks_of(q, xs):
             own: Any = None
             for part in parts:
-                new = np.array([part.min(), part.max()] if len(part) else [0, 0]).astype(np.float32)
+                new = np.array([part.min(initial=0), part.max(initial=0)]).astype(np.float32)
                 own = new if own is None else own + np.float32(momentum) * (new - own)
             ends[index] = own
         wanted = from_ends(q, xs[0].reshape(-1).shape if q.flat else xs[0].shape, ends)
@@ -103,6 +103,9 @@ def divergence(q: Quantizer, numbers: np.ndarray, low: float, high: float, ratio
     own = Quantizer(q.format, (1, -1), q.scale)
     found = calibration._from_range(own, torch.tensor([[low * ratio]]), torch.tensor([[high * ratio]]))
     got = own.fake_quantize(torch.from_numpy(centres)[None], found["scale"], found.get("zero_point"))[0].numpy()
+    if not q.scale.has_zero_point():
+        high = max(high, -low)
+        low = high * q.format.min / q.format.max
     inside = [i for i in range(bins) if np.float32(low * ratio) <= centres[i] <= np.float32(high * ratio)]
     if not inside:
         return math.inf
@@ -114,7 +117,7 @@ def divergence(q: Quantizer, numbers: np.ndarray, low: float, high: float, ratio
         for i in own_bins:
             spread[i] = sum(counts[own_bins]) / len(own_bins)
     p, spread = p / p.sum(), spread / max(spread.sum(), 1e-300)
-    return float(sum(a * math.log(a / max(b, 1e-12)) for a, b in zip(p, spread, strict=True) if a > 0))
+    return float(sum(a * math.log(a / (b if b > 0 else 1e-4)) for a, b in zip(p, spread, strict=True) if a > 0))
 
 
 class TestEntropy(unittest.TestCase):
