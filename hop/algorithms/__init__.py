@@ -1,6 +1,8 @@
 """Algorithms that choose the codes, the scales and the schemes of a model from data, for any Quantizer.
 
-gptq.py         codes of weights with the least error of a layer's results; solving.py finds those of one weight
+gptq.py         codes of weights with the least error of a layer's results: those of one weight are found by
+                solving.py (GPTQ), adarounding.py (AdaRound)
+distilling.py   the float model as a teacher
 choosing.py     a scheme for each layer within a size or a time; picture.py draws them
 sensitivity.py  what each layer loses in each scheme; candidates.py tries them
 smoothing.py    factors for the channels of inputs; stages.py what they are searched on, flow.py finds what takes them
@@ -16,8 +18,12 @@ from hop.algorithms.choosing import choose_bits as choose_bits
 from hop.algorithms.correcting import CorrectedLayer as CorrectedLayer
 from hop.algorithms.correcting import correct_bias as correct_bias
 from hop.algorithms.correcting import reestimate_batch_norms as reestimate_batch_norms
+from hop.algorithms.distilling import distillation_loss as distillation_loss
+from hop.algorithms.distilling import teacher_of as teacher_of
 from hop.algorithms.gptq import GPTQ as GPTQ
+from hop.algorithms.gptq import AdaRound as AdaRound
 from hop.algorithms.gptq import LayerError as LayerError
+from hop.algorithms.gptq import adaround as adaround
 from hop.algorithms.gptq import gptq as gptq
 from hop.algorithms.rotating import RotatedLayer as RotatedLayer
 from hop.algorithms.rotating import Rotation as Rotation
@@ -36,6 +42,7 @@ __all__ = [
     "AWQ",
     "GPTQ",
     "SQNR",
+    "AdaRound",
     "Chosen",
     "ChosenLayer",
     "CorrectedLayer",
@@ -46,13 +53,16 @@ __all__ = [
     "Rotation",
     "SmoothQuant",
     "SmoothedLayer",
+    "adaround",
     "awq",
     "choose_bits",
     "correct_bias",
     "dense_bytes",
+    "distillation_loss",
     "gptq",
     "reestimate_batch_norms",
     "rotate",
     "sensitivity",
     "smoothquant",
+    "teacher_of",
 ]
