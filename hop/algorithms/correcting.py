@@ -228,7 +228,8 @@ def _corrected(model: nn.Module, name: str, layer: Any, wanted: _Mean, data: Seq
         layer.bias.copy_((before - error).to(layer.bias.dtype))
     rest = error + (layer.bias.detach().to(torch.float64) - before)
     unit = float(wanted.mean().square().mean().sqrt()) or 1.0
-    return CorrectedLayer(name, *(float(e.square().mean().sqrt()) / unit for e in (error, rest)))
+    was, now = (float(e.square().mean().sqrt()) / unit for e in (error, rest))
+    return CorrectedLayer(name, was, now)
 
 
 def _check(name: str, mean: Tensor, what: str) -> None:

@@ -155,13 +155,14 @@ class TestTransform(unittest.TestCase):
             new[0].transform_input(InputTransform(FACTOR))
 
     def test_errors(self):
+        frozen: Any = hop.nn.freeze(model())
         for call, said in (
             (lambda: InputTransform(), "factor and hadamard are None"),
             (lambda: InputTransform(torch.tensor([1.0, 0.0])), "factor must be positive"),
             (lambda: InputTransform(torch.tensor([1.0, math.nan])), "factor must be positive"),
             (lambda: InputTransform(torch.ones(2, 2)), "factor must be positive"),
             (lambda: model()[0].transform_input(InputTransform(torch.ones(3))), "the factor must be of"),
-            (lambda: hop.nn.freeze(model())[0].transform_input(InputTransform(FACTOR)), "weight is frozen"),
+            (lambda: frozen[0].transform_input(InputTransform(FACTOR)), "weight is frozen"),
         ):
             with pytest.raises(ValueError, match=said):
                 call()
