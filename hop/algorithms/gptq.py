@@ -75,7 +75,7 @@ class AdaRound:
 
     steps: int = 500
     rate: float = 0.02
-    weighting: float = 1.0
+    weighting: float = 10.0
     sequential: bool = True
     damping: ClassVar[float] = 0.0
 

@@ -119,10 +119,15 @@ class Scheme(Value):
     def to_nearest(self) -> "Scheme":
         """The same without random bits, and without gradient estimators: what rounds at random rounds to the nearest.
         Layers compute so in eval mode, and once they are frozen."""
-        given = {f: q for f in ("lhs", "rhs", "output", "grad") if (q := getattr(self, f)) is not None}
-        if not any(q.stochastic or q.gradient is not None for q in given.values()):
+        if not self.is_stochastic() and not self.has_estimator():
             return self
-        return replace(self, **{f: replace(q, stochastic=False, gradient=None) for f, q in given.items()})
+        fields = {f: getattr(self, f) for f in ("lhs", "rhs", "output", "grad")}
+        plain = {f: replace(q, stochastic=False, gradient=None) for f, q in fields.items() if q is not None}
+        return replace(self, **plain)
+
+    def has_estimator(self) -> bool:
+        """Whether the gradient of a rounding is not straight through."""
+        return any(q is not None and q.gradient is not None for q in (self.lhs, self.rhs, self.output, self.grad))
 
     def is_stochastic(self) -> bool:
         """Whether a call draws random bits, in its forward or in its backward."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from parameterized import parameterized
-from torch import nn
+from torch import Tensor, nn
 
 import hop
 from hop import presets
@@ -39,27 +39,27 @@ class TestNeighbours(unittest.TestCase):
 
 
 class TestAdaRound(unittest.TestCase):
-    @parameterized.expand([(str(seed), seed) for seed in range(6)])
-    def test_near_the_best_of_all_roundings(self, _name, seed):
-        """Of the 2^10 roundings of each row of ten elements."""
-        q, weight, x = presets.INT4_32, randn(4, 10, seed=seed), correlated(100, 12, seed)[:, :10].double()
-        hessian = x.t() @ x
-        grid = Grid.of(q, q.quantize(weight), weight.shape)
-        below, above = neighbours(weight, grid)
-        choices = torch.tensor(list(itertools.product((0.0, 1.0), repeat=10)))
-        best = nearest = found = 0.0
-        codes = adaround_codes(weight, grid, hessian, 500, 0.02, 1.0)
-        for row in range(4):
-            every = below[row] + choices * (above[row] - below[row])
-            errors = (((every - weight[row]).double() @ hessian) * (every - weight[row]).double()).sum(1)
-            best += float(errors.min())
-            for total, numbers in (("nearest", q.fake_quantize(weight)[row]), ("found", grid.decode(codes)[row])):
-                d = (numbers - weight[row]).double()
-                if total == "nearest":
-                    nearest += float(d @ hessian @ d)
-                else:
-                    found += float(d @ hessian @ d)
-        assert (best <= found * (1 + 1e-9) and found <= 0.5 * nearest + 0.5 * best + 1e-9) or found <= 1.5 * best
+    def test_between_the_nearest_and_the_best_of_all_roundings(self):
+        """Of the 2^10 roundings of each row of ten elements; in the mean a good part of the way."""
+        q, parts = presets.INT4_32, []
+        for seed in range(6):
+            weight, x = randn(4, 10, seed=seed), correlated(100, 12, seed)[:, :10].double()
+            hessian = x.t() @ x
+            grid = Grid.of(q, q.quantize(weight), weight.shape)
+            below, above = neighbours(weight, grid)
+            codes = adaround_codes(weight, grid, hessian, 500, 0.02, 10.0)
+
+            def lost(numbers: Tensor, weight: Tensor = weight, hessian: Tensor = hessian) -> Tensor:
+                d = (numbers - weight).double()
+                return ((d @ hessian) * d).sum(-1)
+
+            choices = torch.tensor(list(itertools.product((0.0, 1.0), repeat=10)))
+            every = below + choices.unsqueeze(1) * (above - below)
+            best = float(lost(every).amin(0).sum())
+            nearest, found = float(lost(q.fake_quantize(weight)).sum()), float(lost(grid.decode(codes)).sum())
+            assert best <= found * (1 + 1e-9) and found <= nearest
+            parts.append((nearest - found) / (nearest - best))
+        assert sum(parts) / len(parts) > 0.5, parts
 
     @parameterized.expand([*QUANTIZERS.items()])
     def test_any_quantizer(self, _name, q):
