@@ -80,7 +80,8 @@ def calibrate(
     for (_, _, state), seen in zip(watched, collected, strict=True):
         values = seen.values()
         if values is not None:
-            state.set(**method(Quantizer.parse(state.spelling), *values))
+            given = values if isinstance(values, tuple) else (values,)
+            state.set(**method(Quantizer.parse(state.spelling), *given))
     return model
 
 
@@ -194,9 +195,9 @@ class _Range:
         """Whether all that was seen is NaN or infinite."""
         return self._finite is not None and not bool(self._finite)
 
-    def values(self) -> tuple[Tensor, ...] | None:
+    def values(self) -> Tensor | None:
         """Numbers with that range; None if nothing was seen."""
-        return None if self._ends is None else (self._ends,)
+        return self._ends
 
 
 class _Ranges:
@@ -215,7 +216,7 @@ class _Ranges:
 
     def values(self) -> tuple[Tensor, ...] | None:
         """Numbers with these ranges; None if nothing was seen."""
-        return tuple(t for call in self._calls for t in call.values() or ()) or None
+        return tuple(ends for call in self._calls if (ends := call.values()) is not None) or None
 
 
 class _Sample:
@@ -238,6 +239,6 @@ class _Sample:
         """Whether all of the sample is NaN or infinite."""
         return self._seen > 0 and not any(bool(part.isfinite().any()) for part in self._parts)
 
-    def values(self) -> tuple[Tensor, ...] | None:
+    def values(self) -> Tensor | None:
         """The sample; None if nothing was seen."""
-        return (torch.cat(self._parts),) if self._seen else None
+        return torch.cat(self._parts) if self._seen else None
