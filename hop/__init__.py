@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from hop.integrations import load_model as load_model
     from hop.nn.quantizing import quantize_ as quantize_
     from hop.numerics import calibration as calibration
+    from hop.numerics import estimators as estimators
     from hop.numerics import formats as formats
     from hop.numerics import hadamard as hadamard
     from hop.numerics import integer_functions as integer_functions

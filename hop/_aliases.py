@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any
 
 PUBLIC = {
-    **{f"hop.{name}": f"hop.numerics.{name}" for name in ("calibration", "formats", "hadamard", "layouts", "presets")},
-    **{f"hop.{name}": f"hop.numerics.{name}" for name in ("quantizer", "recipes", "requantization", "scale_rules")},
+    **{f"hop.{name}": f"hop.numerics.{name}" for name in ("calibration", "estimators", "formats", "hadamard")},
+    **{f"hop.{name}": f"hop.numerics.{name}" for name in ("layouts", "presets", "quantizer", "recipes")},
+    **{f"hop.{name}": f"hop.numerics.{name}" for name in ("requantization", "scale_rules")},
     "hop.attention_schemes": "hop.numerics.attention_schemes",
     "hop.integer_functions": "hop.numerics.integer_functions",
     "hop.schemes": "hop.numerics.schemes",

@@ -1,11 +1,68 @@
-"""Algorithms that choose the codes and scales of a model from data, for any Quantizer.
+"""Algorithms that choose the codes, the scales and the schemes of a model from data, for any Quantizer.
 
-gptq.py     codes of weights with the least error of a layer's results; solving.py finds those of one weight
-inputs.py   what passes into layers: their order, their inputs, second moments of these
+gptq.py         codes of weights with the least error of a layer's results: those of one weight are found by
+                solving.py (GPTQ), adarounding.py (AdaRound)
+distilling.py   the float model as a teacher
+choosing.py     a scheme for each layer within a size or a time; picture.py draws them
+sensitivity.py  what each layer loses in each scheme; candidates.py tries them
+smoothing.py    factors for the channels of inputs; stages.py what they are searched on, flow.py finds what takes them
+rotating.py     Hadamard transforms of blocks of channels before they are quantized
+correcting.py   biases and batch norms after quantization
+inputs.py       what passes into layers: their order, their inputs, second moments of these
 """
 
+from hop.algorithms.candidates import dense_bytes as dense_bytes
+from hop.algorithms.choosing import Chosen as Chosen
+from hop.algorithms.choosing import ChosenLayer as ChosenLayer
+from hop.algorithms.choosing import choose_bits as choose_bits
+from hop.algorithms.correcting import CorrectedLayer as CorrectedLayer
+from hop.algorithms.correcting import correct_bias as correct_bias
+from hop.algorithms.correcting import reestimate_batch_norms as reestimate_batch_norms
+from hop.algorithms.distilling import distillation_loss as distillation_loss
+from hop.algorithms.distilling import teacher_of as teacher_of
 from hop.algorithms.gptq import GPTQ as GPTQ
+from hop.algorithms.gptq import AdaRound as AdaRound
 from hop.algorithms.gptq import LayerError as LayerError
+from hop.algorithms.gptq import adaround as adaround
 from hop.algorithms.gptq import gptq as gptq
+from hop.algorithms.rotating import RotatedLayer as RotatedLayer
+from hop.algorithms.rotating import Rotation as Rotation
+from hop.algorithms.rotating import rotate as rotate
+from hop.algorithms.sensitivity import SQNR as SQNR
+from hop.algorithms.sensitivity import Fisher as Fisher
+from hop.algorithms.sensitivity import LayerCost as LayerCost
+from hop.algorithms.sensitivity import sensitivity as sensitivity
+from hop.algorithms.smoothing import AWQ as AWQ
+from hop.algorithms.smoothing import SmoothedLayer as SmoothedLayer
+from hop.algorithms.smoothing import SmoothQuant as SmoothQuant
+from hop.algorithms.smoothing import awq as awq
+from hop.algorithms.smoothing import smoothquant as smoothquant
 
-__all__ = ["GPTQ", "LayerError", "gptq"]
+__all__ = [
+    "AWQ",
+    "GPTQ",
+    "SQNR",
+    "AdaRound",
+    "Chosen",
+    "ChosenLayer",
+    "CorrectedLayer",
+    "Fisher",
+    "LayerCost",
+    "LayerError",
+    "RotatedLayer",
+    "Rotation",
+    "SmoothQuant",
+    "SmoothedLayer",
+    "adaround",
+    "awq",
+    "choose_bits",
+    "correct_bias",
+    "dense_bytes",
+    "distillation_loss",
+    "gptq",
+    "reestimate_batch_norms",
+    "rotate",
+    "sensitivity",
+    "smoothquant",
+    "teacher_of",
+]

@@ -1,14 +1,16 @@
-"""gptq: weights of a model as codes, chosen for the least error of the layers' results on data."""
+"""gptq, adaround: weights of a model as codes, chosen for the least error of the layers' results on data."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from hop.algorithms.adarounding import adaround_codes
+from hop.algorithms.candidates import batches_of
 from hop.algorithms.inputs import Moments, Survey, moments
-from hop.algorithms.solving import error, solve
+from hop.algorithms.solving import Solved, error, solve
 from hop.nn.calibration import calibrate
 from hop.nn.conversion import Rules, checked, convert, has_static_scale
 from hop.nn.convolutions import Conv2d
@@ -50,6 +52,49 @@ class GPTQ:
         for name in ("order", "sequential"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"GPTQ: {name} must be True or False, got {getattr(self, name)!r}; give one of them")
+
+    def solve(self, weight: Tensor, grid: Grid, hessian: Tensor) -> Solved:
+        """The codes of a weight (M, K) on `grid`, for the second moments (K, K) of its inputs."""
+        return solve(weight, grid, hessian, self.damping, self.order, self.block)
+
+
+@dataclass(frozen=True)
+class AdaRound:
+    """The settings of `adaround`.
+
+    Args:
+        steps: how many steps of Adam each weight takes.
+        rate: their learning rate.
+        weighting: λ, how much it counts that elements are between two numbers.
+        sequential: as that of GPTQ.
+
+    Raises:
+        ValueError: steps is less than 1, or a number is not above 0 and finite.
+        TypeError: sequential is neither True nor False.
+    """
+
+    steps: int = 500
+    rate: float = 0.02
+    weighting: float = 10.0
+    sequential: bool = True
+    damping: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"AdaRound: steps must be an integer of 1 or more, got {self.steps!r}; give 500")
+        for name in ("rate", "weighting"):
+            given = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < float("inf"):
+                raise ValueError(f"AdaRound: {name} must be above 0 and finite, got {given!r}; give one such as 0.01")
+        if not isinstance(self.sequential, bool):
+            raise TypeError(f"AdaRound: sequential must be True or False, got {self.sequential!r}; give one of them")
+
+    def solve(self, weight: Tensor, grid: Grid, hessian: Tensor) -> Solved:
+        """The codes of a weight (M, K) on `grid`, for the second moments (K, K) of its inputs."""
+        return Solved(adaround_codes(weight, grid, hessian, self.steps, self.rate, self.weighting), 0.0)
+
+
+Settings = GPTQ | AdaRound
 
 
 @dataclass(frozen=True)
@@ -97,30 +142,60 @@ def gptq(
 
     Frantar et al. 2022, arXiv 2210.17323.
     """
-    if not isinstance(model, nn.Module):
-        raise not_a_model("gptq", model)
     if not isinstance(settings, GPTQ):
         raise TypeError(f"gptq: settings must be a hop.algorithms.GPTQ, got {settings!r}; give GPTQ()")
-    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
-        got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
-        raise TypeError(f"gptq: batches must be an iterable of batches, got {got}; give [x], or a DataLoader")
-    data = list(batches)
-    if not data:
-        raise ValueError("gptq: batches is empty, and must hold an input; give one input of the model or more")
+    model, report = _rounded("gptq", model, (rules, filter), batches, settings, pack)
+    model.gptq_report = report  # type: ignore[assignment]  # a plain attribute
+    return model
+
+
+def adaround(
+    model: nn.Module,
+    rules: Rules,
+    batches: Iterable[Any],
+    *,
+    filter: Selector | None = None,
+    settings: AdaRound = AdaRound(),
+    pack: bool = True,
+) -> Any:
+    """Quantize a model as `gptq` does, with the codes of weights chosen by AdaRound: each element is rounded up or down
+    as the results of its layer ask, by any quantizer, whose scales are those that it finds of the float weight.
+
+    Arguments, what is left to rounding to the nearest, and errors are those of `gptq`; the report, a LayerError for
+    each layer, is the model's `adaround_report`.
+
+    Nagel et al. 2020, arXiv 2004.10568.
+    """
+    if not isinstance(settings, AdaRound):
+        raise TypeError(f"adaround: settings must be a hop.algorithms.AdaRound, got {settings!r}; give AdaRound()")
+    model, report = _rounded("adaround", model, (rules, filter), batches, settings, pack)
+    model.adaround_report = report  # type: ignore[assignment]  # a plain attribute
+    return model
+
+
+def _rounded(
+    function: str, model: Any, which: tuple[Rules, Selector | None], batches: Any, settings: Settings, pack: bool
+) -> tuple[Any, tuple[LayerError, ...]]:
+    """The model, frozen, and a row for each layer."""
+    if not isinstance(model, nn.Module):
+        raise not_a_model(function, model)
+    data = batches_of(function, batches)
+    rules, filter = which
     is_static = any(scheme is not None and has_static_scale(scheme) for _, scheme in checked(rules, filter))
     model = convert(model, rules, filter=filter)
     if is_static:
         calibrate(model, data, progress=False)
     with torch.no_grad():
-        report = _chosen(model, data, settings, pack)
+        report = _chosen(function, model, data, settings, pack)
     if report:
         freeze(model, pack)
-    model.gptq_report = report  # type: ignore[assignment]  # a plain attribute
-    return model
+    return model, report
 
 
-def _chosen(model: nn.Module, data: Sequence[Any], settings: GPTQ, pack: bool) -> tuple[LayerError, ...]:
-    """Freeze the layers that GPTQ takes; a row for each layer."""
+def _chosen(
+    function: str, model: nn.Module, data: Sequence[Any], settings: Settings, pack: bool
+) -> tuple[LayerError, ...]:
+    """Freeze the layers whose codes are chosen; a row for each layer."""
     names = {module: name for name, module in modules_of(model) if isinstance(module, Layer)}
     rows = {layer: _row(name) for layer, name in names.items() if layer.plan().quantizes_weight and not layer.frozen}
     for layer in rows:
@@ -131,13 +206,13 @@ def _chosen(model: nn.Module, data: Sequence[Any], settings: GPTQ, pack: bool) -
     for layer in rows:
         rows[layer] = replace(rows[layer], note=_declined(layer, counts[id(layer.weight)]))
     taken = [layer for layer, row in rows.items() if not row.note]
-    survey = Survey(model, taken, data, "gptq")
+    survey = Survey(model, taken, data, function)
     for layer in survey.unreached:
         rows[layer] = replace(rows[layer], note="rounded to the nearest: no batch reaches it")
     for layer, seen in survey.seen.items():
         if not seen.finite:
             raise ValueError(
-                f"gptq: the input of layer {names[layer]!r} has NaN or an infinity; look at the data, and at the "
+                f"{function}: the input of layer {names[layer]!r} has NaN or an infinity; look at the data, and at the "
                 "weights before it"
             )
     stages = survey.stages()
@@ -159,7 +234,7 @@ def _row(name: str) -> LayerError:
 
 
 def _declined(layer: Layer, uses: int) -> str:
-    """Why GPTQ leaves a layer to rounding to the nearest; "" where it does not."""
+    """Why a layer is left to rounding to the nearest; "" where it does not."""
     reason = ""
     if not isinstance(layer, Linear | Conv2d):
         reason = f"{type(layer).__name__} is neither Linear nor Conv2d"
@@ -172,8 +247,8 @@ def _declined(layer: Layer, uses: int) -> str:
     return reason and f"rounded to the nearest: {reason}"
 
 
-def _take(layer: Layer, row: LayerError, own: Moments, settings: GPTQ, pack: bool) -> LayerError:
-    """Freeze a layer, unless GPTQ finds nothing better than the nearest codes."""
+def _take(layer: Layer, row: LayerError, own: Moments, settings: Settings, pack: bool) -> LayerError:
+    """Freeze a layer, unless they find nothing better than the nearest codes."""
     rounded: Any = quantized_weight(layer)
     q, shape = rounded.quantizer, rounded.shape
     weight = layer.folded_weight().detach().to(torch.float32)
@@ -182,7 +257,7 @@ def _take(layer: Layer, row: LayerError, own: Moments, settings: GPTQ, pack: boo
     nearest = error(flat - rounded.dequantize().flatten(1), own.sum) / whole
     row = replace(row, rows=own.rows, nearest=nearest, error=nearest, damping=settings.damping)
     grid = Grid.of(q, rounded.buffers(), shape).map(lambda t: t.flatten(1))
-    codes, damping = solve(flat, grid, own.sum, settings.damping, settings.order, settings.block)
+    codes, damping = settings.solve(flat, grid, own.sum)
     row = replace(row, damping=damping)
     if codes is None:
         return replace(row, note=f"rounded to the nearest: its Hessian is singular, with a damping of {damping:g} too")

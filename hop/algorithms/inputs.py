@@ -48,7 +48,7 @@ class Survey:
         self._order: list[Layer] = []
         self._last: tuple[Any, int] = (None, 0)  # kept alive, so that no other tensor takes its place
         self._serial = 0
-        watched = [(layer, INPUT, _Teller(lambda x, layer=layer: self._add(layer, x))) for layer in layers]
+        watched = [(layer, INPUT, Teller(lambda x, layer=layer: self._add(layer, x))) for layer in layers]
         with reminder.silent(), observed(model, watched):
             for number, batch in enumerate(batches):
                 for each in self.seen.values():
@@ -82,7 +82,7 @@ class Survey:
         return list(found.values())
 
 
-class _Teller:
+class Teller:
     """Hands on what a hook is shown."""
 
     def __init__(self, add: Callable[[Tensor], None]) -> None:
@@ -120,10 +120,10 @@ def moments(
             raise _Enough
 
     tellers = {
-        layer: _Teller(lambda x, layer=layer, own=own: add(layer, own, x))
+        layer: Teller(lambda x, layer=layer, own=own: add(layer, own, x))
         for layer, own in zip(layers, result, strict=True)
     }
-    nothing = _Teller(lambda x: None)
+    nothing = Teller(lambda x: None)
     with reminder.silent(), observed(model, [(layer, INPUT, tellers.get(layer, nothing)) for layer in floats]):
         for number, batch in enumerate(batches):
             left = sum(survey.seen[layer].per_batch[number] for layer in layers)

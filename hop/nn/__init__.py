@@ -4,7 +4,7 @@ contexts.py     which scheme a layer computes in
 static.py       scales that are calibrated or learned
 delayed.py      scales from the amaxes of earlier steps
 layer.py        what all layers share; stored.py the form of their weights
-layers.py       Linear, Embedding
+layers.py       Linear, Embedding; transforms.py what Linear does to its input before
 convolutions.py Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 functions.py    LayerNorm, RMSNorm, GELU, SiLU, Sigmoid, Tanh, Hardswish, Hardsigmoid, LeakyReLU, Softmax
 attention.py    MultiheadAttention; masks.py merges its masks
@@ -67,6 +67,7 @@ from hop.nn.quantizing import quantize_ as quantize_
 from hop.nn.report import Report as Report
 from hop.nn.siblings import share_input as share_input
 from hop.nn.static import StaticScale as StaticScale
+from hop.nn.transforms import InputTransform as InputTransform
 
 __all__ = [
     "GELU",
@@ -82,6 +83,7 @@ __all__ = [
     "FoldedBatchNorm",
     "Hardsigmoid",
     "Hardswish",
+    "InputTransform",
     "KVCache",
     "Layer",
     "LayerNorm",

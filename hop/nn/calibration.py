@@ -39,8 +39,9 @@ def calibrate(
 
     Args:
         batches: inputs: a tensor is model(x), a tuple or list model(*x), a mapping model(**x).
-        method: of hop.calibration, or your own with the same arguments. amax needs the range alone; for any other, at
-            most KEPT = 2^20 elements of each activation are kept, evenly spread over all that was seen.
+        method: of hop.calibration, or your own with the same arguments. amax needs the range alone, and moving_average
+            those of the calls; for any other, at most KEPT = 2^20 elements of each activation are kept, evenly spread
+            over all that was seen.
         steps: how many batches to take, None for all.
         progress: whether to show a bar, on a terminal, if tqdm is installed: pip install 'torch-hop[progress]'.
 
@@ -56,7 +57,9 @@ def calibrate(
     for layer in layers:
         layer.prepare()
     watched = [(layer, role, state) for layer in layers for role, state in _static(layer)]
-    collected = [_Range() if method is calibration.amax else _Sample() for _ in watched]
+    function = getattr(method, "func", method)  # of a functools.partial
+    collector = {calibration.amax: _Range, calibration.moving_average: _Ranges}.get(function, _Sample)
+    collected = [collector() for _ in watched]
     count = 0
     with (
         reminder.silent(),
@@ -77,7 +80,8 @@ def calibrate(
     for (_, _, state), seen in zip(watched, collected, strict=True):
         values = seen.values()
         if values is not None:
-            state.set(**method(Quantizer.parse(state.spelling), values))
+            given = values if isinstance(values, tuple) else (values,)
+            state.set(**method(Quantizer.parse(state.spelling), *given))
     return model
 
 
@@ -133,15 +137,15 @@ def _observe(layer: Layer, role: str, seen: Any) -> Any:
     """A handle of the hook that shows `seen` the activation."""
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.add(args[0] if args else kwargs["input"])
+        seen.add(layer.transformed(args[0] if args else kwargs["input"]))
 
     if role == INPUT:
         return layer.register_forward_pre_hook(before, with_kwargs=True)
     return layer.register_forward_hook(lambda module, args, y: seen.add(y))
 
 
-def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") -> None:
-    """Call the model with a batch, the `number`-th that `caller` was given. Raises TypeError where it takes no such."""
+def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") -> Any:
+    """What the model makes of the `number`-th batch that `caller` is given. Raises TypeError where it takes none."""
     given, how = (batch,), "model(batch)"
     named: Mapping[str, Any] = {}
     if isinstance(batch, Mapping):
@@ -156,7 +160,7 @@ def run(model: nn.Module, batch: Any, number: int, caller: str = "calibrate") ->
             f"{caller}: batch {number} is given as {how}, which {type(model).__name__}.forward does not take: "
             f"{error}; leave out what is no input, as in (x for x, y in loader)"
         ) from error
-    model(*given, **named)
+    return model(*given, **named)
 
 
 def _shown(taken: Iterable[Any], batches: Iterable[Any], steps: int | None, progress: bool) -> Iterable[Any]:
@@ -194,6 +198,25 @@ class _Range:
     def values(self) -> Tensor | None:
         """Numbers with that range; None if nothing was seen."""
         return self._ends
+
+
+class _Ranges:
+    """The least and the largest number of each call."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Range] = []
+
+    def add(self, x: Tensor) -> None:
+        if x.numel():
+            self._calls.append(_Range())
+            self._calls[-1].add(x)
+
+    def has_only_others(self) -> bool:
+        return bool(self._calls) and all(call.has_only_others() for call in self._calls)
+
+    def values(self) -> tuple[Tensor, ...] | None:
+        """Numbers with these ranges; None if nothing was seen."""
+        return tuple(ends for call in self._calls if (ends := call.values()) is not None) or None
 
 
 class _Sample:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hop.impls.quantize import dequantize
 from hop.nn.attending import AttentionRules, checked_attention, convert_attention
 from hop.nn.attention import InputProjection, MultiheadAttention, OutputProjection
+from hop.nn.contexts import WEIGHT
 from hop.nn.folded import FROZEN
 from hop.nn.functions import Function
 from hop.nn.holders import hold, kind_of
@@ -169,22 +170,17 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     stand for."""
     if not isinstance(model, nn.Module):
         raise not_a_model("float_state_dict", model)
-    layers = {
-        f"{name}." if name else "": module
-        for name, module in modules_of(model, every_name=True)
-        if isinstance(module, Layer)
-    }
-    own = tuple(f"{prefix}scales." for prefix in layers)
-    state = {
-        key: dequantize(value) if isinstance(value, QuantizedTensor) else value
-        for key, value in model.state_dict().items()
-        if not key.startswith(own) and key.rpartition(".")[2] != FROZEN
-    }
-    for prefix, layer in layers.items():
-        if isinstance(layer, Linear) and layer.input_order is not None:
-            order = state.pop(f"{prefix}input_order")
-            state[f"{prefix}weight"] = state[f"{prefix}weight"].index_select(1, order.argsort())
-    return state
+    layers = {name: m for name, m in modules_of(model, every_name=True) if isinstance(m, Layer)}
+    states = ("scales.", "input_transform.", "input_order")
+    own = tuple(f"{name}.{state}" if name else state for name in layers for state in states)
+    result: dict[str, Tensor] = {}
+    for key, value in model.state_dict().items():
+        path, _, last = key.rpartition(".")
+        if key.startswith(own) or last == FROZEN:
+            continue
+        floats = dequantize(value) if isinstance(value, QuantizedTensor) else value
+        result[key] = layers[path].float_weight(floats) if last == WEIGHT and path in layers else floats
+    return result
 
 
 def checked(rules: Any, filter: Any = None) -> list[Rule]:

@@ -94,6 +94,8 @@ def _quantizer(name: str, layer: Layer) -> Quantizer:
         why = 'backward="original" multiplies the weight before it was quantized; take "ste" or "quantized"'
     elif q.stochastic:
         why = f"its weight is rounded at random ({q}); take a quantizer that rounds to the nearest"
+    elif q.gradient is not None:
+        why = f"gradient={q.gradient} reads the weight itself; take a quantizer with gradient=None"
     elif type(q) is not Quantizer:
         why = f"{type(q).__name__} may read other statistics than processes combine; take a hop.Quantizer"
     elif isinstance(state, StaticScale) and state.learn:

@@ -106,9 +106,12 @@ class Layer(StoredWeight):
         for name, value in self.__dict__.items():
             if name not in self.added:
                 result.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
-        result.__dict__["_modules"].pop("scales", None)
+        for name in ("scales", "input_transform"):
+            result.__dict__["_modules"].pop(name, None)
         if isinstance(self.weight, QuantizedTensor):
-            result.weight = nn.Parameter(dequantize(self.weight))
+            result.weight = nn.Parameter(self.float_weight(dequantize(self.weight)))
+        elif (floats := self.float_weight(self.weight)) is not self.weight:
+            result.weight = nn.Parameter(floats.detach(), requires_grad=self.weight.requires_grad)
         return result
 
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
@@ -127,10 +130,7 @@ class Layer(StoredWeight):
     def fold(self, norm: FoldedBatchNorm) -> None:
         """Compute what `norm` makes of the result, too."""
         self._norms = (norm,)
-        state = dict(self.scales).get(WEIGHT)
-        if isinstance(state, StaticScale):  # it was that of the weight alone
-            state.ready = False
-            self.set_weight_scale()
+        self.forget_scales((WEIGHT,))  # it was that of the weight alone
 
     def folded_weight(self) -> Any:
         """The weight that it quantizes: with the batch norm that is folded into it, by the running statistics."""
@@ -210,6 +210,14 @@ class Layer(StoredWeight):
         """By which the weight is quantized when it is frozen; None where the scheme leaves it in floats."""
         scheme = self.plan().settled
         return None if scheme is None or scheme.rhs is None else self.weight_quantizer(scheme.rhs)
+
+    def forget_scales(self, roles: Sequence[str]) -> None:
+        """Let the static scales of `roles` be found again: what they are for has changed."""
+        for role in roles:
+            state = dict(self.scales).get(role)
+            if isinstance(state, StaticScale):
+                state.ready = False
+        self.set_weight_scale()
 
     def set_weight_scale(self) -> None:
         """Find the static scale of the weight, if it has one that is not set."""

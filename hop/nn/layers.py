@@ -10,9 +10,10 @@ from hop.compat.eager import OpOverload
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
 from hop.impls.quantized.linear import linear
-from hop.nn.contexts import OUTPUT, WEIGHT, SchemeNeeds
+from hop.nn.contexts import INPUT, OUTPUT, WEIGHT, SchemeNeeds
 from hop.nn.layer import Layer
 from hop.nn.sharing import Source
+from hop.nn.transforms import InputTransform
 from hop.numerics.schemes import Scheme
 
 aten = torch.ops.aten
@@ -43,7 +44,8 @@ class Linear(Layer, nn.Linear):
     float_type = nn.Linear
     input_order: Tensor | None
     example_dims = 1
-    added = (*Layer.added, "save_original", "holds", "_held")
+    added = (*Layer.added, "save_original", "holds", "_held", "input_transform")
+    input_transform: InputTransform | None
 
     def __init__(
         self,
@@ -57,29 +59,64 @@ class Linear(Layer, nn.Linear):
         self.save_original = save_original
 
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
-        self.save_original, self.holds = False, False
+        self.save_original, self.holds, self.input_transform = False, False, None
         self._held: tuple[Scheme | None, list[Tensor]] = (None, [])
         self.register_buffer("input_order", None)
         super()._begin(scheme, learn_scales)
 
     def forward(self, input: Tensor) -> Tensor:
-        order = self.input_order
-        return self._compute(input if order is None else input.index_select(-1, order))
+        return self._compute(self.transformed(input))
+
+    def transformed(self, x: Tensor) -> Tensor:
+        """The input as it is quantized."""
+        x = x if self.input_order is None else x.index_select(-1, self.input_order)
+        return x if self.input_transform is None else self.input_transform(x)
 
     def to_float(self) -> nn.Module:
         result: Any = super().to_float()
         result._buffers.pop("input_order", None)
-        if self.input_order is not None:
-            result.weight = nn.Parameter(result.weight.detach().index_select(1, self.input_order.argsort()))
         return result
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
-    ) -> None:
+    def transform_input(self, transform: InputTransform) -> None:
+        """Compute the same, but for roundings, of a transformed input and with a transformed weight, from now on. A
+        static scale of the input has to be found again.
+
+        Raises:
+            ValueError: the layer is frozen, or has a transform that this one cannot follow, or as many channels as
+                the factor has not."""
+        factor = transform.factor
+        if self.frozen:
+            raise ValueError("hop.nn.Linear: weight is frozen, and cannot be transformed; transform before freezing")
+        if factor is not None and factor.shape != (self.in_features,):
+            raise ValueError(
+                f"hop.nn.Linear: the factor must be of {(self.in_features,)}, got {tuple(factor.shape)}; give one "
+                "number for each channel of the input"
+            )
+        block = 1 if transform.hadamard is None else len(transform.hadamard.signs)
+        if self.in_features % block:
+            raise ValueError(
+                f"hop.nn.Linear: in_features={self.in_features} must be a multiple of the {block} channels that are "
+                "transformed together; take fewer"
+            )
+        self.input_transform = transform.after(self.input_transform)
+        with torch.no_grad():
+            self.weight.copy_(transform.of_weight(self.weight.detach()))
+        self.forget_scales((INPUT, WEIGHT))
+
+    def float_weight(self, weight: Tensor) -> Tensor:
+        """What the float layer has in the place of a weight of this one: of the input as it comes."""
+        weight = weight if self.input_transform is None else self.input_transform.undone(weight)
+        return weight if self.input_order is None else weight.index_select(1, self.input_order.argsort())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         order = state_dict.get(f"{prefix}input_order")
         if order is not None and self.input_order is None:
             self.input_order = torch.empty_like(order, device=self._device)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        own = f"{prefix}input_transform."
+        state = {key.removeprefix(own): value for key, value in state_dict.items() if key.startswith(own)}
+        if (loaded := InputTransform.loaded(state)) is not None:  # the weight of the file goes with it
+            self.input_transform = loaded if self.weight.is_meta else loaded.to(self.weight.device)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def hold_weight(self, holds: bool) -> None:
         """Keep the codes of the weight from the next call on, or forget them."""

@@ -44,6 +44,7 @@ class StaticScale(Float32State):
     def __init__(self, quantizer: Quantizer, shape: Sequence[int], learn: bool, device: torch.device) -> None:
         super().__init__()
         self.spelling, self.qmax, self.learn, self.ready = str(quantizer), quantizer.format.max, learn, False
+        self.by_layer = quantizer.gradient is None or quantizer.gradient.by_layer
         for name in ("scale", "zero_point"):
             held = name == "scale" or quantizer.scale.has_zero_point()
             value = torch.full(tuple(shape), math.nan, device=device) if held else None
@@ -77,7 +78,7 @@ class StaticScale(Float32State):
         """The scale and zero point; their gradients are scaled for `sharing` elements that share one."""
         if not self.learn:
             return self.scale, self.zero_point
-        g = 1 / math.sqrt(max(sharing, 1) * self.qmax)
+        g = 1 / math.sqrt(max(sharing, 1) * self.qmax) if self.by_layer else 1.0
         return _scaled(self.scale, g), None if self.zero_point is None else _scaled(self.zero_point, g)
 
     def extra_repr(self) -> str:

@@ -21,6 +21,14 @@ class StoredWeight(nn.Module):
     frozen: bool  # whether the weight is codes
     packs: bool  # whether these lie as products read them fastest, wherever the module goes
 
+    def transformed(self, x: Any) -> Any:
+        """What it quantizes of an input."""
+        return x
+
+    def float_weight(self, weight: Any) -> Any:
+        """What the float layer has in the place of a weight of this one."""
+        return weight
+
     def take_frozen(self, weight: nn.Parameter, packs: bool) -> None:
         """Compute with a quantized weight from now on."""
         raise NotImplementedError

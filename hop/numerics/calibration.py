@@ -21,8 +21,9 @@ from hop.numerics import blocks, spelling
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import LARGEST, Amax, Blocks
 
-__all__ = ["amax", "mse", "percentile"]
+__all__ = ["amax", "entropy", "moving_average", "mse", "percentile"]
 
+_EMPTY = 1e-4  # p̂ of a bin that has nothing but what is clipped, whose logarithm is to be finite
 _ONE_BY_ONE = "give them one by one, as in amax(q, *batches)"
 
 
@@ -38,6 +39,89 @@ def amax(q: Quantizer, *batches: Tensor) -> dict[str, Tensor]:
     """
     _check("amax", q, batches)
     return _from_range(q, *_range(q, batches))
+
+
+def moving_average(q: Quantizer, *batches: Tensor, momentum: float = 0.1) -> dict[str, Tensor]:
+    """The scale that holds a moving average of the ranges of batches, in which a single large one counts little: with
+    (l, h) that of a block of a batch and of 0, (a, b) ← (1 - momentum) (a, b) + momentum (l, h), from the first on.
+
+    Args and returns: as `amax`; momentum above 0, and 1 at most, which takes the last batch's."""
+    _check("moving_average", q, batches)
+    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 < momentum <= 1:
+        raise ValueError(f"moving_average: momentum must be above 0 and at most 1, got {momentum!r}; give 0.1")
+    low, high = _range(q, batches[:1])
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    for x in batches[1:]:
+        of_x = _range(q, (x,))
+        low, high = low + momentum * (of_x[0].clamp(max=0) - low), high + momentum * (of_x[1].clamp(min=0) - high)
+    return _from_range(q, low, high)
+
+
+def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, least: float = 0.1) -> dict[str, Tensor]:
+    """The scale that loses the least information of each block's distribution: with the least Kullback-Leibler
+    divergence Σ p log(p / p̂), of those for `least` to 1 times the range, in `steps` steps.
+
+    The numbers of a block are counted in `bins` between the ends of its range. p is what is counted, in which what is
+    clipped counts at the last bin that is not; p̂ that of the numbers within the range, where the counts of bins that
+    become one code are spread evenly over those that are not empty, and 1e-4 where it would be 0. Migacz 2017, "8-bit
+    Inference with TensorRT".
+
+    Args and returns: as `amax`; q has no scales in two levels."""
+    _check("entropy", q, batches)
+    for name, given, rule in (("bins", bins, 16), ("steps", steps, 2)):
+        if isinstance(given, bool) or not isinstance(given, int) or given < rule:
+            raise ValueError(
+                f"entropy: {name} must be an integer of {rule} or more, got {given!r}; give one such as 64"
+            )
+    if not isinstance(least, int | float) or not 0 < least < 1:
+        raise ValueError(f"entropy: least must be between 0 and 1, got {least!r}; give one such as 0.1")
+    if q.scale.outer_block is not None:
+        raise ValueError(f"entropy: q={q} has scales in two levels, which no distribution has; take mse")
+    low, high = _range(q, batches)
+    rows = _rows(q, batches, lambda x: x)
+    ends = torch.stack([low.flatten(), high.flatten()])
+    width = ((ends[1] - ends[0]) / bins).clamp(min=2.0**-126).unsqueeze(1)
+    known = rows == rows
+    place = ((rows.nan_to_num(0.0) - ends[0].unsqueeze(1)) / width).floor().clamp(0, bins - 1).to(torch.int64)
+    counts = torch.zeros(len(rows), bins, dtype=torch.float64, device=rows.device)
+    counts.scatter_add_(1, place, known.to(torch.float64))
+    centres = ends[0].unsqueeze(1) + (torch.arange(bins, device=rows.device) + 0.5) * width
+    if not q.scale.has_zero_point():  # which holds as much at both ends
+        most = torch.maximum(ends[1], -ends[0])
+        ends = torch.stack([most * (q.format.min / q.format.max), most])
+    best: dict[str, Tensor] = {}
+    lost: Tensor | None = None
+    for i in range(steps):
+        ratio = 1 - (1 - least) * i / (steps - 1)
+        found = _from_range(q, low * ratio, high * ratio)
+        divergence = _divergence(q, counts, centres, ends * ratio, found).reshape(low.shape)
+        if lost is None:
+            best, lost = found, divergence
+        else:
+            best = {name: torch.where(divergence < lost, value, best[name]) for name, value in found.items()}
+            lost = torch.minimum(divergence, lost)
+    return best
+
+
+def _divergence(q: Quantizer, counts: Tensor, centres: Tensor, ends: Tensor, found: dict[str, Tensor]) -> Tensor:
+    """Of each row of counts (rows, bins), clipped to its ends (2, rows)."""
+    by_row = replace(q, block=(1, -1), flat=False, stochastic=False, layout=None)
+    own = {name: value.reshape(-1, 1) for name, value in found.items()}
+    numbers = by_row.fake_quantize(centres, own["scale"], own.get("zero_point"))
+    inside = (centres >= ends[0].unsqueeze(1)) & (centres <= ends[1].unsqueeze(1))
+    kept = torch.where(inside, counts, 0.0)
+    places = torch.arange(counts.shape[1], device=counts.device).expand_as(counts)
+    first = torch.where(inside, places, counts.shape[1]).amin(1, keepdim=True).clamp(max=counts.shape[1] - 1)
+    last = torch.where(inside, places, -1).amax(1, keepdim=True).clamp(min=0)
+    p = kept.scatter_add(1, first, torch.where(places < first, counts, 0.0).sum(1, keepdim=True))
+    p = p.scatter_add(1, last, torch.where(places > last, counts, 0.0).sum(1, keepdim=True))
+    code = torch.nn.functional.pad((numbers.diff(dim=1) != 0).to(torch.int64).cumsum(1), (1, 0))
+    filled = (kept > 0).to(kept.dtype)
+    sums, sizes = (torch.zeros_like(kept).scatter_add(1, code, t).gather(1, code) for t in (kept, filled))
+    spread = torch.where(kept > 0, sums / sizes.clamp(min=1), 0.0)
+    p, spread = (t / t.sum(1, keepdim=True).clamp(min=1e-300) for t in (p, spread))
+    known = torch.where(spread > 0, spread, _EMPTY)
+    return torch.where(p > 0, p * (p / known).clamp(min=1e-300).log(), 0.0).sum(1)
 
 
 def percentile(q: Quantizer, *batches: Tensor, percent: float = 99.9) -> dict[str, Tensor]:
@@ -98,6 +182,17 @@ def _range(q: Quantizer, batches: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
 
 def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], Tensor], percent: float) -> Tensor:
     """The percentile of change(x) in each block of all batches; 0 where there is no number."""
+    rows = _rows(q, batches, change)
+    joined = rows.sort(-1).values  # NaN, which is also what a cut-off block lacks, comes last
+    count = (joined == joined).sum(-1, keepdim=True).to(torch.float64)
+    place = (count * percent / 100).round().clamp(min=1) - 1
+    found = joined.gather(-1, place.to(torch.int64)).squeeze(-1).nan_to_num(0.0)
+    own = _served(q)
+    return found.reshape(tuple(blocks.counts(own.rows(batches[0].shape), own.block)))
+
+
+def _rows(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], Tensor]) -> Tensor:
+    """The numbers of change(x) of all batches, (blocks, numbers); NaN where a block has none."""
     own = _served(q)
     rows: list[Tensor] = []
     for x in batches:
@@ -105,11 +200,8 @@ def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor]
         cut, dims = blocks.split(changed.reshape(own.rows(x.shape)), own.block, fill=math.nan)
         kept = [d for d in range(cut.dim()) if d not in dims]
         found = cut.permute(*kept, *dims).flatten(len(kept))
-        rows.append(found.reshape([*blocks.counts(own.rows(x.shape), own.block), found.shape[-1]]))
-    joined = torch.cat(rows, -1).sort(-1).values  # NaN, which is also what a cut-off block lacks, comes last
-    count = (joined == joined).sum(-1, keepdim=True).to(torch.float64)
-    place = (count * percent / 100).round().clamp(min=1) - 1
-    return joined.gather(-1, place.to(torch.int64)).squeeze(-1).nan_to_num(0.0)
+        rows.append(found.reshape(-1, found.shape[-1]))
+    return torch.cat(rows, -1)
 
 
 def _known(x: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 @dataclass(frozen=True, eq=False, repr=False)
 class Hadamard(Value):
     """y = x · diag(signs) · H / √n over blocks of n = len(signs) along the last dimension, H the Hadamard matrix of
-    Sylvester's order. The matrix is orthogonal, so that x = y · (diag(signs) · H / √n)ᵀ.
+    Sylvester's order. The matrix is orthogonal, so that x = y · (diag(signs) · H / √n)ᵀ. Its elements are exact where n
+    is a power of four; for 8, 32 and 128 they are rounded to float32.
 
     The default signs are those of NVIDIA Transformer Engine."""
 
@@ -27,10 +28,10 @@ class Hadamard(Value):
 
     def __post_init__(self) -> None:
         signs = tuple(self.signs) if isinstance(self.signs, list | tuple) else ()
-        if len(signs) not in (4, 16, 64, 256) or any(s not in (1, -1) for s in signs):
+        if len(signs) not in (4, 8, 16, 32, 64, 128, 256) or any(s not in (1, -1) for s in signs):
             raise ValueError(
-                f"Hadamard: signs must be 4, 16, 64 or 256 numbers 1 and -1, got {spelling.shown(self.signs)}; give so "
-                "many"
+                f"Hadamard: signs must be 4, 8, 16, 32, 64, 128 or 256 numbers 1 and -1, got "
+                f"{spelling.shown(self.signs)}; give so many"
             )
         object.__setattr__(self, "signs", signs)
 
@@ -43,9 +44,14 @@ class Hadamard(Value):
         """The inverse of `apply`."""
         return self._product(y, tuple(zip(*self._rows, strict=True)))
 
+    @property
+    def matrix(self) -> Tensor:
+        """diag(signs) · H / √n, (n, n) in float32."""
+        return torch.tensor(self._rows)
+
     @functools.cached_property
     def _rows(self) -> tuple[tuple[float, ...], ...]:
-        """diag(signs) · H / √n; exact, as n is a power of four."""
+        """diag(signs) · H / √n."""
         n = len(self.signs)
         size = n**0.5
         return tuple(tuple(self.signs[i] * (-1) ** bin(i & j).count("1") / size for j in range(n)) for i in range(n))

@@ -11,13 +11,13 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hop.numerics import blocks, memory_format, packing, spelling
 from hop.numerics.blocks import Block
+from hop.numerics.estimators import Derivatives, Estimator
 from hop.numerics.formats import Format
 from hop.numerics.hadamard import Hadamard
 from hop.numerics.layouts import Layout, Tiled
@@ -25,21 +25,6 @@ from hop.numerics.scale_rules import Amax, Blocks, Found, Rule
 from hop.numerics.spelling import Value
 
 __all__ = ["Quantizer"]
-
-
-class Derivatives(NamedTuple):
-    """Of x̂ = fake_quantize(x) with the rounding taken for the identity, element by element:
-
-    inside       ∂x̂/∂x: true unless the code was clipped
-    scale        ∂x̂/∂s = (codes - zero_point) - x / s inside, (codes - zero_point) where clipped
-    zero_point   ∂x̂/∂zero_point = 0 inside, -s where clipped
-
-    Sources: Esser et al. 2020, "Learned Step Size Quantization", without its gradient scale, for s; Bhalgat et al. 2020
-    "LSQ+: Improving low-bit quantization", for the zero point."""
-
-    inside: Tensor
-    scale: Tensor
-    zero_point: Tensor
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,6 +39,7 @@ class Quantizer(Value):
         hadamard: a transform of the column-wise copy before it is quantized.
         flat: whether blocks run over the tensor as one row; then `block` has one size.
         layout: the form in which codes are held, None for the plain one (hop.layouts).
+        gradient: what stands for the derivative of rounding (hop.estimators); None for straight through.
 
     Two quantizers are equal if their fields are. A subclass that is no frozen dataclass itself, and so does not say
     what its fields are, is equal to itself alone.
@@ -66,6 +52,7 @@ class Quantizer(Value):
     hadamard: Hadamard | None = None
     flat: bool = False
     layout: Layout | None = None
+    gradient: Estimator | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block", blocks.checked(self.block))
@@ -112,6 +99,13 @@ class Quantizer(Value):
             self.layout.check(self.format, self.scale)
             if self.flat and (self.layout.tiled or self.layout.stored(self.format)):
                 raise ValueError(f"flat=True: layout={self.layout} is for blocks of dimensions; take layout=None")
+        if self.gradient is not None:
+            if not isinstance(self.gradient, Estimator):
+                raise TypeError(
+                    f"gradient must be one of hop.estimators, or None; got {spelling.shown(self.gradient)}; give one "
+                    "such as hop.estimators.EWGS()"
+                )
+            self.gradient.check(self.format)
         if spelling.declares_fields(type(self)):
             str(self)  # raises TypeError for a field that no text can stand for
 
@@ -298,7 +292,7 @@ class Quantizer(Value):
     def derivatives(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
     ) -> Derivatives:
-        """The straight-through derivatives of fake_quantize."""
+        """The straight-through derivatives of fake_quantize, and what x is in units of the scale."""
         shape, (tensors, y) = self.find(x, scale, zero_point)
         if noise is not None:
             noise, _ = blocks.split(noise.reshape(shape), self.block)
@@ -307,7 +301,8 @@ class Quantizer(Value):
         inside = self.format.inside(y, *zero)
         step = torch.where(y.isnan(), 0.0, numbers - torch.where(inside, y, 0.0))
         below = torch.where(inside, 0.0, -self.scale.scale_of(served, self.format))
-        return Derivatives(*(blocks.merge(d, shape).reshape(x.shape) for d in (inside, step, below)))
+        units = y.nan_to_num(0.0)
+        return Derivatives(*(blocks.merge(d, shape).reshape(x.shape) for d in (inside, step, below, units)))
 
     def scale_slope(self, x: Tensor, scale: Tensor) -> Tensor | float:
         """The derivative of each block's s by the given `scale`."""

@@ -93,6 +93,11 @@ class Scheme(Value):
             q = getattr(self, name)
             if q is None:
                 raise ValueError(f"Scheme: backward='quantized' multiplies codes, and {name} is None; give a quantizer")
+            if q.gradient is not None:
+                raise ValueError(
+                    f"Scheme: backward='quantized' multiplies codes, and {name} has gradient={q.gradient}, which is "
+                    "for floats; take backward='ste'"
+                )
             if q.scale.has_zero_point() and not q.shares_scale():
                 raise ValueError(
                     f"Scheme: backward='quantized' sums over the rows of {name}, whose zero points differ ({q}); take "
@@ -112,12 +117,17 @@ class Scheme(Value):
         return _parse(text)
 
     def to_nearest(self) -> "Scheme":
-        """The same without random bits: what rounds at random rounds to the nearest. Layers compute so in eval mode,
-        and once they are frozen."""
-        if not self.is_stochastic():
+        """The same without random bits, and without gradient estimators: what rounds at random rounds to the nearest.
+        Layers compute so in eval mode, and once they are frozen."""
+        if not self.is_stochastic() and not self.has_estimator():
             return self
-        fields = {f: getattr(self, f) for f in ("lhs", "rhs", "grad")}
-        return replace(self, **{f: replace(q, stochastic=False) for f, q in fields.items() if q is not None})
+        fields = {f: getattr(self, f) for f in ("lhs", "rhs", "output", "grad")}
+        plain = {f: replace(q, stochastic=False, gradient=None) for f, q in fields.items() if q is not None}
+        return replace(self, **plain)
+
+    def has_estimator(self) -> bool:
+        """Whether the gradient of a rounding is not straight through."""
+        return any(q is not None and q.gradient is not None for q in (self.lhs, self.rhs, self.output, self.grad))
 
     def is_stochastic(self) -> bool:
         """Whether a call draws random bits, in its forward or in its backward."""

@@ -21,6 +21,7 @@ from hop.impls.quantize.kernels import dequantizing, quantizing
 from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
 from hop.numerics import blocks, copies, memory_format
+from hop.numerics.estimators import Derivatives, Position
 from hop.numerics.formats import NOISE_BITS
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
@@ -89,6 +90,11 @@ class FakeQuantize(Hop):
     def forward_mode(self, q: str, /, *rest: Any) -> Tensor:
         """The value, plus for each operand a zero that has the straight-through derivative, 0 at what is not finite."""
         parsed, call, gradient = Quantizer.parse(q), Inputs(*rest[:-1]), rest[-1]
+        if parsed.gradient is not None:
+            raise NotImplementedError(
+                f"fake_quantize: forward mode has no gradient to give to gradient={parsed.gradient}; take a quantizer "
+                "with gradient=None"
+            )
         x, scale, zero_point, _ = call
         out, masks = self(q, *call.constants, gradient), _masks(parsed, scale, gradient)
         zero = (x - x.detach()).nan_to_num(0.0)
@@ -183,11 +189,17 @@ def straight_through(
         shapes = [() if t is None else t.shape for t in (None, x, scale, zero_point, None, None)]
         return sharding.run(q, x.shape, (copies.ROWWISE,), tensors, of_parts, shapes)
     by = q.derivatives(x, scale, zero_point, noise)
-    dx = (torch.where(by.inside, grad, 0.0) if masks else grad).to(x.dtype)
     wide = grad.to(torch.float32)
+    if q.gradient is None or gradient != "clipped":
+        dx = (torch.where(by.inside, grad, 0.0) if masks else grad).to(x.dtype)
+        by_element = wide * by.scale
+    else:
+        at = _position(q, by, scale)
+        dx = q.gradient.of_input(wide, at).to(x.dtype)
+        by_element = q.gradient.of_scale(wide, at)
     ds = dz = None
     if scale is not None and needed[2]:
-        per_block = q.per_block(wide * by.scale) * q.scale_slope(x, scale)
+        per_block = q.per_block(by_element) * q.scale_slope(x, scale)
         served = blocks.per_dimension(list(q.stored_by_rule().values())[-1][1], scale.dim())
         ds = q.combined(per_block.sum_to_size(scale.shape), "sum", served).to(scale.dtype)
     if zero_point is not None and needed[3]:
@@ -197,8 +209,16 @@ def straight_through(
 
 
 def _masks(q: Quantizer, scale: _Optional, gradient: str) -> bool:
-    """Whether the gradient of x is 0 somewhere: a scale that was found leaves nothing to clip, but for AbsMean."""
-    return gradient == "clipped" and (scale is not None or q.scale.clips())
+    """Whether the gradient of x is another anywhere: a scale that was found leaves nothing to clip, but for AbsMean."""
+    return gradient == "clipped" and (scale is not None or q.scale.clips() or q.gradient is not None)
+
+
+def _position(q: Quantizer, by: Derivatives, scale: _Optional) -> Position:
+    """Where elements lie, for an estimator. A scale that was found leaves nothing to clip."""
+    numbers = by.scale + torch.where(by.inside, by.units, 0.0)
+    inside = by.inside if scale is not None or q.scale.clips() else torch.ones_like(by.inside)
+    sharing = 1.0 if scale is None else by.units.numel() / max(scale.numel(), 1)
+    return Position(by.units, numbers, inside, sharing, q.format.max)
 
 
 # ---- the public functions

@@ -102,8 +102,9 @@ class Contract(NamedTuple):
         return ROWWISE if self.scheme.backward != QUANTIZED or schemes.rows_share_scales(q) else COLUMNWISE
 
     def _masks(self, q: Quantizer | None, given: bool) -> bool:
-        """Whether the gradient of an operand is 0 where it was clipped."""
-        return q is not None and self.scheme.backward != QUANTIZED and (given or q.scale.clips())
+        """Whether the gradient of an operand is 0 where it was clipped, or an estimator finds it."""
+        own = q is not None and (given or q.scale.clips() or q.gradient is not None)
+        return own and self.scheme.backward != QUANTIZED
 
     # ---- without data
 

@@ -69,13 +69,13 @@ RULES = [
         "hadamard_signs",
         ValueError,
         lambda: hop.hadamard.Hadamard((1, 2)),
-        "signs | (1, 2) | must be 4, 16, 64 or 256 numbers 1 and -1 | give so many",
+        "signs | (1, 2) | must be 4, 8, 16, 32, 64, 128 or 256 numbers 1 and -1 | give so many",
     ),
     wrong(
         "hadamard_number",
         ValueError,
         lambda: hop.hadamard.Hadamard(3),
-        "signs | 3 | must be 4, 16, 64 or 256 numbers 1 and -1 | give so many",
+        "signs | 3 | must be 4, 8, 16, 32, 64, 128 or 256 numbers 1 and -1 | give so many",
     ),
     wrong(
         "division_low",

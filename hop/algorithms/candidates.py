@@ -1,0 +1,167 @@
+"""The layers of a model in each of several schemes: what they give, their bytes, their time.
+
+The float model stays as it is: each scheme is tried on a copy of its modules that shares its Parameters and buffers.
+"""
+
+import copy
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hop.impls.quantize import dequantize
+from hop.nn import reminder
+from hop.nn.attention import OutputProjection
+from hop.nn.calibration import calibrate
+from hop.nn.conversion import checked, convert, has_static_scale
+from hop.nn.freezing import freeze
+from hop.nn.kinds import LAYERS
+from hop.nn.layer import Layer, modules_of, not_a_model
+from hop.nn.selectors import Selector, check_selector, matches
+from hop.numerics.layouts import Planes
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
+from hop.tensor import QuantizedTensor
+
+ROUNDS = 7
+"""How often each layer is timed in each scheme; the schemes take turns."""
+
+_KNOWN = {of: new for of, new in LAYERS.items() if issubclass(new, Layer) and new is not OutputProjection}
+
+
+@dataclass(eq=False)
+class Candidates:
+    """Layers, by their names, and what becomes of each in each scheme."""
+
+    model: nn.Module  # the float one, as it was given
+    schemes: tuple[Scheme | None, ...]
+    layers: dict[str, dict[int, Any]] = field(default_factory=dict)  # by the place of a scheme that it takes; frozen
+    left: dict[str, str] = field(default_factory=dict)  # the names of other layers, and why
+
+    def results(self, name: str, args: Any, kwargs: Any) -> dict[int, Tensor]:
+        """What a layer gives in each scheme, as floats."""
+        with torch.no_grad(), reminder.silent():
+            found = {place: layer.forward(*args, **kwargs) for place, layer in self.layers[name].items()}
+        return {place: dequantize(y) if isinstance(y, QuantizedTensor) else y for place, y in found.items()}
+
+    def sizes(self, name: str) -> dict[int, int]:
+        """The bytes of its weight in each scheme."""
+        return {place: _bytes(layer.weight) for place, layer in self.layers[name].items()}
+
+    def seconds(self, name: str, args: Any, kwargs: Any) -> dict[int, float]:
+        """The time of one call in each scheme: the median of ROUNDS, after one to warm up."""
+        times: dict[int, list[float]] = {place: [] for place in self.layers[name]}
+        with torch.no_grad(), reminder.silent():
+            for _ in range(1 + ROUNDS):
+                for place, layer in self.layers[name].items():
+                    start = time.perf_counter()
+                    layer.forward(*args, **kwargs)
+                    if layer.weight.is_cuda:
+                        torch.cuda.synchronize()
+                    times[place].append(time.perf_counter() - start)
+        return {place: statistics.median(each[1:]) for place, each in times.items()}
+
+    def sharing(self) -> list[list[str]]:
+        """The names of layers, together where they share a weight."""
+        groups: dict[int, list[str]] = {}
+        for name in self.layers:
+            groups.setdefault(id(self.model.get_submodule(name).weight), []).append(name)
+        return list(groups.values())
+
+
+def candidates(function: str, model: Any, schemes: Any, data: Sequence[Any], filter: Selector | None) -> Candidates:
+    """The layers of `model` that `filter` selects, in each of `schemes`, None for floats. Static scales of activations
+    are calibrated on `data`.
+
+    Raises:
+        TypeError: model is no module, or schemes are none.
+        ValueError: no layer takes one of the schemes."""
+    if not isinstance(model, nn.Module):
+        raise not_a_model(function, model)
+    if filter is not None:
+        check_selector("filter", filter)
+    result = Candidates(model, _several(function, schemes))
+    known = {
+        name: module
+        for name, module in modules_of(model)
+        if type(module) in _KNOWN and (filter is None or matches(filter, name, module))
+    }
+    found: dict[str, dict[int, Any]] = {name: {} for name in known}
+    for place, scheme in enumerate(result.schemes):
+        tried: Any = model if scheme is None else _quantized(model, scheme, filter, data)
+        for row in () if scheme is None else tried.hop_report.rows:
+            if row.name in known and row.reason:
+                result.left.setdefault(row.name, row.reason)
+            elif row.name not in known and row.scheme is not None:
+                result.left[row.name] = f"{row.type} has several weights; give it a rule of its own"
+        for name in known:
+            layer = tried.get_submodule(name)
+            if scheme is None or isinstance(layer, Layer):
+                found[name][place] = layer
+    result.layers = {n: by for n, by in found.items() if any(result.schemes[place] is not None for place in by)}
+    result.left = {name: why for name, why in result.left.items() if name not in result.layers}
+    if not result.layers:
+        said = "; ".join(f"{name}: {why}" for name, why in result.left.items()) or "it has no layer that hop knows"
+        raise ValueError(
+            f"{function}: no layer of model={type(model).__name__} takes one of these schemes ({said}); give a float "
+            "model, and schemes that fit its layers"
+        )
+    return result
+
+
+def batches_of(function: str, batches: Any) -> list[Any]:
+    """The batches in a list, of which there must be one."""
+    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
+        got = f"a tensor of {tuple(batches.shape)}" if isinstance(batches, Tensor) else repr(batches)
+        raise TypeError(f"{function}: batches must be an iterable of batches, got {got}; give [x], or a DataLoader")
+    data = list(cast(Iterable[Any], batches))
+    if not data:
+        raise ValueError(f"{function}: batches is empty, and must hold an input; give one input of the model or more")
+    return data
+
+
+def dense_bytes(q: Quantizer, shape: Sequence[int]) -> int:
+    """The bytes of codes and scales of a tensor of `shape`, without bits to spare: codes of 3, 5 and 6 bits as
+    hop.layouts.Planes holds them."""
+    has_planes = q.format.bits in (3, 5, 6) and not q.format.dtype.is_floating_point
+    buffers = replace(q, layout=Planes() if has_planes else None).buffers(shape)
+    return sum(math.prod(size) * dtype.itemsize for size, dtype in buffers.values())
+
+
+def _bytes(weight: Any) -> int:
+    return dense_bytes(weight.quantizer, weight.shape) if isinstance(weight, QuantizedTensor) else weight.nbytes
+
+
+def _several(function: str, schemes: Any) -> tuple[Scheme | None, ...]:
+    if isinstance(schemes, str | Scheme | Quantizer) or not isinstance(schemes, Sequence) or not schemes:
+        raise TypeError(
+            f"{function}: schemes must be a list of schemes, got {schemes!r}; give one such as ['int4', 'int8']"
+        )
+    found = tuple(None if each is None else checked(each)[0][1] for each in cast(Sequence[Any], schemes))
+    if len(set(found)) < len(found):
+        raise ValueError(f"{function}: schemes has one twice: {schemes!r}; give each once")
+    return found
+
+
+def _shared_copy(model: nn.Module) -> nn.Module:
+    """A copy of the modules, with the very Parameters and buffers."""
+    memo: dict[int, Any] = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    return copy.deepcopy(model, memo)
+
+
+def _quantized(model: nn.Module, scheme: Scheme, filter: Selector | None, data: Sequence[Any]) -> Any:
+    """A copy of the model in a scheme, frozen."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="convert: no layer was converted")  # what fits is counted later
+        result = convert(_shared_copy(model), scheme, filter=filter)
+    if any(isinstance(m, Layer) for m in result.modules()):
+        if has_static_scale(scheme):
+            calibrate(result, data, progress=False)
+        freeze(result, pack=True)
+    return result.eval()

@@ -1,0 +1,222 @@
+"""choose_bits: a scheme for each layer, the least loss within a size or a time.
+
+    minimize Σ loss[l, s] · x[l, s]    where each layer l takes one scheme s, Σ_s x[l, s] = 1, x of 0 and 1,
+                                       and Σ size[l, s] · x[l, s] is at most `size`, and the same for seconds
+
+by scipy.optimize.milp. That losses of layers add up is exact to first order for `Fisher()` as long as the errors of
+layers are not correlated; for `SQNR()` it is a rule of thumb.
+"""
+
+import glob
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hop.algorithms.candidates import batches_of, candidates
+from hop.algorithms.sensitivity import FISHER, LayerCost, Measure, costs
+from hop.nn.layer import spelled
+from hop.nn.selectors import Selector
+from hop.numerics.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class ChosenLayer:
+    """The scheme of one layer; its loss is NaN where no batch reaches it."""
+
+    cost: LayerCost
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What `choose_bits` found; str() is a table.
+
+    Attributes:
+        rules: what `hop.quantize_` takes: from the name of each layer, as a pattern, to its scheme.
+        layers: the same with what each costs.
+        costs: those of each layer in each scheme that was tried.
+        left: the names of layers that take none of the schemes, and why.
+        loss: the sum, of layers that data reaches.
+        size: the bytes of the weights' codes and scales, a weight that layers share counted once.
+        seconds: of the layers' calls for the first batch; NaN where no time was given.
+    """
+
+    rules: dict[Any, Scheme | None]  # as Rules
+    layers: tuple[ChosenLayer, ...]
+    costs: tuple[LayerCost, ...]
+    left: dict[str, str]
+    loss: float
+    size: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rows = [("layer", "bytes", "loss", "scheme")]
+        for row in self.layers:
+            c = row.cost
+            said = "floats" if c.scheme is None else spelled(c.scheme)
+            said += f"  ({row.note})" if row.note else ""
+            rows.append((c.name or "(model)", f"{c.size:,}", f"{c.loss:.3g}", said))
+        rows.append(("all", f"{self.size:,}", f"{self.loss:.3g}", ""))
+        rows += [(name or "(model)", "", "", f"left: {why}") for name, why in self.left.items()]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
+        return "\n".join(lines)
+
+    def picture(self) -> Any:
+        """A matplotlib Figure: the bits of each layer's weight that were chosen, over the loss in each scheme. Raises
+        ImportError without matplotlib: pip install 'torch-hop[report]'."""
+        from hop.algorithms.picture import of_chosen
+
+        return of_chosen(self.layers, self.costs)
+
+
+def choose_bits(
+    model: nn.Module,
+    schemes: Sequence[Any],
+    batches: Iterable[Any],
+    *,
+    size: int | None = None,
+    seconds: float | None = None,
+    measure: Measure = FISHER,
+    filter: Selector | None = None,
+) -> Chosen:
+    """A scheme for each layer of a float model: those with the least loss within a size, a time, or both.
+
+        chosen = choose_bits(model, [Quantizer(f, (1, 128)) for f in (INT3, INT4, INT5, INT6, INT8)], batches, size=n)
+        hop.quantize_(model, chosen.rules)
+
+    Args:
+        schemes, batches, filter, measure: as `sensitivity`.
+        size: the most bytes that the weights of the layers take together, codes and scales, without bits to spare:
+            codes of 3, 5 and 6 bits as hop.layouts.Planes holds them. Biases and other layers are not counted.
+        seconds: the most time that the layers take together for the first batch, as `sensitivity(timed=True)` measures
+            it on this machine.
+
+    Returns:
+        The rules and what they cost. The model is not changed. A layer that no batch reaches has no loss that could be
+        weighed: it takes the scheme of the most bytes, and its note says so.
+
+    Raises:
+        TypeError: an argument is none of these; a batch is none that the model takes.
+        ValueError: neither size nor seconds is given; batches is empty; no layer takes one of the schemes; the result
+            of a layer is not finite, in floats or in a scheme; no choice is as small or as fast: the message says what
+            the least is.
+        ImportError: scipy is not installed.
+    """
+    _check_limits(size, seconds)
+    _milp()
+    data = batches_of("choose_bits", batches)
+    found = candidates("choose_bits", model, schemes, data, filter)
+    by_layer = costs("choose_bits", found, data, measure, seconds is not None)
+    groups = [_group(names, by_layer) for names in found.sharing()]
+    chosen = _solved([group.options for group in groups], size, seconds)
+    place_of = {name: place for group, place in zip(groups, chosen, strict=True) for name in group.names}
+    taken = [by_layer[name][place_of[name]] for name in found.layers]
+    layers = tuple(ChosenLayer(cost, _UNREACHED if math.isnan(cost.loss) else "") for cost in taken)
+    options = [group.options[place] for group, place in zip(groups, chosen, strict=True)]
+    return Chosen(
+        {glob.escape(name): found.schemes[place_of[name]] for name in found.layers},
+        layers,
+        tuple(row for rows in by_layer.values() for row in rows.values()),
+        found.left,
+        sum(option.loss for option in options),
+        sum(option.size for option in options),
+        sum(option.seconds for option in options),
+    )
+
+
+_UNREACHED = "no batch reaches it: it takes the scheme of the most bytes"
+
+
+@dataclass(frozen=True)
+class _Option:
+    """What layers that share a weight cost in one scheme."""
+
+    loss: float
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Group:
+    names: list[str]
+    options: dict[int, _Option]
+
+
+def _group(names: list[str], by_layer: dict[str, dict[int, LayerCost]]) -> _Group:
+    """Layers that share a weight take one scheme; those that no batch reaches one alone."""
+    shared = set.intersection(*(set(by_layer[name]) for name in names))
+    if not shared:
+        raise ValueError(
+            f"choose_bits: layers {names} share a weight, and no scheme fits all of them; leave them out by filter="
+        )
+    options: dict[int, _Option] = {}
+    for place in sorted(shared):
+        rows = [by_layer[name][place] for name in names]
+        reached = [row.loss for row in rows if not math.isnan(row.loss)]
+        if any(math.isinf(loss) for loss in reached):
+            raise ValueError(
+                f"choose_bits: the loss of layer {names[0]!r} in {rows[0].scheme} is not finite; leave the scheme out, "
+                "or the layer by filter="
+            )
+        options[place] = _Option(math.fsum(reached), rows[0].size, sum(row.seconds for row in rows))
+    if all(math.isnan(by_layer[name][place].loss) for name in names for place in shared):
+        largest = max(options, key=lambda place: options[place].size)
+        untimed = _Option(0.0, options[largest].size, 0.0)  # it is not called
+        options = {largest: untimed}
+    return _Group(names, options)
+
+
+def _solved(options: list[dict[int, _Option]], size: int | None, seconds: float | None) -> list[int]:
+    """The place that each group takes."""
+    import numpy as np
+    from scipy.sparse import csr_matrix
+
+    flat = [(group, place, option) for group, by in enumerate(options) for place, option in by.items()]
+    loss = np.array([option.loss for _, _, option in flat])
+    loss = loss * (1e6 / max(loss.max(), 1e-300))  # the solver's tolerances are absolute
+    groups = [group for group, _, _ in flat]
+    one = csr_matrix((np.ones(len(flat)), (groups, range(len(flat)))))
+    constraints: list[Any] = [(one, 1, 1)]
+    for name, limit in (("size", size), ("seconds", seconds)):
+        if limit is not None:
+            unit = 1 if name == "size" else limit  # bytes are integers, seconds may be small
+            row = np.array([[getattr(option, name) / unit for _, _, option in flat]])
+            constraints.append((row, -math.inf, limit / unit))
+    answer = _milp()(
+        loss, integrality=np.ones(len(flat)), bounds=(0, 1), constraints=constraints, options={"mip_rel_gap": 0}
+    )
+    if answer.x is None:
+        least = {
+            name: sum(min(getattr(option, name) for option in by.values()) for by in options)
+            for name in ("size", "seconds")
+        }
+        raise ValueError(
+            f"choose_bits: no choice has size={size} and seconds={seconds}: the least are {least['size']} bytes"
+            + (f" and {least['seconds']:.3g} seconds" if seconds is not None else "")
+            + "; give more, or schemes of fewer bits"
+        )
+    return [place for (_, place, _), x in zip(flat, answer.x, strict=True) if x > 0.5]
+
+
+def _check_limits(size: Any, seconds: Any) -> None:
+    if size is None and seconds is None:
+        raise ValueError("choose_bits: size and seconds are None, so the most bits are best; give one of them")
+    for name, limit, kind in (("size", size, int), ("seconds", seconds, int | float)):
+        if limit is None:
+            continue
+        if isinstance(limit, bool) or not isinstance(limit, kind):
+            raise TypeError(f"choose_bits: {name} must be a number, got {limit!r}; give one such as 1_000_000")
+        if not 0 < limit < math.inf:
+            raise ValueError(f"choose_bits: {name} must be above 0 and finite, got {limit!r}; give such a number")
+
+
+def _milp() -> Any:
+    try:
+        from scipy.optimize import milp
+    except ImportError as error:
+        raise ImportError("choose_bits needs scipy: pip install 'torch-hop[algorithms]'") from error
+    return milp

@@ -1,0 +1,111 @@
+"""Distillation: a quantized model learns the outputs of the float one.
+
+    teacher = teacher_of(model)                                 # of the float model, or of the converted one
+    loss = distillation_loss(model(x), teacher(x))              # in each step
+
+Hinton et al. 2015, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531).
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hop.compat.pytree import tree_leaves
+from hop.nn.layer import Layer, modules_of, not_a_model
+from hop.tensor import QuantizedTensor
+
+
+class _Teacher(nn.Module):
+    """A model in eval mode and without gradients, whatever is done to the modules around it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        super().train(False)
+
+    def train(self, mode: bool = True) -> Any:
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self.model(*args, **kwargs)
+
+
+def teacher_of(model: nn.Module) -> nn.Module:
+    """The float model that a quantized one is to imitate, as it is now: quantized layers are float ones in it.
+
+    It shares with `model` every Parameter that is not trained (requires_grad=False), and copies the others and all
+    buffers. It stays in eval mode, and its results have no gradients.
+
+    Args:
+        model: the float model, or one that hop.nn.convert made of it. Not one that is frozen: its weights are codes.
+
+    Raises:
+        TypeError: model is no module.
+        ValueError: a layer is frozen, or has a batch norm folded in.
+    """
+    if not isinstance(model, nn.Module):
+        raise not_a_model("teacher_of", model)
+    for name, module in modules_of(model):
+        if isinstance(module, Layer) and (module.frozen or module.norm is not None):
+            why = "is frozen, and its weight is codes" if module.frozen else "has a batch norm folded in"
+            raise ValueError(f"teacher_of: layer {name!r} {why}; call teacher_of before")
+    shared: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
+    result = copy.deepcopy(model, shared)
+    for name, module in list(modules_of(result, every_name=True)):
+        if isinstance(module, Layer):
+            floats = module.to_float()
+            path, _, own = name.rpartition(".")
+            if not name:
+                result = floats
+            else:
+                setattr(result.get_submodule(path), own, floats)
+    for parameter in result.parameters():
+        if parameter.requires_grad:
+            parameter.requires_grad_(False)
+    return _Teacher(result)
+
+
+def distillation_loss(student: Any, teacher: Any, temperature: float | None = None) -> Tensor:
+    """How far the outputs of a student are from those of its teacher.
+
+    Args:
+        student, teacher: outputs of the two, trees with floating-point tensors of the same shapes; others are not
+            looked at.
+        temperature: T, for logits (..., classes): T² times the mean Kullback-Leibler divergence of softmax(student / T)
+            from softmax(teacher / T). None for the mean squared error of all elements.
+
+    Returns:
+        A tensor of one element, in float32, with a gradient by `student` alone.
+
+    Raises:
+        ValueError: the two have other shapes, or no floating-point tensors; temperature is not above 0 and finite.
+    """
+    if temperature is not None and not (isinstance(temperature, int | float) and 0 < temperature < float("inf")):
+        raise ValueError(f"distillation_loss: temperature must be above 0 and finite, got {temperature!r}; give 2.0")
+    ours, theirs = _floats(student), _floats(teacher)
+    if not ours or [t.shape for t in ours] != [t.shape for t in theirs]:
+        raise ValueError(
+            f"distillation_loss: student and teacher must have floating-point tensors of the same shapes, got "
+            f"{[tuple(t.shape) for t in ours]} and {[tuple(t.shape) for t in theirs]}; give outputs for one input"
+        )
+    parts: list[Tensor] = []
+    for a, b in zip(ours, theirs, strict=True):
+        a, b = a.to(torch.float32), b.detach().to(torch.float32)
+        if temperature is None:
+            parts.append((a - b).square().flatten())
+            continue
+        log_p, log_q = (torch.log_softmax(t / temperature, -1) for t in (b, a))
+        parts.append((temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1)).flatten())
+    return torch.cat(parts).mean()
+
+
+def _floats(outputs: Any) -> Sequence[Tensor]:
+    return [
+        t
+        for t in tree_leaves(outputs)
+        if isinstance(t, Tensor) and not isinstance(t, QuantizedTensor) and t.is_floating_point()
+    ]

@@ -1,0 +1,272 @@
+"""Flow: what stands before the linear layers of a model, by its exported graph, and takes a factor for each channel.
+
+Where y is computed channel by channel by Parameters, these may be divided by a factor s for each channel, if whatever
+reads y is a linear layer that multiplies by s. What does so is a
+
+    layer norm, RMS norm, product with a Parameter      its weight and bias / s
+    linear layer                                        the rows of its weight, and its bias / s
+
+and between the two there may be operators f that keep channels apart, f(y / s) = f(y) / s: those that move elements,
+relu and its like, products with other tensors, as in a gated MLP, and an attention whose values y is.
+
+Upward from a layer candidates are found; downward from a candidate all that reads it is followed, which proves it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+_KEEPS = {
+    aten.dropout.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.to.dtype,
+    aten._to_copy.default,
+    aten.relu.default,
+    aten.relu_.default,
+    aten.leaky_relu.default,
+    aten.leaky_relu_.default,
+}
+_RESHAPES = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints}
+_RESHAPES |= {aten.unsqueeze.default, aten.squeeze.dim}
+_MOVES = {aten.transpose.int, aten.permute.default, aten.slice.Tensor, aten.select.int}
+_MULTIPLIES = {aten.mul.Tensor, aten.mul_.Tensor}
+_BY_CHANNEL = _MULTIPLIES | {aten.relu.default, aten.relu_.default, aten.leaky_relu.default, aten.leaky_relu_.default}
+_MATMULS = {aten.matmul.default, aten.bmm.default}
+_ATTENTION = aten.scaled_dot_product_attention.default
+_LINEAR, _LAYER_NORM, _RMS_NORM = aten.linear.default, aten.layer_norm.default, aten.rms_norm.default
+
+Dims = tuple[int, ...]
+"""The dimensions of a tensor along which channels lie: one, or heads and the channels of each."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What takes a factor for each channel.
+
+    Attributes:
+        name: of the module.
+        parameters: the names of its weight and, if it has one, its bias, whose first dimension are the channels.
+        readers: the names of the linear layers that read what is divided: all of them take the factor.
+        head: how many channels each head of an attention between the two has; None where there is none.
+        mixes: whether channels may be mixed, within a head: a linear layer, and nothing between the two but what moves
+            elements, and an attention.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    readers: frozenset[str]
+    head: int | None = None
+    mixes: bool = False
+
+
+class Cannot(Exception):
+    """Why nothing before a layer takes a factor."""
+
+
+class Flow:
+    """The exported graph of a float model.
+
+    Args:
+        args, kwargs: an input of it.
+
+    Raises:
+        Cannot: the model cannot be exported.
+    """
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            with torch.no_grad():
+                program = torch.export.export(model, args, kwargs, strict=False)
+        except Exception as error:  # whatever the forward of a model raises where it is traced
+            first = str(error).strip().partition("\n")[0]
+            raise Cannot(f"torch.export cannot trace the model ({type(error).__name__}: {first})") from error
+        self._names = program.graph_signature.inputs_to_parameters
+        self._calls: dict[str, list[Node]] = {}
+        for node in program.graph_module.graph.nodes:
+            if (layer := self._layer(node)) is not None:
+                self._calls.setdefault(layer, []).append(node)
+
+    def source(self, name: str) -> Source:
+        """What stands before the linear layer of this name.
+
+        Raises:
+            Cannot: nothing takes a factor; the message says why."""
+        calls = self._calls.get(name, [])
+        if len(calls) != 1:
+            raise Cannot(f"the exported graph calls it {len(calls)} times")
+        reasons: list[str] = []
+        for node in self._before(calls[0].args[0], reasons):
+            try:
+                parameters = self._parameters(node)
+                readers: dict[str, set[Node]] = {}
+                self._follow(node, (len(_shape(node)) - 1,), {node}, readers)
+                if name in readers:
+                    owner, between = parameters[0].rpartition(".")[0], set[Node]().union(*readers.values())
+                    mixes = node.target is _LINEAR and not any(n.target in _BY_CHANNEL for n in between)
+                    return Source(owner, parameters, frozenset(readers), self._head(between), mixes)
+            except Cannot as reason:
+                reasons.append(str(reason))
+        raise Cannot(reasons[0] if reasons else "nothing before it has a Parameter for each channel")
+
+    # ---- upward
+
+    def _before(self, node: Any, reasons: list[str]) -> Iterator[Node]:
+        """Nodes before `node` that may be divided, the nearest first."""
+        if not isinstance(node, Node) or node.op == "placeholder":
+            reasons.append("it reads an input of the model")
+            return
+        target: Any = node.target
+        if target in (_LINEAR, _LAYER_NORM, _RMS_NORM):
+            yield node
+        elif target in _KEEPS or target in _RESHAPES or target in _MOVES:
+            yield from self._before(node.args[0], reasons)
+        elif target in _MULTIPLIES:
+            if self._factor(node) is not None:
+                yield node
+            elif any(len(_shape(side)) == 1 for side in node.args[:2]):
+                reasons.append("it reads a product of channels with what is no Parameter")
+            for side in reversed(node.args[:2]):
+                if isinstance(side, Node) and side.op != "placeholder" and _shape(side) == _shape(node):
+                    yield from self._before(side, reasons)
+        elif target is _ATTENTION or target in _MATMULS:
+            yield from self._before(node.args[2 if target is _ATTENTION else 1], reasons)
+        else:
+            reasons.append(f"it reads the result of {_said(node)}, which takes no factor")
+
+    def _parameters(self, node: Node) -> tuple[str, ...]:
+        """The names of the Parameters that are divided. Raises Cannot where there are none of the node's own."""
+        target: Any = node.target
+        arguments: tuple[Any, ...] = node.args
+        if target is _LINEAR:
+            given = arguments[1:3]
+        elif target in _MULTIPLIES:
+            given = (self._factor(node),)
+        else:
+            given = arguments[2:4] if target is _LAYER_NORM else arguments[2:3]
+            if not given or given[0] is None or len(arguments[1]) != 1:
+                raise Cannot(f"the {_said(node)} before it has no weight for each channel")
+        found: list[str] = []
+        for each in given:
+            if each is not None:
+                name = self._names.get(each.name)
+                if name is None or len(each.users) != 1:
+                    raise Cannot(f"the weight of the {_said(node)} before it is no Parameter that it alone reads")
+                found.append(name)
+        return tuple(found)
+
+    def _factor(self, node: Node) -> Node | None:
+        """The Parameter of one dimension that a product multiplies channels by."""
+        for side in node.args[:2]:
+            if isinstance(side, Node) and side.name in self._names and _shape(side) == _shape(node)[-1:]:
+                return side
+        return None
+
+    # ---- downward
+
+    def _follow(self, node: Node, dims: Dims, cone: set[Node], readers: dict[str, set[Node]]) -> None:
+        """Add the linear layers that read `node`, whose channels lie along `dims`, to `readers`, with what lies between
+        (`cone`, to here). Raises Cannot where something else reads it."""
+        if not node.users:
+            raise Cannot("what it reads is a result of the model")
+        for user in node.users:
+            target: Any = user.target
+            if target is _LINEAR and user.args[0] is node and node not in user.args[1:]:
+                layer = self._layer(user)
+                if layer is None or dims != (len(_shape(node)) - 1,):
+                    raise Cannot("what it reads is read by a linear layer along other channels")
+                readers[layer] = cone
+                continue
+            after = self._moved(user, node, dims)
+            if after is None or user.op != "call_function":
+                raise Cannot(f"what it reads is read by {_said(user)}, too")
+            if user in cone:
+                raise Cannot(f"{_said(user)} multiplies it by itself")
+            self._follow(user, after, cone | {user}, readers)
+
+    def _head(self, cone: set[Node]) -> int | None:
+        """The channels of a head, where there is an attention in the cone."""
+        for node in cone:
+            if node.target is _ATTENTION or node.target in _MATMULS:
+                return _shape(node)[-1]
+        return None
+
+    def _moved(self, user: Node, node: Node, dims: Dims) -> Dims | None:
+        """Along which dimensions of the result of `user` the channels of `node` lie; None where it mixes them."""
+        target: Any = user.target
+        before, after = _shape(node), _shape(user)
+        if [a for a in user.args if a is node] != [node] or node in user.kwargs.values():
+            return None  # it is read twice
+        if target in _KEEPS:
+            return dims
+        if target in _MULTIPLIES:
+            return dims if before == after else None
+        if target in _RESHAPES:
+            return _reshaped(before, after, dims)
+        if target in _MOVES:
+            return _placed(user, len(before), dims)
+        if target is _ATTENTION and user.args[2] is node:
+            return dims if before[:-2] == after[:-2] and len(before) - 2 not in dims else None
+        if target in _MATMULS and user.args[1] is node:
+            return dims if before[:-2] == after[:-2] and len(before) - 2 not in dims else None
+        return None
+
+    def _layer(self, node: Node) -> str | None:
+        """The name of the layer that a node of a linear layer is."""
+        if node.target is not _LINEAR or not isinstance(node.args[1], Node):
+            return None
+        name = self._names.get(node.args[1].name)
+        return None if name is None or not name.endswith("weight") else name.rpartition(".")[0]
+
+
+def _reshaped(before: tuple[int, ...], after: tuple[int, ...], dims: Dims) -> Dims | None:
+    """Where dimensions go that lie together, or each by itself: what they become starts at the same place in memory
+    and holds as much."""
+    if dims != tuple(range(dims[0], dims[-1] + 1)):
+        each = [_reshaped(before, after, (d,)) for d in dims]
+        return None if any(e is None or len(e) != 1 for e in each) else tuple(e[0] for e in each if e)
+    lead, size = _product(before[: dims[0]]), _product(before[dims[0] : dims[-1] + 1])
+    for start in range(len(after) + 1):
+        for end in range(start + 1, len(after) + 1):
+            if _product(after[:start]) == lead and _product(after[start:end]) == size:
+                return tuple(d for d in range(start, end) if after[d] != 1) or (start,)
+    return None
+
+
+def _placed(user: Node, count: int, dims: Dims) -> Dims | None:
+    """Where a transpose, permutation, slice or choice puts dimensions."""
+    target: Any = user.target
+    given: Any = user.args[1:]
+    if target is aten.transpose.int:
+        a, b = (d % count for d in given[:2])
+        return tuple(b if d == a else a if d == b else d for d in dims)
+    if target is aten.permute.default:
+        return tuple([d % count for d in given[0]].index(d) for d in dims)
+    at = (given[0] if given else 0) % count
+    if at in dims:
+        return None
+    return dims if target is aten.slice.Tensor else tuple(d - (d > at) for d in dims)
+
+
+def _product(sizes: Sequence[int]) -> int:
+    result = 1
+    for size in sizes:
+        result *= int(size)
+    return result
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def _said(node: Node) -> str:
+    return "the output of the model" if node.op == "output" else str(node.target).rpartition(".")[0] or str(node.target)

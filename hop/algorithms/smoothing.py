@@ -1,0 +1,234 @@
+"""smoothquant, awq: a factor for each channel between two operands of a product, searched on data.
+
+    x W^T = (x / s) (W · s)^T
+
+Large channels of x are made smaller where x is quantized, and weights that large channels multiply larger, so that they
+are rounded finer. Both compute candidates of s from one number, and take what leaves the least Σ|y - ŷ|² of the layers
+that read x, each with both operands quantized as its scheme says:
+
+    SmoothQuant     s_j = max|x_j|^α / max|W_j|^(1 - α)                    Xiao et al. 2022, arXiv 2211.10438
+    AWQ             s_j = mean|x_j|^α, divided by √(max s · min s)         Lin et al. 2023, arXiv 2306.00978
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hop.algorithms.candidates import batches_of
+from hop.algorithms.flow import Flow, Source
+from hop.algorithms.stages import LEAST, Inputs, Stages, flow_of, lost_by
+from hop.nn.contexts import INPUT, WEIGHT
+from hop.nn.conversion import Rules, convert
+from hop.nn.layer import Layer, not_a_model
+from hop.nn.layers import Linear
+from hop.nn.selectors import Selector
+from hop.nn.transforms import InputTransform
+
+
+def _check_alphas(name: str, alphas: Any) -> None:
+    given = alphas if isinstance(alphas, tuple) else ()
+    if not given or not all(isinstance(a, int | float) and 0 <= a <= 1 for a in given):
+        raise ValueError(f"{name}: alphas must be numbers from 0 to 1 in a tuple, got {alphas!r}; give (0.5,)")
+
+
+@dataclass(frozen=True)
+class SmoothQuant:
+    """The factors of `smoothquant`.
+
+    Args:
+        alphas: the exponents α that are tried, from 0 to 1.
+
+    Raises:
+        ValueError: there is none, or one is not from 0 to 1.
+    """
+
+    alphas: tuple[float, ...] = tuple(i / 20 for i in range(21))
+
+    def __post_init__(self) -> None:
+        _check_alphas("SmoothQuant", self.alphas)
+
+    def factor(self, alpha: float, most: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
+        """s (K,), of max|x_j|, mean|x_j| and max|W_j|."""
+        return most**alpha / weights ** (1 - alpha)
+
+
+@dataclass(frozen=True)
+class AWQ:
+    """The factors of `awq`.
+
+    Args:
+        alphas: the exponents α that are tried, from 0 to 1.
+
+    Raises:
+        ValueError: there is none, or one is not from 0 to 1.
+    """
+
+    alphas: tuple[float, ...] = tuple(i / 20 for i in range(20))
+
+    def __post_init__(self) -> None:
+        _check_alphas("AWQ", self.alphas)
+
+    def factor(self, alpha: float, most: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
+        """s (K,), of max|x_j|, mean|x_j| and max|W_j|."""
+        s = mean**alpha
+        return s / (s.max() * s.min()).sqrt()
+
+
+@dataclass(frozen=True)
+class SmoothedLayer:
+    """What became of one layer. Errors are of its results on the data that the search looked at, Σ|y - ŷ|² / Σ|y|², of
+    all layers that read the same input; NaN where there was none."""
+
+    name: str
+    alpha: float | None  # None: it has no factor
+    before: float  # the error without factors
+    after: float
+    folded_into: str = ""  # the module whose Parameters are divided; "" for a factor that the layer multiplies by
+    note: str = ""  # why it has no factor, or why that is not folded
+
+
+def smoothquant(
+    model: nn.Module,
+    rules: Rules,
+    batches: Iterable[Any],
+    *,
+    filter: Selector | None = None,
+    settings: SmoothQuant = SmoothQuant(),
+    explicit: bool = True,
+) -> Any:
+    """Move the difficulty of quantization from inputs of Linear layers to their weights, in place, for schemes that
+    quantize both: layers are converted as by hop.nn.convert, and compute the same in floats, but for roundings.
+    `hop.quantize_` or `gptq`, with the same rules, then finish the model.
+
+        smoothquant(model, "int8_static", batches)
+        hop.quantize_(model, "int8_static", calibrate=batches)
+
+    A factor folds into what stands before, which torch.export and a batch say: a norm, a linear layer, the values of an
+    attention, one side of a gated MLP. Where it cannot, since a residual reads the same tensor, say, the layer gets an
+    explicit factor, `hop.nn.Linear.input_transform`, by which it multiplies its input before that is quantized.
+
+    Args:
+        rules, filter: as `hop.quantize_` takes them.
+        batches: inputs, as hop.nn.calibrate takes them; kept in a list meanwhile.
+        settings: the factors that are tried.
+        explicit: whether layers get explicit factors. Otherwise those where nothing folds are left as they are.
+
+    Returns:
+        The model. Its `smoothing_report` has a SmoothedLayer for each layer with a scheme: where no factor is better
+        than none, or a layer is not reached, shares its weight or is no Linear, its note says so.
+
+    Raises:
+        TypeError: as `hop.quantize_` and hop.nn.calibrate.
+        ValueError: as `hop.quantize_`; batches is empty; an input of a layer has NaN or an infinity; a layer is frozen.
+            No weight is changed then.
+    """
+    return _smoothed("smoothquant", model, rules, batches, _Options(filter, settings, explicit, SmoothQuant))
+
+
+def awq(
+    model: nn.Module,
+    rules: Rules,
+    batches: Iterable[Any],
+    *,
+    filter: Selector | None = None,
+    settings: AWQ = AWQ(),
+    explicit: bool = True,
+) -> Any:
+    """Make weights that large inputs multiply larger, so that they are rounded finer, in place: for schemes that
+    quantize weights, above all in groups of few bits. Otherwise as `smoothquant`."""
+    return _smoothed("awq", model, rules, batches, _Options(filter, settings, explicit, AWQ))
+
+
+@dataclass(frozen=True)
+class _Options:
+    filter: Selector | None
+    settings: Any
+    explicit: bool
+    kind: type
+
+
+def _smoothed(function: str, model: nn.Module, rules: Rules, batches: Any, options: _Options) -> Any:
+    if not isinstance(model, nn.Module):
+        raise not_a_model(function, model)
+    if type(options.settings) is not options.kind:
+        name = options.kind.__name__
+        raise TypeError(f"{function}: settings must be a {name}, got {options.settings!r}; give {name}()")
+    if not isinstance(options.explicit, bool):
+        raise TypeError(f"{function}: explicit must be True or False, got {options.explicit!r}; give one of them")
+    data = batches_of(function, batches)
+    flow = flow_of(model, data[0])
+    model = convert(model, rules, filter=options.filter)
+    with torch.no_grad():
+        smoothing = _Smoothing(function, model, data, flow, options)
+        smoothing.run()
+    model.smoothing_report = tuple(smoothing.rows.values())  # type: ignore[assignment]  # a plain attribute
+    return model
+
+
+class _Smoothing(Stages):
+    """Factors are searched for each stage, and folded or given to its layers."""
+
+    def __init__(
+        self, function: str, model: nn.Module, data: Sequence[Any], flow: Flow | str, options: _Options
+    ) -> None:
+        super().__init__(function, "factor", model, data, flow)
+        self.options = options
+        self.rows = {layer: SmoothedLayer(name, None, _NAN, _NAN) for layer, name in self.names.items()}
+
+    def note(self, layer: Layer, note: str, **found: Any) -> None:
+        self.rows[layer] = replace(self.rows[layer], note=note, **found)
+
+    def stage(self, layers: list[Linear], inputs: Inputs) -> None:
+        """Layers that read one input take one factor."""
+        source, why = self.source(layers)
+        if source is None and not self.options.explicit:
+            for layer in layers:
+                self.note(layer, f"no factor: {why}")
+            return
+        alpha, factor, before, after = self._searched(layers, inputs)
+        for layer in layers:
+            if factor is None:
+                self.note(layer, "no factor: none is better", before=before, after=before)
+                continue
+            into, note = ("", f"not folded: {why}") if source is None else (source.name, "")
+            self.note(layer, note, before=before, after=after, alpha=alpha, folded_into=into)
+            if source is None:
+                layer.transform_input(InputTransform(1 / factor))
+            else:
+                layer.weight.mul_(factor.to(layer.weight.dtype))
+                layer.forget_scales((INPUT, WEIGHT))
+        if source is not None and factor is not None:
+            self._fold(source, factor)
+
+    def _searched(self, layers: list[Linear], inputs: Inputs) -> tuple[float, Tensor | None, float, float]:
+        """The best α, its s, and the errors without and with it; None for s where none is better."""
+        weights = torch.stack([layer.weight.detach().to(torch.float32).abs().amax(0) for layer in layers]).amax(0)
+        lost, x = lost_by(layers, inputs), inputs.rows
+
+        def error(s: Tensor) -> float:
+            ends = torch.stack([(inputs.low / s).amin(), (inputs.high / s).amax()])
+            return lost(x / s, lambda weight: weight * s, ends)
+
+        before = best = error(torch.ones_like(weights))
+        alpha, factor = 0.0, None
+        for each in self.options.settings.alphas:
+            s = self.options.settings.factor(each, inputs.most, inputs.mean, weights.clamp(min=LEAST))
+            s = s.to(layers[0].weight.dtype).to(torch.float32)  # as the weight is multiplied
+            if bool(((s > 0) & s.isfinite()).all()) and (found := error(s)) < best:
+                alpha, factor, best = each, s, found
+        return alpha, factor, before, best
+
+    def _fold(self, source: Source, factor: Tensor) -> None:
+        """Divide the channels of what stands before by the factor."""
+        for name in source.parameters:
+            parameter = self.model.get_parameter(name)
+            parameter.div_(factor.to(parameter.dtype).view(-1, *[1] * (parameter.dim() - 1)))
+        owner = self.model.get_submodule(source.name)
+        if isinstance(owner, Layer):
+            owner.forget_scales((WEIGHT,))
+
+
+_NAN = float("nan")
