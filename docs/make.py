@@ -237,6 +237,7 @@ CONVENTIONS = {
     'FixedPoint("tflite")': ("TFLite with single rounding", TFLITE),
     'FixedPoint("away")': ("exact, ties away from zero", FixedPoint(rounding="away")),
     'FixedPoint("even")': ("exact, ties to even", FixedPoint(rounding="even")),
+    'FixedPoint("ruy")': ("LiteRT's optimized kernels", FixedPoint(rounding="ruy")),
 }
 HALVES = (1, 3, 5, -1, -3, -5)
 

@@ -11,7 +11,7 @@ of hop.scale_rules.Static:
     Division          in float32, by the scale, as quantize does after dequantize; ties to even
     Reciprocal        in float32, by the reciprocal of the scale, as PyTorch's own quantize operators do; ties to even
     FloatMultiplier   in float32, by one multiplier M = s_lhs · s_rhs / s; ties to even
-    FixedPoint        in integers, by a mantissa of 31 bits and a shift; four ways to round
+    FixedPoint        in integers, by a mantissa of 31 bits and a shift; five ways to round
 
 `low` and `high` are the range of a fused activation in real numbers, (0, None) for relu; they are quantized as any
 number is, and clamp the codes.
@@ -46,8 +46,9 @@ __all__ = [
 ]
 
 _MANTISSA_BITS = 31
-_ROUNDINGS = ("gemmlowp", "tflite", "away", "even")
-_MULTIPLIERS = ("float64", "float32_product", "float32")
+ROUNDINGS = ("gemmlowp", "tflite", "away", "even", "ruy")
+_TWICE = {"gemmlowp": "away", "ruy": "tflite"}  # and how the second time rounds ties
+MULTIPLIERS = ("float64", "float32_product", "float32")
 _INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -140,6 +141,8 @@ class FixedPoint(Requantization):
         "tflite"     once, ties up: TFLite where it is built with TFLITE_SINGLE_ROUNDING
         "away"       once, ties away from zero
         "even"       once, ties to even
+        "ruy"        as "gemmlowp", and ties up the second time, too: the library ruy, which multiplies in LiteRT's
+                     optimized kernels
 
     multiplier says in which dtype M is found: "float64"; "float32_product", s_lhs · s_rhs in float32 and the quotient
     in float64, as TFLite does for a fully connected layer with one scale; or "float32", as TFLite does for a product of
@@ -151,23 +154,23 @@ class FixedPoint(Requantization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rounding not in _ROUNDINGS:
+        if self.rounding not in ROUNDINGS:
             raise ValueError(
-                f"FixedPoint: rounding must be one of {_ROUNDINGS}, got {self.rounding!r}; take one of them"
+                f"FixedPoint: rounding must be one of {ROUNDINGS}, got {self.rounding!r}; take one of them"
             )
-        if self.multiplier not in _MULTIPLIERS:
+        if self.multiplier not in MULTIPLIERS:
             raise ValueError(
-                f"FixedPoint: multiplier must be one of {_MULTIPLIERS}, got {self.multiplier!r}; take one of them"
+                f"FixedPoint: multiplier must be one of {MULTIPLIERS}, got {self.multiplier!r}; take one of them"
             )
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
         mantissa, shift = fixed_point(self.quotient(lhs, rhs, scale))
         n = total.to(torch.int64)
-        if self.rounding == "gemmlowp":
+        if (ties := _TWICE.get(self.rounding)) is not None:
             left = (n * power_of_two(shift.clamp(min=0))).clamp(*_INT32)
             high = floor_quotient((left * mantissa + 2 ** (_MANTISSA_BITS - 1)), 2**_MANTISSA_BITS)
             high = high.clamp(*_INT32)
-            return nearest(high, power_of_two((-shift).clamp(min=0)), "away")
+            return nearest(high, power_of_two((-shift).clamp(min=0)), ties)
         return nearest(n * mantissa, power_of_two(_MANTISSA_BITS - shift), self.rounding)
 
     def quotient(self, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:

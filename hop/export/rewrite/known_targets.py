@@ -113,3 +113,6 @@ PT2E = _everything(
 
 ONNX_QDQ = _everything("ONNX_QDQ", Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even")
 """ONNX's QuantizeLinear and DequantizeLinear around float operators."""
+
+TARGETS = (TFLITE, PT2E, ONNX_QDQ)
+"""All of them."""
