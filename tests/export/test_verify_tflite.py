@@ -1,5 +1,8 @@
 """Programs beside .tflite files: what corresponds, what differs, and which convention would not."""
 
+import contextlib
+import io
+import json
 import tempfile
 import unittest
 from pathlib import Path
@@ -11,6 +14,7 @@ from parameterized import parameterized
 from torch import Tensor, nn
 
 import hop
+from hop import cli
 from hop.export.targets import PT2E, TFLITE
 from hop.numerics.requantization import FixedPoint
 
@@ -196,3 +200,31 @@ class TestErrors(unittest.TestCase):
         with pytest.raises(ValueError, match=r"the input .* is torch.int8 of \(7,\), and the file's"):
             one = torch.export.export(nn.Sequential(Point(0.1), Point(0.2)), (x,))
             hop.export.verify_tflite(hop.export.to_integer(one, target=TFLITE).program, self.model, (x,))
+
+
+class TestCommand(unittest.TestCase):
+    def test_verify(self) -> None:
+        """The answer is the exit status; --json has the conventions."""
+        model, x = small()
+        program = exported(model, x)
+        with tempfile.TemporaryDirectory() as folder:
+            paths = {name: str(Path(folder) / name) for name in ("tflite.pt2", "pt2e.pt2", "model.tflite", "no.tflite")}
+            integers = hop.export.to_integer(program, target=TFLITE).program
+            torch.export.save(integers, paths["tflite.pt2"])
+            torch.export.save(hop.export.to_integer(program, target=PT2E).program, paths["pt2e.pt2"])
+            hop.export.to_tflite(integers).save(paths["model.tflite"])
+            Path(paths["no.tflite"]).write_text("nothing")
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                assert cli.main(["verify", paths["tflite.pt2"], paths["model.tflite"]]) == 0, err.getvalue()
+                assert "the outputs are equal" in out.getvalue()
+                out.truncate(0)
+                out.seek(0)
+                words = ["verify", paths["pt2e.pt2"], paths["model.tflite"], "--at-least", "1", "--json"]
+                assert cli.main(words) in (0, 1)
+                found = json.loads(out.getvalue())
+                assert found["first"] and found["trials"][0]["differing"] == 0
+                assert found["trials"][0]["targets"] == ["TFLITE"] and found["units"] == []
+                assert cli.main(["verify", paths["tflite.pt2"], paths["no.tflite"]]) == 1
+                assert cli.main(["verify", paths["tflite.pt2"], paths["model.tflite"], "--kernels", "x"]) == 1
+            assert "must be a .tflite file" in err.getvalue() and "kernels must be one of" in err.getvalue()
