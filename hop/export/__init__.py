@@ -21,6 +21,7 @@ from hop.export.targets import onnx as onnx
 from hop.export.targets.executorch import to_executorch as to_executorch
 from hop.export.targets.onnx import to_onnx as to_onnx
 from hop.export.targets.tflite import TfliteModel as TfliteModel
+from hop.export.targets.tflite import from_tflite as from_tflite
 from hop.export.targets.tflite import to_tflite as to_tflite
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Trial",
     "check",
     "follow_dtype",
+    "from_tflite",
     "from_torch",
     "lower",
     "native_library",

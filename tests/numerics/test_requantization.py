@@ -381,7 +381,7 @@ class TestOracles(unittest.TestCase):
             # first n / 2 with ties up, then half of it with ties away from zero
             "gemmlowp": [-2, -2, -1, -1, -1, 0, 1, 1, 1, 2, 2, 2],
             "tflite": [-2, -1, -1, -1, 0, 0, 0, 1, 1, 1, 2, 2],
-            "ruy": [-1, -1, -1, 0, 0, 0, 1, 1, 1, 1, 2, 2],
+            "ruy": [-1, -1, -1, 0, 0, 0, 1, 1, 1, 2, 2, 2],
             "away": [-2, -2, -1, -1, -1, 0, 0, 1, 1, 1, 2, 2],
             "even": [-2, -2, -1, -1, 0, 0, 0, 0, 1, 1, 2, 2],
         }

@@ -6,7 +6,8 @@ What corresponds:
 * a node and a tensor of its name, as `to_tflite` names them, if they have one scale and zero point;
 * codes of one scale and zero point whose shapes have the same sizes, in any order; where several have these, in their
   order, if both sides have as many;
-* of the rest, a node and a tensor of its name: their scales differ, which is said.
+* of the rest, if all calls of hop.scaled have tensors of their names, such a call and that tensor: their scales differ,
+  which is said.
 
 A tensor may have its dimensions in another order than the node, as where channels are last. Of the orders that the
 sizes allow, it is the one by which the fewest elements differ.
@@ -286,8 +287,10 @@ class _Beside(Runner):
         named = [_Pair(n, by_name[n.name]) for n in own if n.name in by_name and _same_sizes(n, by_name[n.name])]
         found += [pair for pair in named if pair.tensor.units == self.units[pair.node]]
         found += self._alike(own, free, found)
-        taken = {pair.node for pair in found}, {pair.tensor.index for pair in found}
-        found += [pair for pair in named if pair.node not in taken[0] and pair.tensor.index not in taken[1]]
+        if {n for n in own if can_be_tried(n)} <= {pair.node for pair in (*named, *self.ends)}:  # by to_tflite
+            taken = {pair.node for pair in found}, {pair.tensor.index for pair in found}
+            rest = [pair for pair in named if can_be_tried(pair.node)]
+            found += [pair for pair in rest if pair.node not in taken[0] and pair.tensor.index not in taken[1]]
         self.pairs = {}
         for pair in found:
             self.pairs.setdefault(pair.node, []).append(pair)

@@ -17,6 +17,8 @@ _VERSIONS = {  # the first that takes int8, where it is not 2
     "QUANTIZE": 2,
     "GELU": 2,
     "RESHAPE": 1,
+    "SQUEEZE": 1,
+    "EXPAND_DIMS": 1,
 }
 
 

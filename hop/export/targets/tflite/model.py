@@ -18,8 +18,10 @@ from hop.dispatch.operators import VIEW, Family, aten, of
 from hop.export.rewrite.program import check_program, value
 from hop.export.targets.onnx.constants import Constants
 from hop.export.targets.tflite.file import File
-from hop.export.targets.tflite.operators import WRITTEN, Step, Weight
+from hop.export.targets.tflite.operators import WRITTEN
+from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import Codes, Order, new, tensor
+from hop.export.targets.tflite.views import padded
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Convention
 
@@ -101,6 +103,10 @@ class _Writer:
             result = Codes(node.name, _shape(value(node)), x.scale, x.zero)
             self.write(VIEW, Step(self.file, node.target, (x, *node.args[1:]), dict(node.kwargs), result))
             self.held[node] = result
+        elif node.target is aten.constant_pad_nd.default and node.args[0] in self.held:
+            x = self.held[node.args[0]]  # type: ignore[index]
+            self.held[node] = Codes(node.name, _shape(value(node)), x.scale, x.zero)
+            padded(Step(self.file, node.target, (x, *node.args[1:]), dict(node.kwargs), self.held[node]))
         elif isinstance(value(node), Tensor) and node.users:
             raise NotImplementedError("it is no operator on codes; to_integer leaves none under target=TFLITE")
 

@@ -1,8 +1,8 @@
 """What each family of operators becomes in a .tflite file: one function each, which reads a call and fills its
 result's codes. Where TFLite's operator gives codes of its operand's scale, a QUANTIZE follows that changes it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,10 +23,10 @@ from hop.dispatch.operators import (
     Family,
     aten,
 )
-from hop.export.targets.tflite.file import File
+from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
+from hop.export.targets.tflite.views import viewed
 
-_ACTIVATIONS = {(None, None): "NONE", (0.0, None): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
 _FUNCTIONS = {
     aten.sigmoid.default: ("LOGISTIC", ""),
     aten.tanh.default: ("TANH", ""),
@@ -34,63 +34,6 @@ _FUNCTIONS = {
     aten.exp.default: ("EXP", "ExpOptions"),
 }
 _LOWEST = -128
-
-
-@dataclass(frozen=True)
-class Weight:
-    """Constant codes of a product, with zero point 0."""
-
-    name: str
-    codes: Tensor
-    scales: Tensor  # float32, one for the tensor or one for each output channel
-
-
-@dataclass(frozen=True)
-class Step:
-    """A call of the program: its operator, its arguments (Codes, Weight, tensors, numbers) and the codes it gives."""
-
-    file: File
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Codes
-    low: float | None = None  # the range of a fused activation
-    high: float | None = None
-
-    def arg(self, i: int, default: Any = None) -> Any:
-        return self.args[i] if i < len(self.args) else default
-
-    def activation(self) -> int:
-        name = _ACTIVATIONS.get((self.low, self.high))
-        if name is None:
-            raise NotImplementedError(
-                f"TFLite has no fused activation from {self.low} to {self.high}; it has relu, relu6 and -1 to 1"
-            )
-        for bound in (self.low, self.high):  # TFLite rounds ties away from zero, hop to even
-            if bound and (torch.tensor(bound) / torch.tensor(self.result.scale) * 2).item() % 2 == 1:
-                raise NotImplementedError(f"the bound {bound} lies between two codes of scale {self.result.scale}")
-        return self.file.activation(name)
-
-    def write(self, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any) -> None:
-        """The operator that gives the result."""
-        self.result.tensors[order] = self.file.operator(name, inputs, new(self.file, self.result, order), kind, options)
-
-    def write_alike(
-        self, of: Codes, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any
-    ) -> None:
-        """The same of an operator whose codes have the scale of `of`, and the range of an activation after it."""
-        alike = of.is_alike(self.result)
-        same = self.result if alike else Codes(f"{self.result.name}_same", self.result.shape, of.scale, of.zero)
-        made = self.file.operator(name, inputs, new(self.file, same, order), kind, options)
-        if not alike:
-            made = self.file.operator("QUANTIZE", [made], new(self.file, self.result, order), "QuantizeOptions")
-        if (self.low, self.high) != (None, None):
-            bounded = {"RELU": "RELU", "RELU6": "RELU6"}.get(_ACTIVATIONS.get((self.low, self.high), ""))
-            if bounded is None:
-                raise NotImplementedError(f"{self.op} with a range from {self.low} to {self.high} is not written")
-            self.activation()
-            made = self.file.operator(bounded, [made], new(self.file, self.result, order))
-        self.result.tensors[order] = made
 
 
 # ---- products
@@ -291,73 +234,6 @@ def _relu(step: Step) -> None:
     step.write("RELU", [index], order)
 
 
-# ---- views
-
-
-def _view(step: Step) -> None:
-    x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
-    if name in ("clone", "contiguous", "alias", "detach"):
-        order = common_order([x])
-        _as_is(step, x, order)
-    elif name in ("permute", "transpose", "t", "movedim"):
-        by = _permutation(step, x)
-        inputs = [tensor(step.file, x), step.file.integers(f"{step.result.name}_order", by)]
-        step.write_alike(x, "TRANSPOSE", inputs, step.result.plain, "TransposeOptions")
-    elif name in ("slice", "narrow", "select"):
-        _slice(step, x, name)
-    else:
-        shape = step.file.integers(f"{step.result.name}_shape", step.result.shape)
-        step.write_alike(
-            x,
-            "RESHAPE",
-            [tensor(step.file, x), shape],
-            step.result.plain,
-            "ReshapeOptions",
-            newShape=list(step.result.shape),
-        )
-
-
-def _permutation(step: Step, x: Codes) -> list[int]:
-    """Where dimensions go, seen on sizes that all differ."""
-    sizes = [2 + i for i in range(len(x.shape))]
-    return [n - 2 for n in step.op(torch.empty(sizes, device="meta"), *step.args[1:]).shape]
-
-
-def _as_is(step: Step, x: Codes, order: Any) -> None:
-    if x.is_alike(step.result) and (step.low, step.high) == (None, None):
-        step.result.tensors.update(x.tensors)
-        return
-    index = tensor(step.file, x, order)
-    made = step.file.operator("QUANTIZE", [index], new(step.file, step.result, order), "QuantizeOptions")
-    if (step.low, step.high) != (None, None):
-        step.activation()
-        made = step.file.operator(_ACTIVATIONS[step.low, step.high], [made], new(step.file, step.result, order))
-    step.result.tensors[order] = made
-
-
-def _slice(step: Step, x: Codes, name: str) -> None:
-    dim = step.arg(1, 0) % len(x.shape)
-    size, stride = x.shape[dim], 1
-    if name == "slice":
-        start, stop = step.arg(2) or 0, step.arg(3)
-        start, stop, stride = *slice(start, stop).indices(size)[:2], step.arg(4, 1)
-    elif name == "narrow":
-        start, stop = step.arg(2) % max(size, 1), step.arg(2) % max(size, 1) + step.arg(3)
-    else:
-        start = step.arg(2) % size
-        stop = start + 1
-    order = x.plain if name == "select" else common_order([x])
-    ends = [(start, stop, stride) if d == dim else (0, x.shape[d], 1) for d in order]
-    begin, end, strides = (
-        step.file.integers(f"{step.result.name}_{what}", values)
-        for what, values in zip(("begin", "end", "strides"), zip(*ends, strict=True), strict=True)
-    )
-    result = step.result.plain if name == "select" else order
-    mask = 1 << dim if name == "select" else 0
-    inputs = [tensor(step.file, x, order), begin, end, strides]
-    step.write_alike(x, "STRIDED_SLICE", inputs, result, "StridedSliceOptions", shrinkAxisMask=mask)
-
-
 WRITTEN: dict[Family, Callable[[Step], None]] = {
     MATRIX: _linear,
     CONVOLUTION: _convolution,
@@ -369,6 +245,6 @@ WRITTEN: dict[Family, Callable[[Step], None]] = {
     SOFTMAX: _softmax,
     FUNCTION: _function,
     BOUND: _relu,
-    VIEW: _view,
+    VIEW: viewed,
 }
 """How each family is written. A function raises NotImplementedError for a call that TFLite has no form for."""

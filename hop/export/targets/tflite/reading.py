@@ -112,6 +112,13 @@ def content(caller: str, model: Any) -> tuple[bytes, str]:
     return found, what
 
 
+def numbers_of(kind: str) -> dict[int, str]:
+    """The names of an enumeration of the schema, by number."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    return {v: n for n, v in vars(getattr(schema, kind)).items() if isinstance(v, int)}
+
+
 def graph_of(caller: str, model: Any) -> FileGraph:
     """What a file says.
 
@@ -189,8 +196,6 @@ class _Reader:
         shape = self.integers(self.place, its, "Shape")
         if any(n < 0 for n in shape) or math.prod(shape) > _MOST_ELEMENTS:
             self.wrong(f"has shape {shape}")
-        if any(n < 0 for n in self.integers(self.place, its, "ShapeSignature")):
-            self.refuse("has dynamic sizes; static ones are read")
         kind = self.names(self.schema.TensorType).get(its.Type(), f"type {its.Type()}")
         if its.Sparsity() is not None:
             self.refuse("is sparse; dense tensors are read")
