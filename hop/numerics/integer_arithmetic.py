@@ -8,7 +8,7 @@ concatenation of operands with scales of their own.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from hop.numerics.requantization import GEMMLOWP, fixed_point, floor_quotient, p
 _aten = torch.ops.aten
 _ADAPTIVE = (_aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default)
 _POOLS = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, *_ADAPTIVE)
-_HEADROOM = 20  # bits by which TFLite shifts the operands of a sum to the left
+_HEADROOM = {torch.int16: 15}  # bits by which TFLite shifts the operands of a sum to the left; else
+_HEADROOM_OF_BYTES = 20
 
 
 def _times(x: Tensor, multiplier: Tensor) -> Tensor:
@@ -33,9 +34,11 @@ def _times(x: Tensor, multiplier: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteAdd(IntegerFunction):
-    """A sum or a difference of two tensors: both codes, less their zero points, times 2^20, each times its scale over
-    twice the larger of the two; their sum times that over the output's scale. Each product is rounded twice, as
-    requantization.GEMMLOWP does."""
+    """A sum or a difference of two tensors: both codes, less their zero points, times 2^20, or 2^15 of 16 bits, each
+    times its scale over twice the larger of the two; their sum times that over the output's scale. Each product is
+    rounded twice, as requantization.GEMMLOWP does."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.uint8, torch.int16)
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.add.Tensor, _aten.sub.Tensor) and kwargs.get("alpha", 1) == 1
@@ -60,10 +63,11 @@ class TfliteAdd(IntegerFunction):
         own, its, out = (scalar(s, x, torch.float64) for s in (scale, other_scale, output_scale))
         twice = torch.maximum(own, its) * 2
         zeros = [scalar(z, x, torch.int64) for z in (zero_point, other_zero_point, output_zero_point)]
-        a = _times((x.to(torch.int64) - zeros[0]) * 2**_HEADROOM, own / twice)
-        b = _times((other.to(torch.int64) - zeros[1]) * 2**_HEADROOM, its / twice)
+        room = 2 ** _HEADROOM.get(x.dtype, _HEADROOM_OF_BYTES)
+        a = _times((x.to(torch.int64) - zeros[0]) * room, own / twice)
+        b = _times((other.to(torch.int64) - zeros[1]) * room, its / twice)
         total = a - b if subtracts else a + b
-        y = _times(total, twice / (out * 2.0**_HEADROOM)) + zeros[2]
+        y = _times(total, twice / (out * float(room))) + zeros[2]
         return self.finished(y, output_scale, output_zero_point, codes)
 
 

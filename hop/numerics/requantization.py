@@ -12,6 +12,7 @@ of hop.scale_rules.Static:
     Reciprocal        in float32, by the reciprocal of the scale, as PyTorch's own quantize operators do; ties to even
     FloatMultiplier   in float32, by one multiplier M = s_lhs · s_rhs / s; ties to even
     FixedPoint        in integers, by a mantissa of 31 bits and a shift; five ways to round
+    WideFixedPoint    in integers, by a mantissa of 15 bits and a shift, of sums of 64 bits
 
 `low` and `high` are the range of a fused activation in real numbers, (0, None) for relu; they are quantized as any
 number is, and clamp the codes.
@@ -42,6 +43,7 @@ __all__ = [
     "FloatMultiplier",
     "Reciprocal",
     "Requantization",
+    "WideFixedPoint",
     "fixed_point",
 ]
 
@@ -171,6 +173,8 @@ class FixedPoint(Requantization):
             high = floor_quotient((left * mantissa + 2 ** (_MANTISSA_BITS - 1)), 2**_MANTISSA_BITS)
             high = high.clamp(*_INT32)
             return nearest(high, power_of_two((-shift).clamp(min=0)), ties)
+        if total.dtype == torch.int64:
+            return _nearest_product(n, mantissa, _MANTISSA_BITS - shift, self.rounding)
         return nearest(n * mantissa, power_of_two(_MANTISSA_BITS - shift), self.rounding)
 
     def quotient(self, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
@@ -180,6 +184,21 @@ class FixedPoint(Requantization):
             return (lhs * rhs / scale).to(wide)
         product = (lhs * rhs).to(wide) if self.multiplier == "float32_product" else lhs.to(wide) * rhs.to(wide)
         return product / scale.to(wide)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WideFixedPoint(Requantization):
+    """total · M of a sum of 64 bits, M = mantissa · 2^(shift - 15) with a mantissa of 15 bits, once, ties up: TFLite's
+    activations of 16 bits. |total| is below 2^47.
+
+    The mantissa is that of FixedPoint, (31 bits + 2^15) / 2^16 rounded down, 2^15 - 1 at most; the shift is its, too.
+    Source: TFLite, kernels/internal/common.cc, MultiplyByQuantizedMultiplier of int64.
+    """
+
+    def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
+        mantissa, shift = fixed_point(lhs.to(torch.float64) * rhs.to(torch.float64) / scale.to(torch.float64))
+        reduced = torch.where(mantissa < 0x7FFF0000, floor_quotient(mantissa + 2**15, 2**16), 2**15 - 1)
+        return nearest(total.to(torch.int64) * reduced, power_of_two(15 - shift), "tflite")
 
 
 GEMMLOWP = FixedPoint(rounding="gemmlowp")
@@ -218,6 +237,19 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 def floor_quotient(x: Tensor, by: Tensor | int) -> Tensor:
     return torch.div(x, by, rounding_mode="floor")
+
+
+def _nearest_product(n: Tensor, mantissa: Tensor, bits: Tensor, ties: str) -> Tensor:
+    """n · mantissa / 2^bits to the nearest, where the product takes more than 64 bits: |n| below 2^54, a mantissa of 31
+    bits. It is n's upper part times the mantissa, and a rest below 2^24, of which only whether it is 0 counts."""
+    upper = floor_quotient(n, 2**24)
+    lower = (n - upper * 2**24) * mantissa
+    high = upper * mantissa + floor_quotient(lower, 2**24)
+    rest = (lower.remainder(2**24) != 0).to(torch.int64)
+    # One bit below holds the rest: it lies off a tie, and does not reach the next number.
+    long = nearest(high * 2 + rest, power_of_two((bits - 23).clamp(min=0)), ties)
+    short = nearest(n.clamp(-(2**31), 2**31) * mantissa, power_of_two(bits), ties)  # n beyond is beyond all codes
+    return torch.where(bits > 24, long, short)
 
 
 def nearest(x: Tensor, by: Tensor, ties: str) -> Tensor:

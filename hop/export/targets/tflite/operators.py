@@ -40,15 +40,16 @@ _LOWEST = -128
 
 
 def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None) -> int:
-    """The bias in units of the sum, int32."""
+    """The bias in units of the sum: int32, or int64 beside activations of 16 bits."""
+    dtype, most = (torch.int64, 2**46) if x.dtype == torch.int16 else (torch.int32, 2**31 - 1)
     if bias is None:
-        bias = torch.zeros(len(weight.codes), dtype=torch.int32)
+        bias = torch.zeros(len(weight.codes), dtype=dtype)
     units = torch.tensor(x.scale, dtype=torch.float64) * weight.scales.to(torch.float64)
     if bias.is_floating_point():
-        bias = (bias.to(torch.float64) / units).round().clamp(-(2**31), 2**31 - 1)
+        bias = (bias.to(torch.float64) / units).round().clamp(-most - (most % 2), most)
     scales = (torch.tensor(x.scale) * weight.scales).tolist()
     quantization = (scales, [0] * len(scales), 0)
-    return step.file.tensor(f"{step.result.name}_bias", bias.shape, torch.int32, quantization, bias)
+    return step.file.tensor(f"{step.result.name}_bias", bias.shape, dtype, quantization, bias)
 
 
 def _filter(step: Step, weight: Weight, codes: Tensor, along: int) -> int:
@@ -141,7 +142,8 @@ def _elementwise(step: Step) -> None:
     order = common_order([a, b])
     inputs = [tensor(step.file, v, order if len(v.shape) == len(order) else None) for v in (a, b)]
     order = order if len(order) == len(step.result.shape) else step.result.plain
-    step.write(name, inputs, order, kind, fusedActivationFunction=step.activation())
+    more = {"potScaleInt16": False} if name != "MUL" and step.result.dtype == torch.int16 else {}
+    step.write(name, inputs, order, kind, fusedActivationFunction=step.activation(), **more)
 
 
 def _concatenation(step: Step) -> None:
@@ -151,7 +153,7 @@ def _concatenation(step: Step) -> None:
     for i, part in enumerate(parts):
         index = tensor(step.file, part, order)
         if not part.is_alike(step.result):
-            like = Codes(f"{step.result.name}_part{i}", part.shape, step.result.scale, step.result.zero)
+            like = replace(step.result, name=f"{step.result.name}_part{i}", shape=part.shape, tensors={})
             index = step.file.operator("QUANTIZE", [index], new(step.file, like, order), "QuantizeOptions")
         inputs.append(index)
     options = {"axis": order.index(dim), "fusedActivationFunction": step.file.activation("NONE")}

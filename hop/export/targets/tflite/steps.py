@@ -1,7 +1,7 @@
 """A call of the program that is being written: what it reads, what it gives, and how its operator is added."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,7 +57,9 @@ class Step:
     ) -> None:
         """The same of an operator whose codes have the scale of `of`, and the range of an activation after it."""
         alike = of.is_alike(self.result)
-        same = self.result if alike else Codes(f"{self.result.name}_same", self.result.shape, of.scale, of.zero)
+        same = (
+            self.result if alike else replace(of, name=f"{self.result.name}_same", shape=self.result.shape, tensors={})
+        )
         made = self.file.operator(name, inputs, new(self.file, same, order), kind, options)
         if not alike:
             made = self.file.operator("QUANTIZE", [made], new(self.file, self.result, order), "QuantizeOptions")

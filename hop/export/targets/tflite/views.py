@@ -88,5 +88,5 @@ def padded(step: Step) -> None:
         step.write("PAD", inputs, order, "PadOptions")
         return
     units = ([x.scale], [x.zero], 0)
-    inputs.append(step.file.tensor(f"{name}_fill", (1,), torch.int8, units, torch.tensor([fill])))
+    inputs.append(step.file.tensor(f"{name}_fill", (1,), x.dtype, units, torch.tensor([fill])))
     step.write("PADV2", inputs, order, "PadV2Options")

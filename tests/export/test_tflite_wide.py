@@ -1,0 +1,162 @@
+"""Activations of 16 bits beside weights of 8: sums of 64 bits, and LiteRT's codes."""
+
+import itertools
+import unittest
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from parameterized import parameterized
+from torch import Tensor, nn
+
+import hop
+from hop.export.targets import TFLITE_16X8
+
+pytest.importorskip("ai_edge_litert", reason="needs LiteRT")
+
+from tests.support.tflite_models import Weights, qd
+
+
+def wide(x: Tensor, scale: float) -> Tensor:
+    """x as int16 codes mean it."""
+    codes = qd.quantize_per_tensor.default(x, scale, 0, -(2**15), 2**15 - 1, torch.int16)
+    return qd.dequantize_per_tensor.default(codes, scale, 0, -(2**15), 2**15 - 1, torch.int16)
+
+
+class Step(nn.Module):
+    """A function between two quantizations."""
+
+    def __init__(self, function: Any, scale: float, weight: Weights | None = None) -> None:
+        super().__init__()
+        self.function, self.scale, self.weight = function, scale, weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = wide(x, 1e-4)
+        given = () if self.weight is None else (self.weight(), self.weight.bias)
+        return wide(self.function(x, *given), self.scale)
+
+
+def exported(model: nn.Module, x: Tensor) -> Any:
+    result = hop.export.to_integer(torch.export.export(model.eval(), (x,)), target=TFLITE_16X8)
+    assert not result.report.left, result.report
+    return result.program
+
+
+def compare(program: Any, *inputs: Tensor) -> Any:
+    found = hop.export.verify_tflite(program, hop.export.to_tflite(program), [(x,) for x in inputs])
+    assert found.first is None and found.outputs[0].dtype == torch.int16, found
+    return found
+
+
+def image(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+CONVOLUTIONS = {
+    "plain": ((6, 4, 3, 3), {}),
+    "padded": ((6, 4, 3, 3), {"padding": 1, "stride": 2}),
+    "dilated": ((5, 4, 3, 2), {"dilation": 2}),
+    "depthwise": ((8, 1, 3, 3), {"groups": 4}),
+    "pointwise": ((9, 4, 1, 1), {}),
+}
+PAIRS = {
+    "add": lambda x: x + wide(x, 2.5e-4),
+    "sub": lambda x: x - wide(x, 3e-4),
+    "relu": lambda x: (x + wide(x, 1e-5)).relu(),
+    "mul": lambda x: x * wide(x, 3e-4),
+    "relu6": lambda x: F.relu6(x * wide(x, 3e-4)),
+}
+
+
+class TestEqual(unittest.TestCase):
+    @parameterized.expand(itertools.product(CONVOLUTIONS, (True, False), (True, False)))
+    def test_convolution(self, name: str, bias: bool, whole: bool) -> None:
+        torch.manual_seed(4)
+        shape, options = CONVOLUTIONS[name]
+        weight = Weights(shape, not whole, bias)
+        model = Step(lambda x, w, b: F.conv2d(x, w, b, **options), 2e-5, weight)
+        x = image(1, 2, 4, 9, 8)
+        program = exported(model, x)
+        compare(program, x, x * 3)
+        self.near(model, program, x)
+
+    @parameterized.expand(
+        [(bias, whole, size) for bias in (True, False) for whole in (True, False) for size in (16, 700)]
+    )
+    def test_linear(self, bias: bool, whole: bool, size: int) -> None:
+        torch.manual_seed(4)
+        model = Step(F.linear, 4e-5, Weights((24, size), not whole, bias))
+        x = image(2, 50, size)
+        program = exported(model, x)
+        compare(program, x, x * 3)
+        self.near(model, program, x)
+
+    @parameterized.expand(PAIRS)
+    def test_two_operands(self, name: str) -> None:
+        model = Step(PAIRS[name], 3e-4)
+        x = image(3, 40, 30)
+        program = exported(model, x)
+        compare(program, x, x * 3)
+        self.near(model, program, x)
+
+    @parameterized.expand([(False,), (True,)])
+    def test_sums_beyond_32_bits(self, whole: bool) -> None:
+        """2^15 features, nearly all of one sign, whose sums reach 2^36."""
+        torch.manual_seed(4)
+        model = Step(F.linear, 4e-3, Weights((6, 2**15), not whole, True))
+        model.weight.codes.abs_().add_(1).clamp_(max=127)  # type: ignore[union-attr]
+        x = image(2, 30, 2**15).abs() * torch.linspace(0.02, 3, 30)[:, None]
+        program = exported(model, x)
+        (sums,) = [x.sum() for x in [(x / 1e-4).round().clamp(max=32767)[-1:]]]
+        assert sums * 32 > 2**34
+        codes = compare(program, x)
+        assert codes.outputs[0].elements == 180 and len(torch.unique(program.module()(x))) > 100
+
+    def near(self, model: nn.Module, program: Any, x: Tensor) -> None:
+        """As the quantized floats, but for a step of an operand, and for a mantissa of 15 bits."""
+        y = model(x)
+        assert ((program.module()(x) - y).abs() <= model.scale * 3.01 + y.abs() * 2.0**-14).all()
+
+    def test_network(self) -> None:
+        """Convolutions, a residual, a pool, a view, and a layer."""
+
+        class Network(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.first, self.second = Weights((8, 3, 3, 3)), Weights((8, 1, 3, 3))
+                self.last = Weights((10, 8 * 4 * 4))
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = wide(x, 1e-4)
+                x = wide(F.conv2d(x, self.first(), self.first.bias, padding=1).relu(), 1e-4)
+                y = wide(F.conv2d(x, self.second(), self.second.bias, padding=1, groups=8), 1.3e-4)
+                x = wide(F.max_pool2d(wide(x + y, 2e-4), 2), 2e-4)
+                return wide(F.linear(x.flatten(1), self.last(), self.last.bias), 2e-4)
+
+        x = image(5, 3, 3, 8, 8)
+        found = compare(exported(Network(), x), x, x * 4)
+        assert len(found.rows) >= 6
+
+
+class TestSums(unittest.TestCase):
+    def test_beyond_32_bits(self) -> None:
+        """A sum of 2^41 is exact, and proven; so is its bias."""
+        q, w = (hop.Quantizer(f, scale=hop.scale_rules.Static()) for f in (hop.formats.INT16, hop.formats.INT8))
+        x = hop.quantize(q, torch.full((1, 2**19), 32767.0), scale=torch.ones(()))
+        weight = hop.quantize(w, torch.full((2, 2**19), 127.0), scale=torch.ones(()))
+        y = hop.scaled(torch.ops.aten.linear.default, torch.float32, x, weight)
+        assert y.double().tolist() == [[float(torch.tensor(32767.0 * 127 * 2**19))] * 2]
+
+    def test_ranges(self) -> None:
+        model = Step(F.linear, 1e-3, Weights((4, 3000), False, True))
+        program = exported(model, image(2, 2, 3000))
+        (row,) = [r for r in hop.export.ranges(program).products if "linear" in r.operator or "mm" in r.operator][:1]
+        weight = model.weight.codes.long().abs().sum(1).max().item()  # type: ignore[union-attr]
+        assert row.accumulator == torch.int64 and row.status == "proven"
+        assert row.low is not None and -(weight * 2**15) <= row.low <= -(weight * 2**15) // 2
+
+    def test_zero_points(self) -> None:
+        with pytest.raises(ValueError, match="int16 has no zero points"):
+            hop.Quantizer(hop.formats.INT16, scale=hop.scale_rules.Static(affine=True))
