@@ -12,32 +12,37 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from hop.export.rewrite.code_floats import run_dequantize
-from hop.export.rewrite.known_targets import TFLITE
+from hop.export.rewrite.known_targets import TFLITE, TFLITE_16X8
 from hop.export.rewrite.program import graph_of as graph_copy
 from hop.export.rewrite.program import rebuilt, share_numbers, simplify, without_unused
 from hop.export.rewrite.target import Target
-from hop.export.targets.tflite.inputs import READ, Call, Value
+from hop.export.targets.tflite.inputs import READ, Call, Value, quantized
 from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, content, graph_of, numbers_of
+from hop.numerics.requantization import Reciprocal
 from hop.numerics.spelling import shown
 
 _CALLER = "from_tflite"
 _MOST_ELEMENTS = 2**26  # of an input, which an export is made with
 _REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, ZeroDivisionError, OverflowError)
-_WHOLE, _LONGEST_LIST = ("INT8", "INT32", "INT64"), 32  # of axes, shapes and paddings
+_CODES = ("INT8", "INT16")
+_HELD = (*_CODES, "INT32", "INT64")  # biases, too
+_LONGEST_LIST = 32  # of axes, shapes and paddings
 _ENUMS = ("ActivationFunctionType", "Padding", "FullyConnectedOptionsWeightsFormat")
 
 
-def from_tflite(model: Any, *, target: Target = TFLITE) -> ExportedProgram:
-    """A .tflite file of int8 as a program of integers, in the form of `to_integer`: its inputs are floats, which the
-    program quantizes as the file's inputs are, and its outputs the floats that the file's codes mean.
+def from_tflite(model: Any, *, target: Target | None = None) -> ExportedProgram:
+    """A .tflite file of int8, or of activations of int16 and weights of int8, as a program of integers in the form of
+    `to_integer`: its inputs are floats, which the program quantizes as the file's inputs are, and its outputs the
+    floats that the file's codes mean.
 
     Its codes are those of LiteRT's reference kernels; hop.export.ranges bounds its sums, to_qdq, lower and to_onnx take
     it. Inputs and outputs have the names of the file's signature, and its layouts: pictures have their channels last.
-    Biases stay int32. A dimension that LiteRT may resize has the size that the file says.
+    Biases stay integers. A dimension that LiteRT may resize has the size that the file says.
 
     Args:
         model: the path of a .tflite file, its bytes, or a TfliteModel. Nothing of it is run.
-        target: whose conventions find the codes; another than TFLITE lowers the file's model to that runtime.
+        target: whose conventions find the codes. The default is TFLITE, or TFLITE_16X8 for results of int16; another
+            lowers the file's model to that runtime.
 
     Raises:
         ImportError: LiteRT, which has the schema, is not installed.
@@ -46,9 +51,9 @@ def from_tflite(model: Any, *, target: Target = TFLITE) -> ExportedProgram:
         ValueError: no .tflite file, or a damaged one, with the place.
         NotImplementedError: an operator is not read, computes floats, or takes what is not read. It is named.
     """
-    if not isinstance(target, Target):
+    if target is not None and not isinstance(target, Target):
         raise TypeError(
-            f"{_CALLER}: target must be a hop.export.targets.Target, got {shown(target)}; give one such as "
+            f"{_CALLER}: target must be a hop.export.targets.Target or None, got {shown(target)}; give one such as "
             "hop.export.targets.TFLITE"
         )
     graph = graph_of(_CALLER, model)
@@ -74,9 +79,9 @@ def _tidied(program: ExportedProgram) -> ExportedProgram:
 
 
 def _example(tensor: FileTensor, what: str) -> Tensor:
-    if tensor.kind not in ("INT8", "FLOAT32"):
+    if tensor.kind not in (*_CODES, "FLOAT32"):
         raise NotImplementedError(
-            f"{_CALLER}: {what}: the input {tensor.name!r} is {tensor.kind}; INT8 and FLOAT32 are read"
+            f"{_CALLER}: {what}: the input {tensor.name!r} is {tensor.kind}; INT8, INT16 and FLOAT32 are read"
         )
     if math.prod(tensor.shape) > _MOST_ELEMENTS:
         raise NotImplementedError(
@@ -89,7 +94,7 @@ def _example(tensor: FileTensor, what: str) -> Tensor:
 class _Module(nn.Module):
     """A file's operators, one after the other."""
 
-    def __init__(self, graph: FileGraph, target: Target, what: str) -> None:
+    def __init__(self, graph: FileGraph, target: Target | None, what: str) -> None:
         super().__init__()
         self.graph, self.target, self.what = graph, target, what
         self.failure: Exception | None = None
@@ -98,9 +103,9 @@ class _Module(nn.Module):
         self.lists: dict[int, list[int]] = {}
         read = {i for op in graph.operators for i in op.inputs} | set(graph.outputs.values())
         for t in graph.tensors:
-            if t.data is not None and t.kind in _WHOLE and t.data.numel() <= _LONGEST_LIST:
+            if t.data is not None and t.kind in _HELD and t.data.numel() <= _LONGEST_LIST:
                 self.lists[t.index] = t.data.reshape(-1).tolist()
-            if t.data is not None and t.kind in ("INT8", "INT32") and t.index in read:
+            if t.data is not None and t.kind in _HELD and t.index in read:
                 self.held[t.index] = f"tensor_{t.index}"
                 self.register_buffer(f"tensor_{t.index}", t.data)
         for op in graph.operators:
@@ -113,6 +118,10 @@ class _Module(nn.Module):
 
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         self.forward = forward.__get__(self)
+
+    def of(self, result: FileTensor) -> Target:
+        """Whose conventions find a result."""
+        return self.target or (TFLITE_16X8 if result.kind == "INT16" else TFLITE)
 
     def place(self, op: FileOperator) -> str:
         result = f" {self.graph.tensors[op.outputs[0]].name!r}" if op.outputs else ""
@@ -129,8 +138,8 @@ class _Module(nn.Module):
             )
         if len(op.outputs) != 1:
             raise NotImplementedError(f"{self.place(op)} has {len(op.outputs)} results; one is read")
-        if not is_last and (t := self.graph.tensors[op.outputs[0]]).kind != "INT8":
-            raise NotImplementedError(f"{self.place(op)} gives {t.kind}; INT8 is read")
+        if not is_last and (t := self.graph.tensors[op.outputs[0]]).kind not in _CODES:
+            raise NotImplementedError(f"{self.place(op)} gives {t.kind}; INT8 and INT16 are read")
 
     def run(self, inputs: tuple[Tensor, ...]) -> Any:
         try:
@@ -143,7 +152,7 @@ class _Module(nn.Module):
         tensors, found = self.graph.tensors, dict[int, Any]()
         for index, x in zip(self.graph.inputs.values(), inputs, strict=True):
             found[index] = x
-            if tensors[index].kind == "INT8":
+            if tensors[index].kind in _CODES:
                 found[index] = self._quantized(tensors[index], x)
         for op in self.graph.operators:
             found[op.outputs[0]] = self._call(op, found)
@@ -151,11 +160,13 @@ class _Module(nn.Module):
         return shown[0] if len(shown) == 1 else shown
 
     def _quantized(self, tensor: FileTensor, x: Tensor) -> Value:
-        op = FileOperator(-1, "QUANTIZE", (tensor.index,), (tensor.index,), lambda name, default: default)
-        try:
-            return READ["QUANTIZE"](Call(op, (x,), (tensor,), tensor, self.target, self.numbers, self.lists))
-        except NotImplementedError as error:
-            raise NotImplementedError(f"{_CALLER}: {self.what}: the input {tensor.name!r}: {error}") from error
+        """What an input of codes is, of the floats that they stand for, as PyTorch's quantize nodes find it."""
+        if tensor.units is None or (tensor.kind == "INT16" and tensor.units[1]):
+            raise NotImplementedError(
+                f"{_CALLER}: {self.what}: the input {tensor.name!r} is {tensor.kind} with {tensor.quantization}; one "
+                "scale is read, and no zero point of int16"
+            )
+        return Value(*tensor.units, {"file": quantized(tensor.kind, x, *tensor.units, Reciprocal())})
 
     def _shown(self, tensor: FileTensor, found: dict[int, Any]) -> Tensor:
         value = found.get(tensor.index)
@@ -168,7 +179,7 @@ class _Module(nn.Module):
     def _constant(self, tensor: FileTensor) -> Any:
         """A constant: a Value, where it has codes of one scale; else what it holds."""
         held = getattr(self, self.held[tensor.index]) if tensor.index in self.held else tensor.data
-        if tensor.kind == "INT8" and tensor.units is not None and held is not None:
+        if tensor.kind in _CODES and tensor.units is not None and held is not None:
             return Value(*tensor.units, {"file": held})
         return held
 
@@ -179,10 +190,10 @@ class _Module(nn.Module):
         if op.name == "DEQUANTIZE":
             made: Any = run_dequantize(inputs[0].held()) if isinstance(inputs[0], Value) else None
             if made is None:
-                raise NotImplementedError(f"{self.place(op)} reads no codes of int8")
+                raise NotImplementedError(f"{self.place(op)} reads no codes of int8 or int16")
             return made
         try:
-            made = READ[op.name](Call(op, inputs, tensors, result, self.target, self.numbers, self.lists))
+            made = READ[op.name](Call(op, inputs, tensors, result, self.of(result), self.numbers, self.lists))
         except NotImplementedError as error:
             raise NotImplementedError(f"{self.place(op)} cannot be read: {error}") from error
         except _REFUSALS as error:

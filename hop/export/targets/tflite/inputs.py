@@ -14,10 +14,10 @@ from hop.dispatch.operators import aten
 from hop.export.rewrite.code_floats import Held, run_quantize, run_requantized
 from hop.export.rewrite.target import Target
 from hop.export.targets.tflite.reading import FileOperator, FileTensor
-from hop.numerics.formats import INT8
+from hop.numerics.formats import INT8, INT16
 from hop.numerics.integer_functions import TfliteSoftmax, TfliteTable
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import Convention
+from hop.numerics.requantization import Convention, Division
 from hop.numerics.scale_rules import Static
 from hop.numerics.tables import float32
 
@@ -29,8 +29,8 @@ _BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "RELU6": (0.0, 6.0),
     "RELU_N1_TO_1": (-1.0, 1.0),
 }
-_LOWEST = -128
-_PLAIN = Quantizer(INT8, (-1,), Static(affine=True))
+_FORMATS = {"INT8": INT8, "INT16": INT16}
+_PLAIN = {f.dtype: Quantizer(f, (-1,), Static(affine=f.bits == 8)) for f in _FORMATS.values()}
 
 
 @dataclass
@@ -50,7 +50,9 @@ class Value:
 
     def held(self, layout: str = _FILE) -> Held:
         """The codes as hop.scaled takes them."""
-        return Held(_PLAIN, self.at(layout), [self.scale, self.zero], torch.float32)
+        codes = self.at(layout)
+        quantizer = _PLAIN[codes.dtype]
+        return Held(quantizer, codes, [self.scale, self.zero][: 1 + quantizer.scale.has_zero_point()], torch.float32)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Call:
         """An input of codes."""
         x = self.inputs[i] if i < len(self.inputs) else None
         if not isinstance(x, Value):
-            self.refuse(f"its input {i} is of no codes of int8")
+            self.refuse(f"its input {i} is of no codes of int8 or int16")
         return x
 
     def numbers(self, i: int) -> list[int]:
@@ -88,8 +90,10 @@ class Call:
 
     def units(self) -> tuple[float, int]:
         """The scale and zero point of the result."""
-        if self.result.kind != "INT8" or self.result.units is None:
+        if self.result.kind not in _FORMATS or self.result.units is None:
             self.refuse(f"its result is {self.result.kind} {'' if self.result.units else 'without one scale'}".rstrip())
+        if self.result.kind == "INT16" and self.result.units[1]:
+            self.refuse(f"its result is INT16 with the zero point {self.result.units[1]}; 0 is read")
         return self.result.units
 
     def option(self, name: str, default: Any = 0) -> Any:
@@ -110,6 +114,8 @@ class Call:
         return bounds
 
     def convention(self, op: Any, bounds: tuple[float | None, float | None], whole_weight: bool = False) -> Convention:
+        if (name := self.result.kind.lower()) not in self.target.dtypes:
+            self.refuse(f"its result is {name}, and target {self.target.name} has {' and '.join(self.target.dtypes)}")
         row = self.target[op] if op in self.target else self.refuse(self.target.missing(str(op)))
         own = row.per_tensor if whole_weight and row.per_tensor is not None else row.convention
         return replace(own, low=bounds[0], high=bounds[1])
@@ -127,8 +133,10 @@ class Call:
         """The result of hop.scaled."""
         scale, zero = self.units()
         rule = convention or self.convention(op, self.bounds() if bounds is None else bounds)
-        output = Quantizer(INT8, (-1,), Static(affine=True, requantize=rule))
-        codes = run_requantized(op, output, args, kwargs or {}, [scale, zero], None, [])
+        format = _FORMATS[self.result.kind]
+        output = Quantizer(format, (-1,), Static(affine=format.bits == 8, requantize=rule))
+        given = [scale, zero][: 1 + output.scale.has_zero_point()]
+        codes = run_requantized(op, output, args, kwargs or {}, given, None, [])
         return Value(scale, zero, {layout: codes})
 
     def same(self, x: Value, codes: Tensor, layout: str = _FILE) -> Value:
@@ -136,6 +144,13 @@ class Call:
         if self.units() != (x.scale, x.zero):
             self.refuse(f"its result has the scale and zero point {self.units()}, its input {(x.scale, x.zero)}")
         return Value(x.scale, x.zero, {layout: codes})
+
+
+def quantized(kind: str, x: Tensor, scale: float, zero: int, rule: Convention) -> Tensor:
+    """The codes of floats."""
+    plain = _PLAIN[_FORMATS[kind].dtype]
+    quantizer = replace(plain, scale=replace(plain.scale, requantize=rule))
+    return run_quantize(quantizer, x, [scale, zero][: 1 + plain.scale.has_zero_point()], None)
 
 
 def layout_of(*values: Value) -> str:
@@ -174,8 +189,9 @@ def _bias(call: Call) -> Tensor | None:
     bias = call.inputs[2] if len(call.inputs) > 2 else None
     if bias is None:
         return None
-    if not isinstance(bias, Tensor) or bias.dtype != torch.int32:
-        call.refuse("its bias is no constant of int32")
+    wanted = torch.int64 if call.result.kind == "INT16" else torch.int32
+    if not isinstance(bias, Tensor) or bias.dtype != wanted:
+        call.refuse(f"its bias is no constant of {wanted}")
     return bias.reshape(-1)
 
 
@@ -240,6 +256,8 @@ def _batch_matmul(call: Call) -> Value:
 def _elementwise(call: Call) -> Value:
     op = {"ADD": aten.add.Tensor, "SUB": aten.sub.Tensor, "MUL": aten.mul.Tensor}[call.op.name]
     a, b = call.value(0), call.value(1)
+    if call.result.kind == "INT16" and call.op.name != "MUL" and call.option("PotScaleInt16", True):
+        call.refuse("its scales are powers of two by its options, which is not read")
     layout = layout_of(a, b)
     return call.give(op, [a.held(layout), b.held(layout)], layout)
 
@@ -261,7 +279,8 @@ def _pool(call: Call) -> Value:
     kernel = [call.option("FilterHeight", 1), call.option("FilterWidth", 1)]
     if (x.scale, x.zero) != call.units():
         call.refuse(f"its result has the scale and zero point {call.units()}, its input {(x.scale, x.zero)}")
-    given, padding = _windows(call, x, kernel, stride, _LOWEST if is_maximum else None)
+    lowest = torch.iinfo(x.at().dtype).min
+    given, padding = _windows(call, x, kernel, stride, lowest if is_maximum else None)
     if is_maximum:
         return call.give(aten.max_pool2d.default, [given.held(_SECOND), kernel, stride, padding], _SECOND)
     args = [given.held(_SECOND), kernel, stride, padding, False, not any(padding)]
@@ -303,8 +322,7 @@ def _bound(call: Call) -> Value:
 def _requantize(call: Call) -> Value:
     if isinstance(call.inputs[0], Tensor):  # floats that an input holds
         scale, zero = call.units()
-        codes = run_quantize(_PLAIN, call.inputs[0], [scale, zero], None)
-        return Value(scale, zero, {_FILE: codes})
+        return Value(scale, zero, {_FILE: quantized(call.result.kind, call.inputs[0], scale, zero, Division())})
     x = call.value(0)
     layout = layout_of(x)
     return call.give(aten.clone.default, [x.held(layout)], layout, (None, None))
