@@ -45,6 +45,7 @@ from hop.numerics.requantization import (
     FloatMultiplier,
     Reciprocal,
     Requantization,
+    WideFixedPoint,
 )
 from hop.numerics.scale_rules import AbsMean, Amax, MinMax, Rule
 from hop.numerics.schemes import SCHEMES, SHORT
@@ -238,6 +239,7 @@ CONVENTIONS = {
     'FixedPoint("away")': ("exact, ties away from zero", FixedPoint(rounding="away")),
     'FixedPoint("even")': ("exact, ties to even", FixedPoint(rounding="even")),
     'FixedPoint("ruy")': ("LiteRT's optimized kernels", FixedPoint(rounding="ruy")),
+    "WideFixedPoint": ("LiteRT's convolutions of int16", WideFixedPoint()),
 }
 HALVES = (1, 3, 5, -1, -3, -5)
 
