@@ -22,6 +22,7 @@ from hop.numerics.requantization import GEMMLOWP, fixed_point, floor_quotient, p
 _aten = torch.ops.aten
 _ADAPTIVE = (_aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default)
 _POOLS = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, *_ADAPTIVE)
+_INPUTS = (torch.int8, torch.uint8, torch.int16)
 _HEADROOM = {torch.int16: 15}  # bits by which TFLite shifts the operands of a sum to the left; else
 _HEADROOM_OF_BYTES = 20
 
@@ -38,7 +39,7 @@ class TfliteAdd(IntegerFunction):
     times its scale over twice the larger of the two; their sum times that over the output's scale. Each product is
     rounded twice, as requantization.GEMMLOWP does."""
 
-    inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.uint8, torch.int16)
+    inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.add.Tensor, _aten.sub.Tensor) and kwargs.get("alpha", 1) == 1
@@ -75,6 +76,8 @@ class TfliteAdd(IntegerFunction):
 class TfliteMean(IntegerFunction):
     """A mean over n elements: their sum, less n zero points, times the mantissa of the scale over the output's, which
     was divided by n in integers, rounded down."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.mean.dim, _aten.mean.default)
@@ -121,6 +124,8 @@ class TfliteAveragePool(IntegerFunction):
     """An average pool: the sum of the codes, zero points included, by how many of them lie inside the tensor, to the
     nearest, ties away from zero. Where the output has another scale, these codes are then requantized by
     requantization.GEMMLOWP, as by an operator that follows. It does not count what pads the tensor."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in _POOLS
@@ -181,6 +186,8 @@ def _windows(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: list[int]) ->
 class TfliteConcatenation(IntegerFunction):
     """A concatenation: each operand's codes requantized to the output's scale by requantization.GEMMLOWP; those that
     have that scale and zero point stay as they are."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.cat.default

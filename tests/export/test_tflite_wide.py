@@ -73,6 +73,22 @@ PAIRS = {
 }
 
 
+OTHERS: dict[str, Any] = {
+    "mean": (lambda x: x.mean((2, 3)), 3e-5, (2, 5, 7, 6)),
+    "mean of channels": (lambda x: x.mean(1, True), 3e-5, (2, 5, 7, 6)),
+    "pool": (lambda x: F.avg_pool2d(x, 3, 2), 1e-4, (2, 5, 9, 8)),
+    "adaptive pool": (lambda x: F.adaptive_avg_pool2d(x, 1), 7e-5, (2, 5, 9, 8)),
+    "concatenation": (lambda x: torch.cat([x, wide(x, 2.3e-4)], 1), 1.7e-4, (2, 5, 9, 8)),
+    "softmax": (lambda x: x.softmax(-1), 2.0**-15, (40, 30)),
+    "sigmoid": (lambda x: x.sigmoid(), 2.0**-15, (40, 300)),
+    "tanh": (lambda x: x.tanh(), 2.0**-15, (40, 300)),
+    "gelu": (F.gelu, 1.1e-4, (40, 300)),
+    "exp": (lambda x: x.exp(), 1e-3, (40, 300)),
+    "product": (lambda x: torch.bmm(x, wide(x, 2e-4).transpose(1, 2)), 1e-3, (6, 20, 50)),
+    "views": (lambda x: x.permute(0, 2, 1)[:, 1:4].reshape(-1, 12), 1.3e-4, (6, 4, 5)),
+}
+
+
 class TestEqual(unittest.TestCase):
     @parameterized.expand(itertools.product(CONVOLUTIONS, (True, False), (True, False)))
     def test_convolution(self, name: str, bias: bool, whole: bool) -> None:
@@ -121,6 +137,14 @@ class TestEqual(unittest.TestCase):
         """As the quantized floats, but for a step of an operand, and for a mantissa of 15 bits."""
         y = model(x)
         assert ((program.module()(x) - y).abs() <= model.scale * 3.01 + y.abs() * 2.0**-14).all()
+
+    @parameterized.expand(OTHERS)
+    def test_others(self, name: str) -> None:
+        function, scale, shape = OTHERS[name]
+        model = Step(function, scale)
+        x = image(3, *shape)
+        program = exported(model, x)
+        compare(program, x, x * 3)
 
     def test_network(self) -> None:
         """Convolutions, a residual, a pool, a view, and a layer."""

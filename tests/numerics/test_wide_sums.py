@@ -13,6 +13,7 @@ from parameterized import parameterized
 
 import hop
 from hop.numerics.formats import INT8, INT16
+from hop.numerics.integer_functions import TfliteSoftmax
 from hop.numerics.requantization import FixedPoint, WideFixedPoint
 
 ROUNDINGS = ("tflite", "away", "even")
@@ -116,6 +117,9 @@ class TestScaled(unittest.TestCase):
         with pytest.raises(ValueError, match="int16 has no zero points"):
             hop.Quantizer(INT16, scale=hop.scale_rules.MinMax())
         x = hop.quantize(hop.Quantizer(INT8, scale=hop.scale_rules.Static()), torch.ones(2, 4), scale=ONE)
+        shares = hop.Quantizer(INT16, scale=hop.scale_rules.Static(requantize=TfliteSoftmax()))
+        with pytest.raises(ValueError, match="TfliteSoftmax: format must have a zero point of -32768"):
+            hop.scaled(torch.ops.aten.softmax.int, shares, x, -1, output_scale=torch.tensor(2.0**-15))
         bias = torch.ones(2, dtype=torch.int64)
         with pytest.raises(TypeError, match="or int32 in units"):
             hop.scaled(torch.ops.aten.linear.default, torch.float32, x, x, bias)

@@ -27,6 +27,7 @@ from hop.numerics.integer_functions import (
     TfliteAveragePool,
     TfliteConcatenation,
     TfliteMean,
+    TfliteSigmoid,
     TfliteSoftmax,
     TfliteTable,
 )
@@ -114,11 +115,36 @@ TFLITE_16X8 = Target(
             FixedPoint(rounding="gemmlowp", multiplier="float32"),
             f"kernels/mul.cc Prepare; {_INTEGER_OPS}/mul.h MulElementwise",
         ),
+        Row(
+            ("bmm.default",),
+            WideFixedPoint(),
+            "kernels/batch_matmul.cc Prepare; kernels/internal/reference/batch_matmul.h BatchMatMul, of int16",
+        ),
         Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
         Row(
             ("max_pool2d.default", "relu.default", *_VIEWS),
             GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
+        ),
+        Row(("mean.dim",), TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum, of int16"),
+        Row(
+            ("avg_pool2d.default", "adaptive_avg_pool2d.default"),
+            TfliteAveragePool(),
+            f"{_INTEGER_OPS}/pooling.h AveragePool, of int16",
+        ),
+        Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
+        Row(
+            ("softmax.int", "_softmax.default"),
+            TfliteSoftmax(),
+            "kernels/internal/reference/softmax.h SoftmaxInt16",
+        ),
+        *(
+            Row((f"{name}.default",), TfliteSigmoid(function=name), f"{_INTEGER_OPS}/{file}, of int16")
+            for name, file in (("sigmoid", "logistic.h Logistic"), ("tanh", "tanh.h Tanh"))
+        ),
+        *(
+            Row((f"{name}.default",), TfliteTable(function=name), f"kernels/{file}; common.h LUTPopulate of int16")
+            for name, file in (("gelu", "activations.cc GeluPrepare"), ("exp", "elementwise.cc"))
         ),
     ),
     dtypes=("int16",),

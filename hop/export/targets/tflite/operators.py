@@ -196,7 +196,7 @@ def _pool(step: Step) -> None:
     if not is_maximum and rest and rest[0]:
         raise NotImplementedError("TFLite's pools have no ceil_mode")
     # A maximum with zeros is one with nothing where 0 has the least code.
-    index, padding = _padded(step, x, kernel, stride, pad, explicit=is_maximum and x.zero == _LOWEST)
+    index, padding = _padded(step, x, kernel, stride, pad, explicit=is_maximum and x.zero == torch.iinfo(x.dtype).min)
     options = {"filterHeight": kernel[0], "filterWidth": kernel[1], "strideH": stride[0], "strideW": stride[1]}
     options |= {"padding": padding, "fusedActivationFunction": step.file.activation("NONE")}
     name = "MAX_POOL_2D" if is_maximum else "AVERAGE_POOL_2D"
@@ -218,8 +218,12 @@ def _function(step: Step) -> None:
     if step.op not in _FUNCTIONS:
         raise NotImplementedError(f"{step.op} is not written")
     name, kind = _FUNCTIONS[step.op]
-    if name == "LOGISTIC" and (step.result.scale, step.result.zero) != (1 / 256, _LOWEST):
-        raise NotImplementedError("TFLite's LOGISTIC gives codes of scale 1/256 and zero point -128; quantize by these")
+    units = (1 / 256, _LOWEST) if x.dtype == torch.int8 else (2.0**-15, 0)
+    fixed = name == "LOGISTIC" or (name == "TANH" and x.dtype == torch.int16)
+    if fixed and (step.result.scale, step.result.zero) != units:
+        raise NotImplementedError(
+            f"TFLite's {name} gives codes of scale 1/{1 / units[0]:.0f} and zero point {units[1]}; quantize by these"
+        )
     options = {"approximate": step.kwargs.get("approximate") == "tanh"} if name == "GELU" else {}
     step.write(name, [tensor(step.file, x, order)], order, kind, **options)
 
