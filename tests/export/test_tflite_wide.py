@@ -15,13 +15,7 @@ from hop.export.targets import TFLITE_16X8
 
 pytest.importorskip("ai_edge_litert", reason="needs LiteRT")
 
-from tests.support.tflite_models import Weights, qd
-
-
-def wide(x: Tensor, scale: float) -> Tensor:
-    """x as int16 codes mean it."""
-    codes = qd.quantize_per_tensor.default(x, scale, 0, -(2**15), 2**15 - 1, torch.int16)
-    return qd.dequantize_per_tensor.default(codes, scale, 0, -(2**15), 2**15 - 1, torch.int16)
+from tests.support.tflite_models import Weights, networks, wide, widened
 
 
 class Step(nn.Module):
@@ -166,6 +160,19 @@ class TestEqual(unittest.TestCase):
         x = image(5, 3, 3, 8, 8)
         found = compare(exported(Network(), x), x, x * 4)
         assert len(found.rows) >= 6
+
+
+class TestNetworks(unittest.TestCase):
+    @parameterized.expand(["digits", "residual", "separable", "mobilenet", "transformer"])
+    @pytest.mark.full
+    def test_every_tensor(self, name: str) -> None:
+        torch.manual_seed(3)
+        model, shape = networks()[name]
+        x = image(1, *shape)
+        with torch.no_grad():
+            widened(model)(x)
+        found = compare(exported(model, x), x)
+        assert len(found.rows) >= 8
 
 
 class TestSums(unittest.TestCase):

@@ -25,7 +25,7 @@ from hop.dispatch.operators import (
 )
 from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
-from hop.export.targets.tflite.views import viewed
+from hop.export.targets.tflite.views import padded, viewed
 
 _FUNCTIONS = {
     aten.sigmoid.default: ("LOGISTIC", ""),
@@ -87,27 +87,20 @@ def _is_same(size: int, kernel: int, stride: int, pad: int) -> bool:
 
 
 def _padded(
-    step: Step, x: Codes, kernel: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int], explicit: bool
+    step: Step, x: Codes, kernel: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int], fill: int | None
 ) -> tuple[int, int]:
-    """The tensor that a window slides over, and TFLite's padding of it."""
+    """The tensor that a window slides over, and TFLite's padding of it; padded with `fill` where that is not SAME."""
     index, sizes = tensor(step.file, x, LAST), x.shape[2:]
     if pad == (0, 0):
         return index, step.file.padding("VALID")
     if all(_is_same(*four) for four in zip(sizes, kernel, stride, pad, strict=True)):
         return index, step.file.padding("SAME")
-    if not explicit:
+    if fill is None:
         raise NotImplementedError(f"TFLite's pools have no padding of {pad} on all sides for windows {kernel}")
-    wide = replace(
-        x,
-        name=f"{step.result.name}_padded",
-        shape=(*x.shape[:2], *(n + 2 * p for n, p in zip(sizes, pad, strict=True))),
-        tensors={},
-    )
-    sides = step.file.tensor(
-        f"{wide.name}_sides", (4, 2), torch.int32, data=torch.tensor([[0, 0], *([p, p] for p in pad), [0, 0]])
-    )
-    made = step.file.operator("PAD", [index, sides], new(step.file, wide, LAST), "PadOptions")
-    return made, step.file.padding("VALID")
+    shape = (*x.shape[:2], *(n + 2 * p for n, p in zip(sizes, pad, strict=True)))
+    large = replace(x, name=f"{step.result.name}_padded", shape=shape, tensors={})
+    padded(Step(step.file, aten.constant_pad_nd.default, (x, [pad[1], pad[1], pad[0], pad[0]], fill), {}, large))
+    return tensor(step.file, large, LAST), step.file.padding("VALID")
 
 
 def _convolution(step: Step) -> None:
@@ -117,7 +110,7 @@ def _convolution(step: Step) -> None:
     stride, pad, dilation = _pair(step.arg(3)), _pair(step.arg(4), 0), _pair(step.arg(5))
     groups, (out, per_group, *kernel) = step.arg(6, 1), weight.codes.shape
     reach = (dilation[0] * (kernel[0] - 1) + 1, dilation[1] * (kernel[1] - 1) + 1)
-    index, padding = _padded(step, x, reach, stride, pad, explicit=True)
+    index, padding = _padded(step, x, reach, stride, pad, x.zero)
     options = {"padding": padding, "strideH": stride[0], "strideW": stride[1], "dilationHFactor": dilation[0]}
     options |= {"dilationWFactor": dilation[1], "fusedActivationFunction": step.activation()}
     if groups > 1 and per_group == 1:
@@ -195,8 +188,8 @@ def _pool(step: Step) -> None:
         raise NotImplementedError("TFLite's pools have no dilation and no ceil_mode")
     if not is_maximum and rest and rest[0]:
         raise NotImplementedError("TFLite's pools have no ceil_mode")
-    # A maximum with zeros is one with nothing where 0 has the least code.
-    index, padding = _padded(step, x, kernel, stride, pad, explicit=is_maximum and x.zero == torch.iinfo(x.dtype).min)
+    fill = torch.iinfo(x.dtype).min if is_maximum else None  # beside which any code is the maximum
+    index, padding = _padded(step, x, kernel, stride, pad, fill)
     options = {"filterHeight": kernel[0], "filterWidth": kernel[1], "strideH": stride[0], "strideW": stride[1]}
     options |= {"padding": padding, "fusedActivationFunction": step.file.activation("NONE")}
     name = "MAX_POOL_2D" if is_maximum else "AVERAGE_POOL_2D"
