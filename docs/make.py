@@ -41,6 +41,7 @@ from hop.numerics.requantization import (
     GEMMLOWP,
     TFLITE,
     Division,
+    DoubleMultiplier,
     FixedPoint,
     FloatMultiplier,
     Reciprocal,
@@ -239,6 +240,7 @@ CONVENTIONS = {
     'FixedPoint("away")': ("exact, ties away from zero", FixedPoint(rounding="away")),
     'FixedPoint("even")': ("exact, ties to even", FixedPoint(rounding="even")),
     'FixedPoint("ruy")': ("LiteRT's optimized kernels", FixedPoint(rounding="ruy")),
+    "DoubleMultiplier": ("LiteRT's fully connected layers of int16", DoubleMultiplier()),
     "WideFixedPoint": ("LiteRT's convolutions of int16", WideFixedPoint()),
 }
 HALVES = (1, 3, 5, -1, -3, -5)

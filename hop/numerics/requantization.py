@@ -12,6 +12,7 @@ of hop.scale_rules.Static:
     Reciprocal        in float32, by the reciprocal of the scale, as PyTorch's own quantize operators do; ties to even
     FloatMultiplier   in float32, by one multiplier M = s_lhs · s_rhs / s; ties to even
     FixedPoint        in integers, by a mantissa of 31 bits and a shift; five ways to round
+    DoubleMultiplier  in float64, by one multiplier; ties away from zero
     WideFixedPoint    in integers, by a mantissa of 15 bits and a shift, of sums of 64 bits
 
 `low` and `high` are the range of a fused activation in real numbers, (0, None) for relu; they are quantized as any
@@ -39,6 +40,7 @@ __all__ = [
     "TFLITE",
     "Convention",
     "Division",
+    "DoubleMultiplier",
     "FixedPoint",
     "FloatMultiplier",
     "Reciprocal",
@@ -184,6 +186,20 @@ class FixedPoint(Requantization):
             return (lhs * rhs / scale).to(wide)
         product = (lhs * rhs).to(wide) if self.multiplier == "float32_product" else lhs.to(wide) * rhs.to(wide)
         return product / scale.to(wide)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DoubleMultiplier(Requantization):
+    """round(float64(total) · M), M = (s_lhs · s_rhs) / scale in float64; ties away from zero. LiteRT's fully connected
+    layers of activations of 16 bits."""
+
+    def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
+        wide = torch.float64
+        y = total.to(wide) * (lhs.to(wide) * rhs.to(wide) / scale.to(wide))
+        y = torch.where(y == y, y, 0.0).clamp(-(2.0**30), 2.0**30)  # beyond which all codes are clamped
+        down = y.trunc()
+        up = (y - down).abs() >= 0.5  # exactly, where y + 0.5 may be rounded
+        return (down + torch.where(up, y.sign(), 0.0)).to(torch.int64)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

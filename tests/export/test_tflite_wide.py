@@ -4,6 +4,7 @@ import itertools
 import unittest
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +12,12 @@ from parameterized import parameterized
 from torch import Tensor, nn
 
 import hop
-from hop.export.targets import TFLITE_16X8
+from hop.export.targets import TFLITE_16X8, Row, Target
+from hop.numerics.requantization import FixedPoint
 
 pytest.importorskip("ai_edge_litert", reason="needs LiteRT")
 
+from hop.export.targets.tflite.file import File
 from tests.support.tflite_models import Weights, networks, wide, widened
 
 
@@ -126,6 +129,27 @@ class TestEqual(unittest.TestCase):
         assert sums * 32 > 2**34
         codes = compare(program, x)
         assert codes.outputs[0].elements == 180 and len(torch.unique(program.module()(x))) > 100
+
+    def test_linear_near_ties(self) -> None:
+        """Sums that a multiplier of 31 bits would round otherwise: those that come nearest to half a code."""
+        a, b = 2.0**-13, 2.0**-7
+        out = float(np.float32(a * b / 0.0021861068628198426))
+        sums = np.arange(1, 2**23)
+        steps = sums * (a * b / out)
+        nearest = torch.from_numpy(sums[np.argsort(np.abs(steps - np.floor(steps) - 0.5))[:2000]])
+        file = File()
+        x = file.tensor("x", (1, 2), torch.int16, ([a], [0], 0))
+        weight = file.tensor("weight", (2000, 2), torch.int8, ([b], [0], 0), torch.zeros(2000, 2))
+        bias = file.tensor("bias", (2000,), torch.int64, ([a * b], [0], 0), nearest)
+        y = file.tensor("y", (1, 2000), torch.int16, ([out], [0], 0))
+        file.operator("FULLY_CONNECTED", [x, weight, bias], y, "FullyConnectedOptions")
+        data = file.finish({"x": x}, {"y": y})
+        program = hop.export.from_tflite(data)
+        assert hop.export.verify_tflite(program, data, (torch.zeros(1, 2),)).first is None
+        other = hop.export.from_tflite(
+            data, target=Target("other", (Row(("linear.default",), FixedPoint(rounding="away")),), dtypes=("int16",))
+        )
+        assert hop.export.verify_tflite(other, data, (torch.zeros(1, 2),)).first is not None
 
     def near(self, model: Step, program: Any, x: Tensor) -> None:
         """As the quantized floats, but for a step of an operand, and for a mantissa of 15 bits."""

@@ -14,7 +14,7 @@ from parameterized import parameterized
 import hop
 from hop.numerics.formats import INT8, INT16
 from hop.numerics.integer_functions import TfliteSoftmax
-from hop.numerics.requantization import FixedPoint, WideFixedPoint
+from hop.numerics.requantization import DoubleMultiplier, FixedPoint, WideFixedPoint
 
 ROUNDINGS = ("tflite", "away", "even")
 ONE = torch.ones(())
@@ -61,6 +61,14 @@ class TestConventions(unittest.TestCase):
         mantissa, shift = mantissa_of(1 / scale)
         want = [nearest(Fraction(x * mantissa, 2 ** (31 - shift)), rounding) for x in n]
         assert steps(FixedPoint(rounding=rounding), n, scale) == want
+
+    @hypothesis.given(SUMS, SCALES)
+    def test_double(self, n: list[int], scale: float) -> None:
+        products = [Fraction(float(x) * (1 / scale)) for x in n]
+        bounded = [min(max(p, Fraction(-(2**30))), Fraction(2**30)) for p in products]
+        assert steps(DoubleMultiplier(), n, scale) == [nearest(p, "away") for p in bounded]
+        halves = [s * (2 * k + 1) for s in (1, -1) for k in (0, 1, 2, 2**20)]
+        assert steps(DoubleMultiplier(), halves, 2.0) == [nearest(Fraction(x, 2), "away") for x in halves]
 
     @parameterized.expand(ROUNDINGS)
     def test_ties(self, rounding: str) -> None:

@@ -28,12 +28,15 @@ from hop.numerics.requantization import (
     ROUNDINGS,
     Convention,
     Division,
+    DoubleMultiplier,
     FixedPoint,
     FloatMultiplier,
     Reciprocal,
+    WideFixedPoint,
 )
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of conventions that an operator has not
+_MULTIPLIERS = (Reciprocal(), Division(), FloatMultiplier(), DoubleMultiplier(), WideFixedPoint())
 _ACTIVATIONS = ((None, None), (0.0, None), (0.0, 6.0), (-1.0, 1.0))
 
 
@@ -110,7 +113,7 @@ def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
     functions: list[IntegerFunction] = [TfliteAdd(), TfliteMean(), TfliteAveragePool(), TfliteConcatenation()]
     functions += [TfliteSoftmax(), TosaSoftmax(), IBertSoftmax(), *(TfliteTable(function=name) for name in FUNCTIONS)]
     yield from (("", f) for f in functions if f.takes(op))
-    yield from (("", c) for c in (Reciprocal(), Division(), FloatMultiplier()))
+    yield from (("", c) for c in _MULTIPLIERS)
     multipliers = MULTIPLIERS if of(op).family in (MATRIX, CONVOLUTION, MULTIPLY) else MULTIPLIERS[:1]
     yield from (("", FixedPoint(rounding=r, multiplier=m)) for r in ROUNDINGS for m in multipliers)
 

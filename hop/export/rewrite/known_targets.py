@@ -31,7 +31,15 @@ from hop.numerics.integer_functions import (
     TfliteSoftmax,
     TfliteTable,
 )
-from hop.numerics.requantization import GEMMLOWP, Division, FixedPoint, Reciprocal, Requantization, WideFixedPoint
+from hop.numerics.requantization import (
+    GEMMLOWP,
+    Division,
+    DoubleMultiplier,
+    FixedPoint,
+    Reciprocal,
+    Requantization,
+    WideFixedPoint,
+)
 from hop.numerics.requantization import TFLITE as SINGLE
 
 _VIEWS = (
@@ -107,7 +115,7 @@ TFLITE_16X8 = Target(
         ),
         Row(
             ("linear.default",),
-            SINGLE,
+            DoubleMultiplier(),
             f"{_INTEGER_OPS}/fully_connected.h FullyConnectedPerChannel, FullyConnected, of int16",
         ),
         Row(
@@ -150,7 +158,7 @@ TFLITE_16X8 = Target(
     dtypes=("int16",),
 )
 """LiteRT's reference kernels of activations of 16 bits, without zero points, and weights of 8: products are summed in
-64 bits; those of convolutions are multiplied by 15 bits, those of fully connected layers by 31."""
+64 bits; those of convolutions are multiplied by 15 bits, those of fully connected layers in float64."""
 
 
 def _everything(name: str, convention: Requantization, source: str) -> Target:
