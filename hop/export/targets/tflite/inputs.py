@@ -329,8 +329,7 @@ def _requantize(call: Call) -> Value:
 
 
 def _reshape(call: Call) -> Value:
-    x = call.value(0)
-    return call.same(x, aten.reshape.default(x.at(), list(call.result.shape)))
+    return call.same(x := call.value(0), aten.reshape.default(x.at(), list(call.result.shape)))
 
 
 def _transpose(call: Call) -> Value:
