@@ -42,10 +42,12 @@ from hop.numerics.requantization import (
     GEMMLOWP,
     TFLITE,
     Division,
+    DoubleMultiplier,
     FixedPoint,
     FloatMultiplier,
     Reciprocal,
     Requantization,
+    WideFixedPoint,
 )
 from hop.numerics.scale_rules import AbsMean, Amax, MinMax, Rule
 from hop.numerics.schemes import SCHEMES, SHORT
@@ -250,6 +252,9 @@ CONVENTIONS = {
     'FixedPoint("tflite")': ("TFLite with single rounding", TFLITE),
     'FixedPoint("away")': ("exact, ties away from zero", FixedPoint(rounding="away")),
     'FixedPoint("even")': ("exact, ties to even", FixedPoint(rounding="even")),
+    'FixedPoint("ruy")': ("LiteRT's optimized kernels", FixedPoint(rounding="ruy")),
+    "DoubleMultiplier": ("LiteRT's fully connected layers of int16", DoubleMultiplier()),
+    "WideFixedPoint": ("LiteRT's convolutions of int16", WideFixedPoint()),
 }
 HALVES = (1, 3, 5, -1, -3, -5)
 

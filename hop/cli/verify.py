@@ -1,4 +1,4 @@
-"""hop verify: two programs on the same inputs."""
+"""hop verify: two programs, or a program and a .tflite file, on the same inputs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from hop.cli.inputs import load_inputs, load_program
 from hop.cli.output import show, show_json, working
-from hop.export import Comparison
+from hop.export import Comparison, TfliteComparison, verify_tflite
 from hop.export import verify as compare
 from hop.export.analysis.arguments import named
 
@@ -18,15 +18,19 @@ Seed = Annotated[int, typer.Option(help="Of random inputs.")]
 
 def verify(
     a: Program,
-    b: Program,
+    b: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Another such file, or a .tflite file.")],
     data: Data = None,
     seed: Seed = 0,
     at_least: Annotated[
         float | None, typer.Option(metavar="DB", help="Outputs may differ, down to this SQNR.", show_default="equal")
     ] = None,
+    kernels: Annotated[str, typer.Option(help="Of LiteRT: reference or optimized.")] = "reference",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Run two programs on the same inputs, and show where they differ: the outputs, and what corresponds between.
+
+    Of a program and a .tflite file, which LiteRT runs, codes are compared, node by node; of the first node that differs
+    it is tried which convention gives the runtime's codes.
 
     Exit status: 0 if all outputs are equal, or with --at-least, if all floats among them reach that ratio of signal to
     noise, in decibels, and the integers are equal; 1 if not, or if the two cannot be compared.
@@ -36,18 +40,25 @@ def verify(
     normal; integers of 8 and 16 bits any that there are; wider ones 0 or 1, and where they are the indices of a table,
     any of its rows.
 
-    Only for files that you trust: PyTorch unpickles parts of them, which can run any code.
+    Only for files that you trust: PyTorch unpickles parts of them, which can run any code; LiteRT runs a .tflite file
+    in this process.
 
     Examples:
         hop verify model.pt2 lowered.pt2
         hop verify float.pt2 int8.pt2 --data batch.npz --at-least 30
         hop verify a.pt2 b.pt2 --json
+        hop verify integers.pt2 model.tflite --kernels optimized
     """
     with working(f"loading {a} and {b}"):
-        programs = load_program(a), load_program(b)
-        inputs = [named(programs[0], x) for x in load_inputs(programs[0], data, seed=seed)]
+        is_file = _is_tflite(b)
+        program = load_program(a)
+        other = None if is_file else load_program(b)
+        inputs = [named(program, x) for x in load_inputs(program, data, seed=seed)]
     with working("running both"):
-        found = compare(*programs, inputs)
+        if other is None:
+            found = verify_tflite(program, b, inputs, kernels=kernels)
+        else:
+            found = compare(program, other, inputs)
     is_met = all(_reaches(row, at_least) for row in found.outputs)
     if as_json:
         show_json(as_dict(found, is_met))
@@ -64,8 +75,20 @@ def as_dict(found: Comparison, is_met: bool) -> dict[str, Any]:
         {**{n: getattr(row, n) for n in names}, "dtype": str(row.dtype).removeprefix("torch.")} for row in found.rows
     ]
     first = None if found.first is None else found.first.a
-    counts = {"only_a": found.only_a, "only_b": found.only_b, "inputs": found.inputs}
+    counts: dict[str, Any] = {"only_a": found.only_a, "only_b": found.only_b, "inputs": found.inputs}
+    if isinstance(found, TfliteComparison):
+        counts["trials"] = [
+            {"convention": str(t.convention), "differing": t.differing, "targets": list(t.targets)}
+            for t in found.trials
+        ]
+        counts["units"] = [{"node": n, "program": list(own), "file": list(its)} for n, own, its in found.units]
     return {"holds": is_met, "first": first, **counts, "rows": rows}
+
+
+def _is_tflite(path: Path) -> bool:
+    """By the bytes that say so, or, of a damaged file, by its name."""
+    with path.open("rb") as file:
+        return file.read(8)[4:] == b"TFL3" or path.suffix == ".tflite"
 
 
 def _reaches(row: Any, bound: float | None) -> bool:

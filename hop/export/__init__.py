@@ -5,6 +5,9 @@ from hop.export.analysis.ranges import Ranges as Ranges
 from hop.export.analysis.ranges import ranges as ranges
 from hop.export.analysis.verify import Comparison as Comparison
 from hop.export.analysis.verify import verify as verify
+from hop.export.golden.tflite import TfliteComparison as TfliteComparison
+from hop.export.golden.tflite import verify_tflite as verify_tflite
+from hop.export.golden.trials import Trial as Trial
 from hop.export.golden.vectors import vectors as vectors
 from hop.export.rewrite.dtypes import follow_dtype as follow_dtype
 from hop.export.rewrite.integer import to_integer as to_integer
@@ -18,14 +21,18 @@ from hop.export.targets import onnx as onnx
 from hop.export.targets.executorch import to_executorch as to_executorch
 from hop.export.targets.onnx import to_onnx as to_onnx
 from hop.export.targets.tflite import TfliteModel as TfliteModel
+from hop.export.targets.tflite import from_tflite as from_tflite
 from hop.export.targets.tflite import to_tflite as to_tflite
 
 __all__ = [
     "Comparison",
     "Ranges",
+    "TfliteComparison",
     "TfliteModel",
+    "Trial",
     "check",
     "follow_dtype",
+    "from_tflite",
     "from_torch",
     "lower",
     "native_library",
@@ -40,4 +47,5 @@ __all__ = [
     "to_torch",
     "vectors",
     "verify",
+    "verify_tflite",
 ]

@@ -40,6 +40,7 @@ __all__ = [
     "INT5",
     "INT6",
     "INT8",
+    "INT16",
     "IQ4_NL",
     "LINEAR4_UNSIGNED",
     "LINEAR4_UNSIGNED_ZERO",
@@ -94,7 +95,7 @@ class Format(Value):
             raise ValueError(f"{type(self).__name__}: name must be text, got {self.name!r}; give one such as 'int8'")
         for which in ("bits", *integers):
             spelling.integer(getattr(self, which), f"{self.name}: {which}")
-        if self.bits not in range(1, 9):
+        if self.bits not in range(1, 9) and not (self.bits == 16 and self.dtype == torch.int16):
             raise ValueError(f"{self.name}: bits must be 1 to 8, got {self.bits}; give such a number")
         if self.dtype not in _DTYPES:
             raise ValueError(f"{self.name}: dtype must be one of {_DTYPES}, got {self.dtype}; take one of them")
@@ -356,13 +357,14 @@ def _fits(dtype: torch.dtype, low: int, high: int) -> bool:
     return torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max
 
 
-_DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+_DTYPES = (torch.int8, torch.uint8, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 # ---- the formats
 
 INT8 = Integer("int8", 8, torch.int8, -128, 127)
 UINT8 = Integer("uint8", 8, torch.uint8, 0, 255)
+INT16 = Integer("int16", 16, torch.int16, -(2**15), 2**15 - 1)  # without zero points, summed in 64 bits
 INT4 = Integer("int4", 4, torch.int8, -8, 7)
 UINT4 = Integer("uint4", 4, torch.uint8, 0, 15)
 TERNARY = Integer("ternary", 2, torch.int8, -1, 1)
@@ -387,14 +389,12 @@ DYNAMIC8_UNSIGNED = Codebook("dynamic8_unsigned", 8, torch.uint8, dynamic_map(7,
 DYNAMIC4 = Codebook("dynamic4", 4, torch.uint8, dynamic_map(3, signed=True))
 LINEAR4_UNSIGNED = Codebook("linear4_unsigned", 4, torch.uint8, tuple((k + 1) / 16 for k in range(16)))
 LINEAR4_UNSIGNED_ZERO = Codebook("linear4_unsigned_zero", 4, torch.uint8, tuple(float32(k / 15) for k in range(16)))
-
 IQ4_NL = Codebook("iq4_nl", 4, torch.uint8, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 
 FORMATS = (
-    *(INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0),
-    *(UTERNARY, UINT2, INT3, INT5, UINT5, INT6, UINT6, IQ4_NL),
-    *(DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED, LINEAR4_UNSIGNED_ZERO),
+    *(INT8, UINT8, INT4, UINT4, TERNARY, E4M3, E5M2, E2M1, E8M0, UTERNARY, UINT2, INT3, INT5, UINT5, INT6, UINT6),
+    *(IQ4_NL, DYNAMIC8, DYNAMIC8_UNSIGNED, DYNAMIC4, LINEAR4_UNSIGNED, LINEAR4_UNSIGNED_ZERO),
 )
 
-for _format in FORMATS:
+for _format in (*FORMATS, INT16):
     spelling.register_constant(_format.name, _format)

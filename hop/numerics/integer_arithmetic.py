@@ -8,7 +8,7 @@ concatenation of operands with scales of their own.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from hop.numerics.requantization import GEMMLOWP, fixed_point, floor_quotient, p
 _aten = torch.ops.aten
 _ADAPTIVE = (_aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default)
 _POOLS = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, *_ADAPTIVE)
-_HEADROOM = 20  # bits by which TFLite shifts the operands of a sum to the left
+_INPUTS = (torch.int8, torch.uint8, torch.int16)
+_HEADROOM = {torch.int16: 15}  # bits by which TFLite shifts the operands of a sum to the left; else
+_HEADROOM_OF_BYTES = 20
 
 
 def _times(x: Tensor, multiplier: Tensor) -> Tensor:
@@ -33,9 +35,11 @@ def _times(x: Tensor, multiplier: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteAdd(IntegerFunction):
-    """A sum or a difference of two tensors: both codes, less their zero points, times 2^20, each times its scale over
-    twice the larger of the two; their sum times that over the output's scale. Each product is rounded twice, as
-    requantization.GEMMLOWP does."""
+    """A sum or a difference of two tensors: both codes, less their zero points, times 2^20, or 2^15 of 16 bits, each
+    times its scale over twice the larger of the two; their sum times that over the output's scale. Each product is
+    rounded twice, as requantization.GEMMLOWP does."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.add.Tensor, _aten.sub.Tensor) and kwargs.get("alpha", 1) == 1
@@ -60,10 +64,11 @@ class TfliteAdd(IntegerFunction):
         own, its, out = (scalar(s, x, torch.float64) for s in (scale, other_scale, output_scale))
         twice = torch.maximum(own, its) * 2
         zeros = [scalar(z, x, torch.int64) for z in (zero_point, other_zero_point, output_zero_point)]
-        a = _times((x.to(torch.int64) - zeros[0]) * 2**_HEADROOM, own / twice)
-        b = _times((other.to(torch.int64) - zeros[1]) * 2**_HEADROOM, its / twice)
+        room = 2 ** _HEADROOM.get(x.dtype, _HEADROOM_OF_BYTES)
+        a = _times((x.to(torch.int64) - zeros[0]) * room, own / twice)
+        b = _times((other.to(torch.int64) - zeros[1]) * room, its / twice)
         total = a - b if subtracts else a + b
-        y = _times(total, twice / (out * 2.0**_HEADROOM)) + zeros[2]
+        y = _times(total, twice / (out * float(room))) + zeros[2]
         return self.finished(y, output_scale, output_zero_point, codes)
 
 
@@ -71,6 +76,8 @@ class TfliteAdd(IntegerFunction):
 class TfliteMean(IntegerFunction):
     """A mean over n elements: their sum, less n zero points, times the mantissa of the scale over the output's, which
     was divided by n in integers, rounded down."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.mean.dim, _aten.mean.default)
@@ -117,6 +124,8 @@ class TfliteAveragePool(IntegerFunction):
     """An average pool: the sum of the codes, zero points included, by how many of them lie inside the tensor, to the
     nearest, ties away from zero. Where the output has another scale, these codes are then requantized by
     requantization.GEMMLOWP, as by an operator that follows. It does not count what pads the tensor."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in _POOLS
@@ -177,6 +186,8 @@ def _windows(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: list[int]) ->
 class TfliteConcatenation(IntegerFunction):
     """A concatenation: each operand's codes requantized to the output's scale by requantization.GEMMLOWP; those that
     have that scale and zero point stay as they are."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.cat.default

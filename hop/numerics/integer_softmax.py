@@ -50,6 +50,11 @@ class Softmax(IntegerFunction):
         own, which output_scale and output_zero_point are to be: `output_units` says which."""
         codes = self.check(x, scale, output_scale, format)
         self.check_codes(x.dtype, codes)
+        if isinstance(format, Integer) and format.bits > 8 and x.dtype != torch.int16:
+            raise ValueError(
+                f"{type(self).__name__}: format must have a zero point of -32768 for shares of 16 bits of codes of "
+                f"{x.dtype}, and {format.name} has none; give a format of 8 bits"
+            )
         size = x.shape[dim] if x.dim() else 1
         if self.longest is not None and x.dtype != torch.int16 and isinstance(size, int) and size > self.longest:
             raise ValueError(
@@ -70,7 +75,10 @@ class Softmax(IntegerFunction):
         raise NotImplementedError
 
     def output_units(self, format: Integer | torch.dtype) -> tuple[float, int]:
-        """The scale and the zero point of its codes, of codes of 8 bits; of 16 bits they are 2^-15 and 0."""
+        """The scale and the zero point of its codes, of codes of 8 bits; of 16 bits they are 2^-15 and 0, the only ones
+        that formats.INT16 has."""
+        if isinstance(format, Integer) and format.bits > 8:
+            return 2.0**-15, 0
         low, bits = _units(format if isinstance(format, torch.dtype) else format.dtype)
         return 2.0**-bits, low
 

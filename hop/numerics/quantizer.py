@@ -90,6 +90,11 @@ class Quantizer(Value):
                 "one out"
             )
         self.scale.check(self.format, self.block)
+        if self.format.bits > 8 and self.scale.has_zero_point():
+            raise ValueError(
+                f"scale={self.scale}: {self.format.name} has no zero points, whose sums take 64 bits as they are; take "
+                "a rule without one"
+            )
         if self.layout is not None:
             if not isinstance(self.layout, Layout):
                 raise TypeError(

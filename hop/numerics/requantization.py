@@ -11,7 +11,9 @@ of hop.scale_rules.Static:
     Division          in float32, by the scale, as quantize does after dequantize; ties to even
     Reciprocal        in float32, by the reciprocal of the scale, as PyTorch's own quantize operators do; ties to even
     FloatMultiplier   in float32, by one multiplier M = s_lhs · s_rhs / s; ties to even
-    FixedPoint        in integers, by a mantissa of 31 bits and a shift; four ways to round
+    FixedPoint        in integers, by a mantissa of 31 bits and a shift; five ways to round
+    DoubleMultiplier  in float64, by one multiplier; ties away from zero
+    WideFixedPoint    in integers, by a mantissa of 15 bits and a shift, of sums of 64 bits
 
 `low` and `high` are the range of a fused activation in real numbers, (0, None) for relu; they are quantized as any
 number is, and clamp the codes.
@@ -38,16 +40,19 @@ __all__ = [
     "TFLITE",
     "Convention",
     "Division",
+    "DoubleMultiplier",
     "FixedPoint",
     "FloatMultiplier",
     "Reciprocal",
     "Requantization",
+    "WideFixedPoint",
     "fixed_point",
 ]
 
 _MANTISSA_BITS = 31
-_ROUNDINGS = ("gemmlowp", "tflite", "away", "even")
-_MULTIPLIERS = ("float64", "float32_product", "float32")
+ROUNDINGS = ("gemmlowp", "tflite", "away", "even", "ruy")
+_TWICE = {"gemmlowp": "away", "ruy": "tflite"}  # and how the second time rounds ties
+MULTIPLIERS = ("float64", "float32_product", "float32")
 _INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -140,6 +145,8 @@ class FixedPoint(Requantization):
         "tflite"     once, ties up: TFLite where it is built with TFLITE_SINGLE_ROUNDING
         "away"       once, ties away from zero
         "even"       once, ties to even
+        "ruy"        as "gemmlowp", and ties up the second time, too: the library ruy, which multiplies in LiteRT's
+                     optimized kernels
 
     multiplier says in which dtype M is found: "float64"; "float32_product", s_lhs · s_rhs in float32 and the quotient
     in float64, as TFLite does for a fully connected layer with one scale; or "float32", as TFLite does for a product of
@@ -151,23 +158,25 @@ class FixedPoint(Requantization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rounding not in _ROUNDINGS:
+        if self.rounding not in ROUNDINGS:
             raise ValueError(
-                f"FixedPoint: rounding must be one of {_ROUNDINGS}, got {self.rounding!r}; take one of them"
+                f"FixedPoint: rounding must be one of {ROUNDINGS}, got {self.rounding!r}; take one of them"
             )
-        if self.multiplier not in _MULTIPLIERS:
+        if self.multiplier not in MULTIPLIERS:
             raise ValueError(
-                f"FixedPoint: multiplier must be one of {_MULTIPLIERS}, got {self.multiplier!r}; take one of them"
+                f"FixedPoint: multiplier must be one of {MULTIPLIERS}, got {self.multiplier!r}; take one of them"
             )
 
     def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
         mantissa, shift = fixed_point(self.quotient(lhs, rhs, scale))
         n = total.to(torch.int64)
-        if self.rounding == "gemmlowp":
+        if (ties := _TWICE.get(self.rounding)) is not None:
             left = (n * power_of_two(shift.clamp(min=0))).clamp(*_INT32)
             high = floor_quotient((left * mantissa + 2 ** (_MANTISSA_BITS - 1)), 2**_MANTISSA_BITS)
             high = high.clamp(*_INT32)
-            return nearest(high, power_of_two((-shift).clamp(min=0)), "away")
+            return nearest(high, power_of_two((-shift).clamp(min=0)), ties)
+        if total.dtype == torch.int64:
+            return _nearest_product(n, mantissa, _MANTISSA_BITS - shift, self.rounding)
         return nearest(n * mantissa, power_of_two(_MANTISSA_BITS - shift), self.rounding)
 
     def quotient(self, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
@@ -177,6 +186,35 @@ class FixedPoint(Requantization):
             return (lhs * rhs / scale).to(wide)
         product = (lhs * rhs).to(wide) if self.multiplier == "float32_product" else lhs.to(wide) * rhs.to(wide)
         return product / scale.to(wide)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DoubleMultiplier(Requantization):
+    """round(float64(total) · M), M = (s_lhs · s_rhs) / scale in float64; ties away from zero. LiteRT's fully connected
+    layers of activations of 16 bits."""
+
+    def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
+        wide = torch.float64
+        y = total.to(wide) * (lhs.to(wide) * rhs.to(wide) / scale.to(wide))
+        y = torch.where(y == y, y, 0.0).clamp(-(2.0**30), 2.0**30)  # beyond which all codes are clamped
+        down = y.trunc()
+        up = (y - down).abs() >= 0.5  # exactly, where y + 0.5 may be rounded
+        return (down + torch.where(up, y.sign(), 0.0)).to(torch.int64)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WideFixedPoint(Requantization):
+    """total · M of a sum of 64 bits, M = mantissa · 2^(shift - 15) with a mantissa of 15 bits, once, ties up: TFLite's
+    activations of 16 bits. |total| is below 2^47.
+
+    The mantissa is that of FixedPoint, (31 bits + 2^15) / 2^16 rounded down, 2^15 - 1 at most; the shift is its, too.
+    Source: TFLite, kernels/internal/common.cc, MultiplyByQuantizedMultiplier of int64.
+    """
+
+    def steps(self, total: Tensor, lhs: Tensor, rhs: Tensor, scale: Tensor) -> Tensor:
+        mantissa, shift = fixed_point(lhs.to(torch.float64) * rhs.to(torch.float64) / scale.to(torch.float64))
+        reduced = torch.where(mantissa < 0x7FFF0000, floor_quotient(mantissa + 2**15, 2**16), 2**15 - 1)
+        return nearest(total.to(torch.int64) * reduced, power_of_two(15 - shift), "tflite")
 
 
 GEMMLOWP = FixedPoint(rounding="gemmlowp")
@@ -215,6 +253,19 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 def floor_quotient(x: Tensor, by: Tensor | int) -> Tensor:
     return torch.div(x, by, rounding_mode="floor")
+
+
+def _nearest_product(n: Tensor, mantissa: Tensor, bits: Tensor, ties: str) -> Tensor:
+    """n · mantissa / 2^bits to the nearest, where the product takes more than 64 bits: |n| below 2^54, a mantissa of 31
+    bits. It is n's upper part times the mantissa, and a rest below 2^24, of which only whether it is 0 counts."""
+    upper = floor_quotient(n, 2**24)
+    lower = (n - upper * 2**24) * mantissa
+    high = upper * mantissa + floor_quotient(lower, 2**24)
+    rest = (lower.remainder(2**24) != 0).to(torch.int64)
+    # One bit below holds the rest: it lies off a tie, and does not reach the next number.
+    long = nearest(high * 2 + rest, power_of_two((bits - 23).clamp(min=0)), ties)
+    short = nearest(n.clamp(-(2**31), 2**31) * mantissa, power_of_two(bits), ties)  # n beyond is beyond all codes
+    return torch.where(bits > 24, long, short)
 
 
 def nearest(x: Tensor, by: Tensor, ties: str) -> Tensor:

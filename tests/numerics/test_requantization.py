@@ -6,6 +6,8 @@ The oracles are written from what others published, on int64, and hop.requantiza
     gemmlowp                SaturatingRoundingDoublingHighMul and RoundingDivideByPOT of gemmlowp's fixedpoint.h, in the
                             order of TFLite's MultiplyByQuantizedMultiplier, after gemmlowp's saturating ShiftLeft
     tflite                  MultiplyByQuantizedMultiplier of TFLite's common.cc with TFLITE_SINGLE_ROUNDING
+    ruy                     the same as gemmlowp, its second rounding with ties up (RoundingRightShift of ruy's
+                            apply_multiplier.cc), written as an addition of half and a shift
     away, even              the exact product, by sign and magnitude
     float_multiplier        xnn_qs8_requantize_fp32__scalar_lrintf of XNNPACK
 
@@ -90,6 +92,12 @@ def gemmlowp(n: Array, fixed: Array, shift: Array) -> Array:
     return (high >> exponent) + ((high & mask) > threshold)
 
 
+def ruy(n: Array, fixed: Array, shift: Array) -> Array:
+    high = (np.clip(n << np.maximum(shift, 0), *INT32) * fixed + (1 << 30)) >> 31
+    right = np.maximum(-shift, 0)
+    return (high + ((1 << right) >> 1)) >> right
+
+
 def tflite(n: Array, fixed: Array, shift: Array) -> Array:
     total_shift = 31 - shift
     return (n * fixed + (1 << (total_shift - 1))) >> total_shift
@@ -111,6 +119,7 @@ FIXED_STEPS: dict[str, Callable[[Array, Array, Array], Array]] = {
     "tflite": tflite,
     "away": away,
     "even": even,
+    "ruy": ruy,
 }
 
 
@@ -181,9 +190,10 @@ def nearest(x: Fraction, ties: str) -> int:
 
 
 def exact_steps(name: str, n: int, fixed: int, shift: int) -> int:
-    if name == "gemmlowp":
+    if name in ("gemmlowp", "ruy"):
         left = min(max(n * 2 ** max(shift, 0), INT32[0]), INT32[1])
-        return nearest(Fraction(nearest(Fraction(left * fixed, 2**31), "up"), 2 ** max(-shift, 0)), "away")
+        ties = "away" if name == "gemmlowp" else "up"
+        return nearest(Fraction(nearest(Fraction(left * fixed, 2**31), "up"), 2 ** max(-shift, 0)), ties)
     return nearest(Fraction(n * fixed * 2**31, 2 ** (62 - shift)), "up" if name == "tflite" else name)
 
 
@@ -365,12 +375,13 @@ class TestOracles(unittest.TestCase):
         assert list(zip(fixed, shift, strict=True)) == list(given.values())
 
     def test_by_hand(self):
-        """n / 4, as the four ways to round have it."""
+        """n / 4, as the five ways to round have it."""
         n = np.array([-7, -6, -5, -3, -2, -1, 1, 2, 3, 5, 6, 7])
         want = {
             # first n / 2 with ties up, then half of it with ties away from zero
             "gemmlowp": [-2, -2, -1, -1, -1, 0, 1, 1, 1, 2, 2, 2],
             "tflite": [-2, -1, -1, -1, 0, 0, 0, 1, 1, 1, 2, 2],
+            "ruy": [-1, -1, -1, 0, 0, 0, 1, 1, 1, 2, 2, 2],
             "away": [-2, -2, -1, -1, -1, 0, 0, 1, 1, 1, 2, 2],
             "even": [-2, -2, -1, -1, 0, 0, 0, 0, 1, 1, 2, 2],
         }
@@ -460,10 +471,10 @@ class TestCodes(unittest.TestCase):
 
     @parameterized.expand(FIXED)
     def test_saturating_shift(self, name):
-        """Only gemmlowp's first shift saturates, which codes cannot show."""
+        """Only the first shift of gemmlowp and ruy saturates, which codes cannot show."""
         one = torch.ones(())
         got = CONVENTIONS[name].steps(torch.tensor([2**29, -(2**29)], dtype=torch.int32), one, one, one / 8)
-        assert got.tolist() == ([2**30, -(2**30)] if name == "gemmlowp" else [2**32, -(2**32)])
+        assert got.tolist() == ([2**30, -(2**30)] if name in ("gemmlowp", "ruy") else [2**32, -(2**32)])
 
     def test_float_multiplier_rounds_sums(self):
         """float32 holds 24 bits of a sum: 2^24 + 1 is 2^24, and by 2^-25 a tie."""
@@ -1162,7 +1173,7 @@ class TestErrors(unittest.TestCase):
 
     @parameterized.expand([("bad", "nearest"), ("upper", "GEMMLOWP"), ("none", None), ("number", 1)])
     def test_rounding(self, _name, rounding):
-        with self.assertRaisesRegex(ValueError, "FixedPoint: rounding .*'gemmlowp', 'tflite', 'away', 'even'"):
+        with self.assertRaisesRegex(ValueError, "FixedPoint: rounding .*'gemmlowp', 'tflite', 'away', 'even', 'ruy'"):
             FixedPoint(rounding=rounding)
 
     @parameterized.expand([(cls.__name__, cls) for cls in (Division, Reciprocal, FloatMultiplier, FixedPoint)])

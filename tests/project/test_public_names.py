@@ -57,8 +57,9 @@ def is_ours(value: Any) -> bool:
 
 
 def order(name: str) -> tuple[int, str]:
-    """Constants, then classes, then functions and modules."""
-    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+    """Constants, then classes, then functions and modules; 3 before 16."""
+    natural = re.sub(r"\d+", lambda digits: digits.group().zfill(4), name)
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), natural
 
 
 class TestPublicNames(unittest.TestCase):

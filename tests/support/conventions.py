@@ -8,5 +8,6 @@ CONVENTIONS: dict[str, Requantization] = {
     "tflite": TFLITE,
     "away": FixedPoint(),
     "even": FixedPoint(rounding="even"),
+    "ruy": FixedPoint(rounding="ruy"),
 }
 RULES: dict[str, Requantization] = {"division": Division(), **CONVENTIONS}

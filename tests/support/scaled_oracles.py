@@ -544,8 +544,8 @@ def steps(rule: Any, n: int, a: Any, b: Any, s: Any) -> int:
     if type(rule).__name__ == "FloatMultiplier":
         return int(np.rint(f32(n) * ((a * b) / s)))
     mantissa, shift = fixed_point(float(a) * float(b) / float(s))
-    if rule.rounding == "gemmlowp":
+    if rule.rounding in ("gemmlowp", "ruy"):
         left = in_int32(n << max(shift, 0))
         high = in_int32(nearest(Fraction(left * mantissa, 2**31), "up"))
-        return nearest(Fraction(high, 2 ** max(-shift, 0)), "away")
+        return nearest(Fraction(high, 2 ** max(-shift, 0)), "away" if rule.rounding == "gemmlowp" else "up")
     return nearest(Fraction(n * mantissa, 2 ** (31 - shift)), {"tflite": "up"}.get(rule.rounding, rule.rounding))

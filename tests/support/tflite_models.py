@@ -21,6 +21,12 @@ def both(x: Tensor, scale: float, zero: int) -> Tensor:
     return qd.dequantize_per_tensor.default(codes, scale, zero, -128, 127, torch.int8)
 
 
+def wide(x: Tensor, scale: float) -> Tensor:
+    """x as int16 codes mean it."""
+    codes = qd.quantize_per_tensor.default(x, scale, 0, -(2**15), 2**15 - 1, torch.int16)
+    return qd.dequantize_per_tensor.default(codes, scale, 0, -(2**15), 2**15 - 1, torch.int16)
+
+
 class Weights(nn.Module):
     """A random weight of int8, with a scale for each output channel, or one; and a bias."""
 
@@ -99,13 +105,21 @@ def differences(
 
 
 class Point(nn.Module):
-    """Where activations are quantized: by the range that it saw first, or by `scale` and `zero`."""
+    """Where activations are quantized: by the range that it saw first, or by `scale` and `zero`. With `bits` 16 shares
+    are in units of 2^-15."""
 
     def __init__(self, scale: float = 0.0, zero: int = 0) -> None:
         super().__init__()
-        self.scale, self.zero = scale, zero
+        self.scale, self.zero, self.bits = scale, zero, 8
+
+    def widen(self) -> None:
+        """Codes of 16 bits from now on."""
+        self.scale, self.zero, self.bits = (2.0**-15 if self.scale == 1 / 256 else 0.0), 0, 16
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.bits == 16:
+            self.scale = self.scale or float(torch.tensor(max(float(x.abs().max()), 1e-3) / (2**15 - 1)))
+            return wide(x, self.scale)
         if not self.scale:
             low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
             self.scale = float(torch.tensor(max(high - low, 1e-3) / 255))
@@ -247,6 +261,14 @@ def transformer(width: int = 32, depth: int = 2) -> nn.Module:
         )
     ]
     return Network(*blocks, Tokens(width))
+
+
+def widened(model: nn.Module) -> nn.Module:
+    """The model with activations of 16 bits."""
+    for module in model.modules():
+        if isinstance(module, Point):
+            module.widen()
+    return model
 
 
 def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:

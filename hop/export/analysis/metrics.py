@@ -120,7 +120,7 @@ class Figures:
 
 
 def _name(x: Any, part: str | None) -> str:
-    name = x.name if isinstance(x, Node) else repr(x)
+    name = x.name if hasattr(x, "name") else repr(x)  # of a node, or of a tensor of a file
     return name if part is None else f"{name}.{part}"
 
 

@@ -19,9 +19,9 @@ from hop.compat.export import quantized_decomposed
 from hop.compat.tracing import is_erased, known_equal
 from hop.export.rewrite.program import value
 from hop.numerics.blocks import Block
-from hop.numerics.formats import INT8, UINT8, Integer
+from hop.numerics.formats import INT8, INT16, UINT8, Integer
 
-FORMATS: dict[torch.dtype, Integer] = {f.dtype: f for f in (INT8, UINT8)}
+FORMATS: dict[torch.dtype, Integer] = {f.dtype: f for f in (INT8, UINT8, INT16)}
 RANGES = {t: (torch.iinfo(t).min, torch.iinfo(t).max) for t in (torch.int8, torch.uint8, torch.int16, torch.int32)}
 
 

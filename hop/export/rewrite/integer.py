@@ -158,9 +158,9 @@ class _Rewriter:
         if format is None or value(node).dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return
         given = self.given(e)
-        quantizer = Quantizer(format, e.block, Static(affine=len(given) == 2))
-        if value(e.tensor).dtype is not e.codes:
+        if value(e.tensor).dtype is not e.codes or (format.bits > 8 and len(given) == 2):
             return
+        quantizer = Quantizer(format, e.block, Static(affine=len(given) == 2))
         self.held[node] = Held(quantizer, e.tensor, given, value(node).dtype)
 
     def given(self, e: Encoding) -> list[Any]:

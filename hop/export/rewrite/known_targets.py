@@ -27,10 +27,19 @@ from hop.numerics.integer_functions import (
     TfliteAveragePool,
     TfliteConcatenation,
     TfliteMean,
+    TfliteSigmoid,
     TfliteSoftmax,
     TfliteTable,
 )
-from hop.numerics.requantization import GEMMLOWP, Division, FixedPoint, Reciprocal, Requantization
+from hop.numerics.requantization import (
+    GEMMLOWP,
+    Division,
+    DoubleMultiplier,
+    FixedPoint,
+    Reciprocal,
+    Requantization,
+    WideFixedPoint,
+)
 from hop.numerics.requantization import TFLITE as SINGLE
 
 _VIEWS = (
@@ -96,6 +105,62 @@ TFLITE = Target(
 twice."""
 
 
+TFLITE_16X8 = Target(
+    "TFLITE_16X8",
+    (
+        Row(
+            ("conv2d.default",),
+            WideFixedPoint(),
+            f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel, of int16",
+        ),
+        Row(
+            ("linear.default",),
+            DoubleMultiplier(),
+            f"{_INTEGER_OPS}/fully_connected.h FullyConnectedPerChannel, FullyConnected, of int16",
+        ),
+        Row(
+            ("mul.Tensor",),
+            FixedPoint(rounding="gemmlowp", multiplier="float32"),
+            f"kernels/mul.cc Prepare; {_INTEGER_OPS}/mul.h MulElementwise",
+        ),
+        Row(
+            ("bmm.default",),
+            WideFixedPoint(),
+            "kernels/batch_matmul.cc Prepare; kernels/internal/reference/batch_matmul.h BatchMatMul, of int16",
+        ),
+        Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
+        Row(
+            ("max_pool2d.default", "relu.default", *_VIEWS),
+            GEMMLOWP,
+            "kernels/internal/reference/requantize.h Requantize, where the scale changes",
+        ),
+        Row(("mean.dim",), TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum, of int16"),
+        Row(
+            ("avg_pool2d.default", "adaptive_avg_pool2d.default"),
+            TfliteAveragePool(),
+            f"{_INTEGER_OPS}/pooling.h AveragePool, of int16",
+        ),
+        Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
+        Row(
+            ("softmax.int", "_softmax.default"),
+            TfliteSoftmax(),
+            "kernels/internal/reference/softmax.h SoftmaxInt16",
+        ),
+        *(
+            Row((f"{name}.default",), TfliteSigmoid(function=name), f"{_INTEGER_OPS}/{file}, of int16")
+            for name, file in (("sigmoid", "logistic.h Logistic"), ("tanh", "tanh.h Tanh"))
+        ),
+        *(
+            Row((f"{name}.default",), TfliteTable(function=name), f"kernels/{file}; common.h LUTPopulate of int16")
+            for name, file in (("gelu", "activations.cc GeluPrepare"), ("exp", "elementwise.cc"))
+        ),
+    ),
+    dtypes=("int16",),
+)
+"""LiteRT's reference kernels of activations of 16 bits, without zero points, and weights of 8: products are summed in
+64 bits; those of convolutions are multiplied by 15 bits, those of fully connected layers in float64."""
+
+
 def _everything(name: str, convention: Requantization, source: str) -> Target:
     """One convention for all operators that scaled has, with floats for what nothing quantizes."""
     families: tuple[Family, ...] = (
@@ -103,7 +168,7 @@ def _everything(name: str, convention: Requantization, source: str) -> Target:
         *(CONCATENATE, BOUND, MAXIMUM, NEAREST, VIEW),
     )
     names = [tuple(sorted(str(o).removeprefix("aten.") for o, r in SCALED.items() if r.family is f)) for f in families]
-    return Target(name, tuple(Row(n, convention, source) for n in names), False, ("int8", "uint8"))
+    return Target(name, tuple(Row(n, convention, source) for n in names), False, ("int8", "uint8", "int16"))
 
 
 PT2E = _everything(
@@ -113,3 +178,6 @@ PT2E = _everything(
 
 ONNX_QDQ = _everything("ONNX_QDQ", Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even")
 """ONNX's QuantizeLinear and DequantizeLinear around float operators."""
+
+TARGETS = (TFLITE, TFLITE_16X8, PT2E, ONNX_QDQ)
+"""All of them."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hop.compat import dtensor, eager, tracing
 from hop.compat.eager import OpOverload
+from hop.dispatch.operand import Operand
 from hop.dispatch.operators import (
     BIAS,
     CONDITION,
@@ -38,7 +39,7 @@ from hop.impls.scaled.calls import (
 )
 from hop.impls.scaled.gradient import is_quantized
 from hop.impls.scaled.operands import block_of
-from hop.impls.scaled.products import is_transposed
+from hop.impls.scaled.products import has_wide_sums, is_transposed
 from hop.numerics import copies
 from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
@@ -151,7 +152,8 @@ def _check_roles(call: Call) -> None:
                     )
             elif role == BIAS:
                 is_sum = call.roles.product is not None
-                if not (x.is_floating_point() or (is_sum and x.dtype == torch.int32)):
+                whole = (torch.int32, torch.int64) if is_sum and _is_wide(call) else (torch.int32,)
+                if not (x.is_floating_point() or (is_sum and x.dtype in whole)):
                     units = ", or int32 in units of the product of the scales" if is_sum else ""
                     raise TypeError(
                         f"scaled: argument {name!r} of {call.op} must be floating point{units}; got {x.dtype}; cast it "
@@ -197,6 +199,12 @@ def _check_integers(call: Call, convention: IntegerFunction) -> None:
             f"scaled: output {call.output} is found from integers with one scale, got {described(x)}; quantize it by "
             "one such as hop.presets.INT8_TENSOR"
         )
+
+
+def _is_wide(call: Call) -> bool:
+    """Whether its sums take 64 bits."""
+    factors = [x for x in (call.find(LHS), call.find(RHS)) if isinstance(x, Operand)]
+    return has_wide_sums(*factors)
 
 
 def _check_product(call: Call) -> None:

@@ -24,7 +24,19 @@ from hop.impls.scaled.native import NATIVE
 from hop.impls.scaled.native_parts import PARTS
 from hop.impls.scaled.operands import block_of, centered, plain, spread
 from hop.impls.scaled.outputs import finish, requantized
-from hop.impls.scaled.products import Sum, added, biased, cut, group_scale, groups, is_one, product, with_bias, zeros
+from hop.impls.scaled.products import (
+    Sum,
+    added,
+    biased,
+    cut,
+    group_scale,
+    groups,
+    has_wide_sums,
+    is_one,
+    product,
+    with_bias,
+    zeros,
+)
 from hop.kernels.aten import integer
 from hop.kernels.aten.quantize import fast, fast_format
 from hop.numerics import blocks, copies
@@ -48,6 +60,8 @@ def _declines_others(call: Call) -> str | None:
     lhs, rhs = call.find(LHS), call.find(RHS)
     if not (is_integer(lhs) and is_integer(rhs)):
         return "for two operands of integers"
+    if has_wide_sums(lhs, rhs):
+        return "codes of 16 bits are summed in 64"
     if min(lhs.dim(), rhs.dim()) < 2:
         return "one operand is a vector"
     return misfit(call, lhs, rhs)

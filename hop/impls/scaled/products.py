@@ -26,7 +26,7 @@ from hop.kernels.aten.convolution import lay_out
 class Sum(NamedTuple):
     """The exact integers of a group, and the scales by which they are multiplied."""
 
-    total: Tensor  # int32
+    total: Tensor  # int32; int64 of codes of 16 bits
     lhs: Tensor  # float32, broadcastable to it
     rhs: Tensor
 
@@ -100,14 +100,16 @@ def with_bias(call: Call, found: Sum) -> Sum:
     bias = aligned(call, bias)
     if not bias.is_floating_point():
         return found._replace(total=found.total + bias)
+    if found.total.dtype == torch.int64:
+        return found._replace(total=found.total + bias_steps(found, bias, 2.0**46))
     total = (found.total.to(torch.int64) + bias_steps(found, bias)).clamp(-(2**31), 2**31 - 1)
     return found._replace(total=total.to(torch.int32))
 
 
-def bias_steps(found: Sum, bias: Tensor) -> Tensor:
-    """An aligned bias of floats in units of the sum, int64."""
+def bias_steps(found: Sum, bias: Tensor, most: float = 2.0**32) -> Tensor:
+    """An aligned bias of floats in units of the sum, int64, at most `most`."""
     unit = found.lhs.to(torch.float64) * found.rhs.to(torch.float64)
-    return (bias.to(torch.float64) / unit).round().clamp(-(2.0**32), 2.0**32).to(torch.int64)
+    return (bias.to(torch.float64) / unit).round().clamp(-most, most).to(torch.int64)
 
 
 def aligned(call: Call, bias: Tensor) -> Tensor:
@@ -130,11 +132,21 @@ def _exactly(op: OpOverload, *args: Any) -> Tensor:
     return out_dtype(op, torch.int32, *args)
 
 
+def _exactly_wide(op: OpOverload, *args: Any) -> Tensor:
+    return out_dtype(op, torch.int64, *args)
+
+
+def has_wide_sums(*operands: Operand) -> bool:
+    """Whether a sum of products takes 64 bits: one of codes of 16."""
+    return any(x.quantizer.format.bits > 8 for x in operands)
+
+
 def sums(call: Call) -> list[Sum]:
     """The sums of a product of integer operands, a group after the other."""
     lhs, rhs = (plain(call.find(role), usage(call, role)) for role in (LHS, RHS))
+    exactly = _exactly_wide if has_wide_sums(lhs, rhs) else _exactly
     if call.roles.family is CONVOLUTION:
-        total = product(call, centered(lhs), centered(rhs), _exactly)
+        total = product(call, centered(lhs), centered(rhs), exactly)
         return [Sum(total, batch_scale(lhs), channel_scale(call, rhs))]
     takes_vectors = call.op in (aten.matmul.default, aten.linear.default)
     row, column = (takes_vectors and g.dim() == 1 for g in (lhs, rhs))
@@ -144,9 +156,9 @@ def sums(call: Call) -> list[Sum]:
     found = []
     a, b, along = centered(lhs), centered(rhs), call.roles.rhs_sums
     if min(a.dim(), b.dim()) < 2:
-        product(call, a, b, _exactly)  # has PyTorch's words for it
+        product(call, a, b, exactly)  # has PyTorch's words for it
     for start, length, of_lhs, of_rhs in groups(lhs, rhs, along):
-        part = product(call, cut(a, -1, start, length), cut(b, along, start, length), _exactly)
+        part = product(call, cut(a, -1, start, length), cut(b, along, start, length), exactly)
         of_columns = group_scale(rhs, along, of_rhs)
         of_columns = of_columns.squeeze(-1) if along == -1 else of_columns
         found.append(Sum(part, group_scale(lhs, -1, of_lhs), of_columns))

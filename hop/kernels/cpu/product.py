@@ -151,7 +151,7 @@ _ROUNDINGS = {"gemmlowp": 2, "tflite": 3, "away": 4, "even": 5}
 _CONVENTIONS: dict[type, Callable[[Any], int | None]] = {
     Division: lambda r: 0,
     FloatMultiplier: lambda r: 1,
-    FixedPoint: lambda r: _ROUNDINGS[r.rounding] if r.multiplier == "float64" else None,
+    FixedPoint: lambda r: _ROUNDINGS.get(r.rounding) if r.multiplier == "float64" else None,
     Reciprocal: lambda r: 6,
 }
 

@@ -93,7 +93,7 @@ RULES = [
         "fixed_point_rounding",
         ValueError,
         lambda: requantization.FixedPoint(rounding="up"),
-        "rounding | 'up' | must be one of ('gemmlowp', 'tflite', 'away', 'even') | take one of them",
+        "rounding | 'up' | must be one of ('gemmlowp', 'tflite', 'away', 'even', 'ruy') | take one of them",
     ),
     wrong(
         "decoded_dtype",

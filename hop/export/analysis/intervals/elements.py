@@ -203,7 +203,9 @@ def chosen_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
             spread = [t.expand(s) for t, s in zip(tensors, shapes, strict=True)]
             operand = spread if isinstance(first, list | tuple) else spread[0]
             given_rest = tree_map(lambda o: o.value if isinstance(o, Known) else o, (rest, kwargs))
-            return node.target(operand, *given_rest[0], **given_rest[1])  # type: ignore[operator]
+            # Bounds may lie otherwise than what they bound: a view of that may be none of them.
+            op: Any = aten.reshape.default if node.target is aten.view.default else node.target
+            return op(operand, *given_rest[0], **given_rest[1])
 
         return Integers(moved([g.low for g in given]), moved([g.high for g in given]))
     if node.target in _KEEP_LAST and given[0].low.dim() <= 1 and given[0].high.dim() <= 1:

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 _IDENTIFIER = b"TFL3"
-_DTYPES = {torch.int8: "INT8", torch.int32: "INT32", torch.float32: "FLOAT32"}
+_DTYPES = {
+    torch.int8: "INT8",
+    torch.int16: "INT16",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+    torch.float32: "FLOAT32",
+}
 _LAST_OLD_CODE = 127  # operators beyond stand in a field of 32 bits alone
 _VERSIONS = {  # the first that takes int8, where it is not 2
     "CONV_2D": 3,
@@ -17,6 +23,8 @@ _VERSIONS = {  # the first that takes int8, where it is not 2
     "QUANTIZE": 2,
     "GELU": 2,
     "RESHAPE": 1,
+    "SQUEEZE": 1,
+    "EXPAND_DIMS": 1,
 }
 
 

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from hop.dispatch.operators import VIEW, Family, aten, of
 from hop.export.rewrite.program import check_program, value
 from hop.export.targets.onnx.constants import Constants
 from hop.export.targets.tflite.file import File
-from hop.export.targets.tflite.operators import WRITTEN, Step, Weight
+from hop.export.targets.tflite.operators import WRITTEN
+from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import Codes, Order, new, tensor
+from hop.export.targets.tflite.views import padded
+from hop.numerics.formats import INT8, INT16
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Convention
 
@@ -43,8 +46,8 @@ class TfliteModel:
 
 
 def to_tflite(program: ExportedProgram) -> TfliteModel:
-    """A program of int8 that `to_integer(program, target=hop.export.targets.TFLITE)` gave, as a file whose reference
-    kernels give the same codes.
+    """A program of int8 that `to_integer(program, target=hop.export.targets.TFLITE)` gave, or one of activations of
+    int16 and weights of int8 by `TFLITE_16X8`, as a file whose reference kernels give the same codes.
 
     Inputs and outputs of the file are the codes of those of the program, with their scales and zero points; the
     signature `serving_default` names them. Sizes are static.
@@ -52,7 +55,8 @@ def to_tflite(program: ExportedProgram) -> TfliteModel:
     Raises:
         ImportError: LiteRT is not installed.
         TypeError: `program` is no ExportedProgram.
-        NotImplementedError: a node is no operator on codes of int8, or one that TFLite has no form for. It is named.
+        NotImplementedError: a node is no operator on codes of int8 or int16, or one that TFLite has no form for. It is
+            named.
     """
     check_program(program, "to_tflite")
     return _Writer(program).written()
@@ -77,7 +81,9 @@ class _Writer:
         outputs = {}
         for i, node in enumerate(tree_leaves(self.program.graph.output_node().args[0])):
             if node not in self.held:
-                raise NotImplementedError(f"to_tflite: output {i}, {node}, is of no codes of int8; quantize it")
+                raise NotImplementedError(
+                    f"to_tflite: output {i}, {node}, holds no codes of int8 or int16; quantize it"
+                )
             outputs[f"output_{i}"] = tensor(self.file, self.held[node])
         shown = {
             node.name: (self.file.name(index), order)
@@ -98,9 +104,13 @@ class _Writer:
             self.held[node] = self.held[source]
         elif of(node.target).family is VIEW and node.args[0] in self.held:
             x = self.held[node.args[0]]  # type: ignore[index]
-            result = Codes(node.name, _shape(value(node)), x.scale, x.zero)
+            result = replace(x, name=node.name, shape=_shape(value(node)), tensors={})
             self.write(VIEW, Step(self.file, node.target, (x, *node.args[1:]), dict(node.kwargs), result))
             self.held[node] = result
+        elif node.target is aten.constant_pad_nd.default and node.args[0] in self.held:
+            x = self.held[node.args[0]]  # type: ignore[index]
+            self.held[node] = replace(x, name=node.name, shape=_shape(value(node)), tensors={})
+            padded(Step(self.file, node.target, (x, *node.args[1:]), dict(node.kwargs), self.held[node]))
         elif isinstance(value(node), Tensor) and node.users:
             raise NotImplementedError("it is no operator on codes; to_integer leaves none under target=TFLITE")
 
@@ -174,29 +184,31 @@ class _Writer:
                 raise NotImplementedError(f"it reads the codes of {held.name!r} by another scale than they have")
             return held
         known = self.constants.find(codes)
-        if known is None or known.dtype != torch.int8:
-            raise NotImplementedError(f"its operand {codes} is of no codes of int8")
-        if scale.numel() == 1 and len(stored) > 1:
+        if known is None or known.dtype not in (torch.int8, torch.int16):
+            raise NotImplementedError(f"its operand {codes} is of no codes of int8 or int16")
+        if known.dtype == torch.int16 and scale.numel() != 1:
+            raise NotImplementedError(f"its operand {codes} is of int16 with several scales; weights are of int8")
+        if known.dtype == torch.int16 or (scale.numel() == 1 and len(stored) > 1):
             return self.constant(str(codes), known, scale.item(), int(zero.item()))
         if bool((zero != 0).any()):
             raise NotImplementedError("weights have zero point 0 in TFLite")
         return Weight(str(codes), known, scale.reshape(-1))
 
     def constant(self, name: str, codes: Tensor, scale: float, zero: int) -> Codes:
-        made = Codes(name, _shape(codes), scale, zero)
-        index = self.file.tensor(name, codes.shape, torch.int8, ([scale], [zero], 0), codes)
+        made = Codes(name, _shape(codes), scale, zero, codes.dtype)
+        index = self.file.tensor(name, codes.shape, codes.dtype, ([scale], [zero], 0), codes)
         made.tensors[made.plain] = index
         return made
 
-    def units(self, quantizer: Quantizer, scale: Any, zero: Any) -> tuple[float, int]:
-        """The scale and the zero point of codes."""
+    def units(self, quantizer: Quantizer, scale: Any, zero: Any) -> tuple[float, int, torch.dtype]:
+        """The scale, the zero point and the dtype of codes."""
         its = self.constants.find(scale)
         offset = None if zero is None else self.constants.find(zero)
         if its is None or its.numel() != 1 or (zero is not None and offset is None):
             raise NotImplementedError("activations have one static scale in TFLite")
-        if quantizer.format.dtype != torch.int8:
-            raise NotImplementedError(f"codes are {quantizer.format.dtype}; int8 is written")
-        return its.item(), 0 if offset is None else int(offset.item())
+        if quantizer.format not in (INT8, INT16):
+            raise NotImplementedError(f"codes are {quantizer.format.name}; int8 and int16 are written")
+        return its.item(), 0 if offset is None else int(offset.item()), quantizer.format.dtype
 
 
 def _shape(x: Tensor) -> tuple[int, ...]:

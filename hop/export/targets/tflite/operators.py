@@ -1,8 +1,8 @@
 """What each family of operators becomes in a .tflite file: one function each, which reads a call and fills its
 result's codes. Where TFLite's operator gives codes of its operand's scale, a QUANTIZE follows that changes it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,10 +23,10 @@ from hop.dispatch.operators import (
     Family,
     aten,
 )
-from hop.export.targets.tflite.file import File
+from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
+from hop.export.targets.tflite.views import padded, viewed
 
-_ACTIVATIONS = {(None, None): "NONE", (0.0, None): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
 _FUNCTIONS = {
     aten.sigmoid.default: ("LOGISTIC", ""),
     aten.tanh.default: ("TANH", ""),
@@ -36,76 +36,20 @@ _FUNCTIONS = {
 _LOWEST = -128
 
 
-@dataclass(frozen=True)
-class Weight:
-    """Constant codes of a product, with zero point 0."""
-
-    name: str
-    codes: Tensor
-    scales: Tensor  # float32, one for the tensor or one for each output channel
-
-
-@dataclass(frozen=True)
-class Step:
-    """A call of the program: its operator, its arguments (Codes, Weight, tensors, numbers) and the codes it gives."""
-
-    file: File
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Codes
-    low: float | None = None  # the range of a fused activation
-    high: float | None = None
-
-    def arg(self, i: int, default: Any = None) -> Any:
-        return self.args[i] if i < len(self.args) else default
-
-    def activation(self) -> int:
-        name = _ACTIVATIONS.get((self.low, self.high))
-        if name is None:
-            raise NotImplementedError(
-                f"TFLite has no fused activation from {self.low} to {self.high}; it has relu, relu6 and -1 to 1"
-            )
-        for bound in (self.low, self.high):  # TFLite rounds ties away from zero, hop to even
-            if bound and (torch.tensor(bound) / torch.tensor(self.result.scale) * 2).item() % 2 == 1:
-                raise NotImplementedError(f"the bound {bound} lies between two codes of scale {self.result.scale}")
-        return self.file.activation(name)
-
-    def write(self, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any) -> None:
-        """The operator that gives the result."""
-        self.result.tensors[order] = self.file.operator(name, inputs, new(self.file, self.result, order), kind, options)
-
-    def write_alike(
-        self, of: Codes, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any
-    ) -> None:
-        """The same of an operator whose codes have the scale of `of`, and the range of an activation after it."""
-        alike = of.is_alike(self.result)
-        same = self.result if alike else Codes(f"{self.result.name}_same", self.result.shape, of.scale, of.zero)
-        made = self.file.operator(name, inputs, new(self.file, same, order), kind, options)
-        if not alike:
-            made = self.file.operator("QUANTIZE", [made], new(self.file, self.result, order), "QuantizeOptions")
-        if (self.low, self.high) != (None, None):
-            bounded = {"RELU": "RELU", "RELU6": "RELU6"}.get(_ACTIVATIONS.get((self.low, self.high), ""))
-            if bounded is None:
-                raise NotImplementedError(f"{self.op} with a range from {self.low} to {self.high} is not written")
-            self.activation()
-            made = self.file.operator(bounded, [made], new(self.file, self.result, order))
-        self.result.tensors[order] = made
-
-
 # ---- products
 
 
 def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None) -> int:
-    """The bias in units of the sum, int32."""
+    """The bias in units of the sum: int32, or int64 beside activations of 16 bits."""
+    dtype, most = (torch.int64, 2**46) if x.dtype == torch.int16 else (torch.int32, 2**31 - 1)
     if bias is None:
-        bias = torch.zeros(len(weight.codes), dtype=torch.int32)
+        bias = torch.zeros(len(weight.codes), dtype=dtype)
     units = torch.tensor(x.scale, dtype=torch.float64) * weight.scales.to(torch.float64)
     if bias.is_floating_point():
-        bias = (bias.to(torch.float64) / units).round().clamp(-(2**31), 2**31 - 1)
+        bias = (bias.to(torch.float64) / units).round().clamp(-most - (most % 2), most)
     scales = (torch.tensor(x.scale) * weight.scales).tolist()
     quantization = (scales, [0] * len(scales), 0)
-    return step.file.tensor(f"{step.result.name}_bias", bias.shape, torch.int32, quantization, bias)
+    return step.file.tensor(f"{step.result.name}_bias", bias.shape, dtype, quantization, bias)
 
 
 def _filter(step: Step, weight: Weight, codes: Tensor, along: int) -> int:
@@ -143,27 +87,20 @@ def _is_same(size: int, kernel: int, stride: int, pad: int) -> bool:
 
 
 def _padded(
-    step: Step, x: Codes, kernel: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int], explicit: bool
+    step: Step, x: Codes, kernel: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int], fill: int | None
 ) -> tuple[int, int]:
-    """The tensor that a window slides over, and TFLite's padding of it."""
+    """The tensor that a window slides over, and TFLite's padding of it; padded with `fill` where that is not SAME."""
     index, sizes = tensor(step.file, x, LAST), x.shape[2:]
     if pad == (0, 0):
         return index, step.file.padding("VALID")
     if all(_is_same(*four) for four in zip(sizes, kernel, stride, pad, strict=True)):
         return index, step.file.padding("SAME")
-    if not explicit:
+    if fill is None:
         raise NotImplementedError(f"TFLite's pools have no padding of {pad} on all sides for windows {kernel}")
-    wide = replace(
-        x,
-        name=f"{step.result.name}_padded",
-        shape=(*x.shape[:2], *(n + 2 * p for n, p in zip(sizes, pad, strict=True))),
-        tensors={},
-    )
-    sides = step.file.tensor(
-        f"{wide.name}_sides", (4, 2), torch.int32, data=torch.tensor([[0, 0], *([p, p] for p in pad), [0, 0]])
-    )
-    made = step.file.operator("PAD", [index, sides], new(step.file, wide, LAST), "PadOptions")
-    return made, step.file.padding("VALID")
+    shape = (*x.shape[:2], *(n + 2 * p for n, p in zip(sizes, pad, strict=True)))
+    large = replace(x, name=f"{step.result.name}_padded", shape=shape, tensors={})
+    padded(Step(step.file, aten.constant_pad_nd.default, (x, [pad[1], pad[1], pad[0], pad[0]], fill), {}, large))
+    return tensor(step.file, large, LAST), step.file.padding("VALID")
 
 
 def _convolution(step: Step) -> None:
@@ -173,7 +110,7 @@ def _convolution(step: Step) -> None:
     stride, pad, dilation = _pair(step.arg(3)), _pair(step.arg(4), 0), _pair(step.arg(5))
     groups, (out, per_group, *kernel) = step.arg(6, 1), weight.codes.shape
     reach = (dilation[0] * (kernel[0] - 1) + 1, dilation[1] * (kernel[1] - 1) + 1)
-    index, padding = _padded(step, x, reach, stride, pad, explicit=True)
+    index, padding = _padded(step, x, reach, stride, pad, x.zero)
     options = {"padding": padding, "strideH": stride[0], "strideW": stride[1], "dilationHFactor": dilation[0]}
     options |= {"dilationWFactor": dilation[1], "fusedActivationFunction": step.activation()}
     if groups > 1 and per_group == 1:
@@ -198,7 +135,8 @@ def _elementwise(step: Step) -> None:
     order = common_order([a, b])
     inputs = [tensor(step.file, v, order if len(v.shape) == len(order) else None) for v in (a, b)]
     order = order if len(order) == len(step.result.shape) else step.result.plain
-    step.write(name, inputs, order, kind, fusedActivationFunction=step.activation())
+    more = {"potScaleInt16": False} if name != "MUL" and step.result.dtype == torch.int16 else {}
+    step.write(name, inputs, order, kind, fusedActivationFunction=step.activation(), **more)
 
 
 def _concatenation(step: Step) -> None:
@@ -208,7 +146,7 @@ def _concatenation(step: Step) -> None:
     for i, part in enumerate(parts):
         index = tensor(step.file, part, order)
         if not part.is_alike(step.result):
-            like = Codes(f"{step.result.name}_part{i}", part.shape, step.result.scale, step.result.zero)
+            like = replace(step.result, name=f"{step.result.name}_part{i}", shape=part.shape, tensors={})
             index = step.file.operator("QUANTIZE", [index], new(step.file, like, order), "QuantizeOptions")
         inputs.append(index)
     options = {"axis": order.index(dim), "fusedActivationFunction": step.file.activation("NONE")}
@@ -250,8 +188,8 @@ def _pool(step: Step) -> None:
         raise NotImplementedError("TFLite's pools have no dilation and no ceil_mode")
     if not is_maximum and rest and rest[0]:
         raise NotImplementedError("TFLite's pools have no ceil_mode")
-    # A maximum with zeros is one with nothing where 0 has the least code.
-    index, padding = _padded(step, x, kernel, stride, pad, explicit=is_maximum and x.zero == _LOWEST)
+    fill = torch.iinfo(x.dtype).min if is_maximum else None  # beside which any code is the maximum
+    index, padding = _padded(step, x, kernel, stride, pad, fill)
     options = {"filterHeight": kernel[0], "filterWidth": kernel[1], "strideH": stride[0], "strideW": stride[1]}
     options |= {"padding": padding, "fusedActivationFunction": step.file.activation("NONE")}
     name = "MAX_POOL_2D" if is_maximum else "AVERAGE_POOL_2D"
@@ -273,8 +211,12 @@ def _function(step: Step) -> None:
     if step.op not in _FUNCTIONS:
         raise NotImplementedError(f"{step.op} is not written")
     name, kind = _FUNCTIONS[step.op]
-    if name == "LOGISTIC" and (step.result.scale, step.result.zero) != (1 / 256, _LOWEST):
-        raise NotImplementedError("TFLite's LOGISTIC gives codes of scale 1/256 and zero point -128; quantize by these")
+    units = (1 / 256, _LOWEST) if x.dtype == torch.int8 else (2.0**-15, 0)
+    fixed = name == "LOGISTIC" or (name == "TANH" and x.dtype == torch.int16)
+    if fixed and (step.result.scale, step.result.zero) != units:
+        raise NotImplementedError(
+            f"TFLite's {name} gives codes of scale 1/{1 / units[0]:.0f} and zero point {units[1]}; quantize by these"
+        )
     options = {"approximate": step.kwargs.get("approximate") == "tanh"} if name == "GELU" else {}
     step.write(name, [tensor(step.file, x, order)], order, kind, **options)
 
@@ -291,73 +233,6 @@ def _relu(step: Step) -> None:
     step.write("RELU", [index], order)
 
 
-# ---- views
-
-
-def _view(step: Step) -> None:
-    x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
-    if name in ("clone", "contiguous", "alias", "detach"):
-        order = common_order([x])
-        _as_is(step, x, order)
-    elif name in ("permute", "transpose", "t", "movedim"):
-        by = _permutation(step, x)
-        inputs = [tensor(step.file, x), step.file.integers(f"{step.result.name}_order", by)]
-        step.write_alike(x, "TRANSPOSE", inputs, step.result.plain, "TransposeOptions")
-    elif name in ("slice", "narrow", "select"):
-        _slice(step, x, name)
-    else:
-        shape = step.file.integers(f"{step.result.name}_shape", step.result.shape)
-        step.write_alike(
-            x,
-            "RESHAPE",
-            [tensor(step.file, x), shape],
-            step.result.plain,
-            "ReshapeOptions",
-            newShape=list(step.result.shape),
-        )
-
-
-def _permutation(step: Step, x: Codes) -> list[int]:
-    """Where dimensions go, seen on sizes that all differ."""
-    sizes = [2 + i for i in range(len(x.shape))]
-    return [n - 2 for n in step.op(torch.empty(sizes, device="meta"), *step.args[1:]).shape]
-
-
-def _as_is(step: Step, x: Codes, order: Any) -> None:
-    if x.is_alike(step.result) and (step.low, step.high) == (None, None):
-        step.result.tensors.update(x.tensors)
-        return
-    index = tensor(step.file, x, order)
-    made = step.file.operator("QUANTIZE", [index], new(step.file, step.result, order), "QuantizeOptions")
-    if (step.low, step.high) != (None, None):
-        step.activation()
-        made = step.file.operator(_ACTIVATIONS[step.low, step.high], [made], new(step.file, step.result, order))
-    step.result.tensors[order] = made
-
-
-def _slice(step: Step, x: Codes, name: str) -> None:
-    dim = step.arg(1, 0) % len(x.shape)
-    size, stride = x.shape[dim], 1
-    if name == "slice":
-        start, stop = step.arg(2) or 0, step.arg(3)
-        start, stop, stride = *slice(start, stop).indices(size)[:2], step.arg(4, 1)
-    elif name == "narrow":
-        start, stop = step.arg(2) % max(size, 1), step.arg(2) % max(size, 1) + step.arg(3)
-    else:
-        start = step.arg(2) % size
-        stop = start + 1
-    order = x.plain if name == "select" else common_order([x])
-    ends = [(start, stop, stride) if d == dim else (0, x.shape[d], 1) for d in order]
-    begin, end, strides = (
-        step.file.integers(f"{step.result.name}_{what}", values)
-        for what, values in zip(("begin", "end", "strides"), zip(*ends, strict=True), strict=True)
-    )
-    result = step.result.plain if name == "select" else order
-    mask = 1 << dim if name == "select" else 0
-    inputs = [tensor(step.file, x, order), begin, end, strides]
-    step.write_alike(x, "STRIDED_SLICE", inputs, result, "StridedSliceOptions", shrinkAxisMask=mask)
-
-
 WRITTEN: dict[Family, Callable[[Step], None]] = {
     MATRIX: _linear,
     CONVOLUTION: _convolution,
@@ -369,6 +244,6 @@ WRITTEN: dict[Family, Callable[[Step], None]] = {
     SOFTMAX: _softmax,
     FUNCTION: _function,
     BOUND: _relu,
-    VIEW: _view,
+    VIEW: viewed,
 }
 """How each family is written. A function raises NotImplementedError for a call that TFLite has no form for."""

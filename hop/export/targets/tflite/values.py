@@ -6,6 +6,8 @@ another layout than it has, once; operators that take any layout take the one th
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from hop.export.targets.tflite.file import File
 
 Order = tuple[int, ...]
@@ -16,12 +18,13 @@ LAST: Order = (0, 2, 3, 1)  # channels last, of pictures
 
 @dataclass
 class Codes:
-    """A tensor of the program, int8 with one scale."""
+    """A tensor of the program, int8 or int16 with one scale."""
 
     name: str
     shape: tuple[int, ...]
     scale: float
     zero: int
+    dtype: torch.dtype = torch.int8
     tensors: dict[Order, int] = field(default_factory=dict[Order, int])  # by layout
 
     @property
@@ -43,7 +46,7 @@ def common_order(values: Sequence[Codes]) -> Order:
 def new(file: File, codes: Codes, order: Order, suffix: str = "") -> int:
     """A tensor of the file for `codes`, which something is about to write."""
     shape = [codes.shape[d] for d in order]
-    return file.tensor(codes.name + suffix, shape, quantization=([codes.scale], [codes.zero], 0))
+    return file.tensor(codes.name + suffix, shape, codes.dtype, ([codes.scale], [codes.zero], 0))
 
 
 def tensor(file: File, codes: Codes, order: Order | None = None) -> int:

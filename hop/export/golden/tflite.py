@@ -1,0 +1,348 @@
+"""A program and a `.tflite` file, node by node: the program here, the file in LiteRT.
+
+What corresponds:
+
+* outputs, by their position;
+* a node and a tensor of its name, as `to_tflite` names them, if they have one scale and zero point;
+* codes of one scale and zero point whose shapes have the same sizes, in any order; where several have these, in their
+  order, if both sides have as many;
+* of the rest, if all calls of hop.scaled have tensors of their names, such a call and that tensor: their scales differ,
+  which is said.
+
+A tensor may have its dimensions in another order than the node, as where channels are last. Of the orders that the
+sizes allow, it is the one by which the fewest elements differ.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from hop.dispatch import compiled
+from hop.dispatch.operators import VIEW, of
+from hop.export.analysis.arguments import Arguments, Data, parse
+from hop.export.analysis.metrics import Figures
+from hop.export.analysis.running import Runner
+from hop.export.analysis.verify import Comparison
+from hop.export.golden.litert import LiteRT
+from hop.export.golden.trials import Sample, Trial, can_be_tried, trials
+from hop.export.rewrite.encodings import dequantizing, quantizing
+from hop.export.rewrite.program import check_program, constant
+from hop.export.table import table
+from hop.export.targets.tflite.reading import FileTensor
+
+_CALLER = "verify_tflite"
+_MOST_DIMENSIONS = 5  # whose orders are all tried
+_SHOWN_TRIALS = 6
+
+
+@dataclass(frozen=True)
+class TfliteComparison(Comparison):
+    """What `hop.export.verify_tflite` found: rows of nodes (`a`) and of the file's tensors (`b`), and
+
+    Attributes:
+        trials: the first node that differs by each convention that is known for its operator, on the operands that it
+            has in the program, the nearest to the runtime's codes first. Empty where nothing differs, or where that
+            node finds no codes by a convention.
+        units: of nodes whose codes have another scale or zero point in the file: its name, the program's, the file's.
+    """
+
+    trials: tuple[Trial, ...] = ()
+    units: tuple[tuple[str, tuple[float, int], tuple[float, int]], ...] = ()
+
+    @property
+    def equal_with(self) -> tuple[Trial, ...]:
+        """The trials that give the runtime's codes."""
+        return tuple(t for t in self.trials if t.differing == 0)
+
+    def __str__(self) -> str:
+        text = [super().__str__()]
+        text += [
+            f"{name}: scale {own[0]:.9g} and zero point {own[1]}, in the file {its[0]:.9g} and {its[1]}"
+            for name, own, its in self.units
+        ]
+        if (first := self.first) is not None and self.trials:
+            found = self.equal_with
+            text.append(
+                f"the first is {first.a}; " + ("equal by" if found else "no convention makes it equal; nearest")
+            )
+            cells = [
+                (str(t.convention).partition(":")[2], ", ".join(t.targets), f"{t.differing:,}")
+                for t in (found or self.trials)[:_SHOWN_TRIALS]
+            ]
+            text.append(table(("convention", "that of", "differ"), cells, right=2))
+        return "\n".join(text)
+
+
+def verify_tflite(
+    program: ExportedProgram, model: Any, inputs: Data, *, kernels: str = "reference"
+) -> TfliteComparison:
+    """Run a program here and a .tflite file in LiteRT, and compare the codes of what corresponds, node by node.
+
+    The file takes the codes that the program makes of its inputs, or the inputs themselves where it takes floats. Of
+    the first node that differs it is found which convention of hop.requantization and hop.integer_functions gives the
+    runtime's codes.
+
+    Args:
+        program: one of `to_integer(program, target=hop.export.targets.TFLITE)`, or of quantize and dequantize nodes.
+        model: a TfliteModel, the path of a .tflite file, or its bytes. LiteRT runs it in this process: only for files
+            that you trust.
+        inputs: the tuple of the program's positional arguments, a dict of its arguments by name, or a list of such
+            tuples or dicts, over which figures are summed.
+        kernels: "reference", or "optimized": those of the runtime for CPUs, without delegates.
+
+    Raises:
+        ImportError: LiteRT is not installed.
+        TypeError: an argument is none of these.
+        OSError: there is no such file.
+        ValueError: no .tflite file, or a damaged one; inputs that do not fit; or programs with different numbers or
+            shapes of inputs or outputs.
+        NotImplementedError: the file has several subgraphs, or dynamic sizes.
+    """
+    check_program(program, _CALLER)
+    given = parse(_CALLER, "inputs", inputs)
+    runtime = LiteRT(_CALLER, model, kernels)
+    beside = _Beside(program, runtime)
+    with torch.no_grad():
+        for arguments in given:
+            beside.run_both(arguments)
+    return beside.comparison(len(given))
+
+
+@dataclass(eq=False)
+class _Pair:
+    """A node and a tensor, and what is known of how they differ."""
+
+    node: Node
+    tensor: FileTensor
+    order: tuple[int, ...] | None = None
+    figures: Figures = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.figures = Figures(self.node, self.tensor, caller=_CALLER)
+
+    def arranged(self, own: Tensor, theirs: Tensor) -> Tensor:
+        """The runtime's tensor in the order of the node's."""
+        if self.order is None:
+            fitting = [p for p in _orders(own.dim()) if [own.shape[d] for d in p] == list(theirs.shape)]
+            if not fitting:
+                return theirs
+            self.order = min(fitting, key=lambda p: int((own.permute(p) != theirs).sum()))
+        return theirs.permute([self.order.index(d) for d in range(len(self.order))])
+
+
+def _orders(n: int) -> Iterator[tuple[int, ...]]:
+    return permutations(range(n)) if n <= _MOST_DIMENSIONS else iter([tuple(range(n))])
+
+
+class _Beside(Runner):
+    """A program whose nodes are compared with the tensors of a file as they run."""
+
+    def __init__(self, program: ExportedProgram, runtime: LiteRT) -> None:
+        super().__init__(program, "program", _CALLER)
+        self.exported, self.runtime = program, runtime
+        specs = zip(self.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
+        self.inputs = [node for node, spec in specs if spec.kind is InputKind.USER_INPUT]
+        own, its = [x for x, _ in self.outputs if isinstance(x, Node)], list(runtime.graph.outputs.values())
+        for what, a, b in (("inputs", self.inputs, runtime.graph.inputs), ("outputs", own, its)):
+            if len(a) != len(b):
+                raise ValueError(
+                    f"{_CALLER}: {what} correspond by position, and program has {len(a)}, model {len(b)}; give the "
+                    "program of that file"
+                )
+        self.read = self._input_codes()
+        tensors = runtime.graph.tensors
+        self.ends = [_Pair(self._shown(x, tensors[i]), tensors[i]) for x, i in zip(own, its, strict=True)]
+        for i, pair in enumerate(self.ends):
+            pair.figures.output = i
+        self.pairs: dict[Node, list[_Pair]] | None = None
+        self.units: dict[Node, tuple[float, int]] = {}  # of codes, as they run
+        self.first: dict[Node, list[Sample]] = {}
+        self.equal_so_far = True
+
+    # ---- one run
+
+    def run_both(self, arguments: Arguments) -> None:
+        self.runtime.run(self._inputs(arguments))
+        if self.pairs is None:
+            for _ in self.steps(arguments):  # which finds the units
+                pass
+            self._match()
+        self.equal_so_far, comparing = True, self.pairs
+        assert comparing is not None
+        for node, found in self.steps(arguments):
+            if node.op == "placeholder":
+                self.compare(node, found, (), {})
+
+    def run(self, interpreter: fx.Interpreter, node: Node) -> Any:
+        args, kwargs = interpreter.fetch_args_kwargs_from_env(node) if can_be_tried(node) else ((), {})
+        found = interpreter.run_node(node)
+        if self.pairs is None:
+            self._note(node, found)
+        else:
+            self.compare(node, found, args, kwargs)
+        return found
+
+    def compare(self, node: Node, found: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        for pair in (self.pairs or {}).get(node, ()):
+            own = found[0] if isinstance(found, list | tuple) else found
+            theirs = pair.arranged(own, self.runtime.value(pair.tensor))
+            before = pair.figures.differing
+            pair.figures.add(own, theirs)
+            if pair.figures.differing > before and self.equal_so_far:
+                self.equal_so_far = False
+                self.first.setdefault(node, []).append(Sample(args, kwargs, theirs))
+
+    def _inputs(self, arguments: Arguments) -> list[Tensor]:
+        """What the file takes."""
+        wanted = dict.fromkeys(self.read)
+        for node, found in self.steps_quietly(arguments):
+            if node in wanted:
+                wanted[node] = found[0] if isinstance(found, list | tuple) else found
+            if all(x is not None for x in wanted.values()):
+                break
+        result = []
+        for node, index in zip(self.read, self.runtime.graph.inputs.values(), strict=True):
+            tensor, x = self.runtime.graph.tensors[index], wanted[node]
+            assert isinstance(x, Tensor)
+            fitting = [p for p in _orders(x.dim()) if [x.shape[d] for d in p] == list(tensor.shape)]
+            if not fitting or x.dtype != tensor.dtype:
+                raise ValueError(
+                    f"{_CALLER}: the input {node.name!r} is {x.dtype} of {tuple(x.shape)}, and the file's "
+                    f"{tensor.name!r} {tensor.dtype} of {tensor.shape}; give the program of that file"
+                )
+            result.append(x.permute(fitting[0]))
+        return result
+
+    def steps_quietly(self, arguments: Arguments) -> Iterator[tuple[Node, Any]]:
+        """The same as `steps`, and nothing is compared."""
+        kept, self.pairs = self.pairs, {}
+        try:
+            yield from self.steps(arguments)
+        finally:
+            self.pairs = kept
+
+    # ---- what corresponds
+
+    def _input_codes(self) -> list[Node]:
+        """For each input of the file the node whose value it takes: the input, or the codes that the program makes of
+        it."""
+        found = []
+        for node, index in zip(self.inputs, self.runtime.graph.inputs.values(), strict=True):
+            if self.runtime.graph.tensors[index].dtype in (torch.int8, torch.uint8, torch.int16):
+                node = next((user for user in node.users if _quantizes(user)), node)
+            found.append(node)
+        return found
+
+    def _shown(self, node: Node, tensor: FileTensor) -> Node:
+        """What an output of the file is compared with: the codes, or the floats that they stand for."""
+        if tensor.dtype == torch.float32:
+            return node
+        while True:
+            if node.target is compiled.operators["hop_dequantize_buffers"]:
+                node = node.args[1][0]  # type: ignore[index,assignment]
+            elif (e := dequantizing(node)) is not None:
+                node = e.tensor
+            elif getattr(node.target, "__name__", "") == "getitem" and can_be_tried(node.args[0]):  # type: ignore[arg-type]
+                node = node.args[0]  # type: ignore[assignment]
+            else:
+                return node
+
+    def _note(self, node: Node, found: Any) -> None:
+        """Remember the scale and the zero point of codes."""
+        if can_be_tried(node) or node.target is compiled.operators["hop_quantize_buffers"]:
+            _, scale, *zero = found
+            if scale.numel() == 1:
+                self.units[node] = float(scale), int(zero[0]) if zero else 0
+        elif (e := quantizing(node)) is not None:
+            numbers = [self._number(x) for x in (e.scale, e.zero_point)]
+            if None not in numbers:
+                self.units[node] = float(torch.tensor(numbers[0])), int(numbers[1])  # type: ignore[arg-type]
+        elif of(node.target).family is VIEW and isinstance(found, Tensor) and found.dtype in (torch.int8, torch.int16):
+            source: Any = node.args[0]
+            source = source.args[0] if getattr(source.target, "__name__", "") == "getitem" else source
+            if source in self.units:
+                self.units[node] = self.units[source]
+
+    def _number(self, x: Any) -> Any:
+        if not isinstance(x, Node):
+            return 0 if x is None else x
+        found = constant(self.exported, x)
+        return found.item() if found is not None and found.numel() == 1 else None
+
+    def _match(self) -> None:
+        ends = {pair.tensor.index for pair in self.ends}
+        written = [self.runtime.graph.tensors[i] for op in self.runtime.graph.operators for i in op.outputs]
+        free = [t for t in written if t.index not in ends]
+        own = [n for n in self.units if n not in {pair.node for pair in self.ends}]
+        found = list(self.ends)
+        by_name = {t.name: t for t in free}
+        named = [_Pair(n, by_name[n.name]) for n in own if n.name in by_name and _same_sizes(n, by_name[n.name])]
+        found += [pair for pair in named if pair.tensor.units == self.units[pair.node]]
+        found += self._alike(own, free, found)
+        if {n for n in own if can_be_tried(n)} <= {pair.node for pair in (*named, *self.ends)}:  # by to_tflite
+            taken = {pair.node for pair in found}, {pair.tensor.index for pair in found}
+            rest = [pair for pair in named if can_be_tried(pair.node)]
+            found += [pair for pair in rest if pair.node not in taken[0] and pair.tensor.index not in taken[1]]
+        self.pairs = {}
+        for pair in found:
+            self.pairs.setdefault(pair.node, []).append(pair)
+
+    def _alike(self, own: Sequence[Node], free: Sequence[FileTensor], found: Sequence[_Pair]) -> list[_Pair]:
+        """Of what is not found yet, those whose codes mean the same, and that have the same sizes."""
+        taken = {pair.node for pair in found}, {pair.tensor.index for pair in found}
+        alike: dict[Any, tuple[list[Node], list[FileTensor]]] = defaultdict(lambda: ([], []))
+        for node in own:
+            if node not in taken[0]:
+                alike[self.units[node], tuple(sorted(_sizes(node)))][0].append(node)
+        for t in free:
+            if t.index not in taken[1] and t.units is not None:
+                alike[t.units, tuple(sorted(t.shape))][1].append(t)
+        return [
+            _Pair(n, t)
+            for nodes, tensors in alike.values()
+            if len(nodes) == len(tensors)
+            for n, t in zip(nodes, tensors, strict=True)
+        ]
+
+    # ---- the answer
+
+    def comparison(self, count: int) -> TfliteComparison:
+        places = {node: i for i, node in enumerate(self.graph.nodes)}
+        pairs = [pair for own in (self.pairs or {}).values() for pair in own if pair.figures.elements is not None]
+        pairs.sort(key=lambda pair: places[pair.node])
+        first = min(self.first, key=lambda node: places[node], default=None)
+        tried: tuple[Trial, ...] = ()
+        if first is not None and can_be_tried(first):
+            tried = trials(first, self.first[first])
+        units = [(p.node.name, self.units.get(p.node), p.tensor.units) for p in pairs]
+        nodes, tensors = {p.node for p in pairs}, {p.tensor.index for p in pairs}
+        written = {i for op in self.runtime.graph.operators for i in op.outputs}
+        return TfliteComparison(
+            tuple(pair.figures.row() for pair in pairs),
+            len([n for n in self.units if n not in nodes]),
+            len(written - tensors),
+            count,
+            tried,
+            tuple((n, a, b) for n, a, b in units if a is not None and b is not None and a != b),
+        )
+
+
+def _quantizes(node: Node) -> bool:
+    return node.target is compiled.operators["hop_quantize_buffers"] or quantizing(node) is not None
+
+
+def _sizes(node: Node) -> list[int]:
+    value = node.meta["val"]
+    return list((value[0] if isinstance(value, list | tuple) else value).shape)
+
+
+def _same_sizes(node: Node, tensor: FileTensor) -> bool:
+    return sorted(_sizes(node)) == sorted(tensor.shape)

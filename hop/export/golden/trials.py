@@ -1,0 +1,132 @@
+"""Which convention gives the codes that a runtime gave: a call of hop.scaled by each, on the same operands."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from hop.dispatch import compiled
+from hop.dispatch.operators import CONVOLUTION, MATRIX, MULTIPLY, of
+from hop.export.rewrite.known_targets import TARGETS
+from hop.numerics.integer_functions import (
+    FUNCTIONS,
+    IBertSoftmax,
+    IntegerFunction,
+    TfliteAdd,
+    TfliteAveragePool,
+    TfliteConcatenation,
+    TfliteMean,
+    TfliteSoftmax,
+    TfliteTable,
+    TosaSoftmax,
+)
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import (
+    MULTIPLIERS,
+    ROUNDINGS,
+    Convention,
+    Division,
+    DoubleMultiplier,
+    FixedPoint,
+    FloatMultiplier,
+    Reciprocal,
+    WideFixedPoint,
+)
+
+_REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of conventions that an operator has not
+_MULTIPLIERS = (Reciprocal(), Division(), FloatMultiplier(), DoubleMultiplier(), WideFixedPoint())
+_ACTIVATIONS = ((None, None), (0.0, None), (0.0, 6.0), (-1.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one convention gives for a node.
+
+    convention: how the codes were found.
+    differing: how many of them differ from the runtime's.
+    targets: the targets that have this convention for the node's operator, by name.
+    """
+
+    convention: Convention
+    differing: int
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call of a program, and the codes that the runtime has for it, in the program's layout."""
+
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    theirs: Tensor
+
+
+def can_be_tried(node: Node) -> bool:
+    """Whether a node finds codes by a convention."""
+    return node.target is compiled.operators["hop_scaled_buffers"] and str(node.args[1]).startswith("hop1:")
+
+
+def trials(node: Node, samples: Sequence[Sample]) -> tuple[Trial, ...]:
+    """A node by every convention that is known for its operator: those of the targets, then all others, with the
+    activation that it has; and if none gives the runtime's codes, with others. The nearest come first."""
+    quantizer = Quantizer.parse(str(node.args[1]))
+    own = quantizer.scale.requantization
+    assert own is not None
+    named: dict[Convention, list[str]] = {}
+    for name, convention in _conventions(node.args[0]):
+        named.setdefault(convention, []).extend([name] if name else [])
+    given = own.low, own.high
+    result = _tried(node, quantizer, named, given, samples)
+    for bounds in _ACTIVATIONS:
+        if bounds == given or any(t.differing == 0 for t in result):
+            continue
+        result += [t for t in _tried(node, quantizer, named, bounds, samples) if t.differing == 0]
+    return tuple(sorted(result, key=lambda t: (t.differing, not t.targets)))
+
+
+def _tried(
+    node: Node,
+    quantizer: Quantizer,
+    named: dict[Convention, list[str]],
+    bounds: tuple[float | None, float | None],
+    samples: Sequence[Sample],
+) -> list[Trial]:
+    """What conventions give with the range of an activation."""
+    found = []
+    for convention, targets in named.items():
+        tried = replace(convention, low=bounds[0], high=bounds[1])
+        if (count := _differing(node, quantizer, tried, samples)) is not None:
+            found.append(Trial(tried, count, tuple(dict.fromkeys(targets))))
+    return found
+
+
+def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
+    """Conventions for an operator, each with the name of the target that has it, if one has."""
+    for target in TARGETS:
+        if op in target:
+            row = target[op]
+            yield target.name, row.convention
+            if row.per_tensor is not None:
+                yield target.name, row.per_tensor
+    functions: list[IntegerFunction] = [TfliteAdd(), TfliteMean(), TfliteAveragePool(), TfliteConcatenation()]
+    functions += [TfliteSoftmax(), TosaSoftmax(), IBertSoftmax(), *(TfliteTable(function=name) for name in FUNCTIONS)]
+    yield from (("", f) for f in functions if f.takes(op))
+    yield from (("", c) for c in _MULTIPLIERS)
+    multipliers = MULTIPLIERS if of(op).family in (MATRIX, CONVOLUTION, MULTIPLY) else MULTIPLIERS[:1]
+    yield from (("", FixedPoint(rounding=r, multiplier=m)) for r in ROUNDINGS for m in multipliers)
+
+
+def _differing(node: Node, quantizer: Quantizer, convention: Convention, samples: Sequence[Sample]) -> int | None:
+    """How many codes differ; None where the operator has no such convention."""
+    spelled = str(replace(quantizer, scale=replace(quantizer.scale, requantize=convention)))
+    count = 0
+    for sample in samples:
+        op, _, *rest = sample.args
+        try:
+            found = node.target(op, spelled, *rest, **sample.kwargs)  # type: ignore[operator]
+        except _REFUSALS:
+            return None
+        count += int((found[0] != sample.theirs).sum())
+    return count

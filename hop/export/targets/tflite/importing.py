@@ -1,0 +1,219 @@
+# pyright: reportMissingImports=false
+"""Files as programs of integers: the reverse of model.py."""
+
+import inspect
+import keyword
+import math
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from hop.export.rewrite.code_floats import run_dequantize
+from hop.export.rewrite.known_targets import TFLITE, TFLITE_16X8
+from hop.export.rewrite.program import graph_of as graph_copy
+from hop.export.rewrite.program import rebuilt, share_numbers, simplify, without_unused
+from hop.export.rewrite.target import Target
+from hop.export.targets.tflite.inputs import READ, Call, Value, quantized
+from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, content, graph_of, numbers_of
+from hop.numerics.requantization import Reciprocal
+from hop.numerics.spelling import shown
+
+_CALLER = "from_tflite"
+_MOST_ELEMENTS = 2**26  # of an input, which an export is made with
+_REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, ZeroDivisionError, OverflowError)
+_CODES = ("INT8", "INT16")
+_HELD = (*_CODES, "INT32", "INT64")  # biases, too
+_LONGEST_LIST = 32  # of axes, shapes and paddings
+_ENUMS = ("ActivationFunctionType", "Padding", "FullyConnectedOptionsWeightsFormat")
+
+
+def from_tflite(model: Any, *, target: Target | None = None) -> ExportedProgram:
+    """A .tflite file of int8, or of activations of int16 and weights of int8, as a program of integers in the form of
+    `to_integer`: its inputs are floats, which the program quantizes as the file's inputs are, and its outputs the
+    floats that the file's codes mean.
+
+    Its codes are those of LiteRT's reference kernels; hop.export.ranges bounds its sums, to_qdq, lower and to_onnx take
+    it. Inputs and outputs have the names of the file's signature, and its layouts: pictures have their channels last.
+    Biases stay integers. A dimension that LiteRT may resize has the size that the file says.
+
+    Args:
+        model: the path of a .tflite file, its bytes, or a TfliteModel. Nothing of it is run.
+        target: whose conventions find the codes. The default is TFLITE, or TFLITE_16X8 for results of int16; another
+            lowers the file's model to that runtime.
+
+    Raises:
+        ImportError: LiteRT, which has the schema, is not installed.
+        TypeError: an argument is none of these.
+        OSError: there is no such file.
+        ValueError: no .tflite file, or a damaged one, with the place.
+        NotImplementedError: an operator is not read, computes floats, or takes what is not read. It is named.
+    """
+    if target is not None and not isinstance(target, Target):
+        raise TypeError(
+            f"{_CALLER}: target must be a hop.export.targets.Target or None, got {shown(target)}; give one such as "
+            "hop.export.targets.TFLITE"
+        )
+    graph = graph_of(_CALLER, model)
+    _, what = content(_CALLER, model)
+    module = _Module(graph, target, what)
+    inputs = tuple(_example(graph.tensors[i], what) for i in graph.inputs.values())
+    try:
+        program = torch.export.export(module, inputs)
+    except Exception:
+        if module.failure is not None:
+            raise module.failure from module.failure.__cause__
+        raise
+    return _tidied(program.run_decompositions({}))
+
+
+def _tidied(program: ExportedProgram) -> ExportedProgram:
+    """The program in the form of to_integer's: reshapes by one name, each number once, nothing that is not read."""
+    graph = graph_copy(program)
+    simplify(graph)
+    graph.eliminate_dead_code()
+    share_numbers(graph)
+    return without_unused(rebuilt(program, graph))
+
+
+def _example(tensor: FileTensor, what: str) -> Tensor:
+    if tensor.kind not in (*_CODES, "FLOAT32"):
+        raise NotImplementedError(
+            f"{_CALLER}: {what}: the input {tensor.name!r} is {tensor.kind}; INT8, INT16 and FLOAT32 are read"
+        )
+    if math.prod(tensor.shape) > _MOST_ELEMENTS:
+        raise NotImplementedError(
+            f"{_CALLER}: {what}: the input {tensor.name!r} has the shape {tensor.shape}; up to {_MOST_ELEMENTS} "
+            "elements are read"
+        )
+    return torch.zeros(tensor.shape)
+
+
+class _Module(nn.Module):
+    """A file's operators, one after the other."""
+
+    def __init__(self, graph: FileGraph, target: Target | None, what: str) -> None:
+        super().__init__()
+        self.graph, self.target, self.what = graph, target, what
+        self.failure: Exception | None = None
+        self.numbers = {name: numbers_of(name) for name in _ENUMS}
+        self.held: dict[int, str] = {}
+        self.lists: dict[int, list[int]] = {}
+        read = {i for op in graph.operators for i in op.inputs} | set(graph.outputs.values())
+        for t in graph.tensors:
+            if t.data is not None and t.kind in _HELD and t.data.numel() <= _LONGEST_LIST:
+                self.lists[t.index] = t.data.reshape(-1).tolist()
+            if t.data is not None and t.kind in _HELD and t.index in read:
+                self.held[t.index] = f"tensor_{t.index}"
+                self.register_buffer(f"tensor_{t.index}", t.data)
+        for op in graph.operators:
+            self._check(op)
+        names = _named(graph.inputs)
+        parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", *names)]
+
+        def forward(self: _Module, *inputs: Tensor) -> Any:
+            return self.run(inputs)
+
+        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        self.forward = forward.__get__(self)
+
+    def of(self, result: FileTensor) -> Target:
+        """Whose conventions find a result."""
+        return self.target or (TFLITE_16X8 if result.kind == "INT16" else TFLITE)
+
+    def place(self, op: FileOperator) -> str:
+        result = f" {self.graph.tensors[op.outputs[0]].name!r}" if op.outputs else ""
+        return f"{_CALLER}: {self.what}: operator {op.index} {op.name}{result}"
+
+    def _check(self, op: FileOperator) -> None:
+        """Raise for an operator that is not read, before anything runs."""
+        ends = set(self.graph.outputs.values())
+        is_last = op.name == "DEQUANTIZE" and set(op.outputs) <= ends
+        if op.name not in READ and not is_last:
+            floats = [t for i in op.outputs if (t := self.graph.tensors[i]).kind == "FLOAT32"]
+            raise NotImplementedError(
+                f"{self.place(op)} {'computes floats' if floats else 'is not read'}; of int8 are read {', '.join(READ)}"
+            )
+        if len(op.outputs) != 1:
+            raise NotImplementedError(f"{self.place(op)} has {len(op.outputs)} results; one is read")
+        if not is_last and (t := self.graph.tensors[op.outputs[0]]).kind not in _CODES:
+            raise NotImplementedError(f"{self.place(op)} gives {t.kind}; INT8 and INT16 are read")
+
+    def run(self, inputs: tuple[Tensor, ...]) -> Any:
+        try:
+            return self._run(inputs)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _run(self, inputs: tuple[Tensor, ...]) -> Any:
+        tensors, found = self.graph.tensors, dict[int, Any]()
+        for index, x in zip(self.graph.inputs.values(), inputs, strict=True):
+            found[index] = x
+            if tensors[index].kind in _CODES:
+                found[index] = self._quantized(tensors[index], x)
+        for op in self.graph.operators:
+            found[op.outputs[0]] = self._call(op, found)
+        shown = tuple(self._shown(tensors[i], found) for i in self.graph.outputs.values())
+        return shown[0] if len(shown) == 1 else shown
+
+    def _quantized(self, tensor: FileTensor, x: Tensor) -> Value:
+        """What an input of codes is, of the floats that they stand for, as PyTorch's quantize nodes find it."""
+        if tensor.units is None or (tensor.kind == "INT16" and tensor.units[1]):
+            raise NotImplementedError(
+                f"{_CALLER}: {self.what}: the input {tensor.name!r} is {tensor.kind} with {tensor.quantization}; one "
+                "scale is read, and no zero point of int16"
+            )
+        return Value(*tensor.units, {"file": quantized(tensor.kind, x, *tensor.units, Reciprocal())})
+
+    def _shown(self, tensor: FileTensor, found: dict[int, Any]) -> Tensor:
+        value = found.get(tensor.index)
+        if value is None:
+            value = self._constant(tensor)
+        if isinstance(value, Value):
+            return run_dequantize(value.held())
+        return value
+
+    def _constant(self, tensor: FileTensor) -> Any:
+        """A constant: a Value, where it has codes of one scale; else what it holds."""
+        held = getattr(self, self.held[tensor.index]) if tensor.index in self.held else tensor.data
+        if tensor.kind in _CODES and tensor.units is not None and held is not None:
+            return Value(*tensor.units, {"file": held})
+        return held
+
+    def _call(self, op: FileOperator, found: dict[int, Any]) -> Any:
+        tensors = tuple(None if i is None else self.graph.tensors[i] for i in op.inputs)
+        inputs = tuple(None if t is None else self._input(t, found) for t in tensors)
+        result = self.graph.tensors[op.outputs[0]]
+        if op.name == "DEQUANTIZE":
+            made: Any = run_dequantize(inputs[0].held()) if isinstance(inputs[0], Value) else None
+            if made is None:
+                raise NotImplementedError(f"{self.place(op)} reads no codes of int8 or int16")
+            return made
+        try:
+            made = READ[op.name](Call(op, inputs, tensors, result, self.of(result), self.numbers, self.lists))
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{self.place(op)} cannot be read: {error}") from error
+        except _REFUSALS as error:
+            raise ValueError(f"{self.place(op)} cannot be: {error}") from error
+        shape = tuple(made.at().shape)
+        if shape != result.shape:
+            raise ValueError(f"{self.place(op)} gives the shape {shape}, and the file says {result.shape}")
+        return made
+
+    def _input(self, tensor: FileTensor, found: dict[int, Any]) -> Any:
+        if tensor.index in found:
+            return found[tensor.index]
+        return self._constant(tensor)
+
+
+def _named(names: Any) -> list[str]:
+    """Names of a file as names of arguments."""
+    made: list[str] = []
+    for name in names:
+        own = re.sub(r"\W", "_", name.partition(":")[0], flags=re.ASCII) or "x"
+        own = f"x_{own}" if own[0].isdigit() or own[0] == "_" or keyword.iskeyword(own) or own == "self" else own
+        made.append(own if own not in made else f"{own}_{len(made)}")
+    return made

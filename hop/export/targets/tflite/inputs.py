@@ -1,0 +1,400 @@
+"""What each operator of a .tflite file is in terms of ours: one function each, from a call to the codes that it gives.
+
+The reverse of operators.py. Codes run as plain int8 tensors; pictures have their channels last in the file and second
+in PyTorch's convolutions and pools, and are permuted where an operator takes them otherwise than they are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hop.dispatch.operators import aten
+from hop.export.rewrite.code_floats import Held, run_quantize, run_requantized
+from hop.export.rewrite.target import Target
+from hop.export.targets.tflite.reading import FileOperator, FileTensor
+from hop.numerics.formats import INT8, INT16
+from hop.numerics.integer_functions import TfliteSoftmax, TfliteTable
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import Convention, Division
+from hop.numerics.scale_rules import Static
+from hop.numerics.tables import float32
+
+_FILE, _SECOND = "file", "second"  # layouts: as in the file, with channels second
+_TO = {_SECOND: (0, 3, 1, 2), _FILE: (0, 2, 3, 1)}
+_BOUNDS: dict[str, tuple[float | None, float | None]] = {
+    "NONE": (None, None),
+    "RELU": (0.0, None),
+    "RELU6": (0.0, 6.0),
+    "RELU_N1_TO_1": (-1.0, 1.0),
+}
+_FORMATS = {"INT8": INT8, "INT16": INT16}
+_PLAIN = {f.dtype: Quantizer(f, (-1,), Static(affine=f.bits == 8)) for f in _FORMATS.values()}
+
+
+@dataclass
+class Value:
+    """Codes as they run, by layout."""
+
+    scale: float
+    zero: int
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def at(self, layout: str = _FILE) -> Tensor:
+        """The codes in a layout."""
+        if layout not in self.tensors:
+            (have,) = self.tensors.values()
+            self.tensors[layout] = aten.permute.default(have, list(_TO[layout]))
+        return self.tensors[layout]
+
+    def held(self, layout: str = _FILE) -> Held:
+        """The codes as hop.scaled takes them."""
+        codes = self.at(layout)
+        quantizer = _PLAIN[codes.dtype]
+        return Held(quantizer, codes, [self.scale, self.zero][: 1 + quantizer.scale.has_zero_point()], torch.float32)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator of the file where it runs.
+
+    inputs: what each input holds: a Value of codes, the constant tensor of what has no codes, or None.
+    tensors: what the file says of each.
+    """
+
+    op: FileOperator
+    inputs: tuple[Any, ...]
+    tensors: tuple[FileTensor | None, ...]
+    result: FileTensor
+    target: Target
+    names: dict[str, dict[int, str]]  # of the schema's numbers
+    lists: dict[int, list[int]]  # constants of integers, by tensor
+
+    def refuse(self, why: str) -> NoReturn:
+        raise NotImplementedError(why)
+
+    def value(self, i: int) -> Value:
+        """An input of codes."""
+        x = self.inputs[i] if i < len(self.inputs) else None
+        if not isinstance(x, Value):
+            self.refuse(f"its input {i} is of no codes of int8 or int16")
+        return x
+
+    def numbers(self, i: int) -> list[int]:
+        """A constant input of integers."""
+        tensor = self.tensors[i] if i < len(self.tensors) else None
+        if tensor is None or tensor.index not in self.lists:
+            self.refuse(f"its input {i} is no constant of integers")
+        return self.lists[tensor.index]
+
+    def units(self) -> tuple[float, int]:
+        """The scale and zero point of the result."""
+        if self.result.kind not in _FORMATS or self.result.units is None:
+            self.refuse(f"its result is {self.result.kind} {'' if self.result.units else 'without one scale'}".rstrip())
+        if self.result.kind == "INT16" and self.result.units[1]:
+            self.refuse(f"its result is INT16 with the zero point {self.result.units[1]}; 0 is read")
+        return self.result.units
+
+    def option(self, name: str, default: Any = 0) -> Any:
+        return self.op.option(name, default)
+
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The range of the fused activation."""
+        number = self.option("FusedActivationFunction")
+        name = self.names["ActivationFunctionType"].get(number, str(number))
+        if name not in _BOUNDS:
+            self.refuse(f"its fused activation {name} is not read")
+        return self.between_codes(_BOUNDS[name])
+
+    def between_codes(self, bounds: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+        for bound in bounds:  # TFLite rounds ties away from zero, hop to even
+            if bound and float32(bound / self.units()[0]) * 2 % 2 == 1:
+                self.refuse(f"the bound {bound} of its activation lies between two codes")
+        return bounds
+
+    def convention(self, op: Any, bounds: tuple[float | None, float | None], whole_weight: bool = False) -> Convention:
+        if (name := self.result.kind.lower()) not in self.target.dtypes:
+            self.refuse(f"its result is {name}, and target {self.target.name} has {' and '.join(self.target.dtypes)}")
+        row = self.target[op] if op in self.target else self.refuse(self.target.missing(str(op)))
+        own = row.per_tensor if whole_weight and row.per_tensor is not None else row.convention
+        return replace(own, low=bounds[0], high=bounds[1])
+
+    def give(
+        self,
+        op: Any,
+        args: list[Any],
+        layout: str = _FILE,
+        bounds: tuple[float | None, float | None] | None = None,
+        *,
+        kwargs: dict[str, Any] | None = None,
+        convention: Convention | None = None,
+    ) -> Value:
+        """The result of hop.scaled."""
+        scale, zero = self.units()
+        rule = convention or self.convention(op, self.bounds() if bounds is None else bounds)
+        format = _FORMATS[self.result.kind]
+        output = Quantizer(format, (-1,), Static(affine=format.bits == 8, requantize=rule))
+        given = [scale, zero][: 1 + output.scale.has_zero_point()]
+        codes = run_requantized(op, output, args, kwargs or {}, given, None, [])
+        return Value(scale, zero, {layout: codes})
+
+    def same(self, x: Value, codes: Tensor, layout: str = _FILE) -> Value:
+        """Codes of x, moved."""
+        if self.units() != (x.scale, x.zero):
+            self.refuse(f"its result has the scale and zero point {self.units()}, its input {(x.scale, x.zero)}")
+        return Value(x.scale, x.zero, {layout: codes})
+
+
+def quantized(kind: str, x: Tensor, scale: float, zero: int, rule: Convention) -> Tensor:
+    """The codes of floats."""
+    plain = _PLAIN[_FORMATS[kind].dtype]
+    quantizer = replace(plain, scale=replace(plain.scale, requantize=rule))
+    return run_quantize(quantizer, x, [scale, zero][: 1 + plain.scale.has_zero_point()], None)
+
+
+def layout_of(*values: Value) -> str:
+    """The one in which all are there, else that of the file."""
+    return _SECOND if all(_SECOND in v.tensors for v in values) else _FILE
+
+
+# ---- products
+
+
+class _Weight:
+    """A constant weight and what goes with it."""
+
+    def __init__(self, call: Call, i: int, along: int, order: tuple[int, ...]) -> None:
+        codes, tensor = call.inputs[i], call.tensors[i]
+        if isinstance(codes, Value):
+            codes = codes.at()
+        if tensor is None or tensor.data is None or codes is None:
+            call.refuse("its weight is no constant")
+        q = tensor.quantization
+        if tensor.kind != "INT8" or q is None:
+            call.refuse(f"its weight is {tensor.kind}{'' if q else ' without scales'}")
+        if any(q.zeros):
+            call.refuse("its weight has a zero point that is not 0")
+        self.whole = len(q.scales) == 1
+        if not self.whole and q.dimension != along:
+            call.refuse(f"its weight has scales along dimension {q.dimension}, not {along}")
+        codes = codes.permute(order) if order else codes
+        block = (-1,) if self.whole else (1, *[-1] * (codes.dim() - 1))
+        scales = q.scales[0] if self.whole else torch.tensor(q.scales, dtype=torch.float32)
+        self.codes = codes
+        self.held = Held(Quantizer(INT8, block, Static()), codes, [scales], torch.float32)
+
+
+def _bias(call: Call) -> Tensor | None:
+    bias = call.inputs[2] if len(call.inputs) > 2 else None
+    if bias is None:
+        return None
+    wanted = torch.int64 if call.result.kind == "INT16" else torch.int32
+    if not isinstance(bias, Tensor) or bias.dtype != wanted:
+        call.refuse(f"its bias is no constant of {wanted}")
+    return bias.reshape(-1)
+
+
+def _windows(call: Call, x: Value, kernel: list[int], stride: list[int], fill: int | None) -> tuple[Value, list[int]]:
+    """What a window slides over, and the padding on both sides; padded with `fill` where the sides differ."""
+    padding = call.names["Padding"].get(call.option("Padding"))
+    if padding not in ("SAME", "VALID"):
+        call.refuse(f"its padding {padding} is not read")
+    if padding == "VALID":
+        return x, [0, 0]
+    sizes = list(x.at(_SECOND).shape[2:])
+    totals = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in zip(sizes, kernel, stride, strict=True)]
+    if all(t % 2 == 0 for t in totals):
+        return x, [t // 2 for t in totals]
+    if fill is None:
+        call.refuse("its windows reach beyond the picture by other widths on two sides")
+    sides = [side for t in reversed(totals) for side in (t // 2, t - t // 2)]
+    return Value(x.scale, x.zero, {_SECOND: aten.constant_pad_nd.default(x.at(_SECOND), sides, fill)}), [0, 0]
+
+
+def _convolution(call: Call) -> Value:
+    depthwise = call.op.name == "DEPTHWISE_CONV_2D"
+    weight = _Weight(call, 1, 3, (3, 0, 1, 2)) if depthwise else _Weight(call, 1, 0, (0, 3, 1, 2))
+    stride = [call.option("StrideH", 1), call.option("StrideW", 1)]
+    dilation = [call.option("DilationHFactor", 1), call.option("DilationWFactor", 1)]
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, weight.codes.shape[2:], strict=True)]
+    x, padding = _windows(call, call.value(0), reach, stride, call.value(0).zero)
+    channels = x.at(_SECOND).shape[1]
+    groups = channels if depthwise else channels // weight.codes.shape[1]
+    args = [x.held(_SECOND), weight.held, _bias(call), stride, padding, dilation, groups]
+    return call.give(aten.conv2d.default, args, _SECOND)
+
+
+def _fully_connected(call: Call) -> Value:
+    weight, x = _Weight(call, 1, 0, ()), call.value(0)
+    if call.names["FullyConnectedOptionsWeightsFormat"].get(call.option("WeightsFormat")) != "DEFAULT":
+        call.refuse("its weight is shuffled")
+    size = weight.codes.shape[1]
+    if not call.option("KeepNumDims", False):
+        x = replace(x, tensors={_FILE: aten.reshape.default(x.at(), [-1, size])})
+    rule = call.convention(aten.linear.default, call.bounds(), weight.whole or len(weight.codes) == 1)
+    return call.give(aten.linear.default, [x.held(), weight.held, _bias(call)], convention=rule)
+
+
+def _batch_matmul(call: Call) -> Value:
+    sides = []
+    for i, name in enumerate(("AdjX", "AdjY")):
+        x = call.value(i)
+        codes = aten.transpose.int(x.at(), -1, -2) if call.option(name, False) else x.at()
+        sides.append((x, codes))
+    batch = list(sides[0][1].shape[:-2])
+    if list(sides[1][1].shape[:-2]) != batch:
+        call.refuse(f"its factors have the batches {batch} and {list(sides[1][1].shape[:-2])}")
+    flat = [replace(x, tensors={_FILE: aten.reshape.default(c, [-1, *c.shape[-2:]])}).held() for x, c in sides]
+    made = call.give(aten.bmm.default, flat, bounds=(None, None))
+    return replace(made, tensors={_FILE: aten.reshape.default(made.at(), list(call.result.shape))})
+
+
+# ---- the others
+
+
+def _elementwise(call: Call) -> Value:
+    op = {"ADD": aten.add.Tensor, "SUB": aten.sub.Tensor, "MUL": aten.mul.Tensor}[call.op.name]
+    a, b = call.value(0), call.value(1)
+    if call.result.kind == "INT16" and call.op.name != "MUL" and call.option("PotScaleInt16", True):
+        call.refuse("its scales are powers of two by its options, which is not read")
+    layout = layout_of(a, b)
+    return call.give(op, [a.held(layout), b.held(layout)], layout)
+
+
+def _concatenation(call: Call) -> Value:
+    parts = [call.value(i) for i in range(len(call.inputs))]
+    for x in parts:
+        if (x.scale, x.zero) != call.units():
+            call.refuse(f"an input has the scale and zero point {(x.scale, x.zero)}, its result {call.units()}")
+    axis = call.option("Axis") % len(call.result.shape)
+    layout = layout_of(*parts)
+    dim = axis if layout == _FILE else _TO[_SECOND].index(axis)
+    return call.give(aten.cat.default, [[x.held(layout) for x in parts], dim], layout)
+
+
+def _pool(call: Call) -> Value:
+    is_maximum, x = call.op.name == "MAX_POOL_2D", call.value(0)
+    stride = [call.option("StrideH", 1), call.option("StrideW", 1)]
+    kernel = [call.option("FilterHeight", 1), call.option("FilterWidth", 1)]
+    if (x.scale, x.zero) != call.units():
+        call.refuse(f"its result has the scale and zero point {call.units()}, its input {(x.scale, x.zero)}")
+    lowest = torch.iinfo(x.at().dtype).min
+    given, padding = _windows(call, x, kernel, stride, lowest if is_maximum else None)
+    if is_maximum:
+        return call.give(aten.max_pool2d.default, [given.held(_SECOND), kernel, stride, padding], _SECOND)
+    args = [given.held(_SECOND), kernel, stride, padding, False, not any(padding)]
+    return call.give(aten.avg_pool2d.default, args, _SECOND)
+
+
+def _mean(call: Call) -> Value:
+    x, keeps = call.value(0), bool(call.option("KeepDims", False))
+    rank = x.at().dim()
+    dims = sorted({d % rank for d in call.numbers(1)})
+    return call.give(aten.mean.dim, [x.held(), dims, keeps], bounds=(None, None))
+
+
+def _function(call: Call) -> Value:
+    op, x = _FUNCTIONS[call.op.name], call.value(0)
+    layout, kwargs, rule = layout_of(x), {}, call.convention(op, (None, None))
+    if call.op.name == "GELU" and call.option("Approximate", False):
+        kwargs = {"approximate": "tanh"}
+        rule = replace(rule, function="gelu_tanh") if isinstance(rule, TfliteTable) else rule  # type: ignore[call-arg]
+    return call.give(op, [x.held(layout)], layout, (None, None), kwargs=kwargs, convention=rule)
+
+
+def _softmax(call: Call) -> Value:
+    rule, beta = call.convention(aten.softmax.int, (None, None)), call.option("Beta", 1.0)
+    if beta != 1.0:
+        if not isinstance(rule, TfliteSoftmax):
+            call.refuse(f"its beta is {beta}, which target {call.target.name} has not")
+        rule = replace(rule, beta=beta)
+    return call.give(aten.softmax.int, [call.value(0).held(), -1], convention=rule, bounds=(None, None))
+
+
+def _bound(call: Call) -> Value:
+    # Not RELU_N1_TO_1, whose codes of int8 LiteRT clamps to 0 and above.
+    x, bounds = call.value(0), call.between_codes(_BOUNDS[call.op.name])
+    layout = layout_of(x)
+    return call.give(aten.relu.default, [x.held(layout)], layout, bounds)
+
+
+def _requantize(call: Call) -> Value:
+    if isinstance(call.inputs[0], Tensor):  # floats that an input holds
+        scale, zero = call.units()
+        return Value(scale, zero, {_FILE: quantized(call.result.kind, call.inputs[0], scale, zero, Division())})
+    x = call.value(0)
+    layout = layout_of(x)
+    return call.give(aten.clone.default, [x.held(layout)], layout, (None, None))
+
+
+def _reshape(call: Call) -> Value:
+    return call.same(x := call.value(0), aten.reshape.default(x.at(), list(call.result.shape)))
+
+
+def _transpose(call: Call) -> Value:
+    x, by = call.value(0), call.numbers(1)
+    return call.same(x, aten.permute.default(x.at(), by))
+
+
+def _pad(call: Call) -> Value:
+    x, sides = call.value(0), call.numbers(1)
+    fill = x.zero
+    if call.op.name == "PADV2":
+        number, tensor = call.inputs[2], call.tensors[2]
+        if not isinstance(number, Value) or tensor is None or len(call.lists.get(tensor.index, ())) != 1:
+            call.refuse("what it pads with is no constant code")
+        (fill,) = call.lists[tensor.index]
+    if any(n < 0 for n in sides) or len(sides) != 2 * x.at().dim():
+        call.refuse(f"its paddings are {sides}")
+    pairs = list(zip(sides[::2], sides[1::2], strict=True))
+    flat = [n for pair in reversed(pairs) for n in pair]
+    return call.same(x, aten.constant_pad_nd.default(x.at(), flat, fill))
+
+
+def _slice(call: Call) -> Value:
+    x = call.value(0)
+    sizes, begin, third = list(x.at().shape), call.numbers(1), call.numbers(2)
+    if call.op.name == "SLICE":
+        steps, drop = [1] * len(sizes), 0
+        ends = [n if size == -1 else b + size for n, b, size in zip(sizes, begin, third, strict=True)]
+    else:
+        steps, drop, ends = call.numbers(3), call.option("ShrinkAxisMask"), third
+        if call.option("EllipsisMask") or call.option("NewAxisMask") or any(s < 1 for s in steps):
+            call.refuse("an ellipsis, a new dimension or a step below 1 is not read")
+        begins, masks = call.option("BeginMask"), call.option("EndMask")
+        begin = [0 if begins >> i & 1 else b for i, b in enumerate(begin)]
+        ends = [n if masks >> i & 1 else e for i, (n, e) in enumerate(zip(sizes, ends, strict=True))]
+    codes = x.at()
+    for dim, (size, start, end, step) in enumerate(zip(sizes, begin, ends, steps, strict=True)):
+        if drop >> dim & 1:
+            start, end, step = start % size, start % size + 1, 1
+        if (start, end, step) != (0, size, 1):
+            codes = aten.slice.Tensor(codes, dim, start, end, step)
+    return call.same(x, aten.reshape.default(codes, list(call.result.shape)) if drop else codes)
+
+
+_FUNCTIONS = {
+    "LOGISTIC": aten.sigmoid.default,
+    "TANH": aten.tanh.default,
+    "GELU": aten.gelu.default,
+    "EXP": aten.exp.default,
+}
+READ: dict[str, Callable[[Call], Value]] = {
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), _convolution),
+    "FULLY_CONNECTED": _fully_connected,
+    "BATCH_MATMUL": _batch_matmul,
+    **dict.fromkeys(("ADD", "SUB", "MUL"), _elementwise),
+    "CONCATENATION": _concatenation,
+    **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _pool),
+    "MEAN": _mean,
+    **dict.fromkeys(_FUNCTIONS, _function),
+    "SOFTMAX": _softmax,
+    **dict.fromkeys(("RELU", "RELU6"), _bound),
+    "QUANTIZE": _requantize,
+    **dict.fromkeys(("RESHAPE", "SQUEEZE", "EXPAND_DIMS"), _reshape),
+    "TRANSPOSE": _transpose,
+    **dict.fromkeys(("PAD", "PADV2"), _pad),
+    **dict.fromkeys(("SLICE", "STRIDED_SLICE"), _slice),
+}
+"""What each operator is. A function raises NotImplementedError for a call that is not read."""

@@ -1,0 +1,326 @@
+# pyright: reportMissingImports=false
+"""What a .tflite file says, checked: tensors, operators, the signature.
+
+Nothing here is run, and nothing is allocated on the file's word: lists and constants, taken together, are no longer
+than the file.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hop.export.targets.tflite.model import TfliteModel
+from hop.numerics.spelling import shown
+
+_IDENTIFIER = b"TFL3"  # at byte 4
+_DTYPES = {
+    "FLOAT32": torch.float32,
+    "FLOAT16": torch.float16,
+    "INT8": torch.int8,
+    "UINT8": torch.uint8,
+    "INT16": torch.int16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "BOOL": torch.bool,
+}
+_DAMAGED = (struct.error, IndexError, ValueError, TypeError, AttributeError, UnicodeDecodeError, OverflowError)
+_MOST_ELEMENTS = 2**40
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What the codes of a tensor mean: scales and zero points, along a dimension where there are several."""
+
+    scales: tuple[float, ...]
+    zeros: tuple[int, ...]
+    dimension: int
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of a file; `data` of a constant."""
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # its dtype, as the schema spells it
+    quantization: Quantization | None
+    data: Tensor | None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """None of what torch has no dtype for."""
+        return _DTYPES.get(self.kind)
+
+    @property
+    def units(self) -> tuple[float, int] | None:
+        """The one scale and zero point, if there is one."""
+        q = self.quantization
+        return (q.scales[0], q.zeros[0]) if q is not None and len(q.scales) == 1 else None
+
+
+@dataclass(frozen=True)
+class FileOperator:
+    """An operator of a file. An input that is left out is None."""
+
+    index: int
+    name: str
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+    option: Callable[[str, Any], Any]  # a field of its options by name, and the default where it has none
+
+
+@dataclass(frozen=True)
+class FileGraph:
+    """The first subgraph of a file. Inputs and outputs are tensors by their names in the signature, if there is one."""
+
+    tensors: tuple[FileTensor, ...]
+    operators: tuple[FileOperator, ...]
+    inputs: dict[str, int]
+    outputs: dict[str, int]
+
+
+def content(caller: str, model: Any) -> tuple[bytes, str]:
+    """The bytes of a model (a TfliteModel, bytes, or the path of a file), and what to call them.
+
+    Raises:
+        TypeError: it is none of these.
+        OSError: there is no such file, or it cannot be read.
+        ValueError: the bytes are no .tflite file.
+    """
+    if isinstance(model, TfliteModel):
+        return model.buffer, "model"
+    if isinstance(model, str | Path):
+        found, what = Path(model).read_bytes(), str(model)
+    elif isinstance(model, bytes):
+        found, what = model, "model"
+    else:
+        raise TypeError(
+            f"{caller}: model must be a TfliteModel, the path of a .tflite file, or its bytes, got {shown(model)}; "
+            "write one with hop.export.to_tflite"
+        )
+    if found[4:8] != _IDENTIFIER:
+        raise ValueError(
+            f"{caller}: {what} must be a .tflite file, whose bytes 4 to 7 are {_IDENTIFIER!r}, got {found[4:8]!r}"
+        )
+    return found, what
+
+
+def numbers_of(kind: str) -> dict[int, str]:
+    """The names of an enumeration of the schema, by number."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    return {v: n for n, v in vars(getattr(schema, kind)).items() if isinstance(v, int)}
+
+
+def graph_of(caller: str, model: Any) -> FileGraph:
+    """What a file says.
+
+    Raises, beside what `content` does:
+        ImportError: LiteRT, which has the schema, is not installed.
+        ValueError: the file is damaged, with the place.
+        NotImplementedError: it has several subgraphs.
+    """
+    found, what = content(caller, model)
+    try:
+        from ai_edge_litert import schema_py_generated as schema
+    except ImportError as error:
+        raise ImportError(f"{caller} needs LiteRT: pip install 'torch-hop[litert]'") from error
+    return _Reader(caller, what, found, schema).graph()
+
+
+class _Reader:
+    def __init__(self, caller: str, what: str, data: bytes, schema: Any) -> None:
+        self.caller, self.what, self.data, self.schema = caller, what, data, schema
+        self.place = "the head"
+        self.left = len(data)  # elements of lists that may still be read: a list takes a byte for each, or more
+        self.bytes_left = len(data)
+        self.constants: dict[int, Any] = {}  # by buffer
+
+    def graph(self) -> FileGraph:
+        try:
+            return self._graph()
+        except _DAMAGED as error:
+            if isinstance(error, _Wrong):
+                raise
+            self.wrong(f"cannot be read: {error or type(error).__name__}")
+
+    def wrong(self, what: str) -> NoReturn:
+        raise _Wrong(f"{self.caller}: {self.what} is damaged: {self.place} {what}")
+
+    def refuse(self, what: str) -> NoReturn:
+        raise NotImplementedError(f"{self.caller}: {self.what}: {self.place} {what}")
+
+    def _graph(self) -> FileGraph:
+        model = self.schema.Model.GetRootAs(self.data, 0)
+        if (count := model.SubgraphsLength()) != 1:
+            self.place = "the model"
+            self.refuse(f"has {count} subgraphs; one is read, without control flow")
+        names = self.names(self.schema.BuiltinOperator)
+        codes: list[str] = []
+        for i in self.over("operator codes", model.OperatorCodesLength()):
+            code = model.OperatorCodes(i)
+            number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+            name = names.get(number, f"operator {number}")
+            custom = code.CustomCode()
+            codes.append(f"CUSTOM {custom.decode()}" if name == "CUSTOM" and custom else name)
+        graph = model.Subgraphs(0)
+        tensors = tuple(self.tensor(model, graph, i) for i in self.over("tensors", graph.TensorsLength()))
+        operators = tuple(
+            self.operator(graph.Operators(i), i, codes, len(tensors))
+            for i in self.over("operators", graph.OperatorsLength())
+        )
+        ends = [self.integers(f"the graph's {n}s", graph, n) for n in ("Input", "Output")]
+        for end in ends:
+            self.check(end, len(tensors))
+        named: list[dict[str, int]] = [{tensors[i].name: i for i in end} for end in ends]
+        if model.SignatureDefsLength() == 1:
+            signature = model.SignatureDefs(0)
+            named = [self.signed(signature, n, end) for n, end in zip(("Input", "Output"), ends, strict=True)]
+        for end, its in zip(ends, named, strict=True):
+            if sorted(its.values()) != sorted(end):
+                self.wrong(f"names {sorted(its)} for the tensors {end}")
+        self.order(tensors, operators, ends)
+        return FileGraph(tensors, operators, *named)
+
+    def tensor(self, model: Any, graph: Any, index: int) -> FileTensor:
+        its = graph.Tensors(index)
+        name = (its.Name() or b"").decode()
+        self.place = f"tensor {index} {name!r}"
+        shape = self.integers(self.place, its, "Shape")
+        if any(n < 0 for n in shape) or math.prod(shape) > _MOST_ELEMENTS:
+            self.wrong(f"has shape {shape}")
+        kind = self.names(self.schema.TensorType).get(its.Type(), f"type {its.Type()}")
+        if its.Sparsity() is not None:
+            self.refuse("is sparse; dense tensors are read")
+        data = self.constant(model, its, shape, kind)
+        return FileTensor(index, name, shape, kind, self.quantization(its, shape), data)
+
+    def quantization(self, tensor: Any, shape: Sequence[int]) -> Quantization | None:
+        its = tensor.Quantization()
+        if its is None or not its.ScaleLength():
+            return None
+        scales = self.numbers("its scales", its.ScaleLength(), its.ScaleAsNumpy)
+        zeros = self.numbers("its zero points", its.ZeroPointLength(), its.ZeroPointAsNumpy) or (0,) * len(scales)
+        dimension = its.QuantizedDimension()
+        if len(scales) != len(zeros) or not all(math.isfinite(s) and s > 0 for s in scales):
+            self.wrong(f"has the scales {scales[:3]} and the zero points {zeros[:3]}")
+        if len(scales) > 1 and not (0 <= dimension < len(shape) and shape[dimension] == len(scales)):
+            self.wrong(f"has {len(scales)} scales along dimension {dimension} of {tuple(shape)}")
+        return Quantization(tuple(map(float, scales)), tuple(map(int, zeros)), dimension)
+
+    def constant(self, model: Any, tensor: Any, shape: Sequence[int], kind: str) -> Tensor | None:
+        if not 0 <= tensor.Buffer() < model.BuffersLength():
+            self.wrong(f"has buffer {tensor.Buffer()} of {model.BuffersLength()}")
+        buffer = model.Buffers(tensor.Buffer())
+        if buffer.Offset() > 1:
+            self.refuse("lies behind the file's tables, as in files above 2 GB")
+        if not buffer.DataLength():
+            return None
+        dtype = _DTYPES.get(kind)
+        if dtype is None:
+            return torch.empty(0)  # of a kind that no operator which is read takes
+        wanted = math.prod(shape) * dtype.itemsize
+        if buffer.DataLength() != wanted:
+            self.wrong(f"has {buffer.DataLength()} bytes, and {kind} of shape {tuple(shape)} takes {wanted}")
+        if tensor.Buffer() not in self.constants:
+            self.bytes_left -= wanted
+            if self.bytes_left < 0:
+                self.wrong("shares its data with others; a file holds each once")
+            self.constants[tensor.Buffer()] = torch.from_numpy(buffer.DataAsNumpy().copy())
+        return self.constants[tensor.Buffer()].view(dtype).reshape(tuple(shape))
+
+    def operator(self, its: Any, index: int, codes: list[str], count: int) -> FileOperator:
+        self.place = f"operator {index}"
+        if not 0 <= its.OpcodeIndex() < len(codes):
+            self.wrong(f"has code {its.OpcodeIndex()} of {len(codes)}")
+        name = codes[its.OpcodeIndex()]
+        self.place = f"operator {index} {name}"
+        inputs = tuple(None if i == -1 else i for i in self.integers(self.place, its, "Inputs"))
+        outputs = self.integers(self.place, its, "Outputs")
+        self.check([i for i in (*inputs, *outputs) if i is not None], count)
+        return FileOperator(index, name, inputs, outputs, self.options(its, self.place))
+
+    def options(self, its: Any, place: str) -> Callable[[str, Any], Any]:
+        kind = self.names(self.schema.BuiltinOptions).get(its.BuiltinOptionsType(), "NONE")
+        table = its.BuiltinOptions()
+        options: Any = None
+        if kind != "NONE" and table is not None and hasattr(self.schema, kind):
+            options = getattr(self.schema, kind)()
+            options.Init(table.Bytes, table.Pos)
+
+        def option(name: str, default: Any) -> Any:
+            if options is None or not hasattr(options, name):
+                return default
+            try:
+                return getattr(options, name)()
+            except _DAMAGED as error:
+                self.place = place
+                self.wrong(f"has no readable {name}: {error}")
+
+        return option
+
+    def signed(self, signature: Any, which: str, end: Sequence[int]) -> dict[str, int]:
+        self.place = f"the signature's {which.lower()}s"
+        found: dict[str, int] = {}
+        for i in self.over(self.place, getattr(signature, f"{which}sLength")()):
+            its = getattr(signature, f"{which}s")(i)
+            found[its.Name().decode()] = its.TensorIndex()
+        return {name: found[name] for name in sorted(found, key=lambda n: end.index(found[n]))}
+
+    def order(
+        self, tensors: Sequence[FileTensor], operators: Sequence[FileOperator], ends: Sequence[Sequence[int]]
+    ) -> None:
+        """Raise unless each tensor is there before it is read, and written once."""
+        there = {*ends[0], *(t.index for t in tensors if t.data is not None or 0 in t.shape)}
+        for op in operators:
+            self.place = f"operator {op.index} {op.name}"
+            for i in op.inputs:
+                if i is not None and i not in there:
+                    self.wrong(f"reads tensor {i} {tensors[i].name!r}, which nothing has written")
+            for i in op.outputs:
+                if i in there:
+                    self.wrong(f"writes tensor {i} {tensors[i].name!r}, which is there already")
+                there.add(i)
+        self.place = "the graph"
+        for i in ends[1]:
+            if i not in there:
+                self.wrong(f"gives tensor {i} {tensors[i].name!r}, which nothing has written")
+
+    # ---- lists
+
+    def over(self, place: str, count: int) -> range:
+        self.place = place
+        self.left -= count
+        if not 0 <= count <= len(self.data) or self.left < 0:
+            self.wrong(f"has {count} elements, more than {len(self.data)} bytes hold")
+        return range(count)
+
+    def numbers(self, place: str, count: int, read: Callable[[], Any]) -> tuple[Any, ...]:
+        own = self.place
+        self.over(f"{own}, {place}," if own != place else place, count)
+        found = tuple(read().tolist()) if count else ()
+        self.place = own
+        return found
+
+    def integers(self, place: str, its: Any, field: str) -> tuple[int, ...]:
+        field = field if hasattr(its, f"{field}Length") else f"{field}s"
+        return self.numbers(place, getattr(its, f"{field}Length")(), getattr(its, f"{field}AsNumpy"))
+
+    def check(self, indices: Sequence[int], count: int) -> None:
+        for i in indices:
+            if not 0 <= i < count:
+                self.wrong(f"names tensor {i} of {count}")
+
+    def names(self, kind: Any) -> dict[int, str]:
+        return {v: n for n, v in vars(kind).items() if isinstance(v, int)}
+
+
+class _Wrong(ValueError):
+    """What has been said already."""

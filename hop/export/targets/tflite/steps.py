@@ -1,0 +1,76 @@
+"""A call of the program that is being written: what it reads, what it gives, and how its operator is added."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.export.targets.tflite.file import File
+from hop.export.targets.tflite.values import Codes, new
+
+ACTIVATIONS = {(None, None): "NONE", (0.0, None): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Constant codes of a product, with zero point 0."""
+
+    name: str
+    codes: Tensor
+    scales: Tensor  # float32, one for the tensor or one for each output channel
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of the program: its operator, its arguments (Codes, Weight, tensors, numbers) and the codes it gives."""
+
+    file: File
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Codes
+    low: float | None = None  # the range of a fused activation
+    high: float | None = None
+
+    def arg(self, i: int, default: Any = None) -> Any:
+        return self.args[i] if i < len(self.args) else default
+
+    def activation(self) -> int:
+        name = ACTIVATIONS.get((self.low, self.high))
+        if name is None:
+            raise NotImplementedError(
+                f"TFLite has no fused activation from {self.low} to {self.high}; it has relu, relu6 and -1 to 1"
+            )
+        for bound in (self.low, self.high):  # TFLite rounds ties away from zero, hop to even
+            if bound and (torch.tensor(bound) / torch.tensor(self.result.scale) * 2).item() % 2 == 1:
+                raise NotImplementedError(f"the bound {bound} lies between two codes of scale {self.result.scale}")
+        return self.file.activation(name)
+
+    def write(self, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any) -> None:
+        """The operator that gives the result."""
+        self.result.tensors[order] = self.file.operator(name, inputs, new(self.file, self.result, order), kind, options)
+
+    def write_alike(
+        self, of: Codes, name: str, inputs: Sequence[int], order: Any, kind: str = "", **options: Any
+    ) -> None:
+        """The same of an operator whose codes have the scale of `of`, and the range of an activation after it."""
+        alike = of.is_alike(self.result)
+        same = (
+            self.result if alike else replace(of, name=f"{self.result.name}_same", shape=self.result.shape, tensors={})
+        )
+        made = self.file.operator(name, inputs, new(self.file, same, order), kind, options)
+        if not alike:
+            made = self.file.operator("QUANTIZE", [made], new(self.file, self.result, order), "QuantizeOptions")
+        if (self.low, self.high) != (None, None):
+            made = self.bounded(made, order)
+        self.result.tensors[order] = made
+
+    def bounded(self, index: int, order: Any) -> int:
+        """The operator of an activation by itself, of codes of the result's scale."""
+        name = ACTIVATIONS.get((self.low, self.high), "")
+        if name not in ("RELU", "RELU6"):  # LiteRT's RELU_N1_TO_1 of int8 has 0 as its lower bound
+            raise NotImplementedError(f"{self.op} with a range from {self.low} to {self.high} is not written")
+        self.activation()
+        return self.file.operator(name, [index], new(self.file, self.result, order))

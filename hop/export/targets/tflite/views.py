@@ -1,0 +1,92 @@
+"""Views, copies and padding of codes in a .tflite file."""
+
+from typing import Any
+
+import torch
+
+from hop.export.targets.tflite.steps import Step
+from hop.export.targets.tflite.values import Codes, common_order, new, tensor
+
+
+def viewed(step: Step) -> None:
+    x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
+    if name in ("clone", "contiguous", "alias", "detach"):
+        order = common_order([x])
+        _as_is(step, x, order)
+    elif name in ("permute", "transpose", "t", "movedim"):
+        by = _permutation(step, x)
+        if x.is_alike(step.result) and (step.low, step.high) == (None, None):  # its tensors, in other orders
+            step.result.tensors.update({tuple(by.index(d) for d in order): i for order, i in x.tensors.items()})
+            return
+        inputs = [tensor(step.file, x), step.file.integers(f"{step.result.name}_order", by)]
+        step.write_alike(x, "TRANSPOSE", inputs, step.result.plain, "TransposeOptions")
+    elif name in ("slice", "narrow", "select"):
+        _slice(step, x, name)
+    else:
+        shape = step.file.integers(f"{step.result.name}_shape", step.result.shape)
+        step.write_alike(
+            x,
+            "RESHAPE",
+            [tensor(step.file, x), shape],
+            step.result.plain,
+            "ReshapeOptions",
+            newShape=list(step.result.shape),
+        )
+
+
+def _permutation(step: Step, x: Codes) -> list[int]:
+    """Where dimensions go, seen on sizes that all differ."""
+    sizes = [2 + i for i in range(len(x.shape))]
+    return [n - 2 for n in step.op(torch.empty(sizes, device="meta"), *step.args[1:]).shape]
+
+
+def _as_is(step: Step, x: Codes, order: Any) -> None:
+    if x.is_alike(step.result) and (step.low, step.high) == (None, None):
+        step.result.tensors.update(x.tensors)
+        return
+    index = tensor(step.file, x, order)
+    made = step.file.operator("QUANTIZE", [index], new(step.file, step.result, order), "QuantizeOptions")
+    if (step.low, step.high) != (None, None):
+        made = step.bounded(made, order)
+    step.result.tensors[order] = made
+
+
+def _slice(step: Step, x: Codes, name: str) -> None:
+    dim = step.arg(1, 0) % len(x.shape)
+    size, stride = x.shape[dim], 1
+    if name == "slice":
+        start, stop = step.arg(2) or 0, step.arg(3)
+        start, stop, stride = *slice(start, stop).indices(size)[:2], step.arg(4, 1)
+    elif name == "narrow":
+        start, stop = step.arg(2) % max(size, 1), step.arg(2) % max(size, 1) + step.arg(3)
+    else:
+        start = step.arg(2) % size
+        stop = start + 1
+    order = x.plain if name == "select" else common_order([x])
+    ends = [(start, stop, stride) if d == dim else (0, x.shape[d], 1) for d in order]
+    begin, end, strides = (
+        step.file.integers(f"{step.result.name}_{what}", values)
+        for what, values in zip(("begin", "end", "strides"), zip(*ends, strict=True), strict=True)
+    )
+    result = step.result.plain if name == "select" else order
+    mask = 1 << dim if name == "select" else 0
+    inputs = [tensor(step.file, x, order), begin, end, strides]
+    step.write_alike(x, "STRIDED_SLICE", inputs, result, "StridedSliceOptions", shrinkAxisMask=mask)
+
+
+def padded(step: Step) -> None:
+    """Codes with others around them, the same on all sides."""
+    x, flat, fill = step.arg(0), list(step.arg(1)), int(step.arg(2, 0))
+    if any(n < 0 for n in flat):
+        raise NotImplementedError(f"TFLite pads by 0 or more, got {flat}; slice instead")
+    order, rank = common_order([x]), len(x.shape)
+    sides = [(0, 0)] * (rank - len(flat) // 2) + list(zip(flat[::2], flat[1::2], strict=True))[::-1]
+    given = torch.tensor([sides[d] for d in order], dtype=torch.int32)
+    name = step.result.name
+    inputs = [tensor(step.file, x, order), step.file.tensor(f"{name}_sides", given.shape, torch.int32, data=given)]
+    if fill == x.zero:
+        step.write("PAD", inputs, order, "PadOptions")
+        return
+    units = ([x.scale], [x.zero], 0)
+    inputs.append(step.file.tensor(f"{name}_fill", (1,), x.dtype, units, torch.tensor([fill])))
+    step.write("PADV2", inputs, order, "PadV2Options")
