@@ -45,7 +45,7 @@ def small() -> tuple[Any, Bytes]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     config = LlamaConfig(**sizes, num_attention_heads=4, tie_word_embeddings=True)
     return LlamaForCausalLM(config).eval(), Bytes()
 

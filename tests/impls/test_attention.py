@@ -18,7 +18,7 @@ from hop import Quantizer, presets
 from hop.dispatch.operand import Operand, encode
 from hop.impls.scaled import scaled_buffers
 from hop.impls.scaled.families import attention
-from hop.numerics.formats import INT4, INT8
+from hop.numerics.formats import INT4, INT8, INT16
 from hop.tensor.quantized import operand as operand_of
 from tests.impls.test_scaled_rows import float32
 
@@ -263,11 +263,14 @@ def test_error_to_floats() -> None:
 
 ROW = hop.quantize(presets.INT8_ROW, made(1, 2, 4, 8))
 GROUPS = hop.quantize(Quantizer(INT8, (1, 4)), made(1, 2, 4, 8))
+WIDE = Quantizer(INT16, (1, -1))
 ELEMENTS = hop.quantize(Quantizer(INT8, (1, 1)), made(1, 2, 4, 8))
 REFUSED: dict[str, tuple[Any, ...]] = {
     "value plain": (ValueError, "'value' by torch.float32", (ROW, ROW, made(1, 2, 4, 8))),
     "key in fp8": (ValueError, "'key' by .*e4m3", (ROW, hop.quantize(presets.FP8_ROW, made(1, 2, 4, 8)), ROW)),
     "key of elements": (ValueError, "scales of 'key'.*not of single ones", (ROW, ELEMENTS, ROW)),
+    "query in 16 bits": (ValueError, "at most 8 bits.*'query'", (hop.quantize(WIDE, made(1, 2, 4, 8)), ROW, ROW)),
+    "value in 16 bits": (ValueError, "at most 8 bits.*'value'", (ROW, ROW, hop.quantize(WIDE, made(1, 2, 4, 8)))),
     "query in groups": (ValueError, "scales of 'query'.*of tokens", (GROUPS, ROW, ROW)),
     "value of elements": (ValueError, "scales of 'value'.*of groups", (ROW, ROW, ELEMENTS)),
     "dropout": (ValueError, "'dropout_p'.* must be 0, got 0.5", (ROW, ROW, ROW, None, 0.5)),

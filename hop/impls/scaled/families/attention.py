@@ -112,6 +112,11 @@ def _check_options(call: Call) -> None:
 
 def _check_blocks(call: Call) -> None:
     for name, x in zip(NAMES, call.args[:3], strict=True):
+        if x.quantizer.format.bits > 8:
+            raise ValueError(
+                f"scaled: {call.op} of integers takes codes of at most 8 bits, which int32 sums, and {name!r} is by "
+                f"{x.quantizer}; take one such as hop.presets.INT8_ROW"
+            )
         if x.quantizer.flat or copies.ROWWISE not in x.usages:
             raise ValueError(
                 f"scaled: {call.op} of integers reads row-wise copies, in blocks of dimensions, and {name!r} is by "
