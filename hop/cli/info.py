@@ -36,6 +36,7 @@ PACKAGES = (
     Package("nvidia-cutlass-dsl", "cuda", "our kernels for GPUs"),
     Package("apache-tvm-ffi", "cuda", "launching them"),
     Package("nvidia-cutlass-operators", "cuda", "NVIDIA's kernels for Blackwell"),
+    Package("scipy", "algorithms", "bits chosen for layers"),
     Package("tqdm", "progress", "a progress bar of calibration"),
     Package("matplotlib", "gallery", "pictures of formats"),
     Package("sphinx", "docs", "the site of these pages"),
