@@ -79,7 +79,7 @@ from hop.numerics.scale_rules import Static
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
 VALUES = (VIEW, BOUND, MAXIMUM, NEAREST)  # each element of the result is one of the operand's, or a bound
-_KNOWN_CODES = f"known are {' and '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
+_KNOWN_CODES = f"known are {', '.join(str(t).removeprefix('torch.') for t in FORMATS)}"
 
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)  # of operators that are asked for what is not
 
