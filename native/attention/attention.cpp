@@ -40,6 +40,7 @@ namespace {
 namespace functions_here {
 #include "functions/lanes_plain.h"
 #include "functions/evaluate.h"
+#include "functions/exp_doubles.h"
 }  // namespace functions_here
 #include "attention/pack.h"
 #include "attention/probabilities.h"
@@ -58,6 +59,7 @@ namespace {
 namespace functions_here {
 #include "functions/lanes_avx2.h"
 #include "functions/evaluate.h"
+#include "functions/exp_doubles.h"
 }  // namespace functions_here
 #include "attention/pack.h"
 #include "attention/probabilities.h"
@@ -76,6 +78,7 @@ namespace {
 namespace functions_here {
 #include "functions/lanes_avx512.h"
 #include "functions/evaluate.h"
+#include "functions/exp_avx512.h"
 }  // namespace functions_here
 #include "attention/pack.h"
 #include "attention/probabilities.h"

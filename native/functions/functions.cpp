@@ -31,6 +31,7 @@ namespace {
 #include "quantize/numbers.h"
 #include "functions/lanes_plain.h"
 #include "functions/evaluate.h"
+#include "functions/exp_doubles.h"
 }  // namespace
 }  // namespace portable
 
@@ -40,6 +41,7 @@ namespace avx2 {
 namespace {
 #include "functions/lanes_avx2.h"
 #include "functions/evaluate.h"
+#include "functions/exp_doubles.h"
 }  // namespace
 }  // namespace avx2
 HOP_END_TARGET
@@ -49,6 +51,7 @@ namespace avx512 {
 namespace {
 #include "functions/lanes_avx512.h"
 #include "functions/evaluate.h"
+#include "functions/exp_avx512.h"
 }  // namespace
 }  // namespace avx512
 HOP_END_TARGET

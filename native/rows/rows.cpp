@@ -44,6 +44,7 @@ namespace {
 namespace functions_here {
 #include "functions/lanes_plain.h"
 #include "functions/evaluate.h"
+#include "functions/exp_doubles.h"
 }  // namespace functions_here
 #include "rows/sums.h"
 #include "rows/norm.h"
@@ -67,6 +68,7 @@ namespace {
 namespace functions_here {
 #include "functions/lanes_avx2.h"
 #include "functions/evaluate.h"
+#include "functions/exp_doubles.h"
 }  // namespace functions_here
 #include "rows/sums.h"
 #include "rows/norm.h"
@@ -97,6 +99,7 @@ namespace {
 namespace functions_here {
 #include "functions/lanes_avx512.h"
 #include "functions/evaluate.h"
+#include "functions/exp_avx512.h"
 }  // namespace functions_here
 #include "rows/sums.h"
 #include "rows/norm.h"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mpmath
+import numpy as np
 from mpmath import mpf
 
 mpmath.mp.prec = 300
@@ -38,6 +39,11 @@ def spelled(values: list[Any]) -> str:
     return "{" + ", ".join(float(v).hex() for v in values) + "}"
 
 
+def spelled32(values: list[Any]) -> str:
+    """Of numbers rounded to float32."""
+    return "{" + ", ".join(f"{float(np.float32(float(v))).hex()}f" for v in values) + "}"
+
+
 def lines() -> list[str]:
     text = ["// Written by python -m tests.numerics.polynomials.", "#pragma once", "", "namespace hop::functions {", ""]
     # e^r = 1 + r + r^2 p(r), |r| <= ln 2 / 32
@@ -47,6 +53,19 @@ def lines() -> list[str]:
     text.append(f"// (e^r - 1 - r) / r^2 up to ln 2 / 32; 2^{error(tail, c, -r, r):.1f}")
     text.append(f"constexpr double kExp[] = {spelled(c)};")
     text.append(f"constexpr double kPowers[] = {spelled([mpf(2) ** (mpf(j) / 16) for j in range(16)])};  // 2^(j/16)")
+    # the same in pairs of float32, |r| <= ln 2 / 64 and a little
+    step, r = mpmath.log(2) / 32, mpmath.log(2) / 63
+    c = [mpf(float(np.float32(float(v)))) for v in polynomial(tail, -r, r, 2)]
+    worst = max(abs(sum(v * x**j for j, v in enumerate(c)) - tail(x)) * x**2 for x in (k * r / 200 for k in range(201)))
+    powers = [mpf(2) ** (mpf(j) / 32) for j in range(32)]
+    rest = [v - mpf(float(np.float32(float(v)))) for v in powers]
+    text.append(f"// (e^r - 1 - r) / r^2 up to ln 2 / 63, in float32; of e^r 2^{float(mpmath.log(worst, 2)):.1f}")
+    text.append(f"constexpr float kExpPairs[] = {spelled32(c)};")
+    text.append(
+        f"constexpr float kExpStep[] = {spelled32([step, step - mpf(float(np.float32(float(step))))])};  // ln 2 / 32"
+    )
+    text.append(f"constexpr float kPowersHigh[] = {spelled32(powers)};  // 2^(j/32)")
+    text.append(f"constexpr float kPowersLow[] = {spelled32(rest)};  // what these leave")
     # log(1 + r) = r + r^2 p(r), |r| <= 1/30
     tail = lambda x: (mpmath.log(1 + x) - x) / x**2 if abs(x) > mpf(10) ** -20 else mpf(-0.5)  # noqa: E731
     least, most = mpf(-1) / 24, mpf(1) / 16
