@@ -55,6 +55,7 @@ def lines() -> list[str]:
     text.append(f"constexpr double kPowers[] = {spelled([mpf(2) ** (mpf(j) / 16) for j in range(16)])};  // 2^(j/16)")
     # the same in pairs of float32, |r| <= ln 2 / 64 and a little
     step, r = mpmath.log(2) / 32, mpmath.log(2) / 63
+    steps = [step, step - mpf(float(np.float32(float(step))))]
     c = [mpf(float(np.float32(float(v)))) for v in polynomial(tail, -r, r, 2)]
     worst = max(abs(sum(v * x**j for j, v in enumerate(c)) - tail(x)) * x**2 for x in (k * r / 200 for k in range(201)))
     powers = [mpf(2) ** (mpf(j) / 32) for j in range(32)]
@@ -62,7 +63,7 @@ def lines() -> list[str]:
     text.append(f"// (e^r - 1 - r) / r^2 up to ln 2 / 63, in float32; of e^r 2^{float(mpmath.log(worst, 2)):.1f}")
     text.append(f"constexpr float kExpPairs[] = {spelled32(c)};")
     text.append(
-        f"constexpr float kExpStep[] = {spelled32([step, step - mpf(float(np.float32(float(step))))])};  // ln 2 / 32"
+        f"constexpr float kExpStep[] = {spelled32(steps)};  // ln 2 / 32"
     )
     text.append(f"constexpr float kPowersHigh[] = {spelled32(powers)};  // 2^(j/32)")
     text.append(f"constexpr float kPowersLow[] = {spelled32(rest)};  // what these leave")
