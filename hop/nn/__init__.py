@@ -19,6 +19,7 @@ reminder.py     a word to somebody who forgot that
 sharing.py      inputs that several layers read, quantized once; siblings.py finds such layers
 quantizing.py   all of it in one call: hop.quantize_
 holding.py      codes of weights, kept over microbatches
+schedule.py     training in stages
 master.py       float weights that FSDP2 gathers as codes; gathering.py prepares a model for it
 """
 
@@ -65,6 +66,8 @@ from hop.nn.layers import Linear as Linear
 from hop.nn.master import MasterWeight as MasterWeight
 from hop.nn.quantizing import quantize_ as quantize_
 from hop.nn.report import Report as Report
+from hop.nn.schedule import Schedule as Schedule
+from hop.nn.schedule import Stage as Stage
 from hop.nn.siblings import share_input as share_input
 from hop.nn.static import StaticScale as StaticScale
 from hop.nn.transforms import InputTransform as InputTransform
@@ -93,9 +96,11 @@ __all__ = [
     "MultiheadAttention",
     "RMSNorm",
     "Report",
+    "Schedule",
     "SiLU",
     "Sigmoid",
     "Softmax",
+    "Stage",
     "StaticScale",
     "Tanh",
     "advance",

@@ -109,18 +109,19 @@ def _checked(model: Any, batches: Any, method: Any, steps: Any) -> list[Layer]:
 def observed(model: nn.Module, watched: Sequence[tuple[Layer, str, Any]]) -> Iterator[None]:
     """The model in eval mode and without gradients, while its layers compute in floats and are seen."""
     training = {module: module.training for module in model.modules()}
+    floats = {layer: layer.in_floats for layer, _, _ in watched}
     handles = [_observe(layer, role, seen) for layer, role, seen in watched]
     try:
         for layer, _, _ in watched:
-            layer.calibrating = True
+            layer.in_floats = True
         model.eval()
         with torch.no_grad():
             yield
     finally:
         for handle in handles:
             handle.remove()
-        for layer, _, _ in watched:
-            layer.calibrating = False
+        for layer, before in floats.items():
+            layer.in_floats = before
         for module, flag in training.items():
             module.training = flag
 

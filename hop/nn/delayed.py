@@ -26,7 +26,7 @@ class AmaxHistory(Float32State):
         device: where the buffers lie.
 
     Buffers, float32: `history`, of which 0 is the current step and 1 the one before; and `amax`, of shape (), the one
-    in use, at first such that the factor S is 1.
+    in use, at first such that the factor S is 1. With the attribute `frozen` neither changes (hop.nn.Schedule).
     """
 
     history: Tensor
@@ -36,7 +36,7 @@ class AmaxHistory(Float32State):
         super().__init__()
         rule = quantizer.scale
         assert isinstance(rule, Delayed)
-        self.spelling, self.most_recent = str(quantizer), rule.most_recent
+        self.spelling, self.most_recent, self.frozen = str(quantizer), rule.most_recent, False
         self.register_buffer("history", torch.zeros(rule.history, device=device))
         self.register_buffer("amax", torch.tensor(rule.top(quantizer.format), device=device))
 
@@ -52,12 +52,14 @@ class AmaxHistory(Float32State):
 
     def records(self) -> bool:
         """Whether a call counts."""
-        return self.training and torch.is_grad_enabled()
+        return self.training and torch.is_grad_enabled() and not self.frozen
 
     @torch.no_grad()
     def advance(self) -> None:
         """End the step: use the largest of the history, or the most recent, unless it is 0, infinite or NaN; and make
-        room for the next."""
+        room for the next. Where it is frozen, nothing changes."""
+        if self.frozen:
+            return
         found = self.history[0] if self.most_recent else self.history.amax()
         self.amax.copy_(torch.where((found > 0) & found.isfinite(), found, self.amax))
         self.history.copy_(self.history.roll(1))

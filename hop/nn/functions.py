@@ -54,7 +54,7 @@ class Function(Layer):
     def _compute(self, x: Tensor, *options: Any) -> Any:
         op, args, kwargs = self._function()
         plan = active(self._own)
-        if plan.scheme is None or self.calibrating:
+        if plan.scheme is None or self.in_floats:
             if self.scales and not torch.compiler.is_compiling():
                 self.scales.to(x.device)  # a module without parameters lies nowhere until it is called
             return op(x, *args, **kwargs)

@@ -56,7 +56,7 @@ class Layer(StoredWeight):
     channels_dim: ClassVar[int] = 0  # the dimension of the weight that the output channels lie along
     # Its attributes beside those of the float layer.
     added: ClassVar[tuple[str, ...]] = tuple(
-        "learn_scales frozen calibrating packs shared_input scales _own _norms".split()
+        "learn_scales frozen in_floats packs shared_input scales _own _norms".split()
     )
 
     def __init__(self, *args: Any, scheme: Scheme, learn_scales: bool = False, **kwargs: Any) -> None:
@@ -116,7 +116,7 @@ class Layer(StoredWeight):
 
     def _begin(self, scheme: Scheme, learn_scales: bool) -> None:
         """What follows the constructor of the float layer: the attributes that `added` lists."""
-        self.learn_scales, self.frozen, self.calibrating, self.packs = learn_scales, False, False, False
+        self.learn_scales, self.frozen, self.in_floats, self.packs = learn_scales, False, False, False
         self.shared_input: SharedInput | None = None
         self._norms: tuple[FoldedBatchNorm, ...] = ()  # in a tuple, for it is a module in another place of the model
         self.scales = {}
@@ -309,7 +309,7 @@ class Layer(StoredWeight):
             )
 
     def _computes_floats(self, plan: SchemeNeeds) -> bool:
-        return plan.scheme is None or self.calibrating
+        return plan.scheme is None or self.in_floats
 
     def _check_has_floats(self) -> None:
         """Raise where the weight came as codes: their numbers are not those of the float weight."""

@@ -74,6 +74,25 @@ class StaticScale(Float32State):
                 own.copy_(dtensor.alike(given, own))
         self._look()
 
+    def become(self, quantizer: Quantizer) -> bool:
+        """Serve another quantizer with the same tensors, if it has the same blocks and rule: numbers keep their range.
+        Without a zero point the largest numbers of the two formats stand for one value, with one the least ones too.
+        Returns whether."""
+        old = Quantizer.parse(self.spelling)
+        if (old.block, old.scale, old.flat) != (quantizer.block, quantizer.scale, quantizer.flat):
+            return False
+        before, after = old.format, quantizer.format
+        with torch.no_grad():
+            if self.zero_point is None:
+                self.scale.mul_(before.max / after.max)
+            else:
+                by = (after.max - after.min) / (before.max - before.min)
+                self.scale.div_(by)
+                self.zero_point.sub_(before.min).mul_(by).add_(after.min)
+        self.spelling, self.qmax = str(quantizer), after.max
+        self.by_layer = quantizer.gradient is None or quantizer.gradient.by_layer
+        return True
+
     def forward(self, sharing: float) -> tuple[Tensor, Tensor | None]:
         """The scale and zero point; their gradients are scaled for `sharing` elements that share one."""
         if not self.learn:

@@ -207,7 +207,7 @@ class TestModels(unittest.TestCase):
         model = mlp().train()
         gptq(model, "int4", BATCHES)
         assert model.training and torch.is_grad_enabled()
-        assert not any(layer.calibrating for layer in (model[0], model[2]))
+        assert not any(layer.in_floats for layer in (model[0], model[2]))
 
 
 class TestFallbacks(unittest.TestCase):

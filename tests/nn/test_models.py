@@ -338,7 +338,7 @@ class TestCalibrate(unittest.TestCase):
             hop.nn.calibrate(layer, [], steps=0)
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             hop.nn.calibrate(layer, [randn(2, 4), randn(2, 5)])
-        assert layer.training and not layer.calibrating and not layer._forward_hooks and not layer._forward_pre_hooks
+        assert layer.training and not layer.in_floats and not layer._forward_hooks and not layer._forward_pre_hooks
         assert not layer.scales.input.ready
 
     def test_shows_a_bar_on_a_terminal_if_it_can(self):

@@ -1,0 +1,97 @@
+"""Gradient estimators on handwritten digits: the error of a network with weights of 2 bits, over seeds.
+
+    python -m benchmarks.estimators [--seeds 20] [--epochs 20]     prints, and writes benchmarks/results/estimators.json
+
+Each network is trained in floats, then as long again with weights of 2 bits and activations in floats, from the same
+weights, in the same batches. What differs is what stands for the gradient of rounding, and whether scales learn. Errors
+are of 500 images held out. Intervals are of the ratio to the first row's mean error: 10,000 bootstrap samples of seeds,
+the same ones in both means.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import hop
+from hop import estimators, formats
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import AbsMax, Static
+from hop.numerics.schemes import Scheme
+
+RESULTS = Path(__file__).parent / "results" / "estimators.json"
+FOUND = Scheme(None, Quantizer(formats.INT2, (1, -1), AbsMax()))
+GIVEN = Scheme(None, Quantizer(formats.INT2, (1, -1), Static()))
+
+
+def by(gradient: Any) -> Scheme:
+    assert GIVEN.rhs is not None
+    return replace(GIVEN, rhs=replace(GIVEN.rhs, gradient=gradient))
+
+
+# The scheme, and whether its scales learn.
+WAYS: dict[str, tuple[Scheme, bool]] = {
+    "STE, scales of amax in each step": (FOUND, False),
+    "STE, scales of the first step": (GIVEN, False),
+    "LSQ": (by(estimators.LSQ()), True),
+    "PACT": (by(estimators.PACT()), True),
+    "EWGS, scales learned": (by(estimators.EWGS(0.2)), True),
+    "SoftRounding(2), scales learned": (by(estimators.SoftRounding(2.0)), True),
+}
+
+
+def errors(seed: int, epochs: int, training: Any, test: Any) -> dict[str, float]:
+    """Percent of the test images that each way gets wrong."""
+    from examples.digits import Net, accuracy, train
+
+    torch.manual_seed(seed)
+    floats = Net()
+    train(floats, training, epochs, seed)
+    found: dict[str, float] = {}
+    for name, (scheme, learns) in WAYS.items():
+        model = hop.nn.convert(copy.deepcopy(floats), scheme, learn_scales=learns)
+        train(model, training, epochs, seed + 1000)
+        with torch.no_grad():
+            found[name] = 100 - accuracy(model(test.pixels), test.digits)
+    return found
+
+
+def interval(own: list[float], first: list[float]) -> tuple[float, float]:
+    """95 % of the ratios of means over samples of seeds."""
+    chosen = np.random.default_rng(0).integers(len(own), size=(10_000, len(own)))
+    ratios = np.asarray(own)[chosen].mean(1) / np.maximum(np.asarray(first)[chosen].mean(1), 1e-9)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=20)
+    given = parser.parse_args()
+    from examples.digits import load
+
+    torch.set_num_threads(1)
+    training, test = load()
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    for seed in range(given.seeds):
+        for name, error in errors(seed, given.epochs, training, test).items():
+            found[name].append(error)
+        print(seed, *(f"{name} {own[-1]:.1f}" for name, own in found.items()), sep="  ", flush=True)
+    first = next(iter(found.values()))
+    rows: dict[str, Any] = {}
+    for name, own in found.items():
+        low, high = interval(own, first)
+        rows[name] = {"errors": own, "ratio": statistics.mean(own) / statistics.mean(first), "low": low, "high": high}
+        print(f"{name:34} {statistics.mean(own):.2f} %, {rows[name]['ratio']:.2f} ({low:.2f} to {high:.2f})")
+    RESULTS.write_text(json.dumps({"seeds": given.seeds, "epochs": given.epochs, "ways": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
