@@ -50,6 +50,7 @@ namespace functions_here {
 #include "rows/norm.h"
 #include "rows/each.h"
 #include "rows/softmax.h"
+#include "rows/gelu_plain.h"
 #include "rows/run.h"
 }  // namespace
 }  // namespace portable
@@ -74,6 +75,7 @@ namespace functions_here {
 #include "rows/norm.h"
 #include "rows/each.h"
 #include "rows/softmax.h"
+#include "rows/gelu_plain.h"
 #include "rows/run.h"
 }  // namespace
 }  // namespace avx2
@@ -105,6 +107,7 @@ namespace functions_here {
 #include "rows/norm.h"
 #include "rows/each.h"
 #include "rows/softmax.h"
+#include "rows/gelu_avx512.h"
 #include "rows/run.h"
 }  // namespace
 }  // namespace avx512

@@ -103,6 +103,20 @@ class TestRows(unittest.TestCase):
                             want = of(op, output, x, args, kwargs)
                         assert same(got, want), (op, kwargs, dtype, shape, kind % 8)
 
+    @parameterized.expand([(how, level) for how in ("none", "tanh") for level in levels.OWN])
+    def test_gelu_of_every_bfloat16(self, how, level):
+        """Codes of int8, that need not come from results in float32: those of the results."""
+        every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+        every = every[every.isfinite()]
+        every = every[torch.randperm(len(every), generator=torch.Generator().manual_seed(0))]
+        with levels.at(level):
+            for top in (0.1, 0.3, 0.332, 0.5, 0.871, 1.5, 3.3, 4.9, 8, 100, 3e8, 3e38):
+                own = every[every <= top]
+                x = own[: len(own) // 613 * 613].view(-1, 613).clone()
+                x[:, 0] = top
+                want = hop.quantize(presets.INT8_ROW, hop.scaled(aten.gelu.default, torch.float32, x, approximate=how))
+                assert same(hop.scaled(aten.gelu.default, presets.INT8_ROW, x, approximate=how), want), top
+
     @parameterized.expand([(name, level) for name in ("INT8_ROW", "INT4_32", "MXFP8") for level in levels.OWN])
     def test_floats_and_their_codes(self, name, level):
         q, generator, kind = OUTPUTS[name], torch.Generator().manual_seed(5), 0

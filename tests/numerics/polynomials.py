@@ -62,9 +62,7 @@ def lines() -> list[str]:
     rest = [v - mpf(float(np.float32(float(v)))) for v in powers]
     text.append(f"// (e^r - 1 - r) / r^2 up to ln 2 / 63, in float32; of e^r 2^{float(mpmath.log(worst, 2)):.1f}")
     text.append(f"constexpr float kExpPairs[] = {spelled32(c)};")
-    text.append(
-        f"constexpr float kExpStep[] = {spelled32(steps)};  // ln 2 / 32"
-    )
+    text.append(f"constexpr float kExpStep[] = {spelled32(steps)};  // ln 2 / 32")
     text.append(f"constexpr float kPowersHigh[] = {spelled32(powers)};  // 2^(j/32)")
     text.append(f"constexpr float kPowersLow[] = {spelled32(rest)};  // what these leave")
     # log(1 + r) = r + r^2 p(r), |r| <= 1/30
@@ -109,6 +107,23 @@ def lines() -> list[str]:
         f"// Phi(-t) e^(t^2 / 2) (t + 3), of u = (t - 3) / (t + 3), t up to 14.5; 2^{error(mills, c, low, high):.1f}"
     )
     text.append(f"constexpr double kMills[] = {spelled(c)};")
+    # 2 Phi(t) - 1, and what stands for it in the gelu of tanh, around quarters
+    curves: dict[str, Callable[[Any], Any]] = {
+        "kGelu": lambda t: mpmath.erf(t / mpmath.sqrt(2)),
+        "kGeluTanh": lambda t: mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (t + mpf("0.044715") * t**3)),
+    }
+    for name, curve in curves.items():
+        columns, worst = [], mpf(0)
+        for around in (mpf(j) / 4 for j in range(32)):
+            low, high = around - mpf(1) / 8, around + mpf(1) / 8
+            c = polynomial(curve, low, high, 3, around)
+            columns.append(c)
+            points = [low + (high - low) * mpf(k) / 50 for k in range(51)]
+            off = (abs((sum(v * (t - around) ** i for i, v in enumerate(c)) - curve(t)) * t / 2) for t in points)
+            worst = max(worst, *off)
+        rows = ",\n    ".join(spelled32([column[i] for column in columns]) for i in range(4))
+        text.append(f"// by powers of t - j / 4; the gelu is off by 2^{float(mpmath.log(worst, 2)):.1f}")
+        text.append(f"constexpr float {name}[][32] = {{\n    {rows}}};")
     return [*text, "", "}  // namespace hop::functions", ""]
 
 
