@@ -4,8 +4,8 @@
 
 Each network is trained in floats, then as long again with weights of 2 bits and activations in floats, from the same
 weights, in the same batches. What differs is what stands for the gradient of rounding, and whether scales learn. Scales
-are of rows, and begin with the least squared error of the float weights. Errors are of 500 images held out. Intervals are of the ratio to the first row's mean error: 10,000 bootstrap samples of seeds,
-the same ones in both means.
+are of rows, and begin with the least squared error of the float weights. Errors are of 500 images held out. Intervals
+are of the ratio to the first row's mean error: 10,000 bootstrap samples of seeds, the same ones in both means.
 """
 
 import argparse
@@ -50,7 +50,7 @@ WAYS: dict[str, tuple[Scheme, bool]] = {
 
 def errors(seed: int, epochs: int, training: Any, test: Any) -> dict[str, float]:
     """Percent of the test images that each way gets wrong."""
-    from digits import Net, accuracy, train
+    from examples.digits import Net, accuracy, train
 
     torch.manual_seed(seed)
     floats = Net()
@@ -82,8 +82,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=20)
     given = parser.parse_args()
-    sys.path.append(str(Path(__file__).parents[1] / "examples"))
-    from digits import load
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))  # examples import their neighbours
+    from examples.digits import load
 
     torch.set_num_threads(1)
     training, test = load()
