@@ -23,12 +23,15 @@ from hop.export.targets.onnx import to_onnx as to_onnx
 from hop.export.targets.tflite import TfliteModel as TfliteModel
 from hop.export.targets.tflite import from_tflite as from_tflite
 from hop.export.targets.tflite import to_tflite as to_tflite
+from hop.export.targets.tosa import TosaModel as TosaModel
+from hop.export.targets.tosa import to_tosa as to_tosa
 
 __all__ = [
     "Comparison",
     "Ranges",
     "TfliteComparison",
     "TfliteModel",
+    "TosaModel",
     "Trial",
     "check",
     "follow_dtype",
@@ -45,6 +48,7 @@ __all__ = [
     "to_scheme",
     "to_tflite",
     "to_torch",
+    "to_tosa",
     "vectors",
     "verify",
     "verify_tflite",
