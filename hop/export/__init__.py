@@ -7,6 +7,8 @@ from hop.export.analysis.verify import Comparison as Comparison
 from hop.export.analysis.verify import verify as verify
 from hop.export.golden.tflite import TfliteComparison as TfliteComparison
 from hop.export.golden.tflite import verify_tflite as verify_tflite
+from hop.export.golden.tosa import TosaComparison as TosaComparison
+from hop.export.golden.tosa import verify_tosa as verify_tosa
 from hop.export.golden.trials import Trial as Trial
 from hop.export.golden.vectors import vectors as vectors
 from hop.export.rewrite.dtypes import follow_dtype as follow_dtype
@@ -31,6 +33,7 @@ __all__ = [
     "Ranges",
     "TfliteComparison",
     "TfliteModel",
+    "TosaComparison",
     "TosaModel",
     "Trial",
     "check",
@@ -52,4 +55,5 @@ __all__ = [
     "vectors",
     "verify",
     "verify_tflite",
+    "verify_tosa",
 ]

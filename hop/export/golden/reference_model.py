@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.tosa.file import DTYPES, decoded, encoded
+from hop.export.targets.tosa.file import decoded, encoded
 
 PLACE = "HOP_TOSA"
 _NAME = "tosa_reference_model"
@@ -26,7 +26,9 @@ def tool(caller: str) -> Path:
         found = [p for inside in reversed(_INSIDE) for p in (_matching(Path(place), inside)) if p.is_file()]
         if found:
             return found[0]
-        raise ImportError(f"{caller}: {PLACE} names {place}, where there is no {_NAME}; name an environment that has it")
+        raise ImportError(
+            f"{caller}: {PLACE} names {place}, where there is no {_NAME}; name an environment that has it"
+        )
     if (name := shutil.which(_NAME)) is not None:
         return Path(name)
     raise ImportError(
@@ -107,7 +109,3 @@ class ReferenceModel:
             raise RuntimeError(
                 f"{self.caller}: the reference model stopped with status {done.returncode}: {' '.join(said[:6])}"
             )
-
-
-def is_known(dtype: torch.dtype) -> bool:
-    return dtype in DTYPES

@@ -211,6 +211,11 @@ TOSA_1_0_INT16 = Target(
             f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL of int16; RESCALE of int48",
         ),
         *_TOSA_ROWS,
+        Row(
+            ("softmax.int", "_softmax.default"),
+            TfliteSoftmax(),
+            "tensorflow/compiler/mlir/tosa/transforms/legalize_common.cc convertSoftmaxOp, of int16",
+        ),
         *(
             Row(
                 (f"{name}.default",),

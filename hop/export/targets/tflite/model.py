@@ -68,7 +68,6 @@ class Writer:
 
     caller, runtime = "to_tflite", "TFLite"
     written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
-    padded: ClassVar[Callable[[Step], None]] = staticmethod(padded)
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program, self.file = program, self.new_file()
@@ -78,6 +77,9 @@ class Writer:
 
     def new_file(self) -> Any:
         return File()
+
+    def padded(self, step: Step) -> None:
+        padded(step)
 
     def written(self) -> Any:
         """The model."""

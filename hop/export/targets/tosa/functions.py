@@ -1,5 +1,6 @@
 """Functions of single codes as TABLE, and softmax, in a .tosa file."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from hop.export.targets.tflite.values import common_order, tensor
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.scales import FORMATS, UNIT, Scale, clamped, plain, rescaled, result
 from hop.numerics import fixed_point as fp
-from hop.numerics.integer_functions import IntegerFunction, TfliteTable, TosaSoftmax
-from hop.numerics.integer_softmax import exponentials
+from hop.numerics.integer_functions import IntegerFunction, TfliteSoftmax, TfliteTable, TosaSoftmax
+from hop.numerics.integer_softmax import exponentials, tables_of_16_bits
 from hop.numerics.integer_tables import FUNCTIONS
 
 _SHORTEST_UNSAFE = 512  # rows whose sum may be 512 times the largest element
@@ -52,26 +53,32 @@ def _interpolated(step: Step, index: str, order: Any) -> None:
 
 
 def softmax(step: Step) -> None:
-    """Of int8, as TensorFlow's legalization writes it (TosaSoftmax)."""
+    """Of int8 as TensorFlow's legalization writes it (TosaSoftmax), of int16 by the tables of TfliteSoftmax."""
     x, dim, rule = step.arg(0), step.arg(1), step.convention
-    if not isinstance(rule, TosaSoftmax):
-        raise NotImplementedError(f"its convention is {rule}; TosaSoftmax is written")
+    wide = x.dtype == torch.int16
+    if not isinstance(rule, TfliteSoftmax if wide else TosaSoftmax):
+        raise NotImplementedError(f"its convention is {rule}; TosaSoftmax is written, and TfliteSoftmax of 16 bits")
     if dim % len(x.shape) != len(x.shape) - 1:
         raise NotImplementedError(f"softmax is written of the last dimension, got {dim}; transpose before")
-    low = torch.iinfo(step.result.dtype).min
-    if (step.result.scale, step.result.zero) != (1 / 256, low):
-        raise NotImplementedError(f"its codes have the scale 1/256 and the zero point {low}; quantize by these")
-    if x.shape[-1] >= _SHORTEST_UNSAFE:
+    units = (2.0**-15, 0) if wide else (1 / 256, -128)
+    if (step.result.scale, step.result.zero) != units:
+        raise NotImplementedError(
+            f"its codes have the scale 1/{1 / units[0]:.0f} and the zero point {units[1]}; quantize by these"
+        )
+    if not wide and x.shape[-1] >= _SHORTEST_UNSAFE:
         raise NotImplementedError(
             f"rows have {x.shape[-1]} elements; the sums of more than {_SHORTEST_UNSAFE - 1} leave TOSA's shifts"
         )
-    rows = _Rows(step.file, step.result.name, x.shape)
-    beta = torch.tensor(rule.beta, dtype=torch.float64)
-    table = exponentials(beta * torch.tensor(x.scale).to(torch.float64))
-    exp = rows.exponentials(plain(step.file, tensor(step.file, x), x.zero), table)
-    shares = rows.shares(exp)
-    order = x.plain
-    clamped(step, rescaled(step.file, shares, result(step, order), UNIT, (0, low), 2**9), order)
+    rows, order = _Rows(step.file, step.result.name, x.shape), x.plain
+    below = rows.below(plain(step.file, tensor(step.file, x), x.zero))
+    scale, beta = torch.tensor(x.scale), torch.tensor(rule.beta)
+    if wide:
+        shares = rows.wide_shares(below, scale * beta)
+    else:
+        wider = torch.tensor(rule.beta, dtype=torch.float64) * scale.to(torch.float64)
+        shares = rows.shares(rows.exponentials(below, exponentials(wider)))
+    made = rescaled(step.file, shares, result(step, order), UNIT, (0, units[1]), 2**16)
+    clamped(step, made, order)
 
 
 class _Rows:
@@ -80,11 +87,14 @@ class _Rows:
     def __init__(self, file: File, name: str, shape: tuple[int, ...]) -> None:
         self.file, self.label, self.shape, self.one = file, name, tuple(shape), (*shape[:-1], 1)
 
-    def exponentials(self, x: str, table: Tensor) -> str:
-        """exp(x - the largest of its row) in fixed point without integer bits: bytes from four tables."""
+    def below(self, x: str) -> str:
+        """x less the largest of its row."""
         last = len(self.shape) - 1
         most = self.file.made("REDUCE_MAX", [x], f"{self.label}_max", self.one, axis=last, nan_mode="PROPAGATE")
-        below = self.file.made("SUB", [x, most], f"{self.label}_below", self.shape)
+        return self.two("SUB", x, most)
+
+    def exponentials(self, below: str, table: Tensor) -> str:
+        """exp of numbers of 0 to -255 in fixed point without integer bits: bytes from four tables."""
         index = self.file.tensor(f"{self.label}_index", self.shape, torch.int16)
         by_128 = Scale.number(torch.tensor(128.0, dtype=torch.float64))
         index = rescaled(self.file, below, index, by_128, (0, 0), 255)
@@ -102,11 +112,7 @@ class _Rows:
 
     def shares(self, exp: str) -> str:
         """exp over the sum of its row, in units of 1/256: Newton's division."""
-        total = self.file.made(
-            "REDUCE_SUM", [self.right(exp, 12)], f"{self.label}_total", self.one, axis=len(self.shape) - 1
-        )
-        zeros = self.file.made("CLZ", [total], f"{self.label}_zeros", self.one)
-        half = self.two("LOGICAL_LEFT_SHIFT", total, self.two("SUB", zeros, self.number(1)))
+        half, zeros = self.normalized(self.right(exp, 12))
         y = self.two(
             "ADD", self.times(half, self.number(fp.MINUS_THIRTY_TWO_17THS), 31), self.number(fp.FORTY_EIGHT_17THS)
         )
@@ -115,6 +121,35 @@ class _Rows:
             y = self.two("ADD", y, self.left(self.times(y, rest, 31), 2))
         by = self.two("SUB", self.number(35), zeros)
         return self._shifted(self.times(exp, y, 30), by)
+
+    def wide_shares(self, below: str, scale: Tensor) -> str:
+        """Shares in units of 2^-15, by tables of exp and of 1 / (1 + x)."""
+        exp_table, reciprocal_table = tables_of_16_bits(scale)
+        # In units of 10/65535. A multiplier of 1/2 or more rounds once in either way.
+        by = Scale.number(scale.to(torch.float64) / (10.0 / 65535.0), "DOUBLE_ROUND")
+        by = replace(by, rounding="SINGLE_ROUND") if by.right[0] <= 31 else by
+        tenths = rescaled(
+            self.file, below, self.file.tensor(f"{self.label}_tenths", self.shape, torch.int32), by, (0, 0), 2**16
+        )
+        exp = self.looked_up(self.two("ADD", tenths, self.number(32767)), exp_table)
+        half, zeros = self.normalized(exp)
+        place = self.two("SUB", self.right(half, 14), self.number(2**15 + 2**16))
+        product = self.times(exp, self.looked_up(place, reciprocal_table, 2**17), 0)
+        return self._shifted(product, self.two("SUB", self.number(31), zeros))
+
+    def normalized(self, x: str) -> tuple[str, str]:
+        """The sum of each row, shifted to the left up to the sign, and its leading zeros."""
+        axis = len(self.shape) - 1
+        total = self.file.made("REDUCE_SUM", [x], f"{self.label}_total", self.one, axis=axis)
+        zeros = self.file.made("CLZ", [total], f"{self.label}_zeros", self.one)
+        return self.two("LOGICAL_LEFT_SHIFT", total, self.two("SUB", zeros, self.number(1))), zeros
+
+    def looked_up(self, x: str, table: Tensor, most: int = 2**31) -> str:
+        """What a table of 513 entries gives for x, clamped to 16 bits, with straight lines."""
+        index = self.file.tensor(f"{self.label}_index", self.file.sizes[x], torch.int16)
+        index = rescaled(self.file, x, index, UNIT, (0, 0), most)
+        values = self.file.tensor(f"{self.label}_entries", (513,), torch.int16, data=table)
+        return self.right(self.file.made("TABLE", [index, values], f"{self.label}_fine", self.file.sizes[index]), 7)
 
     def number(self, x: int) -> str:
         return self.file.constant([x], torch.int32, len(self.shape))

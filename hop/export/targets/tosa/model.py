@@ -54,10 +54,12 @@ def to_tosa(program: ExportedProgram) -> TosaModel:
 class _Writer(Writer):
     caller, runtime = "to_tosa", "TOSA"
     written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
-    padded: ClassVar[Callable[[Step], None]] = staticmethod(padded)
 
     def new_file(self) -> Any:
         return File()
+
+    def padded(self, step: Step) -> None:
+        padded(step)
 
     def model(self, buffer: bytes, tensors: Mapping[str, tuple[str, Order]]) -> TosaModel:
         return TosaModel(buffer, tensors)

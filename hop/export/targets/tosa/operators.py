@@ -285,7 +285,7 @@ def _pool(step: Step) -> None:
     if not is_maximum and rest and rest[0]:
         raise NotImplementedError("ceil_mode is not written")
     image, pads = _window(file, tensor(file, x, LAST), step.result.shape[2:], kernel, stride, pad)
-    attributes = {"kernel": list(kernel), "stride": list(stride), "pad": pads}
+    attributes: dict[str, Any] = {"kernel": list(kernel), "stride": list(stride), "pad": pads}
     shape, inputs = [step.result.shape[d] for d in LAST], [image]
     if is_maximum:
         attributes["nan_mode"] = "PROPAGATE"
