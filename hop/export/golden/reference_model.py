@@ -104,7 +104,7 @@ class ReferenceModel:
         }
         command = [str(self.tool), *(f"--{name}={','.join(map(str, values))}" for name, values in given.items())]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
+        if done.returncode or not all((place / f"out{i}.npy").is_file() for i in range(len(wanted))):
             said = [line for line in (done.stdout + done.stderr).splitlines() if line and "WARNING" not in line]
             raise RuntimeError(
                 f"{self.caller}: the reference model stopped with status {done.returncode}: {' '.join(said[:6])}"

@@ -150,6 +150,17 @@ class File:
         """An operator that gives a new tensor."""
         return self._add(op, inputs, self.tensor(name, shape, dtype), attributes)
 
+    def renamed(self, tensor: str, name: str) -> str:
+        """A tensor that the operator before gave, and nothing reads yet, by another name."""
+        made, last = self.tensors[-1], self.operators[-1]
+        if made["name"] != tensor or last["outputs"] != [tensor]:
+            return tensor
+        name = self._free(name)
+        made["name"], last["outputs"] = name, [name]
+        self.names.discard(tensor)
+        self.sizes[name], self.dtypes[name] = self.sizes.pop(tensor), self.dtypes.pop(tensor)
+        return name
+
     def transposed(self, tensor: str, by: Sequence[int], output: str) -> str:
         return self.operator("TRANSPOSE", [tensor], output, perms=list(by))
 

@@ -129,12 +129,16 @@ def bounds(step: Step) -> tuple[int, int]:
     return int(low), int(high)
 
 
+def _is_clamped(step: Step, least: int | None = None) -> bool:
+    format = FORMATS[step.result.dtype]
+    return bounds(step) != (format.low, format.high) or (least is not None and least > format.low)
+
+
 def clamped(step: Step, x: str, order: Order, least: int | None = None) -> None:
     """x, of the result's units, within the range of its activation, and not below `least`: the step's result."""
     low, high = bounds(step)
-    low = low if least is None else max(low, least)
-    format, dtype = FORMATS[step.result.dtype], step.result.dtype
-    if (low, high) != (format.low, format.high):
+    low, dtype = low if least is None else max(low, least), step.result.dtype
+    if _is_clamped(step, least):
         made = new(step.file, step.result, order)
         attributes = {"min_val": packed(low, dtype), "max_val": packed(high, dtype), "nan_mode": "PROPAGATE"}
         x = step.file.operator("CLAMP", [x], made, **attributes)
@@ -143,10 +147,8 @@ def clamped(step: Step, x: str, order: Order, least: int | None = None) -> None:
 
 def result(step: Step, order: Order, shape: Sequence[int] | None = None, least: int | None = None) -> str:
     """A tensor for codes of the result before its activation."""
-    format, final = FORMATS[step.result.dtype], bounds(step)
     own = [step.result.shape[d] for d in order] if shape is None else shape
-    is_last = final == (format.low, format.high) and shape is None and (least is None or least <= format.low)
-    suffix = "" if is_last else "_whole"
+    suffix = "_whole" if _is_clamped(step, least) or shape is not None else ""
     return step.file.tensor(step.result.name + suffix, own, step.result.dtype)
 
 
@@ -173,6 +175,8 @@ def same(step: Step, x: str, of: Codes, order: Order, least: int | None = None) 
         own = torch.tensor(of.scale)
         scale = Scale.of(step.convention, own, torch.ones_like(own), torch.tensor(step.result.scale))
         x = rescaled(step.file, x, result(step, order, least=least), scale, (of.zero, step.result.zero))
+    elif x not in of.tensors.values() and not _is_clamped(step, least):
+        x = step.file.renamed(x, step.result.name)
     clamped(step, x, order, least)
 
 
