@@ -170,6 +170,12 @@ class TestOperators(unittest.TestCase):
             compared(exported(Step(F.relu, (out, 7)), x), x)
             compared(exported(Step(lambda x: x.mean(1), (out, 7)), x), x)
 
+    def test_long_rows(self) -> None:
+        """Rows of softmax whose sums are 512 times the largest element and more."""
+        torch.manual_seed(2)
+        x = torch.cat([torch.randn(4, 2000) * spread for spread in (0.01, 0.1, 1.0, 9.0)])
+        assert compared(exported(Step(lambda x: x.softmax(-1), (1 / 256, -128)), x), x) == x.numel()
+
     def test_gemmlowp(self) -> None:
         """Products that gemmlowp's way rounds twice are DOUBLE_ROUND."""
         torch.manual_seed(4)
@@ -191,9 +197,9 @@ class TestOperators(unittest.TestCase):
         assert compared(program, x) > 1_000
 
     def test_refusals(self) -> None:
-        x = torch.randn(2, 6, 600)
+        x = torch.randn(2, 6, 60)
         with pytest.raises(NotImplementedError, match=r"to_tosa: node '.*' \(aten.softmax.int\) cannot be written"):
-            hop.export.to_tosa(exported(Step(lambda x: x.softmax(-1), (1 / 256, -128)), x))
+            hop.export.to_tosa(exported(Step(lambda x: x.softmax(1), (1 / 256, -128)), x))
         with pytest.raises(NotImplementedError, match="take the target TOSA_1_0"):
             hop.export.to_tosa(exported(Step(lambda x: x.mean(-1), (0.1, 0)), x, target=TFLITE))
         with pytest.raises(TypeError, match="to_tosa"):

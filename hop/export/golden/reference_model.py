@@ -16,7 +16,7 @@ from hop.export.targets.tosa.file import decoded, encoded
 PLACE = "HOP_TOSA"
 _NAME = "tosa_reference_model"
 _INSIDE = ("", _NAME, f"bin/{_NAME}", f"lib/python*/site-packages/bin/{_NAME}")
-_DTYPES = {"INT8": torch.int8, "INT16": torch.int16, "INT32": torch.int32, "INT48": torch.int64}
+_DTYPES = {"INT8": torch.int8, "INT16": torch.int16, "INT32": torch.int32, "INT48": torch.int64, "BOOL": torch.bool}
 
 
 def tool(caller: str) -> Path:

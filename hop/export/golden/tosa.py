@@ -86,7 +86,8 @@ class _Runtime:
             for i, n in enumerate(names)
         )
         made = [(op["op"], n) for op in self.model.block.get("operators", ()) for n in op.get("outputs", ())]
-        self.shown = [n for op, n in made if op != "CONST" and n in places and self.model.dtype(n) in _CODES]
+        codes = {n for n in places if self.model.dtype(n) in _CODES}
+        self.shown = [n for op, n in made if op != "CONST" and n in codes]
         operators = tuple(
             FileOperator(i, "", (), (places[n],), lambda name, default: default) for i, n in enumerate(self.shown)
         )

@@ -17,6 +17,7 @@ DTYPES = {
     torch.int16: "INT16",
     torch.int32: "INT32",
     torch.int64: "INT48",  # which sums of 16 bits have
+    torch.bool: "BOOL",
 }
 _ATTRIBUTES = {  # tables of the schema, by the operator that has one
     **{name: f"{name.capitalize()}Attribute" for name in ("ADD", "SUB", "MUL", "CLZ", "TABLE", "CONCAT", "PAD")},

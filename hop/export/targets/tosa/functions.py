@@ -15,7 +15,7 @@ from hop.numerics.integer_functions import IntegerFunction, TfliteSoftmax, Tflit
 from hop.numerics.integer_softmax import exponentials, tables_of_16_bits
 from hop.numerics.integer_tables import FUNCTIONS
 
-_SHORTEST_UNSAFE = 512  # rows whose sum may be 512 times the largest element
+_LONG = 512  # rows whose sum may be 512 times the largest element, or more, which leaves the shifts that TOSA has
 
 
 def function(step: Step) -> None:
@@ -64,10 +64,6 @@ def softmax(step: Step) -> None:
     if (step.result.scale, step.result.zero) != units:
         raise NotImplementedError(
             f"its codes have the scale 1/{1 / units[0]:.0f} and the zero point {units[1]}; quantize by these"
-        )
-    if not wide and x.shape[-1] >= _SHORTEST_UNSAFE:
-        raise NotImplementedError(
-            f"rows have {x.shape[-1]} elements; the sums of more than {_SHORTEST_UNSAFE - 1} leave TOSA's shifts"
         )
     rows, order = _Rows(step.file, step.result.name, x.shape), x.plain
     below = rows.below(plain(step.file, tensor(step.file, x), x.zero))
@@ -120,7 +116,14 @@ class _Rows:
             rest = self.two("SUB", self.number(2**29), self.times(y, half, 31))
             y = self.two("ADD", y, self.left(self.times(y, rest, 31), 2))
         by = self.two("SUB", self.number(35), zeros)
-        return self._shifted(self.times(exp, y, 30), by)
+        product = self.times(exp, y, 30)
+        if self.shape[-1] < _LONG:
+            return self._shifted(product, by)
+        # Beyond 31 bits nothing is left.
+        far = self.file.made("GREATER", [by, self.number(31)], f"{self.label}_far", self.one, torch.bool)
+        by = self.file.made("MINIMUM", [by, self.number(31)], f"{self.label}_by", self.one, nan_mode="PROPAGATE")
+        inputs = [far, self.number(0), self._shifted(product, by)]
+        return self.file.made("SELECT", inputs, f"{self.label}_left", self.shape)
 
     def wide_shares(self, below: str, scale: Tensor) -> str:
         """Shares in units of 2^-15, by tables of exp and of 1 / (1 + x)."""
