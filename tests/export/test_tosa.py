@@ -150,7 +150,7 @@ class TestOperators(unittest.TestCase):
         weights = None if weight is None else Weights(weight, per_channel=name != "transposed")
         if name == "transposed":
             assert weights is not None
-            weights.bias = nn.Buffer(torch.randn(weight[1]))
+            weights.bias = nn.Buffer(torch.randn(6))
         if name == "broadcast":
             function = _product_and_sum(bits)
         model = Step(function, (0.043, 5) if bits == 8 else (1.5e-4, 0), weights, bits)

@@ -31,12 +31,9 @@ def choose_signed(model: Any) -> None:
         forms = {name: _form(ir, node, weights[b.name], name) for name in ("then_branch", "else_branch")}
         made = ir.node("If", [exact], {name: ir.AttrGraph(name, form) for name, form in forms.items()})
         own, y = made.outputs[0], node.outputs[0]
-        own.name, own.type, own.shape = f"{y.name}_chosen", y.type, y.shape
+        own.name, own.type, own.shape, y.name = y.name, y.type, y.shape, f"{y.name}_before"
         model.graph.insert_after(node, made)
-        y.replace_all_uses_with(own)
-        for i, output in enumerate(model.graph.outputs):
-            if output is y:
-                model.graph.outputs[i] = own
+        y.replace_all_uses_with(own, replace_graph_outputs=True)
         model.graph.remove(node, safe=True)
     for name in weights:
         if not model.graph.initializers[name].uses():
