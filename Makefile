@@ -50,6 +50,12 @@ $(VENV)/runtimes: $(VENV)/dev
 	@$(PIP) --editable '.[onnx,executorch,litert,oracles]'
 	@touch $@
 
+# TOSA's reference model pins other versions than ours: it has an environment of its own, and is run by files.
+$(VENV)/tosa: $(VENV)/base
+	@$(PYTHON) -m venv .venv-tosa
+	@if .venv-tosa/bin/python -m pip install --quiet --no-deps --constraint constraints.txt tosa-tools; then touch $@; \
+	else echo "no tosa-tools for this machine: the tests of its reference model skip"; fi
+
 $(VENV)/wheel: $(VENV)/base
 	@$(PIP) --editable '.[wheel]'
 	@touch $@
@@ -60,13 +66,13 @@ demo: $(VENV)/demo ## quantize a real sentence-embedding model, embed real text,
 test: $(VENV)/dev ## every operator on every route once
 	@$(PYTEST) -m "not full and not exhaustive"
 
-test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## operators, routes, formats, dtypes, GPU kernels and runtimes crossed
+test-all: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes $(VENV)/tosa ## operators, routes, formats, dtypes, GPU kernels and runtimes crossed
 	@$(PYTEST) -m "not exhaustive"
 
 test-levels: $(VENV)/dev ## what depends on the CPU, taking it for each level that it has (LEVEL=avx2: for that one)
 	@$(PY) -m tests.levels $(LEVEL)
 
-test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes ## what test-all takes samples of (hours; PART=3/40: one part of forty)
+test-exhaustive: $(VENV)/dev $(VENV)/cuda $(VENV)/demo $(VENV)/runtimes $(VENV)/tosa ## what test-all takes samples of (hours; PART=3/40: one part of forty)
 	@$(PYTEST) -m exhaustive $(PART:%=--part %)
 
 test-functions: $(VENV)/dev ## elementary functions of all 2^32 float32, at each level that the CPU has, by checksums

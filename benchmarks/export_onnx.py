@@ -1,16 +1,19 @@
-"""A perceptron of two int8 layers in onnxruntime, against eager mode: `python -m benchmarks.export_onnx`."""
+"""A perceptron and MiniLM in onnxruntime, int8 beside float32: `python -m benchmarks.export_onnx`."""
 
+import statistics
 import tempfile
+import time
 import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 import hop
-from benchmarks.timing import interleaved
 from hop import presets
 
-ROWS, WIDTH, HIDDEN, THREADS = 128, 1024, 4096, 2
+ROWS, WIDTH, HIDDEN, THREADS = 128, 1024, 4096, 1
+WEIGHTS = (None, torch.uint8, torch.int8)
 
 
 class Perceptron(nn.Module):
@@ -47,23 +50,50 @@ def main() -> None:
     torch.set_grad_enabled(False)
     warnings.simplefilter("ignore")
     x, weights = torch.randn(ROWS, WIDTH), (torch.randn(HIDDEN, WIDTH) / 32, torch.randn(WIDTH, HIDDEN) / 64)
-    codes, floats = Perceptron(*weights).eval(), Float(*weights).eval()
-    runs = {"float32, eager": lambda: floats(x), "int8, eager": lambda: codes(x)}
+    encoder, quantized, sentences = _minilm()
+    models = {
+        "perceptron": (Float(*weights).eval(), Perceptron(*weights).eval(), (x,)),
+        "MiniLM": (encoder, quantized, sentences),
+    }
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = THREADS
-    kinds = {"float32": (floats, torch.uint8)} | {f"int8, weights={w}": (codes, w) for w in (torch.uint8, torch.int8)}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, (model, w) in kinds.items():
-            made = hop.export.to_onnx(torch.export.export(model, (x,)), weights=w)
-            made.save(path := f"{folder}/model.onnx")
-            session = onnxruntime.InferenceSession(path, options)
-            feed = {session.get_inputs()[0].name: x.numpy()}
-            if model is codes and not torch.equal(torch.from_numpy(session.run(None, feed)[0]), codes(x)):
+    options.log_severity_level = 3
+    for title, (floats, codes, inputs) in models.items():
+        runs: dict[str, Callable[[], object]] = {}
+        for name, model, w in (("float32", floats, None), *((f"int8, weights={w}", codes, w) for w in WEIGHTS)):
+            with tempfile.TemporaryDirectory() as folder:
+                made = hop.export.to_onnx(torch.export.export(model, inputs), weights=w)
+                made.save(path := f"{folder}/model.onnx")
+                session = onnxruntime.InferenceSession(path, options)
+            feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
+            if isinstance(model, Perceptron) and not torch.equal(
+                torch.from_numpy(session.run(None, feed)[0]), model(x)
+            ):
                 raise SystemExit(f"{name}: results differ from eager mode's")
-            runs[f"{name}, onnxruntime"] = lambda session=session, feed=feed: session.run(None, feed)
-        times = interleaved(list(runs.values()))
-    for name, milliseconds in zip(runs, times, strict=True):
-        print(f"{name:<45}{milliseconds:8.2f} ms")
+            runs[name] = lambda session=session, feed=feed: session.run(None, feed)
+        times = _processor_times(list(runs.values()))
+        for name, milliseconds in zip(runs, times, strict=True):
+            print(f"{title:<12}{name:<32}{milliseconds:8.2f} ms  {milliseconds / times[0]:.2f} of float32")
+
+
+def _minilm() -> tuple[nn.Module, nn.Module, tuple[Tensor, ...]]:
+    """The encoder, the same in int8, and a batch of sentences."""
+    from examples.quantized_bert import FORMS, Embedder, load, quantize
+
+    encoder, batches = load()
+    return Embedder(encoder).eval(), Embedder(quantize(encoder, FORMS["int8"])).eval(), batches[0]
+
+
+def _processor_times(functions: Sequence[Callable[[], object]], rounds: int = 15) -> list[float]:
+    """Medians of processor time, in turns, in milliseconds: others on the machine do not count."""
+    taken: list[list[float]] = [[] for _ in functions]
+    for round_ in range(rounds + 1):
+        for function, times in zip(functions, taken, strict=True):
+            start = time.process_time()
+            function()
+            if round_:  # the first warms
+                times.append(time.process_time() - start)
+    return [statistics.median(times) * 1e3 for times in taken]
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def _aten(program: ExportedProgram, options: Options, out: Path) -> None:
 
 
 def _onnx(program: ExportedProgram, options: Options, out: Path) -> None:
-    to_onnx(program, weights=getattr(torch, options.weights or "uint8")).save(out)
+    to_onnx(program, weights=None if options.weights is None else getattr(torch, options.weights)).save(out)
 
 
 def _executorch(program: ExportedProgram, options: Options, out: Path) -> None:
@@ -129,7 +129,9 @@ def export(
     ] = None,
     weights: Annotated[
         Weights | None,
-        typer.Option(metavar="DTYPE", help=f"What holds weights, for onnx: {_or(Weights)}.", show_default="uint8"),
+        typer.Option(
+            metavar="DTYPE", help=f"What holds weights, for onnx: {_or(Weights)}.", show_default="asks the runtime"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> int:

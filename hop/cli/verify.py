@@ -1,4 +1,4 @@
-"""hop verify: two programs, or a program and a .tflite file, on the same inputs."""
+"""hop verify: two programs, or a program and a .tflite or .tosa file, on the same inputs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from hop.cli.inputs import load_inputs, load_program
 from hop.cli.output import show, show_json, working
-from hop.export import Comparison, TfliteComparison, verify_tflite
+from hop.export import Comparison, TfliteComparison, verify_tflite, verify_tosa
 from hop.export import verify as compare
 from hop.export.analysis.arguments import named
 
@@ -18,7 +18,9 @@ Seed = Annotated[int, typer.Option(help="Of random inputs.")]
 
 def verify(
     a: Program,
-    b: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Another such file, or a .tflite file.")],
+    b: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="Another such file, or a .tflite or .tosa file.")
+    ],
     data: Data = None,
     seed: Seed = 0,
     at_least: Annotated[
@@ -29,8 +31,9 @@ def verify(
 ) -> int:
     """Run two programs on the same inputs, and show where they differ: the outputs, and what corresponds between.
 
-    Of a program and a .tflite file, which LiteRT runs, codes are compared, node by node; of the first node that differs
-    it is tried which convention gives the runtime's codes.
+    Of a program and a .tflite file, which LiteRT runs, or a .tosa file, which TOSA's reference model runs, codes are
+    compared, node by node; of the first node that differs it is tried which convention gives the runtime's codes. The
+    environment variable HOP_TOSA names the reference model, or the environment of Python that has it.
 
     Exit status: 0 if all outputs are equal, or with --at-least, if all floats among them reach that ratio of signal to
     noise, in decibels, and the integers are equal; 1 if not, or if the two cannot be compared.
@@ -48,17 +51,20 @@ def verify(
         hop verify float.pt2 int8.pt2 --data batch.npz --at-least 30
         hop verify a.pt2 b.pt2 --json
         hop verify integers.pt2 model.tflite --kernels optimized
+        hop verify integers.pt2 model.tosa
     """
     with working(f"loading {a} and {b}"):
-        is_file = _is_tflite(b)
+        kind = _kind(b)
         program = load_program(a)
-        other = None if is_file else load_program(b)
+        other = load_program(b) if kind is None else None
         inputs = [named(program, x) for x in load_inputs(program, data, seed=seed)]
     with working("running both"):
-        if other is None:
-            found = verify_tflite(program, b, inputs, kernels=kernels)
-        else:
+        if other is not None:
             found = compare(program, other, inputs)
+        elif kind == "tosa":
+            found = verify_tosa(program, b, inputs)
+        else:
+            found = verify_tflite(program, b, inputs, kernels=kernels)
     is_met = all(_reaches(row, at_least) for row in found.outputs)
     if as_json:
         show_json(as_dict(found, is_met))
@@ -85,10 +91,12 @@ def as_dict(found: Comparison, is_met: bool) -> dict[str, Any]:
     return {"holds": is_met, "first": first, **counts, "rows": rows}
 
 
-def _is_tflite(path: Path) -> bool:
-    """By the bytes that say so, or, of a damaged file, by its name."""
+def _kind(path: Path) -> str | None:
+    """Of a file of another runtime: by the bytes that say so, or, of a damaged one, by its name."""
     with path.open("rb") as file:
-        return file.read(8)[4:] == b"TFL3" or path.suffix == ".tflite"
+        found = file.read(8)[4:]
+    known = {"tflite": b"TFL3", "tosa": b"TOSA"}
+    return next((name for name, said in known.items() if found == said or path.suffix == f".{name}"), None)
 
 
 def _reaches(row: Any, bound: float | None) -> bool:

@@ -7,6 +7,8 @@ from hop.export.analysis.verify import Comparison as Comparison
 from hop.export.analysis.verify import verify as verify
 from hop.export.golden.tflite import TfliteComparison as TfliteComparison
 from hop.export.golden.tflite import verify_tflite as verify_tflite
+from hop.export.golden.tosa import TosaComparison as TosaComparison
+from hop.export.golden.tosa import verify_tosa as verify_tosa
 from hop.export.golden.trials import Trial as Trial
 from hop.export.golden.vectors import vectors as vectors
 from hop.export.rewrite.dtypes import follow_dtype as follow_dtype
@@ -23,12 +25,16 @@ from hop.export.targets.onnx import to_onnx as to_onnx
 from hop.export.targets.tflite import TfliteModel as TfliteModel
 from hop.export.targets.tflite import from_tflite as from_tflite
 from hop.export.targets.tflite import to_tflite as to_tflite
+from hop.export.targets.tosa import TosaModel as TosaModel
+from hop.export.targets.tosa import to_tosa as to_tosa
 
 __all__ = [
     "Comparison",
     "Ranges",
     "TfliteComparison",
     "TfliteModel",
+    "TosaComparison",
+    "TosaModel",
     "Trial",
     "check",
     "follow_dtype",
@@ -45,7 +51,9 @@ __all__ = [
     "to_scheme",
     "to_tflite",
     "to_torch",
+    "to_tosa",
     "vectors",
     "verify",
     "verify_tflite",
+    "verify_tosa",
 ]

@@ -17,11 +17,11 @@ from hop.compat.eager import OpOverload
 from hop.numerics.fixed_point import high_product, shifted_right
 from hop.numerics.formats import Integer
 from hop.numerics.integer_convention import IntegerFunction, scalar
-from hop.numerics.requantization import GEMMLOWP, fixed_point, floor_quotient, power_of_two
+from hop.numerics.requantization import GEMMLOWP, FixedPoint, fixed_point, floor_quotient, power_of_two
 
 _aten = torch.ops.aten
 _ADAPTIVE = (_aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default)
-_POOLS = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, *_ADAPTIVE)
+POOLS = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, *_ADAPTIVE)
 _INPUTS = (torch.int8, torch.uint8, torch.int16)
 _HEADROOM = {torch.int16: 15}  # bits by which TFLite shifts the operands of a sum to the left; else
 _HEADROOM_OF_BYTES = 20
@@ -128,7 +128,7 @@ class TfliteAveragePool(IntegerFunction):
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
-        return op in _POOLS
+        return op in POOLS
 
     def codes(
         self,
@@ -145,23 +145,23 @@ class TfliteAveragePool(IntegerFunction):
     ) -> Tensor:
         """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
         codes = self.check(x, scale, output_scale, format)
-        total, count = _windows(x, op, rest, list(dims))
+        total, count = windows(x, op, rest, list(dims), type(self).__name__)
         half = floor_quotient(count, 2)
         y = torch.where(total > 0, floor_quotient(total + half, count), -floor_quotient(half - total, count))
         y = requantized(y, scale, zero_point, output_scale, output_zero_point)
         return self.finished(y, output_scale, output_zero_point, codes)
 
 
-def _windows(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: list[int]) -> tuple[Tensor, Tensor]:
+def windows(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: list[int], name: str) -> tuple[Tensor, Tensor]:
     """The sum of each window and how many elements of the tensor it has, int64. Sums are exact in float64, which holds
-    the mean times the size to far less than a half."""
+    the mean times the size to far less than a half. `name` is the convention's, for errors."""
     wide, window = x.to(torch.float64), 1
     if op in _ADAPTIVE:
         sizes = [(x.shape[d], n) for d, n in zip(dims, rest[0], strict=True)]
         if any(size % n for size, n in sizes):
             raise ValueError(
-                f"TfliteAveragePool: output_size must divide the size {tuple(x.shape)} of the tensor, got {rest[0]}; "
-                "TFLite's windows have one size"
+                f"{name}: output_size must divide the size {tuple(x.shape)} of the tensor, got {rest[0]}; "
+                "its windows have one size"
             )
         for size, n in sizes:
             window = window * (size // n)
@@ -171,8 +171,8 @@ def _windows(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: list[int]) ->
     pads = any(padding) if isinstance(padding, list | tuple) else bool(padding)
     if ceil or divisor is not None or (pads and counts_padding):
         raise ValueError(
-            "TfliteAveragePool: ceil_mode must be False, divisor_override None, and count_include_pad False where "
-            f"there is padding, got {ceil}, {divisor} and {counts_padding}; TFLite has no others: pad before"
+            f"{name}: ceil_mode must be False, divisor_override None, and count_include_pad False where "
+            f"there is padding, got {ceil}, {divisor} and {counts_padding}; it has no others: pad before"
         )
     kernel = list(kernel) if isinstance(kernel, list | tuple) else [kernel] * len(dims)
     for n in kernel:
@@ -214,9 +214,14 @@ class TfliteConcatenation(IntegerFunction):
 
 
 def requantized(
-    x: Tensor, scale: Tensor, zero_point: Tensor | int, output_scale: Tensor, output_zero_point: Tensor | int
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | int,
+    output_scale: Tensor,
+    output_zero_point: Tensor | int,
+    rule: FixedPoint = GEMMLOWP,
 ) -> Tensor:
     """Codes of one scale and zero point as those of another, int64, not yet clamped."""
     own, out = (scalar(s, x, torch.float32) for s in (scale, output_scale))
     zero, out_zero = (scalar(z, x, torch.int64) for z in (zero_point, output_zero_point))
-    return GEMMLOWP.steps(x.to(torch.int64) - zero, own, torch.ones_like(own), out) + out_zero
+    return rule.steps(x.to(torch.int64) - zero, own, torch.ones_like(own), out) + out_zero

@@ -12,6 +12,7 @@ hop.requantization, and a field of hop.scale_rules.Static as they are:
     TfliteMean          a mean of theirs, divided before it is multiplied
     TfliteAveragePool   an average pool of theirs, rounded in the units of its input
     TfliteConcatenation of operands that its converter requantizes one by one
+    TosaAdd, TosaMean, TosaAveragePool, TosaConcatenation   the same by TOSA's operators
     IBertLayerNorm      of I-BERT: sums of codes and an integer square root
 
 What a runtime finds in floats while it prepares, such as a multiplier or a table, is found from the scales in the same
@@ -25,6 +26,7 @@ from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.integer_norms import IBertLayerNorm
 from hop.numerics.integer_softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
 from hop.numerics.integer_tables import FUNCTIONS, TfliteSigmoid, TfliteTable
+from hop.numerics.tosa_arithmetic import TosaAdd, TosaAveragePool, TosaConcatenation, TosaMean
 
 __all__ = [
     "FUNCTIONS",
@@ -38,5 +40,9 @@ __all__ = [
     "TfliteSigmoid",
     "TfliteSoftmax",
     "TfliteTable",
+    "TosaAdd",
+    "TosaAveragePool",
+    "TosaConcatenation",
+    "TosaMean",
     "TosaSoftmax",
 ]

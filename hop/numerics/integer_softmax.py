@@ -129,7 +129,7 @@ class TfliteSoftmax(Softmax):
         return fp.shifted_right(product, length + 11 - _BITS[out])
 
     def _of_16_bits(self, steps: Tensor, scale: Tensor, dim: int) -> Tensor:
-        exp_table, reciprocal_table = _tables_of_16_bits(scale)
+        exp_table, reciprocal_table = tables_of_16_bits(scale)
         mantissa, shift = fixed_point(scale.to(torch.float64) / (10.0 / 65535.0))
         left = (steps * power_of_two(shift.clamp(min=0))).clamp(-(2**31), 2**31 - 1)
         scaled = fp.shifted_right(fp.high_product(left, mantissa), (-shift).clamp(min=0))
@@ -142,7 +142,7 @@ class TfliteSoftmax(Softmax):
         return floor_quotient(exp * reciprocal + half, half * 2).clamp(0, 32767)
 
 
-def _tables_of_16_bits(like: Tensor) -> tuple[Tensor, Tensor]:
+def tables_of_16_bits(like: Tensor) -> tuple[Tensor, Tensor]:
     """exp of -10 to 0 and 1 / (1 + x) of 0 to 1, in units of 2^-15."""
     tenth, whole, unit = (scalar(v / 65535.0, like, torch.float64) for v in (10.0, 1.0, 2.0))
     exp = fp.table_513(torch.exp, tenth, 32767, unit, 0)

@@ -113,7 +113,14 @@ def run(of: Any, *inputs: Tensor) -> list[np.ndarray]:
 
 
 def operators(model: Any) -> collections.Counter[str]:
-    return collections.Counter(node.op_type for node in model.model.graph)
+    """Of a model, with the first form of what has two, and without what chooses between these."""
+    found: list[str] = []
+    for node in model.model.graph:
+        if node.op_type == "If":
+            found += [inner.op_type for inner in node.attributes["then_branch"].value]
+        elif not node.outputs[0].name.startswith("hop_asked"):
+            found.append(node.op_type)
+    return collections.Counter(found)
 
 
 # ---- out_dtype
@@ -359,6 +366,41 @@ class TestModel(WithRuntime):
                 x = torch.randn(n, 32)
                 assert np.array_equal(run(found, x)[0], model(x).numpy())
 
+    def test_two_forms(self):
+        """By default a product of the largest codes says whether weights are int8 or uint8; both forms are exact, and
+        onnxruntime keeps one of them."""
+        import onnx_ir as ir
+
+        model, x = Perceptron(), torch.randn(4, 32)
+        made = exported(model, (x,), ({0: torch.export.Dim("batch", min=1, max=512)},))
+        held = made.model.graph.initializers
+        kinds = [v.dtype.name for n, v in held.items() if v.const_value.size > 48 and "asked" not in n]
+        assert kinds == ["INT8", "INT8"] and operators(made)["MatMulInteger"] == 2
+        for wanted in (None, 1):  # the second answer is that of a CPU whose sums saturate
+            if wanted is not None:
+                sums = held["hop_asked_sums"]
+                sums.const_value = ir.tensor(sums.const_value.numpy() - wanted, name=sums.name)
+            for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
+                found = session(made, level)
+                for n in (1, 4, 33):
+                    y = torch.randn(n, 32)
+                    assert np.array_equal(run(found, y)[0], model(y).numpy()), (wanted, level, n)
+
+    def test_one_form_is_kept(self):
+        """No question is left in what onnxruntime runs."""
+        import onnx
+        import onnxruntime
+
+        made = exported(Perceptron(), (torch.randn(4, 32),))
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        with tempfile.TemporaryDirectory() as folder:
+            made.save(f"{folder}/model.onnx")
+            options.optimized_model_filepath = f"{folder}/optimized.onnx"
+            onnxruntime.InferenceSession(f"{folder}/model.onnx", options)
+            kept = [node.op_type for node in onnx.load(f"{folder}/optimized.onnx").graph.node]
+        assert "If" not in kept and sum("MatMulInteger" in name for name in kept) == 2, kept
+
     @pytest.mark.full
     def test_codes_of_four_bits_are_stored_so(self):
         w = hop.quantize(presets.INT4_32, torch.randn(16, 64))
@@ -437,7 +479,7 @@ class TestModel(WithRuntime):
         with pytest.raises(TypeError, match=r"program must be a torch\.export\.ExportedProgram"):
             hop.export.to_onnx(Perceptron())
         program = torch.export.export(nn.ReLU(), (torch.ones(2),))
-        with pytest.raises(ValueError, match=r"weights must be torch\.uint8 or torch\.int8, got torch\.int16"):
+        with pytest.raises(ValueError, match=r"weights must be torch\.uint8, torch\.int8 or None, got torch\.int16"):
             hop.export.to_onnx(program, weights=torch.int16)
 
 

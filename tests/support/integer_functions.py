@@ -180,6 +180,34 @@ def tosa_8(row: Sequence[int], scale: float, beta: float, table: list[int] | Non
     return [within(s - 128, -128, 127) for s in shares]
 
 
+# ---- sums, means and pools of TOSA
+
+
+def tosa_scale(value: int, multiplier: int, shift: int) -> int:
+    """apply_scale_32, which rounds once."""
+    return (value * multiplier + (1 << (shift - 1))) >> shift
+
+
+def tosa_multiplier(real: float) -> tuple[int, int]:
+    """What RESCALE is given for a real number."""
+    mantissa, shift = quantize_multiplier(real)
+    return mantissa, 31 - shift
+
+
+def tosa_add(a: int, b: int, scales: Sequence[float], room: int) -> int:
+    """Codes less their zero points; the scales of both and of the result."""
+    own, its, out = scales
+    twice = 2 * max(own, its)
+    terms = [tosa_scale(n, *tosa_multiplier(s / twice * 2**room)) for n, s in ((a, own), (b, its))]
+    return tosa_scale(sum(terms), *tosa_multiplier(twice / (out * 2**room)))
+
+
+def tosa_average(values: Sequence[int]) -> int:
+    """AVG_POOL2D of codes less their zero points: reciprocal_scale and apply_scale_32."""
+    k = (len(values) - 1).bit_length()
+    return tosa_scale(sum(values), (((1 << 30) + 1) << k) // len(values), 30 + k)
+
+
 # ---- softmax of I-BERT
 
 

@@ -109,7 +109,10 @@ def verify_tflite(
     check_program(program, _CALLER)
     given = parse(_CALLER, "inputs", inputs)
     runtime = LiteRT(_CALLER, model, kernels)
-    beside = _Beside(program, runtime)
+    return compared(Beside(program, runtime, _CALLER), given)
+
+
+def compared(beside: "Beside", given: Sequence[Arguments]) -> TfliteComparison:
     with torch.no_grad():
         for arguments in given:
             beside.run_both(arguments)
@@ -122,11 +125,12 @@ class _Pair:
 
     node: Node
     tensor: FileTensor
+    caller: str
     order: tuple[int, ...] | None = None
     figures: Figures = field(init=False)
 
     def __post_init__(self) -> None:
-        self.figures = Figures(self.node, self.tensor, caller=_CALLER)
+        self.figures = Figures(self.node, self.tensor, caller=self.caller)
 
     def arranged(self, own: Tensor, theirs: Tensor) -> Tensor:
         """The runtime's tensor in the order of the node's."""
@@ -142,11 +146,14 @@ def _orders(n: int) -> Iterator[tuple[int, ...]]:
     return permutations(range(n)) if n <= _MOST_DIMENSIONS else iter([tuple(range(n))])
 
 
-class _Beside(Runner):
-    """A program whose nodes are compared with the tensors of a file as they run."""
+class Beside(Runner):
+    """A program whose nodes are compared with the tensors of a file as they run. A runtime has a `graph`, runs on the
+    file's inputs, and then has the `value` of each tensor, as LiteRT here."""
 
-    def __init__(self, program: ExportedProgram, runtime: LiteRT) -> None:
-        super().__init__(program, "program", _CALLER)
+    kind: type[TfliteComparison] = TfliteComparison
+
+    def __init__(self, program: ExportedProgram, runtime: Any, caller: str) -> None:
+        super().__init__(program, "program", caller)
         self.exported, self.runtime = program, runtime
         specs = zip(self.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
         self.inputs = [node for node, spec in specs if spec.kind is InputKind.USER_INPUT]
@@ -154,12 +161,12 @@ class _Beside(Runner):
         for what, a, b in (("inputs", self.inputs, runtime.graph.inputs), ("outputs", own, its)):
             if len(a) != len(b):
                 raise ValueError(
-                    f"{_CALLER}: {what} correspond by position, and program has {len(a)}, model {len(b)}; give the "
+                    f"{caller}: {what} correspond by position, and program has {len(a)}, model {len(b)}; give the "
                     "program of that file"
                 )
         self.read = self._input_codes()
         tensors = runtime.graph.tensors
-        self.ends = [_Pair(self._shown(x, tensors[i]), tensors[i]) for x, i in zip(own, its, strict=True)]
+        self.ends = [_Pair(self._shown(x, tensors[i]), tensors[i], caller) for x, i in zip(own, its, strict=True)]
         for i, pair in enumerate(self.ends):
             pair.figures.output = i
         self.pairs: dict[Node, list[_Pair]] | None = None
@@ -215,7 +222,7 @@ class _Beside(Runner):
             fitting = [p for p in _orders(x.dim()) if [x.shape[d] for d in p] == list(tensor.shape)]
             if not fitting or x.dtype != tensor.dtype:
                 raise ValueError(
-                    f"{_CALLER}: the input {node.name!r} is {x.dtype} of {tuple(x.shape)}, and the file's "
+                    f"{self.caller}: the input {node.name!r} is {x.dtype} of {tuple(x.shape)}, and the file's "
                     f"{tensor.name!r} {tensor.dtype} of {tensor.shape}; give the program of that file"
                 )
             result.append(x.permute(fitting[0]))
@@ -284,8 +291,11 @@ class _Beside(Runner):
         own = [n for n in self.units if n not in {pair.node for pair in self.ends}]
         found = list(self.ends)
         by_name = {t.name: t for t in free}
-        named = [_Pair(n, by_name[n.name]) for n in own if n.name in by_name and _same_sizes(n, by_name[n.name])]
-        found += [pair for pair in named if pair.tensor.units == self.units[pair.node]]
+        named = [
+            _Pair(n, by_name[n.name], self.caller) for n in own if n.name in by_name and _same_sizes(n, by_name[n.name])
+        ]
+        keeps_units = any(t.units is not None for t in self.runtime.graph.tensors)
+        found += [pair for pair in named if not keeps_units or pair.tensor.units == self.units[pair.node]]
         found += self._alike(own, free, found)
         if {n for n in own if can_be_tried(n)} <= {pair.node for pair in (*named, *self.ends)}:  # by to_tflite
             taken = {pair.node for pair in found}, {pair.tensor.index for pair in found}
@@ -306,7 +316,7 @@ class _Beside(Runner):
             if t.index not in taken[1] and t.units is not None:
                 alike[t.units, tuple(sorted(t.shape))][1].append(t)
         return [
-            _Pair(n, t)
+            _Pair(n, t, self.caller)
             for nodes, tensors in alike.values()
             if len(nodes) == len(tensors)
             for n, t in zip(nodes, tensors, strict=True)
@@ -325,7 +335,7 @@ class _Beside(Runner):
         units = [(p.node.name, self.units.get(p.node), p.tensor.units) for p in pairs]
         nodes, tensors = {p.node for p in pairs}, {p.tensor.index for p in pairs}
         written = {i for op in self.runtime.graph.operators for i in op.outputs}
-        return TfliteComparison(
+        return self.kind(
             tuple(pair.figures.row() for pair in pairs),
             len([n for n in self.units if n not in nodes]),
             len(written - tensors),

@@ -20,6 +20,10 @@ from hop.numerics.integer_functions import (
     TfliteMean,
     TfliteSoftmax,
     TfliteTable,
+    TosaAdd,
+    TosaAveragePool,
+    TosaConcatenation,
+    TosaMean,
     TosaSoftmax,
 )
 from hop.numerics.quantizer import Quantizer
@@ -111,6 +115,7 @@ def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
             if row.per_tensor is not None:
                 yield target.name, row.per_tensor
     functions: list[IntegerFunction] = [TfliteAdd(), TfliteMean(), TfliteAveragePool(), TfliteConcatenation()]
+    functions += [TosaAdd(), TosaMean(), TosaAveragePool(), TosaConcatenation()]
     functions += [TfliteSoftmax(), TosaSoftmax(), IBertSoftmax(), *(TfliteTable(function=name) for name in FUNCTIONS)]
     yield from (("", f) for f in functions if f.takes(op))
     yield from (("", c) for c in _MULTIPLIERS)

@@ -30,6 +30,11 @@ from hop.numerics.integer_functions import (
     TfliteSigmoid,
     TfliteSoftmax,
     TfliteTable,
+    TosaAdd,
+    TosaAveragePool,
+    TosaConcatenation,
+    TosaMean,
+    TosaSoftmax,
 )
 from hop.numerics.requantization import (
     GEMMLOWP,
@@ -161,6 +166,71 @@ TFLITE_16X8 = Target(
 64 bits; those of convolutions are multiplied by 15 bits, those of fully connected layers in float64."""
 
 
+_SPECIFICATION = "TOSA specification 1.0"
+_TOSA_ROWS = (
+    Row(("add.Tensor", "sub.Tensor"), TosaAdd(), f"{_SPECIFICATION}, RESCALE, ADD, SUB"),
+    Row(("mul.Tensor",), SINGLE, f"{_SPECIFICATION}, RESCALE, MUL"),
+    Row(("mean.dim",), TosaMean(), f"{_SPECIFICATION}, RESCALE, REDUCE_SUM"),
+    Row(("avg_pool2d.default", "adaptive_avg_pool2d.default"), TosaAveragePool(), f"{_SPECIFICATION}, AVG_POOL2D"),
+    Row(("cat.default",), TosaConcatenation(), f"{_SPECIFICATION}, RESCALE, CONCAT"),
+    Row(
+        ("max_pool2d.default", "relu.default", "upsample_nearest2d.vec", "upsample_nearest2d.default", *_VIEWS),
+        SINGLE,
+        f"{_SPECIFICATION}, RESCALE, where the scale changes",
+    ),
+)
+
+TOSA_1_0 = Target(
+    "TOSA_1_0",
+    (
+        Row(
+            ("conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
+            SINGLE,
+            f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL, RESCALE with SINGLE_ROUND",
+        ),
+        *_TOSA_ROWS,
+        Row(
+            ("softmax.int", "_softmax.default"),
+            TosaSoftmax(),
+            "tensorflow/compiler/mlir/tosa/transforms/legalize_common.cc convertSoftmaxOp",
+        ),
+        *(
+            Row((f"{name}.default",), TfliteTable(function=name), f"{_SPECIFICATION}, TABLE; its entries as TFLite's")
+            for name in ("sigmoid", "tanh", "gelu", "exp", "silu")
+        ),
+    ),
+)
+"""TOSA's integer profile, int8: each RESCALE rounds once, ties up, which needs no extension."""
+
+TOSA_1_0_INT16 = Target(
+    "TOSA_1_0_INT16",
+    (
+        Row(
+            ("conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
+            WideFixedPoint(),
+            f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL of int16; RESCALE of int48",
+        ),
+        *_TOSA_ROWS,
+        Row(
+            ("softmax.int", "_softmax.default"),
+            TfliteSoftmax(),
+            "tensorflow/compiler/mlir/tosa/transforms/legalize_common.cc convertSoftmaxOp, of int16",
+        ),
+        *(
+            Row(
+                (f"{name}.default",),
+                TfliteTable(function=name),
+                f"{_SPECIFICATION}, TABLE of int16; its entries as TFLite's",
+            )
+            for name in ("sigmoid", "tanh", "gelu", "exp", "silu")
+        ),
+    ),
+    dtypes=("int16",),
+)
+"""TOSA's extension EXT-INT16: activations of 16 bits, without zero points, and weights of 8; sums of 48 bits are
+multiplied by 15."""
+
+
 def _everything(name: str, convention: Requantization, source: str) -> Target:
     """One convention for all operators that scaled has, with floats for what nothing quantizes."""
     families: tuple[Family, ...] = (
@@ -179,5 +249,5 @@ PT2E = _everything(
 ONNX_QDQ = _everything("ONNX_QDQ", Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even")
 """ONNX's QuantizeLinear and DequantizeLinear around float operators."""
 
-TARGETS = (TFLITE, TFLITE_16X8, PT2E, ONNX_QDQ)
+TARGETS = (TFLITE, TFLITE_16X8, TOSA_1_0, TOSA_1_0_INT16, PT2E, ONNX_QDQ)
 """All of them."""

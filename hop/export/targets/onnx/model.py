@@ -15,6 +15,7 @@ from hop.export.targets.onnx.constants import INT4
 from hop.export.targets.onnx.factors import in_bytes
 from hop.export.targets.onnx.operators import BYTES, CONVOLUTION, FLOOR_DIVIDE, MATMUL
 from hop.export.targets.onnx.products import product
+from hop.export.targets.onnx.signed import choose_signed
 from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.numerics import functions
 
@@ -26,7 +27,7 @@ _SMALL = 1024  # elements up to which constants are computed when a program is e
 
 
 def to_onnx(
-    program: ExportedProgram, *, weights: torch.dtype = torch.uint8, exact: bool = False, **options: Any
+    program: ExportedProgram, *, weights: torch.dtype | None = None, exact: bool = False, **options: Any
 ) -> "ONNXProgram":
     """An exported program as an ONNX model, with the same integers.
 
@@ -35,9 +36,10 @@ def to_onnx(
 
     Args:
         program: an exported program, with operators of this library or without.
-        weights: how the right factor of a matrix product is held where it is a constant of codes beyond -64 to 64:
-            torch.uint8, which onnxruntime multiplies exactly on every CPU; or torch.int8, which it multiplies faster,
-            but on x86 CPUs without VNNI wrongly: there it saturates sums of two products at 16 bits.
+        weights: how the right factor of a matrix product is multiplied where it is a constant of codes beyond -64 to
+            64: as torch.uint8, which onnxruntime does exactly on every CPU; as torch.int8, which it does faster, but on
+            x86 CPUs without VNNI wrongly, where it saturates sums of two products at 16 bits; or, by default, as int8
+            where a product of the largest codes, computed when the model is loaded, is exact, else as uint8.
         exact: whether functions, norms and softmax of floats are ours: correctly rounded and summed in
             fixed point, with the bits of eager mode, in some dozens of operators each. By default the runtime computes
             them by operators of its own, whose last bits differ; what is quantized then differs by a code here and
@@ -56,8 +58,8 @@ def to_onnx(
             ceil_mode, which ONNX has not.
     """
     check_program(program, "to_onnx")
-    if weights not in BYTES:
-        raise ValueError(f"to_onnx: weights must be torch.uint8 or torch.int8, got {weights!r}; take one of them")
+    if weights is not None and weights not in BYTES:
+        raise ValueError(f"to_onnx: weights must be torch.uint8, torch.int8 or None, got {weights!r}; take one of them")
     try:
         from onnxscript import optimizer
     except ImportError as error:
@@ -66,7 +68,7 @@ def to_onnx(
     table[out_dtype] = as_decomposition(product)
     with contextlib.nullcontext() if exact else functions.of_runtime():
         lowered = program.run_decompositions(table)
-    lowered = in_bytes(numbers_held(lowered), weights)
+    lowered = in_bytes(numbers_held(lowered), weights or torch.uint8)
     translations: dict[Any, Any] = {
         MATMUL: _onnx_matmul,
         CONVOLUTION: _onnx_convolution,
@@ -79,6 +81,8 @@ def to_onnx(
     _simplify(result.model, optimizer)
     _widen(result.model)
     _pack(result.model)
+    if weights is None:
+        choose_signed(result.model)
     return result
 
 

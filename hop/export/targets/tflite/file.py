@@ -103,6 +103,10 @@ class File:
         self.graph.operators.append(made)
         return output
 
+    def transposed(self, tensor: int, by: Sequence[int], output: int) -> int:
+        order = self.integers(f"{self.name(output)}_order", by)
+        return self.operator("TRANSPOSE", [tensor, order], output, "TransposeOptions")
+
     def activation(self, name: str) -> int:
         return getattr(self.schema.ActivationFunctionType, name)
 

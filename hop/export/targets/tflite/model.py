@@ -1,10 +1,10 @@
 """Programs of integers as .tflite files."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -59,30 +59,43 @@ def to_tflite(program: ExportedProgram) -> TfliteModel:
             named.
     """
     check_program(program, "to_tflite")
-    return _Writer(program).written()
+    return Writer(program).written()
 
 
-class _Writer:
+class Writer:
+    """A program that is being written, node by node. Other formats of files say what theirs are: the name of the
+    function and of the runtime for errors, how each family of operators is written, and a file in the making."""
+
+    caller, runtime = "to_tflite", "TFLite"
+    written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
+
     def __init__(self, program: ExportedProgram) -> None:
-        self.program, self.file = program, File()
+        self.program, self.file = program, self.new_file()
         self.constants = Constants(program, program.graph)
         self.held: dict[Node, Codes] = {}
         self.inputs: dict[str, int] = {}
 
-    def written(self) -> TfliteModel:
+    def new_file(self) -> Any:
+        return File()
+
+    def padded(self, step: Step) -> None:
+        padded(step)
+
+    def written(self) -> Any:
+        """The model."""
         for node in self.program.graph.nodes:
             if node.op == "call_function" and node not in self.constants.constant:
                 try:
                     self.visit(node)
                 except (NotImplementedError, TypeError) as error:
                     raise NotImplementedError(
-                        f"to_tflite: node {node.name!r} ({self.named(node)}) cannot be written: {error}"
+                        f"{self.caller}: node {node.name!r} ({self.named(node)}) cannot be written: {error}"
                     ) from error
         outputs = {}
         for i, node in enumerate(tree_leaves(self.program.graph.output_node().args[0])):
             if node not in self.held:
                 raise NotImplementedError(
-                    f"to_tflite: output {i}, {node}, holds no codes of int8 or int16; quantize it"
+                    f"{self.caller}: output {i}, {node}, holds no codes of int8 or int16; quantize it"
                 )
             outputs[f"output_{i}"] = tensor(self.file, self.held[node])
         shown = {
@@ -90,7 +103,10 @@ class _Writer:
             for node, codes in self.held.items()
             for order, index in list(codes.tensors.items())[:1]
         }
-        return TfliteModel(self.file.finish(self.inputs, outputs), shown)
+        return self.model(self.file.finish(self.inputs, outputs), shown)
+
+    def model(self, buffer: bytes, tensors: Mapping[str, tuple[str, Order]]) -> Any:
+        return TfliteModel(buffer, tensors)
 
     def named(self, node: Node) -> str:
         return str(node.args[0] if node.target is compiled.operators["hop_scaled_buffers"] else node.target)
@@ -110,9 +126,11 @@ class _Writer:
         elif node.target is aten.constant_pad_nd.default and node.args[0] in self.held:
             x = self.held[node.args[0]]  # type: ignore[index]
             self.held[node] = replace(x, name=node.name, shape=_shape(value(node)), tensors={})
-            padded(Step(self.file, node.target, (x, *node.args[1:]), dict(node.kwargs), self.held[node]))
+            self.padded(Step(self.file, node.target, (x, *node.args[1:]), dict(node.kwargs), self.held[node]))
         elif isinstance(value(node), Tensor) and node.users:
-            raise NotImplementedError("it is no operator on codes; to_integer leaves none under target=TFLITE")
+            raise NotImplementedError(
+                "it is no operator on codes; to_integer leaves none under a target of integers alone"
+            )
 
     def source(self, node: Node) -> Node | None:
         """The node whose codes this one's are."""
@@ -150,13 +168,13 @@ class _Writer:
         convention: Convention | None = output.scale.requantization
         low, high = (None, None) if convention is None else (convention.low, convention.high)
         family = of(op).family
-        self.write(family, Step(self.file, op, args, dict(node.kwargs), result, low, high))
+        self.write(family, Step(self.file, op, args, dict(node.kwargs), result, low, high, convention))
         self.held[node] = result
 
     def write(self, family: Family, step: Step) -> None:
-        if family not in WRITTEN:
-            raise NotImplementedError(f"{family.name} has no form in TFLite that is written here")
-        WRITTEN[family](step)
+        if family not in self.written_families:
+            raise NotImplementedError(f"{family.name} has no form in {self.runtime} that is written here")
+        self.written_families[family](step)
 
     def argument(self, x: Any) -> Any:
         """An argument of a call as operators.py takes it."""
@@ -175,7 +193,7 @@ class _Writer:
         codes, *stored = nodes
         numbers = [self.constants.find(t) for t in stored]
         if any(t is None for t in numbers):
-            raise NotImplementedError("its scales are found while it runs; TFLite has static ones")
+            raise NotImplementedError(f"its scales are found while it runs; {self.runtime} has static ones")
         scale, zero = numbers[0], numbers[1] if len(numbers) > 1 else torch.zeros(1)
         assert scale is not None and zero is not None
         if codes in self.held:
@@ -191,7 +209,7 @@ class _Writer:
         if known.dtype == torch.int16 or (scale.numel() == 1 and len(stored) > 1):
             return self.constant(str(codes), known, scale.item(), int(zero.item()))
         if bool((zero != 0).any()):
-            raise NotImplementedError("weights have zero point 0 in TFLite")
+            raise NotImplementedError(f"weights have zero point 0 in {self.runtime}")
         return Weight(str(codes), known, scale.reshape(-1))
 
     def constant(self, name: str, codes: Tensor, scale: float, zero: int) -> Codes:
@@ -205,7 +223,7 @@ class _Writer:
         its = self.constants.find(scale)
         offset = None if zero is None else self.constants.find(zero)
         if its is None or its.numel() != 1 or (zero is not None and offset is None):
-            raise NotImplementedError("activations have one static scale in TFLite")
+            raise NotImplementedError(f"activations have one static scale in {self.runtime}")
         if quantizer.format not in (INT8, INT16):
             raise NotImplementedError(f"codes are {quantizer.format.name}; int8 and int16 are written")
         return its.item(), 0 if offset is None else int(offset.item()), quantizer.format.dtype

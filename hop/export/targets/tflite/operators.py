@@ -39,17 +39,22 @@ _LOWEST = -128
 # ---- products
 
 
-def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None) -> int:
+def bias_codes(x: Codes, weight: Weight, bias: Tensor | None, channels: int) -> Tensor:
     """The bias in units of the sum: int32, or int64 beside activations of 16 bits."""
     dtype, most = (torch.int64, 2**46) if x.dtype == torch.int16 else (torch.int32, 2**31 - 1)
     if bias is None:
-        bias = torch.zeros(len(weight.codes), dtype=dtype)
+        return torch.zeros(channels, dtype=dtype)
     units = torch.tensor(x.scale, dtype=torch.float64) * weight.scales.to(torch.float64)
     if bias.is_floating_point():
         bias = (bias.to(torch.float64) / units).round().clamp(-most - (most % 2), most)
+    return bias.to(dtype)
+
+
+def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None) -> int:
+    bias = bias_codes(x, weight, bias, len(weight.codes))
     scales = (torch.tensor(x.scale) * weight.scales).tolist()
     quantization = (scales, [0] * len(scales), 0)
-    return step.file.tensor(f"{step.result.name}_bias", bias.shape, dtype, quantization, bias)
+    return step.file.tensor(f"{step.result.name}_bias", bias.shape, bias.dtype, quantization, bias)
 
 
 def _filter(step: Step, weight: Weight, codes: Tensor, along: int) -> int:
@@ -72,7 +77,7 @@ def _linear(step: Step) -> None:
     step.write("FULLY_CONNECTED", inputs, step.result.plain, "FullyConnectedOptions", **options)
 
 
-def _pair(x: Any, default: int = 1) -> tuple[int, int]:
+def pair(x: Any, default: int = 1) -> tuple[int, int]:
     if isinstance(x, int):
         return x, x
     found = list(x or [default, default])
@@ -107,7 +112,7 @@ def _convolution(step: Step) -> None:
     x, weight, bias = step.arg(0), step.arg(1), step.arg(2)
     if step.op is not aten.conv2d.default or not isinstance(weight, Weight) or len(x.shape) != 4:
         raise NotImplementedError("convolutions of two dimensions, in batches, with a constant weight are written")
-    stride, pad, dilation = _pair(step.arg(3)), _pair(step.arg(4), 0), _pair(step.arg(5))
+    stride, pad, dilation = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5))
     groups, (out, per_group, *kernel) = step.arg(6, 1), weight.codes.shape
     reach = (dilation[0] * (kernel[0] - 1) + 1, dilation[1] * (kernel[1] - 1) + 1)
     index, padding = _padded(step, x, reach, stride, pad, x.zero)
@@ -179,12 +184,12 @@ def _pool(step: Step) -> None:
         raise NotImplementedError("pools of two dimensions, in batches, are written")
     is_maximum = name == "max_pool2d"
     if name.startswith("adaptive"):
-        kernel = _pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
+        kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
         stride, pad, rest = kernel, (0, 0), ()
     else:
-        kernel = _pair(step.arg(1))
-        stride, pad, rest = _pair(step.arg(2) or kernel), _pair(step.arg(3, 0), 0), step.args[4:]
-    if is_maximum and (_pair(step.arg(4, 1)) != (1, 1) or step.arg(5, False)):
+        kernel = pair(step.arg(1))
+        stride, pad, rest = pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0), step.args[4:]
+    if is_maximum and (pair(step.arg(4, 1)) != (1, 1) or step.arg(5, False)):
         raise NotImplementedError("TFLite's pools have no dilation and no ceil_mode")
     if not is_maximum and rest and rest[0]:
         raise NotImplementedError("TFLite's pools have no ceil_mode")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hop.export.targets.tflite.file import File
 from hop.export.targets.tflite.values import Codes, new
+from hop.numerics.requantization import Convention
 
 ACTIVATIONS = {(None, None): "NONE", (0.0, None): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}
 
@@ -26,13 +26,14 @@ class Weight:
 class Step:
     """A call of the program: its operator, its arguments (Codes, Weight, tensors, numbers) and the codes it gives."""
 
-    file: File
+    file: Any  # a File, of this format or of another
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Codes
     low: float | None = None  # the range of a fused activation
     high: float | None = None
+    convention: Convention | None = None  # by which its codes are found
 
     def arg(self, i: int, default: Any = None) -> Any:
         return self.args[i] if i < len(self.args) else default

@@ -5,10 +5,9 @@ another layout than it has, once; operators that take any layout take the one th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-
-from hop.export.targets.tflite.file import File
 
 Order = tuple[int, ...]
 """Which dimension of the program each dimension of the file's tensor is."""
@@ -25,7 +24,7 @@ class Codes:
     scale: float
     zero: int
     dtype: torch.dtype = torch.int8
-    tensors: dict[Order, int] = field(default_factory=dict[Order, int])  # by layout
+    tensors: dict[Order, Any] = field(default_factory=dict[Order, Any])  # by layout
 
     @property
     def plain(self) -> Order:
@@ -43,19 +42,18 @@ def common_order(values: Sequence[Codes]) -> Order:
     return LAST if pictures and any(LAST in v.tensors for v in values) else values[0].plain
 
 
-def new(file: File, codes: Codes, order: Order, suffix: str = "") -> int:
+def new(file: Any, codes: Codes, order: Order, suffix: str = "") -> Any:
     """A tensor of the file for `codes`, which something is about to write."""
     shape = [codes.shape[d] for d in order]
     return file.tensor(codes.name + suffix, shape, codes.dtype, ([codes.scale], [codes.zero], 0))
 
 
-def tensor(file: File, codes: Codes, order: Order | None = None) -> int:
+def tensor(file: Any, codes: Codes, order: Order | None = None) -> Any:
     """The tensor that holds codes in a layout; it is transposed where there is none yet."""
     order = codes.plain if order is None else order
     if order not in codes.tensors:
         have, index = next(iter(codes.tensors.items()))
         by = [have.index(d) for d in order]
         made = new(file, codes, order, "_last" if order == LAST else "_plain")
-        file.operator("TRANSPOSE", [index, file.integers(f"{codes.name}_order", by)], made, "TransposeOptions")
-        codes.tensors[order] = made
+        codes.tensors[order] = file.transposed(index, by, made)
     return codes.tensors[order]

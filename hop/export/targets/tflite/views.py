@@ -14,7 +14,7 @@ def viewed(step: Step) -> None:
         order = common_order([x])
         _as_is(step, x, order)
     elif name in ("permute", "transpose", "t", "movedim"):
-        by = _permutation(step, x)
+        by = permutation(step, x)
         if x.is_alike(step.result) and (step.low, step.high) == (None, None):  # its tensors, in other orders
             step.result.tensors.update({tuple(by.index(d) for d in order): i for order, i in x.tensors.items()})
             return
@@ -34,7 +34,7 @@ def viewed(step: Step) -> None:
         )
 
 
-def _permutation(step: Step, x: Codes) -> list[int]:
+def permutation(step: Step, x: Codes) -> list[int]:
     """Where dimensions go, seen on sizes that all differ."""
     sizes = [2 + i for i in range(len(x.shape))]
     return [n - 2 for n in step.op(torch.empty(sizes, device="meta"), *step.args[1:]).shape]

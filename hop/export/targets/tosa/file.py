@@ -1,0 +1,210 @@
+"""A .tosa file in the making. The schema is the public one, in which ExecuTorch's wheel has it beside flatc, the
+compiler of flatbuffers, which makes the bytes and refuses what the schema has not."""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {
+    torch.int8: "INT8",
+    torch.int16: "INT16",
+    torch.int32: "INT32",
+    torch.int64: "INT48",  # which sums of 16 bits have
+    torch.bool: "BOOL",
+}
+_ATTRIBUTES = {  # tables of the schema, by the operator that has one
+    **{name: f"{name.capitalize()}Attribute" for name in ("ADD", "SUB", "MUL", "CLZ", "TABLE", "CONCAT", "PAD")},
+    **{name: f"{name.capitalize()}Attribute" for name in ("RESHAPE", "SLICE", "TRANSPOSE", "RESIZE", "CLAMP")},
+    **{name: f"{name.capitalize()}Attribute" for name in ("RESCALE", "CONST", "MAXIMUM", "MINIMUM", "REVERSE")},
+    **{name: f"{name.capitalize()}Attribute" for name in ("SELECT", "GREATER")},
+    "CONST_SHAPE": "ConstShapeAttribute",
+    "CONV2D": "Conv2dAttribute",
+    "DEPTHWISE_CONV2D": "DepthwiseConv2dAttribute",
+    "TRANSPOSE_CONV2D": "TransposeConv2dAttribute",
+    "MATMUL": "MatMulAttribute",
+    "AVG_POOL2D": "AvgPool2dAttribute",
+    "MAX_POOL2D": "MaxPool2dAttribute",
+    "REDUCE_SUM": "ReduceSumAttribute",
+    "REDUCE_MAX": "ReduceMaxAttribute",
+    "LOGICAL_LEFT_SHIFT": "LogicalLeftShiftAttribute",
+    "ARITHMETIC_RIGHT_SHIFT": "ArithmeticRightShiftAttribute",
+}
+_VERSION = {"_major": 1, "_minor": 0, "_patch": 0, "_draft": False}
+
+
+def schema(caller: str) -> tuple[Path, Path]:
+    """flatc, and the schema. Raises ImportError where ExecuTorch is not installed."""
+    found = find_spec("executorch")
+    for place in () if found is None else found.submodule_search_locations or ():
+        paths = Path(place, "data/bin/flatc"), Path(place, "backends/arm/tosa/schemas/tosa_1.0.fbs")
+        if all(p.is_file() for p in paths):
+            return paths
+    raise ImportError(
+        f"{caller} needs ExecuTorch, whose wheel has TOSA's schema and flatc: pip install 'torch-hop[executorch]'"
+    )
+
+
+def encoded(caller: str, content: Mapping[str, Any]) -> bytes:
+    """The bytes of a file with `content`, in the terms of the schema."""
+    flatc, its = schema(caller)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.json")
+        path.write_text(json.dumps(content), encoding="utf-8")
+        _run([flatc, "--binary", "-o", folder, its, path])
+        return path.with_suffix(".tosa").read_bytes()
+
+
+def decoded(caller: str, buffer: bytes, what: str) -> dict[str, Any]:
+    """What a file says, in the terms of the schema. Raises ValueError for what is none."""
+    flatc, its = schema(caller)
+    if buffer[4:8] != b"TOSA":
+        raise ValueError(f"{caller}: {what} is no TOSA file: it has not their identifier; give one that to_tosa wrote")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.tosa")
+        path.write_bytes(buffer)
+        try:
+            _run([flatc, "--json", "--strict-json", "--raw-binary", "-o", folder, its, "--", path])
+            return json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        except (RuntimeError, OSError, ValueError) as error:
+            raise ValueError(f"{caller}: {what} is a damaged TOSA file: {error}") from error
+
+
+def _run(command: Sequence[Any]) -> None:
+    done = subprocess.run([str(x) for x in command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"flatc: {(done.stdout + done.stderr).strip() or f'exit status {done.returncode}'}")
+
+
+class File:
+    """Tensors and operators, in the order in which they are added. A tensor is named; names are not taken twice."""
+
+    def __init__(self) -> None:
+        schema("to_tosa")
+        self.tensors: list[dict[str, Any]] = []
+        self.shapes: list[dict[str, Any]] = []
+        self.operators: list[dict[str, Any]] = []
+        self.sizes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.names: set[str] = set()
+        self.known: dict[Any, str] = {}  # constants of few numbers
+
+    def tensor(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.int8,
+        quantization: Any = None,
+        data: Tensor | None = None,
+    ) -> str:
+        """A new tensor; returns its name. TOSA keeps no scales: `quantization` is left out."""
+        made: dict[str, Any] = {"name": self._free(name), "shape": list(shape), "type": DTYPES[dtype]}
+        self.tensors.append(made)
+        self.sizes[made["name"]], self.dtypes[made["name"]] = tuple(shape), dtype
+        if data is not None:
+            made["data"] = _bytes(data.to(dtype).contiguous().reshape(-1))
+            self._add("CONST", [], made["name"], {})
+        return made["name"]
+
+    def constant(self, values: Sequence[int], dtype: torch.dtype, rank: int = 1) -> str:
+        """Numbers along the last of `rank` dimensions."""
+        key = (tuple(values), dtype, rank)
+        if key not in self.known:
+            name = f"{DTYPES[dtype].lower()}_{values[0]}" if len(values) == 1 else f"{DTYPES[dtype].lower()}s"
+            shape = (*[1] * (rank - 1), len(values))
+            self.known[key] = self.tensor(name, shape, dtype, data=torch.tensor(list(values), dtype=torch.int64))
+        return self.known[key]
+
+    def shape(self, values: Sequence[int]) -> str:
+        """A constant of sizes, places or paddings."""
+        key = (tuple(values), "shape")
+        if key not in self.known:
+            name = self._free("shape_" + "_".join(map(str, values)))
+            data = _bytes(torch.tensor(list(values), dtype=torch.int64), whole=True)
+            self.shapes.append({"name": name, "rank": len(values), "data": data})
+            self._add("CONST_SHAPE", [], name, {})
+            self.known[key] = name
+        return self.known[key]
+
+    def name(self, tensor: str) -> str:
+        return tensor
+
+    def operator(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        """An operator by its name in the schema; returns `output`."""
+        return self._add(op, inputs, output, attributes)
+
+    def made(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.int32,
+        **attributes: Any,
+    ) -> str:
+        """An operator that gives a new tensor."""
+        return self._add(op, inputs, self.tensor(name, shape, dtype), attributes)
+
+    def renamed(self, tensor: str, name: str) -> str:
+        """A tensor that the operator before gave, and nothing reads yet, by another name."""
+        made, last = self.tensors[-1], self.operators[-1]
+        if made["name"] != tensor or last["outputs"] != [tensor]:
+            return tensor
+        name = self._free(name)
+        made["name"], last["outputs"] = name, [name]
+        self.names.discard(tensor)
+        self.sizes[name], self.dtypes[name] = self.sizes.pop(tensor), self.dtypes.pop(tensor)
+        return name
+
+    def transposed(self, tensor: str, by: Sequence[int], output: str) -> str:
+        return self.operator("TRANSPOSE", [tensor], output, perms=list(by))
+
+    def finish(self, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> bytes:
+        """The bytes, with the inputs and the outputs of the graph."""
+        block = {
+            "name": "main",
+            "operators": self.operators,
+            "tensors": self.tensors,
+            "shapes": self.shapes,
+            "inputs": list(inputs.values()),
+            "outputs": list(outputs.values()),
+        }
+        return encoded("to_tosa", {"version": _VERSION, "regions": [{"name": "main", "blocks": [block]}]})
+
+    def _add(self, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any]) -> str:
+        self.operators.append(
+            {
+                "op": op,
+                "attribute_type": _ATTRIBUTES[op],
+                "attribute": dict(attributes),
+                "inputs": list(inputs),
+                "outputs": [output],
+            }
+        )
+        return output
+
+    def _free(self, name: str) -> str:
+        made, n = name, 1
+        while made in self.names:
+            made, n = f"{name}_{n}", n + 1
+        self.names.add(made)
+        return made
+
+
+def _bytes(x: Tensor, whole: bool = False) -> list[int]:
+    """The bytes of numbers; of int64 the lower six, but of shapes, which are `whole`."""
+    plain = x.contiguous().view(torch.uint8)
+    if x.dtype == torch.int64 and not whole:
+        plain = plain.reshape(-1, 8)[:, :6].reshape(-1)
+    return plain.tolist()
+
+
+def packed(x: int, dtype: torch.dtype) -> list[int]:
+    """A number as an attribute has it."""
+    return _bytes(torch.tensor([x], dtype=dtype))

@@ -1,0 +1,322 @@
+"""What each family of operators becomes in a .tosa file: one function each, which reads a call and fills its result's
+codes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.dispatch.operators import (
+    ADD,
+    BOUND,
+    CONCATENATE,
+    CONVOLUTION,
+    FUNCTION,
+    MATRIX,
+    MAXIMUM,
+    MEAN,
+    MULTIPLY,
+    NEAREST,
+    SOFTMAX,
+    VIEW,
+    Family,
+    aten,
+)
+from hop.export.targets.tflite.operators import bias_codes, pair
+from hop.export.targets.tflite.steps import Step, Weight
+from hop.export.targets.tflite.values import LAST, Codes, Order, common_order, tensor
+from hop.export.targets.tosa.file import File
+from hop.export.targets.tosa.functions import function, softmax
+from hop.export.targets.tosa.scales import Scale, finished, named, plain, rescaled, same, sums
+from hop.export.targets.tosa.views import repeated, reshaped, sliced, viewed
+from hop.numerics.integer_functions import IntegerFunction, TosaAdd, TosaAveragePool, TosaMean
+
+
+def _float(x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float32)
+
+
+def _wide(x: float) -> Tensor:
+    return _float(x).to(torch.float64)
+
+
+def _largest(x: Codes) -> int:
+    """The most that a code lies off its zero point."""
+    info = torch.iinfo(x.dtype)
+    return max(abs(info.min - x.zero), abs(info.max - x.zero))
+
+
+def _convention(step: Step, kind: type[IntegerFunction]) -> Any:
+    if not isinstance(step.convention, kind):
+        raise NotImplementedError(
+            f"its convention is {step.convention}; TOSA's operators compute {kind.__name__}: take the target TOSA_1_0"
+        )
+    return step.convention
+
+
+# ---- products
+
+
+def _scale(step: Step, x: Codes, scales: Tensor) -> Scale:
+    return Scale.of(step.convention, _float(x.scale), scales, _float(step.result.scale))
+
+
+def _product(step: Step, op: str, inputs: list[str], shape: Sequence[int], **attributes: Any) -> str:
+    """A product of codes, with its zero points, as sums."""
+    x, file = step.arg(0), step.file
+    inputs = [*inputs, file.constant([x.zero], x.dtype), file.constant([0], torch.int8)]
+    name = f"{step.result.name}_sums"
+    return file.made(op, inputs, name, shape, sums(x.dtype), acc_type=named(x.dtype), **attributes)
+
+
+def _biased(step: Step, x: Codes, weight: Weight, channels: int) -> tuple[Tensor, Tensor]:
+    """The bias in units of the sum, and the most that a sum reaches, for each channel."""
+    bias = bias_codes(x, weight, step.arg(2), channels)
+    dim = 1 if step.op is aten.conv_transpose2d.input else 0
+    rows = weight.codes.to(torch.int64).abs().movedim(dim, 0).reshape(channels, -1)
+    return bias, rows.sum(1) * _largest(x) + bias.to(torch.int64).abs()
+
+
+def _matrix(step: Step) -> None:
+    x, weight = step.arg(0), step.arg(1)
+    if step.op is aten.bmm.default:
+        _matmul(step, x, weight)
+        return
+    if step.op is not aten.linear.default or not isinstance(weight, Weight):
+        raise NotImplementedError("a fully connected layer has a constant weight; of two activations bmm is written")
+    (channels, width), file = weight.codes.shape, step.file
+    rows = max(1, torch.Size(x.shape[:-1]).numel())
+    bias, most = _biased(step, x, weight, channels)
+    name = step.result.name
+    inputs = [
+        reshaped(file, tensor(file, x), (rows, 1, 1, width)),
+        file.tensor(weight.name, (channels, 1, 1, width), torch.int8, data=weight.codes),
+        file.tensor(f"{name}_bias", (channels,), bias.dtype, data=bias),
+    ]
+    whole = {"pad": [0, 0, 0, 0], "stride": [1, 1], "dilation": [1, 1], "local_bound": False}
+    total = _product(step, "CONV2D", inputs, (rows, 1, 1, channels), **whole)
+    finished(step, total, step.result.plain, _scale(step, x, weight.scales), most)
+
+
+def _matmul(step: Step, x: Codes, other: Codes | Weight) -> None:
+    file, shape = step.file, step.result.shape
+    if isinstance(other, Weight):
+        if other.scales.numel() != 1:
+            raise NotImplementedError("the second operand of a product of activations has one scale")
+        made = file.tensor(other.name, other.codes.shape, torch.int8, data=other.codes)
+        other = Codes(other.name, tuple(other.codes.shape), float(other.scales), 0)
+        other.tensors[other.plain] = made
+    if x.dtype != other.dtype:
+        raise NotImplementedError("MATMUL takes codes of one width")
+    zeros = [file.constant([v.zero], v.dtype) for v in (x, other)]
+    inputs = [tensor(file, x), tensor(file, other), *zeros]
+    total = file.made("MATMUL", inputs, f"{step.result.name}_sums", shape, sums(x.dtype))
+    most = x.shape[-1] * _largest(x) * _largest(other)
+    finished(step, total, step.result.plain, _scale(step, x, _float(other.scale)), most)
+
+
+def _window(
+    file: File, x: str, sizes: Sequence[int], reach: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int]
+) -> tuple[str, list[int]]:
+    """The picture that a window slides over, and its padding on each side: TOSA's windows leave nothing over."""
+    pads, shape = [], list(file.sizes[x])
+    for d, out in enumerate(sizes):
+        after = (out - 1) * stride[d] + reach[d] - shape[d + 1] - pad[d]
+        shape[d + 1] += min(after, 0)
+        pads += [pad[d], max(after, 0)]
+    return sliced(file, x, [0, 0, 0, 0], shape), pads
+
+
+def _convolution(step: Step) -> None:
+    x, weight = step.arg(0), step.arg(1)
+    known = (aten.conv2d.default, aten.conv_transpose2d.input)
+    if step.op not in known or not isinstance(weight, Weight) or len(x.shape) != 4:
+        raise NotImplementedError("convolutions of two dimensions, in batches, with a constant weight are written")
+    if step.op is aten.conv_transpose2d.input:
+        _transposed(step, x, weight)
+        return
+    stride, pad, dilation = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5))
+    groups, (out, per_group, *kernel), file = step.arg(6, 1), weight.codes.shape, step.file
+    reach = (dilation[0] * (kernel[0] - 1) + 1, dilation[1] * (kernel[1] - 1) + 1)
+    image, pads = _window(file, tensor(file, x, LAST), step.result.shape[2:], reach, stride, pad)
+    attributes = {"pad": pads, "stride": list(stride), "dilation": list(dilation), "local_bound": False}
+    bias, most = _biased(step, x, weight, out)
+    shape = [step.result.shape[d] for d in LAST]
+    if groups > 1 and per_group == 1:
+        codes = weight.codes.reshape(groups, out // groups, *kernel).permute(2, 3, 0, 1)
+        inputs = [
+            image,
+            file.tensor(weight.name, codes.shape, torch.int8, data=codes),
+            file.tensor(f"{step.result.name}_bias", (out,), bias.dtype, data=bias),
+        ]
+        total = _product(step, "DEPTHWISE_CONV2D", inputs, shape, **attributes)
+    else:
+        codes, parts, (n, h, w, _) = weight.codes.permute(0, 2, 3, 1), [], file.sizes[image]
+        for g in range(groups):
+            rows = slice(g * out // groups, (g + 1) * out // groups)
+            inputs = [
+                sliced(file, image, [0, 0, 0, g * per_group], [n, h, w, per_group]),
+                file.tensor(weight.name, codes[rows].shape, torch.int8, data=codes[rows]),
+                file.tensor(f"{step.result.name}_bias", (out // groups,), bias.dtype, data=bias[rows]),
+            ]
+            parts.append(_product(step, "CONV2D", inputs, [*shape[:3], out // groups], **attributes))
+        total = parts[0]
+        if groups > 1:
+            if x.dtype == torch.int16:
+                raise NotImplementedError("grouped convolutions of int16 are not written: CONCAT has no 48 bits")
+            total = file.made("CONCAT", parts, f"{step.result.name}_sums", shape, sums(x.dtype), axis=3)
+    finished(step, total, LAST, _scale(step, x, weight.scales), most)
+
+
+def _transposed(step: Step, x: Codes, weight: Weight) -> None:
+    stride, pad, more = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5), 0)
+    if step.arg(6, 1) != 1 or pair(step.arg(7)) != (1, 1):
+        raise NotImplementedError("transposed convolutions are written without groups and dilation")
+    file, out = step.file, weight.codes.shape[1]
+    codes = weight.codes.permute(1, 2, 3, 0)
+    bias, most = _biased(step, x, weight, out)
+    inputs = [
+        tensor(file, x, LAST),
+        file.tensor(weight.name, codes.shape, torch.int8, data=codes),
+        file.tensor(f"{step.result.name}_bias", (out,), bias.dtype, data=bias),
+    ]
+    around = [n for d in range(2) for n in (-pad[d], more[d] - pad[d])]
+    shape = [step.result.shape[d] for d in LAST]
+    total = _product(step, "TRANSPOSE_CONV2D", inputs, shape, out_pad=around, stride=list(stride), local_bound=False)
+    finished(step, total, LAST, _scale(step, x, weight.scales), most)
+
+
+# ---- two operands
+
+
+def _both(step: Step) -> tuple[list[str], Order]:
+    """Both operands in one layout and of one rank, and the layout of the result."""
+    a, b = step.arg(0), step.arg(1)
+    if not isinstance(a, Codes) or not isinstance(b, Codes):
+        raise NotImplementedError("both operands must be quantized: an operand of floats is not written")
+    if len(a.shape) == len(b.shape):
+        order = common_order([a, b])
+        return [tensor(step.file, v, order) for v in (a, b)], order
+    rank = len(step.result.shape)
+    shapes = [(*[1] * (rank - len(v.shape)), *v.shape) for v in (a, b)]
+    made = [reshaped(step.file, tensor(step.file, v), s) for v, s in zip((a, b), shapes, strict=True)]
+    return made, step.result.plain
+
+
+def _sum(step: Step) -> None:
+    (x, y), order = _both(step)
+    a, b, file = step.arg(0), step.arg(1), step.file
+    rule, out = _convention(step, TosaAdd), _wide(step.result.scale)
+    *inner, last = (Scale.number(m) for m in rule.multipliers(_wide(a.scale), _wide(b.scale), out, a.dtype))
+    terms, most = [], 0
+    for v, codes, scale in zip((x, y), (a, b), inner, strict=True):
+        wide = file.tensor(f"{step.result.name}_term", file.sizes[v], torch.int32)
+        terms.append(rescaled(file, v, wide, scale, (codes.zero, 0), _largest(codes)))
+        most += (_largest(codes) * scale.mantissa[0] >> scale.right[0]) + 1
+    op = "SUB" if step.op.overloadpacket is aten.sub else "ADD"
+    total = file.made(op, terms, f"{step.result.name}_sums", [step.result.shape[d] for d in order])
+    finished(step, total, order, last, most)
+
+
+def _elementwise_product(step: Step) -> None:
+    (x, y), order = _both(step)
+    a, b, file = step.arg(0), step.arg(1), step.file
+    inputs = [plain(file, x, a.zero), plain(file, y, b.zero), file.constant([0], torch.int8)]
+    shape = [step.result.shape[d] for d in order]
+    total = file.made("MUL", inputs, f"{step.result.name}_sums", shape)
+    scale = Scale.of(step.convention, _float(a.scale), _float(b.scale), _float(step.result.scale))
+    finished(step, total, order, scale, _largest(a) * _largest(b))
+
+
+def _concatenation(step: Step) -> None:
+    parts, dim, file = step.arg(0), step.arg(1, 0) % len(step.result.shape), step.file
+    order, inputs = common_order(parts), []
+    for i, part in enumerate(parts):
+        made = tensor(file, part, order)
+        if not part.is_alike(step.result):
+            own = _float(part.scale)
+            scale = Scale.of(step.convention, own, torch.ones_like(own), _float(step.result.scale))
+            like = file.tensor(f"{step.result.name}_part{i}", file.sizes[made], part.dtype)
+            made = rescaled(file, made, like, scale, (part.zero, step.result.zero))
+        inputs.append(made)
+    shape = [step.result.shape[d] for d in order]
+    joined = file.made("CONCAT", inputs, f"{step.result.name}_joined", shape, step.result.dtype, axis=order.index(dim))
+    same(step, joined, step.result, order)
+
+
+# ---- means and pools
+
+
+def _mean(step: Step) -> None:
+    x, file = step.arg(0), step.file
+    if step.op is not aten.mean.dim:
+        _pool(step)
+        return
+    rule = _convention(step, TosaMean)
+    dims = [d % len(x.shape) for d in step.arg(1) or range(len(x.shape))]
+    keeps, count = bool(step.arg(2, False)), torch.Size([x.shape[d] for d in dims]).numel()
+    most = _largest(x) * count
+    if most >= 2**31:
+        raise NotImplementedError(f"the sum of {count} codes of {x.dtype} does not fit int32")
+    order = LAST if LAST in x.tensors and (keeps or sorted(dims) == [2, 3]) else x.plain
+    total = plain(file, tensor(file, x, order), x.zero)
+    for d in dims:
+        shape = [1 if order[i] == d else n for i, n in enumerate(file.sizes[total])]
+        total = file.made("REDUCE_SUM", [total], f"{step.result.name}_sums", shape, axis=order.index(d))
+    multiplier = rule.multiplier(_wide(x.scale), _wide(step.result.scale), torch.tensor(count))
+    finished(step, total, order if keeps else step.result.plain, Scale.number(multiplier), most)
+
+
+def _pool(step: Step) -> None:
+    """Average and maximum pools of two dimensions."""
+    x, name, file = step.arg(0), step.op._schema.name.removeprefix("aten::"), step.file
+    if not name.endswith("pool2d") or len(x.shape) != 4:
+        raise NotImplementedError("pools of two dimensions, in batches, are written")
+    is_maximum = name == "max_pool2d"
+    if name.startswith("adaptive"):
+        kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
+        stride, pad, rest = kernel, (0, 0), ()
+    else:
+        kernel = pair(step.arg(1))
+        stride, pad, rest = pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0), step.args[4:]
+    if is_maximum and (pair(step.arg(4, 1)) != (1, 1) or step.arg(5, False)):
+        raise NotImplementedError("TOSA's pools have no dilation; ceil_mode is not written")
+    if not is_maximum and rest and rest[0]:
+        raise NotImplementedError("ceil_mode is not written")
+    image, pads = _window(file, tensor(file, x, LAST), step.result.shape[2:], kernel, stride, pad)
+    attributes: dict[str, Any] = {"kernel": list(kernel), "stride": list(stride), "pad": pads}
+    shape, inputs = [step.result.shape[d] for d in LAST], [image]
+    if is_maximum:
+        attributes["nan_mode"] = "PROPAGATE"
+    else:
+        _convention(step, TosaAveragePool)
+        inputs += [file.constant([x.zero], x.dtype)] * 2
+        attributes["acc_type"] = "INT32"
+    op = "MAX_POOL2D" if is_maximum else "AVG_POOL2D"
+    made = file.made(op, inputs, f"{step.result.name}_pooled", shape, x.dtype, **attributes)
+    same(step, made, x, LAST)
+
+
+def _relu(step: Step) -> None:
+    if step.op is not aten.relu.default:
+        raise NotImplementedError(f"{step.op} by itself is not written; relu is")
+    x, order = step.arg(0), common_order([step.arg(0)])
+    same(step, tensor(step.file, x, order), x, order, step.result.zero)
+
+
+WRITTEN: dict[Family, Callable[[Step], None]] = {
+    MATRIX: _matrix,
+    CONVOLUTION: _convolution,
+    ADD: _sum,
+    MULTIPLY: _elementwise_product,
+    CONCATENATE: _concatenation,
+    MEAN: _mean,
+    MAXIMUM: _pool,
+    NEAREST: repeated,
+    SOFTMAX: softmax,
+    FUNCTION: function,
+    BOUND: _relu,
+    VIEW: viewed,
+}
+"""How each family is written. A function raises NotImplementedError for a call that TOSA has no form for."""

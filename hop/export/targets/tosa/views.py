@@ -1,0 +1,121 @@
+"""Views, copies, padding and repetition of codes in a .tosa file."""
+
+from hop.dispatch.operators import aten
+from hop.export.targets.tflite.steps import Step
+from hop.export.targets.tflite.values import Codes, Order, common_order, tensor
+from hop.export.targets.tflite.views import permutation
+from hop.export.targets.tosa.file import File
+from hop.export.targets.tosa.scales import same
+
+
+def viewed(step: Step) -> None:
+    x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
+    plain = x.is_alike(step.result) and (step.low, step.high) == (None, None)
+    if name in ("clone", "contiguous", "alias", "detach"):
+        if plain:
+            step.result.tensors.update(x.tensors)
+            return
+        order = common_order([x])
+        same(step, tensor(step.file, x, order), x, order)
+    elif name in ("permute", "transpose", "t", "movedim"):
+        by = permutation(step, x)
+        if plain:  # its tensors, in other orders
+            step.result.tensors.update({tuple(by.index(d) for d in order): t for order, t in x.tensors.items()})
+            return
+        order = step.result.plain
+        made = step.file.tensor(f"{step.result.name}_view", step.result.shape, x.dtype)
+        same(step, step.file.transposed(tensor(step.file, x), by, made), x, order)
+    elif name in ("slice", "narrow", "select"):
+        _slice(step, x, name)
+    else:
+        same(step, reshaped(step.file, tensor(step.file, x), step.result.shape), x, step.result.plain)
+
+
+def reshaped(file: File, x: str, shape: tuple[int, ...]) -> str:
+    if file.sizes[x] == tuple(shape):
+        return x
+    return file.made("RESHAPE", [x, file.shape(shape)], f"{x}_reshaped", shape, file.dtypes[x])
+
+
+def sliced(file: File, x: str, begin: list[int], shape: list[int]) -> str:
+    """Elements that follow each other."""
+    if file.sizes[x] == tuple(shape):
+        return x
+    inputs = [x, file.shape(begin), file.shape(shape)]
+    return file.made("SLICE", inputs, f"{x}_part", shape, file.dtypes[x])
+
+
+def _slice(step: Step, x: Codes, name: str) -> None:
+    dim = step.arg(1, 0) % len(x.shape)
+    size, stride = x.shape[dim], 1
+    if name == "slice":
+        start, stop = slice(step.arg(2) or 0, step.arg(3)).indices(size)[:2]
+        stride = step.arg(4, 1)
+    elif name == "narrow":
+        start = step.arg(2) % max(size, 1)
+        stop = start + step.arg(3)
+    else:
+        start = step.arg(2) % size
+        stop = start + 1
+    if stop <= start:
+        raise NotImplementedError(f"it has no elements: sizes {step.result.shape}; TOSA's tensors have some")
+    order: Order = x.plain if name == "select" else common_order([x])
+    made, at = tensor(step.file, x, order), order.index(dim)
+    made = _strided(step.file, made, at, (start, stop, stride))
+    result = step.result.plain if name == "select" else order
+    same(step, reshaped(step.file, made, tuple(step.result.shape[d] for d in result)), x, result)
+
+
+def _strided(file: File, x: str, dim: int, places: tuple[int, int, int]) -> str:
+    """Every stride-th element along a dimension: TOSA has none, so rows of `stride` are made and the first taken."""
+    start, stop, stride = places
+    begin, sizes = [0] * len(file.sizes[x]), list(file.sizes[x])
+    count = -(-(stop - start) // stride)
+    begin[dim], sizes[dim] = start, min(count * stride, sizes[dim] - start)
+    if stride == 1:
+        sizes[dim] = stop - start
+        return sliced(file, x, begin, sizes)
+    x = sliced(file, x, begin, sizes)
+    if short := count * stride - sizes[dim]:
+        x = pads(file, x, [(0, short if d == dim else 0) for d in range(len(sizes))], 0)
+    rows = [*sizes[:dim], count, stride, *sizes[dim + 1 :]]
+    x = reshaped(file, x, tuple(rows))
+    rows[dim + 1] = 1
+    return sliced(file, x, [0] * len(rows), rows)
+
+
+def pads(file: File, x: str, sides: list[tuple[int, int]], fill: int) -> str:
+    dtype, shape = file.dtypes[x], [n + a + b for n, (a, b) in zip(file.sizes[x], sides, strict=True)]
+    inputs = [x, file.shape([n for pair in sides for n in pair]), file.constant([fill], dtype)]
+    return file.made("PAD", inputs, f"{x}_padded", shape, dtype)
+
+
+def padded(step: Step) -> None:
+    """Codes with others around them, the same on all sides."""
+    x, flat, fill = step.arg(0), list(step.arg(1)), int(step.arg(2, 0))
+    if any(n < 0 for n in flat):
+        raise NotImplementedError(f"TOSA pads by 0 or more, got {flat}; slice instead")
+    order, rank = common_order([x]), len(x.shape)
+    sides = [(0, 0)] * (rank - len(flat) // 2) + list(zip(flat[::2], flat[1::2], strict=True))[::-1]
+    step.result.tensors[order] = pads(step.file, tensor(step.file, x, order), [sides[d] for d in order], fill)
+
+
+_NEAREST = {aten.upsample_nearest2d.default: 1, aten.upsample_nearest2d.vec: 1}
+
+
+def repeated(step: Step) -> None:
+    """Nearest neighbors, of pictures that grow by whole factors."""
+    x, file = step.arg(0), step.file
+    sizes = list(zip(x.shape[2:], step.result.shape[2:], strict=True)) if len(x.shape) == 4 else [(2, 1)]
+    if step.op not in _NEAREST or any(out % n for n, out in sizes):
+        raise NotImplementedError("nearest neighbors are written of pictures that grow by whole factors")
+    order: Order = (0, 2, 3, 1)
+    factors = [out // n for n, out in sizes]
+    # Twice the factor over two, from half a neighbor before: the nearest is then the one to the left.
+    scale = [n for f in factors for n in (2 * f, 2)]
+    offset = [1 - f for f in factors]
+    border = [2 * (out - 1) - (n - 1) * 2 * f - (f - 1) for (n, out), f in zip(sizes, factors, strict=True)]
+    shape = [step.result.shape[d] for d in order]
+    inputs = [tensor(file, x, order), file.shape(scale), file.shape(offset), file.shape(border)]
+    made = file.made("RESIZE", inputs, f"{step.result.name}_near", shape, x.dtype, mode="NEAREST")
+    same(step, made, x, order)

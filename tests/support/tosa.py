@@ -1,0 +1,26 @@
+"""Where tests find TOSA's reference model: what HOP_TOSA names, or the environment that `make` set up beside ours."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hop.export.golden.reference_model import PLACE, tool
+from hop.export.targets.tosa.file import schema
+
+_OURS = Path(__file__).parents[2] / ".venv-tosa"
+if _OURS.is_dir():
+    os.environ.setdefault(PLACE, str(_OURS))
+
+
+def _missing() -> str | None:
+    for find in (schema, tool):
+        try:
+            find("tests")
+        except ImportError as error:
+            return str(error)
+    return None
+
+
+MISSING = _missing()
+needs_reference_model = pytest.mark.skipif(MISSING is not None, reason=f"needs TOSA's reference model: {MISSING}")
