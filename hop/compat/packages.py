@@ -1,12 +1,14 @@
 """AOTInductor's packages: compiled for this machine, loaded with the tensors that the caller has."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from hop.compat import inductor
 
 _OPTIONS = {
     "aot_inductor.package_constants_in_so": False,  # the caller's tensors are read where they lie
@@ -16,19 +18,26 @@ _OPTIONS = {
 
 
 def cache_folder() -> Path:
-    """Where Inductor keeps what it compiled: TORCHINDUCTOR_CACHE_DIR, or a folder of the user's in the temporary one."""
+    """Where Inductor keeps what it compiled: TORCHINDUCTOR_CACHE_DIR, or one of the user's in the temporary folder."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return Path(cache_dir())
 
 
-def compile_package(program: Any, path: Path) -> None:
-    """Compile an ExportedProgram into a package at `path`, without the tensors that it reads. It stands there whole or
-    not at all."""
+def compile_package(program: Any, path: Path, change: Callable[[torch.fx.Graph], None]) -> None:
+    """Compile an ExportedProgram into a package at `path`, without the tensors that it reads, with operators of the
+    native library where its kernels take a call. It stands there whole or not at all.
+
+    Args:
+        program: of our operators as they are: lowering it first would take a quarter of the time.
+        path: of the file.
+        change: is given the graph in operators of ATen and of the native library, before it is fused.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    options = {**_OPTIONS, "post_grad_custom_pre_pass": change}
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, inductor.keeping_native():
         made = torch._inductor.aoti_compile_and_package(
-            program, package_path=f"{folder}/{path.name}", inductor_configs=dict(_OPTIONS)
+            program, package_path=f"{folder}/{path.name}", inductor_configs=options
         )
         Path(made).replace(path)
 

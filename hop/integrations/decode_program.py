@@ -1,6 +1,6 @@
 """The program of a decode step: one token of each sequence, at any position, with the keys and values in place.
 
-What depends on the position is given: the slots that are written, and which of the slots are seen, as many as there are.
+What depends on the position is given: the slots that are written, and which of those that hold tokens are seen.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-import hop.export
 from hop.integrations.cache import HopCache, SlidingLayer
 from hop.nn.kv_cache import KVCache
 from hop.tensor import QuantizedTensor
@@ -37,8 +36,8 @@ class Step(nn.Module):
             sizes.setdefault(kind, set()).add(layer.length)
         if any(len(found) > 1 for found in sizes.values()):
             raise ValueError(
-                f"compile_decode: layers of {type(model).__name__} attend to windows of {sorted(sizes[WINDOW])} tokens, "
-                "and a step has one window; run the model in eager mode"
+                f"compile_decode: layers of {type(model).__name__} attend to windows of {sorted(sizes[WINDOW])} "
+                "tokens, and a step has one window; run the model in eager mode"
             )
         self.sizes: dict[str, int] = {kind: next(iter(sizes[kind])) for kind in sorted(sizes)}
         self.by_kind = getattr(cache.config, "layer_types", None) is not None  # how the model takes masks
@@ -61,7 +60,7 @@ class Step(nn.Module):
             input_ids=tokens,
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=_Slots([(kv, *given[kind]) for kv, kind in zip(self.caches, self.kinds, strict=True)]),
+            past_key_values=_Slots(self.caches, [given[kind] for kind in self.kinds]),
             use_cache=True,
         )
         return found.logits[:, -1]
@@ -70,20 +69,20 @@ class Step(nn.Module):
 class _Slots(Cache):
     """What a layer's attention takes for the cache."""
 
-    def __init__(self, layers: list[tuple[KVCache, Tensor, int]]) -> None:
+    def __init__(self, caches: Any, given: list[tuple[Tensor, int]]) -> None:
         super().__init__(layers=[])
-        self.given = layers
+        self.caches, self.given = caches, given
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        kv, slot, count = self.given[layer_idx]
-        return kv.put(key_states, value_states, slot, count)
+        kv: KVCache = self.caches[layer_idx]
+        return kv.put(key_states, value_states, *self.given[layer_idx])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         raise NotImplementedError("the model asks for the length of the cache, which a program of all lengths has not")
 
 
 def exported(step: Step, batch: int, most: int) -> Any:
-    """The ExportedProgram of a step, of the operators of the native library.
+    """The ExportedProgram of a step.
 
     Raises:
         ValueError: the model cannot be traced as one program for all positions.
@@ -94,24 +93,21 @@ def exported(step: Step, batch: int, most: int) -> Any:
     masks = [torch.ones(batch, 1, 1, (n + 2) // 2, dtype=torch.bool) for n in counts.values()]
     shapes: Any = (None, None, [None] * len(masks), [{3: d} if d else None for d in free.values()])
     try:
-        program = torch.export.export(
+        return torch.export.export(
             step, (one, one.clone(), [zero.clone() for _ in masks], masks), dynamic_shapes=shapes, strict=False
         )
     except Exception as error:
         raise ValueError(
             f"compile_decode: {type(step.model).__name__} cannot be traced as one program for all positions: {error}"
         ) from error
-    program = hop.export.lower(program, native=True)
-    _share(program.graph)
-    return program
 
 
-def _share(graph: torch.fx.Graph) -> None:
+def share_codes(graph: torch.fx.Graph) -> None:
     """Quantize once what several layers read: query, key and value of one input."""
     quantize, known = torch.ops.hop_native.quantize.default, dict[Any, Any]()
     for node in list(graph.nodes):
-        if node.target is quantize:
-            first = known.setdefault((*node.args, *sorted(node.kwargs.items())), node)
+        if node.target is quantize and not node.kwargs:
+            first = known.setdefault(node.args, node)
             if first is not node:
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)

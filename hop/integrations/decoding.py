@@ -1,8 +1,8 @@
 """compile_decode: the step of a language model that says one more token, as machine code; and Decoder, which runs it.
 
-The step is exported once, for all positions, lowered to operators of the native library and PyTorch's, and compiled by
-AOTInductor: norms, rotary embeddings and activations are fused loops, a step runs no Python. The weights, and the cache,
-are those of the model, and not copied.
+The step is exported once, for all positions, and compiled by AOTInductor, with the operators of the native library:
+norms, rotary embeddings and activations are fused loops, and a step runs no Python. Weights and cache are those of the
+model, and not copied.
 """
 
 import functools
@@ -20,7 +20,7 @@ import hop.export
 from hop.compat.packages import Package, compile_package
 from hop.integrations import kept_programs
 from hop.integrations.cache import HopCache
-from hop.integrations.decode_program import FULL, WINDOW, Step, exported, tensors_of
+from hop.integrations.decode_program import FULL, WINDOW, Step, exported, share_codes, tensors_of
 from hop.numerics import presets
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
@@ -29,8 +29,8 @@ from hop.numerics.spelling import shown
 class Decoder:
     """A model whose steps of one token run as a compiled program; made by compile_decode.
 
-    Prompts run in eager mode, into the same cache. A parameter of the model that is replaced later is not seen; one that
-    is changed in place is.
+    Prompts run in eager mode, into the same cache. What is changed in place in a parameter of the model is seen; one
+    that is replaced is not.
 
     Attributes:
         model: the model.
@@ -100,13 +100,14 @@ class Decoder:
         _check_ids("tokens", tokens)
         if tokens.numel() != self.batch_size or tokens.dim() > 2 or tokens.shape[0] != self.batch_size:
             raise ValueError(
-                f"Decoder: tokens must be one for each of {self.batch_size} sequences, of shape ({self.batch_size},) or "
-                f"({self.batch_size}, 1), got {tuple(tokens.shape)}; a prompt goes to prefill"
+                f"Decoder: tokens must be one for each of {self.batch_size} sequences, of shape "
+                f"({self.batch_size},) or ({self.batch_size}, 1), got {tuple(tokens.shape)}; a prompt goes to prefill"
             )
         at = self.length
         if at >= self.max_cache_len:
             raise ValueError(
-                f"Decoder: the cache holds {self.max_cache_len} tokens, and is full; compile with a larger max_cache_len"
+                f"Decoder: the cache holds {self.max_cache_len} tokens, and is full; compile with a larger "
+                "max_cache_len"
             )
         if (held := self.cache.layers[0].cache.shape[0]) != self.batch_size:  # type: ignore[attr-defined]
             raise ValueError(
@@ -160,8 +161,8 @@ class Decoder:
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
             ids = kwargs.get("input_ids")
-            ours = not args and ids is not None and kwargs.get("past_key_values") is self.cache
-            if ours and ids.shape[1] == 1 and self.length:
+            ours = not args and kwargs.get("past_key_values") is self.cache
+            if ours and isinstance(ids, Tensor) and ids.shape[1] == 1 and self.length:
                 return CausalLMOutputWithPast(logits=self(ids)[:, None], past_key_values=self.cache)
             return original(*args, **kwargs)
 
@@ -210,13 +211,14 @@ def compile_decode(
 ) -> Decoder:
     """Compile the step of a model of transformers that says one more token: one program for all positions.
 
-    Norms, rotary embeddings and activations become fused loops, whose sums take another order than eager mode's;
-    products, attention and what quantizes for them are the native kernels of eager mode. A step reads the keys and values
-    of the tokens that have come, whatever max_cache_len is.
+    Products, attention and what quantizes for them are the native kernels of eager mode, and give its bits. Norms,
+    rotary embeddings and activations become fused loops, whose sums take another order: their last bits differ, and now
+    and then a code that lies in the middle of two. A step reads the keys and values of tokens that have come, whatever
+    max_cache_len is.
 
-    What is compiled is kept, without the numbers of the model, and found again by the next process: its name is a digest
-    of the classes of the model and the files of their code, of its settings and of the form of its tensors, and of
-    versions and CPU. A model with hooks, or with a forward of its own, is compiled anew.
+    What is compiled is kept, without the numbers of the model, and found again by the next process: its name is a
+    digest of the classes of the model and the files of their code, of its settings and the form of its tensors, and of
+    versions and CPU. A model with hooks, or whose instances have a forward of their own, is compiled anew.
 
     Args:
         model: in eval mode, on the CPU; its attention "hop", as HopCache wants it. Its weights quantized, or in floats.
@@ -265,7 +267,7 @@ def _compiled(step: Step, batch_size: int, most: int, path: Path) -> Package:
             f"compile_decode: {type(step.model).__name__} makes tensors of constants where it computes ({others}), "
             "which no module holds; make them buffers"
         )
-    compile_package(program, path)
+    compile_package(program, path, share_codes)
     return Package(path, tensors)
 
 
