@@ -13,7 +13,8 @@ from hop.compat import inductor
 _OPTIONS = {
     "aot_inductor.package_constants_in_so": False,  # the caller's tensors are read where they lie
     "aot_inductor.compile_wrapper_opt_level": "O0",  # it calls kernels; a third of the compiler's time
-    "cpp.dynamic_threads": True,  # before 2.13 the loops take the number of threads of the process that compiles
+    "cpp.threads": 1,  # loops over the numbers of a token take less time than to wake a thread
+    "cpp.dynamic_threads": False,
 }
 
 
