@@ -123,7 +123,8 @@ class Decoder:
             [self._mask(kind, at) for kind in self._kinds],
         )
         self._positions += 1
-        torch._foreach_add_(self._lengths, 1)
+        for length in self._lengths:
+            length += 1
         return logits
 
     def _mask(self, kind: str, at: int) -> Tensor:

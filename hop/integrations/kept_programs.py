@@ -18,6 +18,7 @@ import transformers
 from torch import nn
 
 from hop.compat import packages, values
+from hop.compat.modules import has_hooks
 from hop.kernels.cpu import native
 from hop.numerics.attention_schemes import AttentionScheme
 from hop.numerics.quantizer import Quantizer
@@ -48,8 +49,7 @@ def digest(step: nn.Module, rest: Sequence[Any]) -> str | None:
     """The name of the program of a module; None where it depends on what no name can say: hooks, or a forward that an
     instance has of its own. `rest` is what else it depends on."""
     modules = list(step.named_modules())
-    hooks = [n for n, m in modules if m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__]
-    if hooks:
+    if any(has_hooks(m) or "forward" in m.__dict__ for _, m in modules):
         return None
     found = hashlib.sha256()
     library = native.library()
