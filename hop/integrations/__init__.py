@@ -12,6 +12,8 @@ folders.py      quantize_folder: checkpoints quantized file by file; safetensors
 experts.py      experts in 3-D parameters
 attention.py    attention of codes, by transformers' AttentionInterface
 cache.py        HopCache, a cache of keys and values as codes
+decoding.py     compile_decode: the step of one more token as machine code; decode_program.py, what is exported;
+                kept_programs.py, which of them are found again on disk
 lora.py         layers of PEFT that merge without rounding
 
 Importing it registers HopConfig and the attention "hop", where transformers is installed: then checkpoints load that
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from hop.integrations.cache import HopCache as HopCache
     from hop.integrations.checkpoints import load_model as load_model
     from hop.integrations.config import HopConfig as HopConfig
+    from hop.integrations.decoding import compile_decode as compile_decode
     from hop.integrations.folders import quantize_folder as quantize_folder
     from hop.integrations.lora import register_lora as register_lora
     from hop.integrations.quantizer import HopQuantizer as HopQuantizer
@@ -37,6 +40,7 @@ _NAMES = {
     "HopCache": ("hop.integrations.cache", "transformers"),
     "HopConfig": ("hop.integrations.quantizer", "transformers"),
     "HopQuantizer": ("hop.integrations.quantizer", "transformers"),
+    "compile_decode": ("hop.integrations.decoding", "transformers"),
     "load_model": ("hop.integrations.checkpoints", "transformers"),
     "load_tokenizer": ("hop.integrations.tokens", "transformers"),
     "quantize_folder": ("hop.integrations.folders", "transformers"),

@@ -34,6 +34,7 @@ class QuantizedLayer(CacheLayerMixin):
     is_compileable = True
     is_croppable = True
     is_sliding = False
+    spare = 0  # slots that hold no token
 
     def __init__(self, length: int, quantizer: Quantizer, value_quantizer: Quantizer | None = None) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class QuantizedLayer(CacheLayerMixin):
         """Make the buffers. A compiled program cannot: call the model once before, or Cache.early_initialization."""
         batch, heads, _, width = key_states.shape
         self.cache = KVCache(
-            (batch, heads, self.length, width),
+            (batch, heads, self.length + self.spare, width),
             self.quantizer,
             value_quantizer=self.value_quantizer,
             value_dim=value_states.shape[-1],
@@ -122,7 +123,8 @@ class QuantizedLayer(CacheLayerMixin):
 
 
 class SlidingLayer(QuantizedLayer):
-    """The cache of a layer that attends to a window of tokens, its own the last: it holds the others.
+    """The cache of a layer that attends to a window of tokens, its own the last: it holds as many, each in the slot of
+    its position modulo their number, and a slot that stays empty: a view of those that hold tokens is never the whole.
 
     Args:
         window: how many tokens the layer attends to.
@@ -131,16 +133,17 @@ class SlidingLayer(QuantizedLayer):
 
     is_croppable = False
     is_sliding = True
+    spare = 1
 
     def __init__(
         self, window: int, length: int, quantizer: Quantizer, value_quantizer: Quantizer | None = None
     ) -> None:
-        super().__init__(min(window - 1, length), quantizer, value_quantizer)
+        super().__init__(min(window, length), quantizer, value_quantizer)
         self.window = window
 
     def write(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
         """The tokens that were held, and the new ones."""
-        return self.cache.slide(key, value)
+        return self.cache.slide(key, value, self.length)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
         """How many keys update gives, and the position of the first."""

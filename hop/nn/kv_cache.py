@@ -114,28 +114,58 @@ class KVCache(Float32State):
         return self._written(new, *self._places(key.shape[_TOKENS], positions))
 
     @torch.no_grad()
-    def slide(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
-        """As `append`, of a window: where there is no room for all tokens, the last stay.
+    def slide(self, key: Tensor, value: Tensor, size: int | None = None) -> tuple[QuantizedTensor, QuantizedTensor]:
+        """As `append`, of a window of the last `size` tokens, None for as many as there is room for: the token at
+        position p lies in slot p modulo size.
 
         Returns:
-            Keys and values of the tokens that were held and of the new ones, (batch, heads, length + T, ...), from the
+            Keys and values of the tokens that were held and of the new ones, (batch, heads, size + T, ...), from the
             first of them on; of which the last are not there where there was room.
+
+        Raises:
+            ValueError: a shape does not fit; or size is above the length.
         """
-        new, size, device = self._quantized(key, value), self.shape[_TOKENS], self.length.device
-        count = key.shape[_TOKENS]
-        held = self.length.clamp(max=size)
-        places = held + torch.arange(count, device=device)
-        kept = (held + count - size).clamp(min=0) + torch.arange(size, device=device)
+        new, device, count = self._quantized(key, value), self.length.device, key.shape[_TOKENS]
+        size = self.shape[_TOKENS] if size is None else size
+        if not 0 <= size <= self.shape[_TOKENS]:
+            raise ValueError(f"KVCache: size must be from 0 to the length, {self.shape[_TOKENS]}, got {size}")
+        held, gone = self.length.clamp(max=size), (self.length - size).clamp(min=0)
+        order = (gone + torch.arange(size, device=device)) % max(size, 1)
+        places, last = held + torch.arange(count, device=device), min(count, size)
+        slots = (self.length + torch.arange(count - last, count, device=device)) % max(size, 1)
         whole: dict[str, QuantizedTensor] = {}
         for of, buffers in new.items():
             found: dict[str, Tensor] = {}
             for name, t in buffers.items():
-                own = _bytes(getattr(self, f"{of}_{name}"))
-                both = torch.cat([own, _bytes(t)], _TOKENS).index_copy_(_TOKENS, places, _bytes(t))
-                own.copy_(both.index_select(_TOKENS, kept))
-                found[name] = both.view(t.dtype)
+                own, t_bytes = _bytes(getattr(self, f"{of}_{name}")), _bytes(t)
+                both = torch.cat([own.index_select(_TOKENS, order), t_bytes], _TOKENS)
+                found[name] = both.index_copy_(_TOKENS, places, t_bytes).view(t.dtype)
+                own.index_copy_(_TOKENS, slots, t_bytes.narrow(_TOKENS, count - last, last))
             whole[of] = self._tensor(of, found)
         self.length.add_(count)
+        return whole["key"], whole["value"]
+
+    @torch.no_grad()
+    def put(self, key: Tensor, value: Tensor, slots: Tensor, count: int) -> tuple[QuantizedTensor, QuantizedTensor]:
+        """Quantize tokens, and write them where the caller says; `length` stays as it is. For programs whose caller
+        counts, and reads no more than there is.
+
+        Args:
+            key, value: as for append.
+            slots: int64 (T,), below `length` of the shape.
+            count: how many slots are read.
+
+        Returns:
+            Keys and values of the first `count` slots, as they lie: views of the buffers.
+        """
+        whole: dict[str, QuantizedTensor] = {}
+        for of, buffers in self._quantized(key, value).items():
+            found: dict[str, Tensor] = {}
+            for name, t in buffers.items():
+                own = getattr(self, f"{of}_{name}")
+                _bytes(own).index_copy_(_TOKENS, slots, _bytes(t))
+                found[name] = own.narrow(_TOKENS, 0, count)
+            whole[of] = self._tensor(of, found)
         return whole["key"], whole["value"]
 
     def mask(self, positions: Tensor, window: int | None = None) -> Tensor:

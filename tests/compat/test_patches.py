@@ -87,7 +87,7 @@ FAULTS = {
         from hop.compat import values
         t = hop.quantize(hop.presets.INT8_ROW, torch.ones(4, 128))
         for sources in ("these", "others"):
-            values._sources = lambda: sources
+            values.sources = lambda: sources
             torch._dynamo.reset()
             torch.compile(lambda t: t.detach().clone(), fullgraph=True)(t)
         return counters["aot_autograd"]["autograd_cache_hit"] == 1

@@ -160,6 +160,35 @@ def test_a_window(name: str) -> None:
     assert int(own.length) == TOKENS
 
 
+def test_slots_are_taken_in_turn() -> None:
+    """The token at position p lies in slot p modulo the size; those above the size stay empty."""
+    rule, size, (_, k, v) = presets.INT8_ROW, 5, tokens()
+    own, plain = cache(rule, 7), cache(rule, size)
+    for start, stop in itertools.pairwise((0, 3, 4, 10, TOKENS)):
+        got, want = own.slide(*part(start, stop, k, v), size), plain.slide(*part(start, stop, k, v))
+        assert all(map(torch.equal, stored(got[0]) + stored(got[1]), stored(want[0]) + stored(want[1])))
+        last = torch.arange(max(stop - size, 0), stop)
+        for found, floats in ((own.key, k), (own.value, v)):
+            for held, t in zip(stored(found), stored(hop.quantize(rule, floats[:, :, last])), strict=True):
+                assert torch.equal(held[:, :, last % size], t) and not bool(held[:, :, size:].any())
+    for wrong in (-1, 8):
+        with pytest.raises(ValueError, match=f"size must be from 0 to the length, 7, got {wrong}"):
+            own.slide(*part(0, 1, k, v), wrong)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+def test_put(name: str) -> None:
+    """What append writes, where the caller says; the length is the caller's, too."""
+    rule, (_, k, v) = ALL[name], tokens()
+    own, want = cache(rule), cache(rule)
+    want.append(*part(0, 4, k, v))
+    keys, values = own.put(*part(0, 4, k, v), torch.tensor([2, 1, 0, 3]), 4)
+    assert int(own.length) == 0 and keys.codes.data_ptr() == own.key_codes.data_ptr()
+    for got, all_of in ((keys, want.key), (values, want.value)):
+        for mine, theirs in zip(stored(got), stored(all_of), strict=True):
+            assert mine.shape[2] == 4 and torch.equal(mine[:, :, [2, 1, 0, 3]], theirs[:, :, :4])
+
+
 def test_cropped_tokens_leave_nothing() -> None:
     """Also not the scale of a large one, by which probabilities would be rounded."""
     q, k, v = tokens()

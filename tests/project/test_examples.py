@@ -104,8 +104,10 @@ class TestLanguageModel(unittest.TestCase):
         assert (
             list(rows) == ["float32", "int8_weight", "int8", "int4", "8da4w", "fp8"] and "a small random Llama" in out
         )
-        for row in rows.values():
+        for name, row in rows.items():
             assert row["prefill"] > 0 and row["decode"] > 0 and 100 < row["perplexity"] < 700
+            assert ("compiled" in row) == (name == "int8") and row.get("compiled", 1) > 0
+        assert "a step compiled, or found, in" in out
         assert rows["int4"]["megabytes"] < rows["int8"]["megabytes"] < 0.5 * rows["float32"]["megabytes"]
 
     def test_claims_can_fail(self):

@@ -1280,7 +1280,7 @@ class TestCompile(unittest.TestCase):
         counters = torch._dynamo.utils.counters
         with torch._inductor.utils.fresh_cache():
             for sources in ("these", "others", "these"):
-                with mock.patch("hop.compat.values._sources", lambda sources=sources: sources):
+                with mock.patch("hop.compat.values.sources", lambda sources=sources: sources):
                     counters.clear()
                     assert_alike(compiled(lambda b: torch.cat([b, b]), backend="inductor")(b), torch.cat([b, b]))
                     found.append(counters["aot_autograd"]["autograd_cache_hit"])

@@ -1,0 +1,134 @@
+"""The program of a decode step: one token of each sequence, at any position, with the keys and values in place.
+
+What depends on the position is given: the slots that are written, and which of those that hold tokens are seen.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from hop.integrations.cache import HopCache, SlidingLayer
+from hop.nn.kv_cache import KVCache
+from hop.tensor import QuantizedTensor
+
+FULL, WINDOW = "full_attention", "sliding_attention"
+"""The kinds of layers, as transformers calls them."""
+
+
+class Step(nn.Module):
+    """The model, and the caches of its layers.
+
+    Args:
+        model: one of transformers' with a head.
+        cache: whose buffers are there.
+    """
+
+    def __init__(self, model: Any, cache: HopCache) -> None:
+        super().__init__()
+        layers: Any = cache.layers
+        self.model, self.caches = model, nn.ModuleList([layer.cache for layer in layers])
+        self.kinds = [WINDOW if isinstance(layer, SlidingLayer) else FULL for layer in layers]
+        sizes: dict[str, set[int]] = {}
+        for kind, layer in zip(self.kinds, layers, strict=True):
+            sizes.setdefault(kind, set()).add(layer.length)
+        if any(len(found) > 1 for found in sizes.values()):
+            raise ValueError(
+                f"compile_decode: layers of {type(model).__name__} attend to windows of {sorted(sizes[WINDOW])} "
+                "tokens, and a step has one window; run the model in eager mode"
+            )
+        self.sizes: dict[str, int] = {kind: next(iter(sizes[kind])) for kind in sorted(sizes)}
+        self.by_kind = getattr(cache.config, "layer_types", None) is not None  # how the model takes masks
+
+    def forward(self, tokens: Tensor, positions: Tensor, slots: Sequence[Tensor], seen: Sequence[Tensor]) -> Tensor:
+        """The logits of one token of each sequence.
+
+        Args:
+            tokens: int64 (batch, 1).
+            positions: int64 (batch, 1), among the tokens of a sequence that are not padding.
+            slots: int64 (1,), where keys and values are written, of each kind in the order of `sizes`.
+            seen: bool (batch, 1, 1, count), which slots are seen, likewise.
+
+        Returns:
+            (batch, vocabulary).
+        """
+        given = {kind: (slot, mask.shape[-1]) for kind, slot, mask in zip(self.sizes, slots, seen, strict=True)}
+        mask: Any = dict(zip(self.sizes, seen, strict=True)) if self.by_kind else seen[0]
+        found = self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=_Slots(self.caches, [given[kind] for kind in self.kinds]),
+            use_cache=True,
+        )
+        return found.logits[:, -1]
+
+
+class _Slots(Cache):
+    """What a layer's attention takes for the cache."""
+
+    def __init__(self, caches: Any, given: list[tuple[Tensor, int]]) -> None:
+        super().__init__(layers=[])
+        self.caches, self.given = caches, given
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        kv: KVCache = self.caches[layer_idx]
+        return kv.put(key_states, value_states, *self.given[layer_idx])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        raise NotImplementedError("the model asks for the length of the cache, which a program of all lengths has not")
+
+
+def exported(step: Step, batch: int, most: int) -> Any:
+    """The ExportedProgram of a step.
+
+    Raises:
+        ValueError: the model cannot be traced as one program for all positions.
+    """
+    counts = {kind: min(size, most) for kind, size in step.sizes.items()}
+    free = {k: torch.export.Dim(k.split("_")[0], min=2, max=n) if n > 2 else None for k, n in counts.items()}
+    one, zero = torch.zeros(batch, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    masks = [torch.ones(batch, 1, 1, (n + 2) // 2, dtype=torch.bool) for n in counts.values()]
+    shapes: Any = (None, None, [None] * len(masks), [{3: d} if d else None for d in free.values()])
+    try:
+        return torch.export.export(
+            step, (one, one.clone(), [zero.clone() for _ in masks], masks), dynamic_shapes=shapes, strict=False
+        )
+    except Exception as error:
+        raise ValueError(
+            f"compile_decode: {type(step.model).__name__} cannot be traced as one program for all positions: {error}"
+        ) from error
+
+
+def share_codes(graph: torch.fx.Graph) -> None:
+    """Quantize once what several layers read: query, key and value of one input."""
+    quantize, known = torch.ops.hop_native.quantize.default, dict[Any, Any]()
+    for node in list(graph.nodes):
+        if node.target is quantize and not node.kwargs:
+            first = known.setdefault(node.args, node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
+
+
+def tensors_of(step: nn.Module) -> dict[str, Tensor]:
+    """What a program may read of a module, by the names that export gives: parts of quantized parameters too."""
+    found: dict[str, Tensor] = {}
+    for pairs in (step.named_parameters(remove_duplicate=False), step.named_buffers(remove_duplicate=False)):
+        for name, tensor in pairs:
+            if isinstance(tensor, QuantizedTensor):
+                path, _, leaf = name.rpartition(".")
+                prefix = f"{path}.parametrizations.{leaf}.original"
+                found |= {f"{prefix}{i}": part for i, part in enumerate(_parts(tensor))}
+            else:
+                found[name] = tensor
+    return found
+
+
+def _parts(tensor: Any) -> list[Tensor]:
+    """The plain tensors that a wrapper holds."""
+    names, _ = tensor.__tensor_flatten__()
+    held = [getattr(tensor, name) for name in names]
+    return [part for t in held for part in (_parts(t) if hasattr(t, "__tensor_flatten__") else [t])]

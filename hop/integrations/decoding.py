@@ -1,0 +1,284 @@
+"""compile_decode: the step of a language model that says one more token, as machine code; and Decoder, which runs it.
+
+The step is exported once, for all positions, and compiled by AOTInductor, with the operators of the native library:
+norms, rotary embeddings and activations are fused loops, and a step runs no Python. Weights and cache are those of the
+model, and not copied.
+"""
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+import hop.export
+from hop.compat.packages import Package, compile_package
+from hop.integrations import kept_programs
+from hop.integrations.cache import HopCache
+from hop.integrations.decode_program import FULL, WINDOW, Step, exported, share_codes, tensors_of
+from hop.numerics import presets
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
+
+
+class Decoder:
+    """A model whose steps of one token run as a compiled program; made by compile_decode.
+
+    Prompts run in eager mode, into the same cache. What is changed in place in a parameter of the model is seen; one
+    that is replaced is not.
+
+    Attributes:
+        model: the model.
+        cache: its keys and values, a HopCache.
+        batch_size: how many sequences there are.
+        max_cache_len: the most tokens of a sequence, prompt included.
+    """
+
+    def __init__(self, step: Step, package: Package, cache: HopCache, batch_size: int, max_cache_len: int) -> None:
+        self.model, self.cache, self.batch_size, self.max_cache_len = step.model, cache, batch_size, max_cache_len
+        self._step, self._package, self._kinds = step, package, tuple(step.sizes)
+        self._lengths: list[Tensor] = [kv.length for kv in step.caches]  # type: ignore[misc]
+        self._window = min(step.sizes.get(WINDOW, max_cache_len), max_cache_len)
+        self._seen = torch.zeros(batch_size, max_cache_len, dtype=torch.bool)  # by position; what is no padding
+        self._positions = torch.zeros(batch_size, 1, dtype=torch.int64)  # of the next token of each sequence
+
+    @property
+    def length(self) -> int:
+        """How many tokens have come, those of padding included."""
+        return int(self._lengths[0])
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.cache.reset()
+        self._seen.zero_()
+        self._positions.zero_()
+
+    @torch.no_grad()
+    def prefill(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Forget all tokens, and run a prompt, in eager mode.
+
+        Args:
+            input_ids: int64 (batch_size, T).
+            attention_mask: (batch_size, T), 0 or False for padding; None where there is none.
+
+        Returns:
+            The logits of the last position, (batch_size, vocabulary).
+
+        Raises:
+            TypeError: a tensor is of another dtype.
+            ValueError: a shape does not fit, or there is no room for T tokens.
+        """
+        mask = self._begin(input_ids, attention_mask)
+        found = self.model(
+            input_ids=input_ids,
+            attention_mask=mask.to(torch.int64),
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return found.logits[:, -1]
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """One more token of each sequence, by the compiled program.
+
+        Args:
+            tokens: int64 (batch_size,) or (batch_size, 1).
+
+        Returns:
+            The logits of the tokens that follow, (batch_size, vocabulary).
+
+        Raises:
+            TypeError: tokens is no int64 tensor.
+            ValueError: its shape does not fit, or the cache is full, or has another batch.
+        """
+        _check_ids("tokens", tokens)
+        if tokens.numel() != self.batch_size or tokens.dim() > 2 or tokens.shape[0] != self.batch_size:
+            raise ValueError(
+                f"Decoder: tokens must be one for each of {self.batch_size} sequences, of shape "
+                f"({self.batch_size},) or ({self.batch_size}, 1), got {tuple(tokens.shape)}; a prompt goes to prefill"
+            )
+        at = self.length
+        if at >= self.max_cache_len:
+            raise ValueError(
+                f"Decoder: the cache holds {self.max_cache_len} tokens, and is full; compile with a larger "
+                "max_cache_len"
+            )
+        if (held := self.cache.layers[0].cache.shape[0]) != self.batch_size:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"Decoder: the cache has become one of {held} sequences, and the program is for {self.batch_size}; "
+                "compile for the batch that comes of beams"
+            )
+        self._seen[:, at] = True
+        slots = {FULL: at, WINDOW: at % self._window}
+        logits = self._package(
+            tokens.reshape(-1, 1).contiguous(),
+            self._positions,
+            [torch.tensor([slots[kind]]) for kind in self._kinds],
+            [self._mask(kind, at) for kind in self._kinds],
+        )
+        self._positions += 1
+        for length in self._lengths:
+            length += 1
+        return logits
+
+    def _mask(self, kind: str, at: int) -> Tensor:
+        """Which slots the token at position `at` sees: (batch_size, 1, 1, count)."""
+        if kind == FULL or at < self._window:
+            own = self._seen[:, : max(at + 1, 2)]  # a dimension of 1 would be another program
+        else:
+            first = at + 1 - self._window
+            own = self._seen[:, first : at + 1].roll(first % self._window, 1)
+        return own.contiguous()[:, None, None]
+
+    def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Any:
+        """What model.generate gives, in steps of the compiled program: sampling, beams, streamers and the rest.
+
+        Args:
+            input_ids, attention_mask: as for prefill; `batch_size` is that of input_ids times `num_beams`.
+            options: others of model.generate.
+
+        Raises:
+            ValueError: as for prefill; or options bring a cache.
+        """
+        if given := {"past_key_values", "use_cache", "inputs_embeds"} & set(options):
+            raise ValueError(f"Decoder.generate: {sorted(given)} are the decoder's own; leave them out")
+        copies = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
+        mask = self._begin(input_ids, attention_mask, copies)
+        ids = {"input_ids": input_ids, "attention_mask": mask[::copies].to(torch.int64)}
+        with self._forward():
+            return self.model.generate(**ids, past_key_values=self.cache, **options)
+
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
+        """Let the model take single tokens by the program."""
+        original = self.model.forward
+
+        @functools.wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            ids = kwargs.get("input_ids")
+            ours = not args and kwargs.get("past_key_values") is self.cache
+            if ours and isinstance(ids, Tensor) and ids.shape[1] == 1 and self.length:
+                return CausalLMOutputWithPast(logits=self(ids)[:, None], past_key_values=self.cache)
+            return original(*args, **kwargs)
+
+        self.model.forward = forward
+        try:
+            yield
+        finally:
+            del self.model.forward
+
+    def _begin(self, input_ids: Tensor, attention_mask: Tensor | None, copies: int = 1) -> Tensor:
+        """Forget all tokens, and take note of a prompt, each sequence `copies` times. Gives the mask, (batch, T)."""
+        _check_ids("input_ids", input_ids)
+        if input_ids.dim() != 2 or input_ids.shape[0] * copies != self.batch_size or not input_ids.shape[1]:
+            each = f" times {copies} for each" if copies > 1 else ""
+            raise ValueError(
+                f"Decoder: the program is for {self.batch_size} sequences, and input_ids of shape "
+                f"{tuple(input_ids.shape)}{each} are others, or empty; compile with another batch_size"
+            )
+        count = input_ids.shape[1]
+        if count > self.max_cache_len:
+            raise ValueError(
+                f"Decoder: {count} tokens do not fit into a cache of {self.max_cache_len}; compile with a larger "
+                "max_cache_len"
+            )
+        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        if mask.shape != input_ids.shape:
+            raise ValueError(
+                f"Decoder: attention_mask must have the shape of input_ids, {tuple(input_ids.shape)}, got "
+                f"{tuple(mask.shape)}"
+            )
+        mask = mask.repeat_interleave(copies, 0)
+        self.reset()
+        self._seen[:, :count] = mask
+        self._positions = mask.sum(1, keepdim=True)
+        return mask
+
+
+def compile_decode(
+    model: Any,
+    max_cache_len: int,
+    *,
+    batch_size: int = 1,
+    quantizer: Quantizer = presets.INT8_ROW,
+    value_quantizer: Quantizer | None = None,
+    folder: str | Path | None = None,
+) -> Decoder:
+    """Compile the step of a model of transformers that says one more token: one program for all positions.
+
+    Products, attention and what quantizes for them are the native kernels of eager mode, and give its bits. Norms,
+    rotary embeddings and activations become fused loops, whose sums take another order: their last bits differ, and now
+    and then a code that lies in the middle of two. A step reads the keys and values of tokens that have come, whatever
+    max_cache_len is.
+
+    What is compiled is kept, without the numbers of the model, and found again by the next process: its name is a
+    digest of the classes of the model and the files of their code, of its settings and the form of its tensors, and of
+    versions and CPU. A model with hooks, or whose instances have a forward of their own, is compiled anew.
+
+    Args:
+        model: in eval mode, on the CPU; its attention "hop", as HopCache wants it. Its weights quantized, or in floats.
+        max_cache_len: the most tokens of a sequence, prompt included; from 2.
+        batch_size: how many sequences a step takes; with beams, that of the prompts times their number.
+        quantizer, value_quantizer: of keys and values, as HopCache takes them.
+        folder: where programs are kept; None for the folder `hop_decode` in that of Inductor, TORCHINDUCTOR_CACHE_DIR.
+
+    Raises:
+        TypeError: model is none of transformers', or a number is none.
+        ValueError: the model trains, is not on the CPU, or is none that HopCache takes; or it cannot be traced as one
+            program for all positions.
+        PermissionError: others may write the folder.
+        RuntimeError: there is no native library; or Inductor finds no C++ compiler.
+    """
+    _check_count("max_cache_len", max_cache_len, 2)
+    _check_count("batch_size", batch_size, 1)
+    cache = HopCache(model, max_cache_len + 1, quantizer, value_quantizer)  # a view of what is seen is never the whole
+    if model.training:
+        raise ValueError(f"compile_decode: {type(model).__name__} is in training mode; call model.eval()")
+    if others := sorted({str(t.device) for t in model.parameters() if t.device.type != "cpu"}):
+        raise ValueError(f"compile_decode: the model must be on the CPU, and has parameters on {', '.join(others)}")
+    hop.export.native_library()
+    with torch.inference_mode(mode=False), torch.no_grad():
+        model(input_ids=torch.zeros(batch_size, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
+        cache.reset()
+        step = Step(model, cache).eval()
+        package = _package(step, batch_size, max_cache_len, folder)
+    return Decoder(step, package, cache, batch_size, max_cache_len)
+
+
+def _package(step: Step, batch_size: int, most: int, folder: str | Path | None) -> Package:
+    """The program of a step: kept, or compiled now."""
+    name = kept_programs.digest(step, (batch_size, most))
+    if name is None:
+        with tempfile.TemporaryDirectory() as here:
+            return _compiled(step, batch_size, most, Path(here, "step.pt2"))
+    path = kept_programs.folder(folder) / f"{name}.pt2"
+    return Package(path, tensors_of(step)) if path.exists() else _compiled(step, batch_size, most, path)
+
+
+def _compiled(step: Step, batch_size: int, most: int, path: Path) -> Package:
+    program, tensors = exported(step, batch_size, most), tensors_of(step)
+    if others := sorted(name for name in program.constants if name not in tensors):
+        raise ValueError(
+            f"compile_decode: {type(step.model).__name__} makes tensors of constants where it computes ({others}), "
+            "which no module holds; make them buffers"
+        )
+    compile_package(program, path, share_codes)
+    return Package(path, tensors)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"compile_decode: {name} must be an int, got {shown(value)}")
+    if value < least:
+        raise ValueError(f"compile_decode: {name} must be at least {least}, got {value}")
+
+
+def _check_ids(name: str, ids: Any) -> None:
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+        raise TypeError(f"Decoder: {name} must be an int64 tensor, got {shown(ids)}")

@@ -1,0 +1,94 @@
+"""Programs kept on disk: under which name the next process finds what this one compiled, and where.
+
+A name is a digest of all that a program is made of: the classes of the model's modules with the files of their code,
+their settings, the form of each tensor, the configuration, the versions, the CPU. The numbers are no part of it.
+"""
+
+import functools
+import hashlib
+import inspect
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from hop.compat import packages, values
+from hop.compat.modules import has_hooks
+from hop.kernels.cpu import native
+from hop.numerics.attention_schemes import AttentionScheme
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.schemes import Scheme
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+
+
+def folder(given: str | Path | None) -> Path:
+    """The folder of programs, made if need be: the one that is given, or one in that of Inductor.
+
+    Raises:
+        PermissionError: it is another user's, or others may write it: machine code is loaded from it.
+    """
+    path = packages.cache_folder() / "hop_decode" if given is None else Path(given)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or mode & 0o022):
+        raise PermissionError(
+            f"compile_decode: the folder of programs, {path}, has owner {found.st_uid} and mode {mode:o}; it must be "
+            f"yours ({os.getuid()}), and no one else may write it, as machine code is loaded from it; give another one"
+        )
+    return path
+
+
+def digest(step: nn.Module, rest: Sequence[Any]) -> str | None:
+    """The name of the program of a module; None where it depends on what no name can say: hooks, or a forward that an
+    instance has of its own. `rest` is what else it depends on."""
+    modules = list(step.named_modules())
+    if any(has_hooks(m) or "forward" in m.__dict__ for _, m in modules):
+        return None
+    found = hashlib.sha256()
+    library = native.library()
+    if library.file is not None:
+        found.update(_file(library.file))
+    for value in (torch.__version__, transformers.__version__, values.sources(), library.path, *rest):
+        found.update(f"{value}\0".encode())
+    for name, module in modules:
+        found.update(_code(type(module)))
+        settings = {k: _described(v) for k, v in sorted(module.__dict__.items())}
+        found.update(f"{name} {settings} {getattr(module, 'scheme', None)}\0".encode())
+        held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        found.update("".join(f"{own} {values.cache_key(t)}\0" for own, t in held).encode())
+    return found.hexdigest()[:40]
+
+
+def _described(x: Any) -> Any:
+    """A setting of a module, as far as it is a value."""
+    if isinstance(x, _PLAIN):
+        return str(x)
+    if isinstance(x, list | tuple):
+        return [_described(v) for v in x]
+    if isinstance(x, dict):
+        return {str(k): _described(v) for k, v in x.items()}
+    if isinstance(x, transformers.PreTrainedConfig):
+        return {**_described(x.to_dict()), "attention": x._attn_implementation}
+    return repr(x) if isinstance(x, Scheme | AttentionScheme | Quantizer) else type(x).__qualname__
+
+
+@functools.cache
+def _code(cls: type) -> bytes:
+    """A class and the file that it is written in."""
+    name = f"{cls.__module__}.{cls.__qualname__}".encode()
+    try:
+        return name + _file(inspect.getsourcefile(cls) or "")
+    except (OSError, TypeError):
+        return name
+
+
+@functools.cache
+def _file(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
