@@ -1,0 +1,81 @@
+// Sixteen float32 numbers, as compilers make vectors of them, and codes that become such. No multiply is fused with an
+// add. Included in a namespace (isa.h).
+
+using Lanes = float __attribute__((vector_size(64)));
+constexpr int kFewRows = 2, kFewColumns = 2;
+constexpr int kTileRows = 2, kTileColumns = 2;
+
+HOP_INLINE Lanes load(const float* p) {
+    Lanes x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+}
+HOP_INLINE void store(float* p, Lanes x) { std::memcpy(p, &x, sizeof(x)); }
+HOP_INLINE Lanes all(float x) { return Lanes{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+HOP_INLINE Lanes times(Lanes a, Lanes b) { return a * b; }
+HOP_INLINE Lanes minus(Lanes a, Lanes b) { return a - b; }
+HOP_INLINE Lanes add_product(Lanes a, Lanes b, Lanes sum) { return sum + a * b; }
+HOP_INLINE Lanes two(const float* p) {
+    const float x = p[0], y = p[1];
+    return Lanes{x, x, x, x, x, x, x, x, y, y, y, y, y, y, y, y};
+}
+
+HOP_INLINE float total(Lanes x) {
+    float lanes[16];
+    store(lanes, x);
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+struct Table {
+    Lanes numbers;
+    static HOP_INLINED inline Table of(const float* p) { return {load(p)}; }
+};
+
+template <bool Offset>
+HOP_INLINE Table scaled(const Table& t, float s, float m) {
+    const Lanes product = t.numbers * all(s);
+    return {Offset ? product - all(m) : product};
+}
+
+HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) {
+    float numbers[16], even[16], odd[16];
+    store(numbers, t.numbers);
+    for (int i = 0; i < 16; ++i) even[i] = numbers[low[i] & 15], odd[i] = numbers[low[i] >> 4];
+    a = load(even), b = load(odd);
+}
+
+template <int Bits>
+struct Decoder {
+    int half;  // what a signed code is less, after its highest bit was turned
+
+    explicit Decoder(bool is_signed) : half(is_signed ? 1 << (Bits - 1) : 0) {}
+
+    HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, Lanes& a, Lanes& b) const {
+        float first[16], second[16];
+        for (int i = 0; i < 16; ++i) {
+            if (Bits == 8) {
+                first[i] = static_cast<float>(static_cast<int8_t>(codes[i]));
+                second[i] = static_cast<float>(static_cast<int8_t>(codes[i + 16]));
+            } else {
+                constexpr int width = Bits == 5 ? 1 : 2, per_byte = 4 / width, mask = (1 << width) - 1;
+                const int fields = high[i / per_byte] >> (i % per_byte * 2 * width);
+                first[i] = number((codes[i] & 15) | (fields & mask) << 4);
+                second[i] = number(codes[i] >> 4 | (fields >> width & mask) << 4);
+            }
+        }
+        a = load(first), b = load(second);
+    }
+
+private:
+    HOP_INLINED float number(int code) const { return static_cast<float>((code ^ half) - half); }
+};
+
+HOP_INLINE void from_halves(const uint16_t* p, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = from_float16(p[i]);
+}
+
+HOP_INLINE void apart(const float* p, float* to) {
+    for (int i = 0; i < 16; ++i) to[i] = p[2 * i], to[16 + i] = p[2 * i + 1];
+}

@@ -1,0 +1,324 @@
+// Products by weights with a scale for each group of a row. Included in a namespace (isa.h), after the lanes of a level.
+//
+//     few rows of x     some rows of the weight are decoded in registers, and multiplied there
+//     many              some rows of the weight are decoded to a strip of float32 numbers, which stays in the first-level
+//                       cache while blocks of rows of x, which stay in the second, are multiplied by it
+//
+// A weight's numbers are those of dequantize, bit for bit; lanes add them up in the same order both ways. Elements of x
+// become float32 first, and lie as the codes of bytes do: of 32, the even ones and then the odd ones.
+
+constexpr int64_t kChunk = 32;                    // elements that are decoded at once
+constexpr int64_t kBlockBytes = 512 << 10;        // of rows of x that are multiplied by a strip
+constexpr int64_t kFetched = 4 << 10;             // bytes that are fetched before they are read
+constexpr int64_t kWorthAThread = int64_t(1) << 16;  // products
+
+// What differs between weights.
+template <int B, bool P, bool O>
+struct Form {
+    static constexpr int kBits = B;
+    static constexpr bool kPairs = P, kOffset = O;  // two scales for each chunk; whether there are offsets
+};
+
+// The scales and offsets of some rows of a weight: one for each chunk, or two.
+struct RowScales {
+    const float *scale, *offset;
+};
+
+// Where rows of a weight lie.
+class Weight {
+public:
+    explicit Weight(const GroupCall& call)
+        : p_(call.p), d_(call.weight), codes_(p_.k * (p_.bits == 8 ? 8 : 4) / 8), high_(p_.k * (p_.bits == 8 ? 0 : p_.bits - 4) / 8),
+          groups_(p_.k / p_.scales.group), outers_(p_.scales.outer_format == HOP_NONE ? 0 : (p_.k + p_.scales.outer - 1) / p_.scales.outer),
+          served_(p_.k / kChunk * per_chunk()) {}
+
+    int64_t per_chunk() const { return p_.scales.group < kChunk ? 2 : 1; }
+    int64_t floats() const { return served_ * (p_.has_offset ? 2 : 1) + groups_ + outers_ + kChunk; }  // of `scales`
+    const uint8_t* codes(int64_t row) const { return static_cast<const uint8_t*>(d_.codes) + row * codes_; }
+    const uint8_t* high(int64_t row) const { return static_cast<const uint8_t*>(d_.high) + row * high_; }
+    int64_t bytes() const { return codes_; }
+    int64_t high_bytes() const { return high_; }
+
+    // Those of a row, in memory for `floats()`.
+    RowScales scales(int64_t row, float* memory) const {
+        float* offset = memory + served_;
+        float* rest = offset + (p_.has_offset ? served_ : 0);
+        serve(row, d_.scale, d_.outer_scale, memory, rest);
+        if (p_.has_offset) serve(row, d_.offset, d_.outer_offset, offset, rest);
+        return {memory, offset};
+    }
+
+private:
+    void serve(int64_t row, const void* inner, const void* outer, float* to, float* rest) const {
+        const hop_group_scales& s = p_.scales;
+        const int64_t each = s.group > kChunk ? s.group / kChunk : 1;  // chunks of a group
+        float* own = each == 1 ? to : rest;
+        numbers(s.format, inner, row * groups_, groups_, own);
+        if (outers_) {
+            float* over = rest + groups_;
+            numbers(s.outer_format, outer, row * outers_, outers_, over);
+            const int64_t under = s.outer / s.group;
+            for (int64_t i = 0, first = 0; i < outers_; ++i, first += under) {
+                const int64_t last = first + under < groups_ ? first + under : groups_;
+                if (s.divided) for (int64_t j = first; j < last; ++j) own[j] = own[j] / over[i];
+                else for (int64_t j = first; j < last; ++j) own[j] = over[i] * own[j];
+            }
+        }
+        for (int64_t i = 0; each > 1 && i < served_; ++i) to[i] = own[i / each];
+    }
+
+    static void numbers(int32_t format, const void* data, int64_t first, int64_t count, float* to) {
+        if (format == HOP_FLOAT16) return from_halves(static_cast<const uint16_t*>(data) + first, count, to);
+        const auto* bytes = static_cast<const uint8_t*>(data) + first;
+        const auto* words = static_cast<const uint16_t*>(data) + first;
+        if (format == HOP_INT8) for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(static_cast<int8_t>(bytes[i]));
+        else if (format == HOP_UINT8) for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(bytes[i]);
+        else if (format == HOP_BFLOAT16) for (int64_t i = 0; i < count; ++i) to[i] = from_bfloat16(words[i]);
+        else std::memcpy(to, static_cast<const float*>(data) + first, static_cast<size_t>(count) * sizeof(float));
+    }
+
+    const hop_group_product& p_;
+    const hop_group_data& d_;
+    int64_t codes_, high_, groups_, outers_, served_;
+};
+
+// The numbers of a chunk of a row.
+template <class F>
+class Numbers {
+public:
+    explicit Numbers(const hop_group_product& p) : table_(Table::of(p.numbers)), decoder_(p.is_signed) {}
+
+    HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, RowScales s, int64_t chunk, Lanes& a, Lanes& b) const {
+        if constexpr (F::kBits == 4 && !F::kPairs) {  // 16 products for 32 numbers
+            look_up(scaled<F::kOffset>(table_, s.scale[chunk], F::kOffset ? s.offset[chunk] : 0.0f), codes, a, b);
+            return;
+        }
+        if constexpr (F::kBits == 4) look_up(table_, codes, a, b);
+        else decoder_(codes, high, a, b);
+        if constexpr (F::kPairs && F::kBits == 8) {
+            scale(a, all(s.scale[2 * chunk]), F::kOffset ? all(s.offset[2 * chunk]) : a);
+            scale(b, all(s.scale[2 * chunk + 1]), F::kOffset ? all(s.offset[2 * chunk + 1]) : b);
+        } else {
+            const auto spread = [chunk](const float* p) { return F::kPairs ? two(p + 2 * chunk) : all(p[chunk]); };
+            const Lanes factor = spread(s.scale), less = F::kOffset ? spread(s.offset) : factor;
+            scale(a, factor, less), scale(b, factor, less);
+        }
+    }
+
+private:
+    static HOP_INLINED inline void scale(Lanes& x, Lanes factor, Lanes less) {
+        x = times(x, factor);
+        if (F::kOffset) x = minus(x, less);
+    }
+    Table table_;
+    Decoder<F::kBits == 4 ? 8 : F::kBits> decoder_;
+};
+
+constexpr int64_t codes_of_chunk(int bits) { return bits == 8 ? 32 : 16; }
+constexpr int64_t high_of_chunk(int bits) { return bits == 8 ? 0 : bits == 4 ? 0 : bits == 5 ? 4 : 8; }
+
+// ---- results
+
+class Results {
+public:
+    explicit Results(const GroupCall& call) : p_(call.p), bias_(call.bias), y_(call.y) {}
+
+    HOP_INLINED void put(int64_t row, int64_t column, float sum) const {
+        if (bias_) sum += number(p_.bias_format, bias_, column);
+        const int64_t at = row * p_.n + column;
+        if (p_.output_format == HOP_FLOAT32) static_cast<float*>(y_)[at] = sum;
+        else static_cast<uint16_t*>(y_)[at] = p_.output_format == HOP_BFLOAT16 ? to_bfloat16(sum) : to_float16(sum);
+    }
+
+private:
+    static float number(int32_t format, const void* data, int64_t at) {
+        if (format == HOP_FLOAT32) return static_cast<const float*>(data)[at];
+        const uint16_t word = static_cast<const uint16_t*>(data)[at];
+        return format == HOP_BFLOAT16 ? from_bfloat16(word) : from_float16(word);
+    }
+    const hop_group_product& p_;
+    const void* bias_;
+    void* y_;
+};
+
+// A row of x as it is multiplied.
+inline void prepare(const hop_group_product& p, const void* x, int64_t row, float* to) {
+    const int64_t first = row * p.k;
+    const auto* words = static_cast<const uint16_t*>(x) + first;
+    if (p.x_format == HOP_FLOAT32) std::memcpy(to, static_cast<const float*>(x) + first, static_cast<size_t>(p.k) * sizeof(float));
+    else if (p.x_format == HOP_FLOAT16) from_halves(words, p.k, to);
+    else for (int64_t i = 0; i < p.k; ++i) to[i] = from_bfloat16(words[i]);
+    if (p.bits == 8) return;
+    for (int64_t i = 0; i < p.k; i += kChunk) {
+        float chunk[kChunk];
+        std::memcpy(chunk, to + i, sizeof(chunk));
+        apart(chunk, to + i);
+    }
+}
+
+// ---- few rows of x
+
+// M rows of x by N rows of the weight.
+template <class F, int M, int N>
+void few(const GroupCall& call, const Numbers<F>& numbers, const Weight& weight, const float* x, int64_t row, float* memory) {
+    constexpr int64_t codes_bytes = codes_of_chunk(F::kBits), high_bytes = high_of_chunk(F::kBits);
+    const int64_t k = call.p.k;
+    const uint8_t *codes[N], *high[N];
+    RowScales scales[N];
+    Lanes sums[N][M];
+    for (int j = 0; j < N; ++j) {
+        codes[j] = weight.codes(row + j), high[j] = weight.high(row + j);
+        scales[j] = weight.scales(row + j, memory + j * weight.floats());
+        for (int i = 0; i < M; ++i) sums[j][i] = all(0.0f);
+    }
+    const uint8_t *next = codes[0] + N * weight.bytes() + kFetched, *next_high = high[0] + N * weight.high_bytes() + kFetched;
+    for (int64_t chunk = 0; chunk < k / kChunk; ++chunk) {
+        HOP_UNROLL
+        for (int64_t line = 0; line < N * codes_bytes; line += 64) __builtin_prefetch(next + chunk * N * codes_bytes + line, 0, 2);
+        if (high_bytes) __builtin_prefetch(next_high + chunk * N * high_bytes, 0, 2);
+        HOP_UNROLL
+        for (int j = 0; j < N; ++j) {
+            Lanes a, b;
+            numbers(codes[j] + chunk * codes_bytes, high[j] + chunk * high_bytes, scales[j], chunk, a, b);
+            HOP_UNROLL
+            for (int i = 0; i < M; ++i) {
+                const float* own = x + i * k + chunk * kChunk;
+                sums[j][i] = add_product(b, load(own + 16), add_product(a, load(own), sums[j][i]));
+            }
+        }
+    }
+    const Results results(call);
+    for (int j = 0; j < N; ++j)
+        for (int i = 0; i < M; ++i) results.put(i, row + j, total(sums[j][i]));
+}
+
+template <class F, int M>
+void few_rows(const GroupCall& call, const float* x, int64_t first, int64_t last, float* memory) {
+    const Numbers<F> numbers(call.p);
+    const Weight weight(call);
+    int64_t row = first;
+    for (; row + kFewColumns <= last; row += kFewColumns) few<F, M, kFewColumns>(call, numbers, weight, x, row, memory);
+    for (; row < last; ++row) few<F, M, 1>(call, numbers, weight, x, row, memory);
+}
+
+// ---- many rows
+
+template <class F>
+void decode_row(const Numbers<F>& numbers, const Weight& weight, int64_t row, int64_t k, float* memory, float* to) {
+    const RowScales scales = weight.scales(row, memory);
+    const uint8_t *codes = weight.codes(row), *high = weight.high(row);
+    for (int64_t chunk = 0; chunk < k / kChunk; ++chunk) {
+        Lanes a, b;
+        numbers(codes + chunk * codes_of_chunk(F::kBits), high + chunk * high_of_chunk(F::kBits), scales, chunk, a, b);
+        store(to + chunk * kChunk, a), store(to + chunk * kChunk + 16, b);
+    }
+}
+
+// M rows of x by a strip of kTileColumns rows of the weight, of which `columns` are any.
+template <int M>
+void tile(const GroupCall& call, const float* x, int64_t row, const float* strip, int64_t column, int64_t columns) {
+    const int64_t k = call.p.k;
+    Lanes sums[M][kTileColumns];
+    HOP_UNROLL
+    for (int i = 0; i < M; ++i)
+        HOP_UNROLL
+        for (int j = 0; j < kTileColumns; ++j) sums[i][j] = all(0.0f);
+    for (int64_t at = 0; at < k; at += 16) {
+        Lanes w[kTileColumns];
+        HOP_UNROLL
+        for (int j = 0; j < kTileColumns; ++j) w[j] = load(strip + j * k + at);
+        HOP_UNROLL
+        for (int i = 0; i < M; ++i) {
+            const Lanes own = load(x + i * k + at);
+            HOP_UNROLL
+            for (int j = 0; j < kTileColumns; ++j) sums[i][j] = add_product(w[j], own, sums[i][j]);
+        }
+    }
+    const Results results(call);
+    for (int i = 0; i < M; ++i)
+        for (int64_t j = 0; j < columns; ++j) results.put(row + i, column + j, total(sums[i][j]));
+}
+
+// `rows` rows of x, from `first` on, by the rows of the weight that are kTileColumns from `column` on.
+template <class F>
+void strip(const GroupCall& call, const Numbers<F>& numbers, const float* x, int64_t first, int64_t rows, int64_t column, float* memory) {
+    const Weight weight(call);
+    const int64_t k = call.p.k, rest = call.p.n - column, columns = rest < kTileColumns ? rest : kTileColumns;
+    float* decoded = memory + weight.floats();
+    for (int64_t j = 0; j < kTileColumns; ++j) {
+        if (j < columns) decode_row(numbers, weight, column + j, k, memory, decoded + j * k);
+        else std::memset(decoded + j * k, 0, static_cast<size_t>(k) * sizeof(float));
+    }
+    int64_t i = 0;
+    for (; i + kTileRows <= rows; i += kTileRows) tile<kTileRows>(call, x + i * k, first + i, decoded, column, columns);
+    for (; i < rows; ++i) tile<1>(call, x + i * k, first + i, decoded, column, columns);
+}
+
+// ---- a call
+
+template <class F>
+int multiply(const GroupCall& call) {
+    const hop_group_product& p = call.p;
+    const Weight weight(call);
+    static thread_local Scratch of_x;
+    const bool is_few = p.m <= kFewRows;
+    int64_t block = is_few ? p.m : kBlockBytes / (p.k * int64_t(sizeof(float))) / kTileRows * kTileRows;
+    if (block < 4 * kTileRows && !is_few) block = 4 * kTileRows;
+    if (block > p.m) block = p.m;
+    auto* x = reinterpret_cast<float*>(of_x.get(static_cast<size_t>(block * p.k) * sizeof(float)));
+    if (!x) return HOP_NO_MEMORY;
+    const int64_t columns = is_few ? 4 * kFewColumns : kTileColumns, panels = (p.n + columns - 1) / columns;
+    const int64_t floats = is_few ? kFewColumns * weight.floats() : weight.floats() + kTileColumns * p.k;
+    const int threads = worth(call.threads, p.n * p.k / 4 * (is_few ? 1 : block), kWorthAThread);
+    std::atomic<int> error{HOP_OK};
+    for (int64_t first = 0; first < p.m; first += block) {
+        const int64_t rows = p.m - first < block ? p.m - first : block;
+        for (int64_t i = 0; is_few && i < rows; ++i) prepare(p, call.x, i, x + i * p.k);
+        Queue rows_left(is_few ? 0 : rows, 8), panels_left(panels, panels >= 64 * threads ? 8 : 1);
+        Barrier prepared;
+        parallel(threads, [&](int, int team) {
+            static thread_local Scratch own;
+            auto* memory = reinterpret_cast<float*>(own.get(static_cast<size_t>(floats) * sizeof(float)));
+            if (!memory) error = HOP_NO_MEMORY;
+            int64_t begin, end;
+            while (rows_left.take(begin, end))
+                for (int64_t i = begin; i < end; ++i) prepare(p, call.x, first + i, x + i * p.k);
+            if (!is_few) prepared.wait(team);
+            if (!memory) return;
+            if (is_few) {
+                while (panels_left.take(begin, end)) {
+                    const int64_t last = end * columns < p.n ? end * columns : p.n;
+                    if (p.m == 1) few_rows<F, 1>(call, x, begin * columns, last, memory);
+                    else if (p.m == 2) few_rows<F, 2>(call, x, begin * columns, last, memory);
+                    else if (kFewRows > 2 && p.m == 3) few_rows<F, kFewRows - 1>(call, x, begin * columns, last, memory);
+                    else few_rows<F, kFewRows>(call, x, begin * columns, last, memory);
+                }
+            } else {
+                const Numbers<F> numbers(p);
+                while (panels_left.take(begin, end))
+                    for (int64_t panel = begin; panel < end; ++panel)
+                        strip<F>(call, numbers, x, first, rows, panel * columns, memory);
+            }
+            own.trim();
+        });
+        if (error) break;
+    }
+    of_x.trim();
+    return error;
+}
+
+template <int Bits>
+int multiply_bits(const GroupCall& call) {
+    const bool pairs = call.p.scales.group < kChunk;
+    if (call.p.has_offset) return pairs ? multiply<Form<Bits, true, true>>(call) : multiply<Form<Bits, false, true>>(call);
+    return pairs ? multiply<Form<Bits, true, false>>(call) : multiply<Form<Bits, false, false>>(call);
+}
+
+int run(const GroupCall& call) {
+    switch (call.p.bits) {
+        case 4: return multiply_bits<4>(call);
+        case 5: return multiply_bits<5>(call);
+        case 6: return multiply_bits<6>(call);
+        default: return multiply_bits<8>(call);
+    }
+}
