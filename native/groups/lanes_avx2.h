@@ -23,6 +23,17 @@ HOP_INLINE float total(Lanes x) {
     return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
+HOP_INLINE Lanes halves(float a, float b) { return {_mm256_set1_ps(a), _mm256_set1_ps(b)}; }
+
+HOP_INLINE Lanes from_bytes(const uint8_t* p, bool is_signed) {
+    const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    const __m128i second = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8));
+    const auto number = [is_signed](__m128i x) {
+        return _mm256_cvtepi32_ps(is_signed ? _mm256_cvtepi8_epi32(x) : _mm256_cvtepu8_epi32(x));
+    };
+    return {number(first), number(second)};
+}
+
 struct Table {
     __m256 first, second;
     static HOP_INLINED inline Table of(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -54,6 +65,7 @@ HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) 
 
 template <int Bits>
 struct Decoder {
+    static constexpr bool kScales = false;
     __m256i shifts, half;  // what a signed code is less, after its highest bit was turned
 
     explicit Decoder(bool is_signed)

@@ -11,9 +11,19 @@ HOP_INLINE Lanes times(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
 HOP_INLINE Lanes minus(Lanes a, Lanes b) { return _mm512_sub_ps(a, b); }
 HOP_INLINE Lanes add_product(Lanes a, Lanes b, Lanes sum) { return _mm512_fmadd_ps(a, b, sum); }
 
-// Two numbers, eight times each.
-HOP_INLINE Lanes two(const float* p) {
-    return _mm512_insertf32x8(_mm512_set1_ps(p[0]), _mm256_set1_ps(p[1]), 1);
+// Two 32-bit values of memory, eight times each.
+HOP_INLINE __m512i two_words(const void* p) {
+    const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    int64_t both;
+    std::memcpy(&both, p, 8);
+    return _mm512_castps_si512(_mm512_permutevar_ps(_mm512_castsi512_ps(_mm512_set1_epi64(both)), order));
+}
+HOP_INLINE Lanes two(const float* p) { return _mm512_castsi512_ps(two_words(p)); }
+HOP_INLINE Lanes halves(float a, float b) { return _mm512_insertf32x8(_mm512_set1_ps(a), _mm256_set1_ps(b), 1); }
+
+HOP_INLINE Lanes from_bytes(const uint8_t* p, bool is_signed) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm512_cvtepi32_ps(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
 }
 
 // In halves: lanes j and j + 8, then j and j + 4, j + 2, j + 1.
@@ -36,54 +46,91 @@ HOP_INLINE Table scaled(const Table& t, float s, float m) {
     return {Offset ? _mm512_sub_ps(product, _mm512_set1_ps(m)) : product};
 }
 
-// The numbers of 32 codes: those of the low halves of 16 bytes, and those of the high ones.
+// Byte j of 16 in the lowest byte of lane j; the others are any.
+HOP_INLINE __m512i spread_bytes(const uint8_t* p) {
+    const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), order);
+}
+
+// The numbers of 32 codes: those of the low halves of 16 bytes, and those of the high ones. Permutations look at as many
+// low bits as they need.
 HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) {
-    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(low)));
-    a = _mm512_permutexvar_ps(bytes, t.numbers);  // of which it reads the low four bits
+    const __m512i bytes = spread_bytes(low);
+    a = _mm512_permutexvar_ps(bytes, t.numbers);
     b = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), t.numbers);
 }
 
-// 32 codes of 5, 6 or 8 bits, as numbers.
+constexpr int kLow = 15, kMagic = 0x4b000000;  // the bits of 2^23, to which an integer below it is added as it is
+
+// Codes of 5 bits, by a table of as many scaled numbers; of 6 and 8 bits, as numbers that are scaled then.
 template <int Bits>
 struct Decoder {
-    __m512 low, high[2];  // what four bits stand for; what the high bits of two codes add, by those of both
-    __m512i shifts;
+    static constexpr bool kScales = Bits == 5;
+    __m512 numbers[2];    // of codes of 5 bits
+    __m512i rotate[2];    // brings the high bits of codes 2 j and 2 j + 1 to bit 4
+    __m512 less;          // what is taken from codes that have become numbers
 
     explicit Decoder(bool is_signed) {
-        alignas(64) float of_low[16], of_high[2][16];
-        constexpr int fields = Bits == 5 ? 2 : 4, half = fields / 2;
-        for (int i = 0; i < 16; ++i) {
-            of_low[i] = static_cast<float>(i);
-            const int field[2] = {i % fields, i / fields % fields};
-            for (int j = 0; j < 2; ++j)
-                of_high[j][i] = static_cast<float>(16 * (field[j] - (is_signed && field[j] >= half ? fields : 0)));
-        }
-        low = _mm512_load_ps(of_low), high[0] = _mm512_load_ps(of_high[0]), high[1] = _mm512_load_ps(of_high[1]);
         const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        shifts = Bits == 5 ? _mm512_slli_epi32(lane, 1) : _mm512_slli_epi32(_mm512_and_si512(lane, _mm512_set1_epi32(7)), 2);
+        const __m512 first = _mm512_cvtepi32_ps(lane);
+        numbers[0] = first, numbers[1] = _mm512_add_ps(first, _mm512_set1_ps(is_signed ? -16.0f : 16.0f));
+        const int width = Bits == 5 ? 1 : 2;
+        const __m512i at = Bits == 5 ? _mm512_slli_epi32(lane, 1) : _mm512_slli_epi32(_mm512_and_si512(lane, _mm512_set1_epi32(7)), 2);
+        for (int i = 0; i < 2; ++i) rotate[i] = _mm512_add_epi32(at, _mm512_set1_epi32(32 - 4 + i * width));
+        less = _mm512_set1_ps(8388608.0f + (is_signed ? static_cast<float>(1 << (Bits - 1)) : 0.0f));
+        sign = is_signed ? 1 << (Bits - 1) : 0;
     }
 
-    HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* of_high, Lanes& a, Lanes& b) const {
+    template <bool Offset>
+    HOP_INLINED void scaled(const uint8_t* codes, const uint8_t* high, float s, float m, Lanes& a, Lanes& b) const {
+        __m512 table[2];
+        for (int i = 0; i < 2; ++i) {
+            table[i] = _mm512_mul_ps(numbers[i], _mm512_set1_ps(s));
+            if (Offset) table[i] = _mm512_sub_ps(table[i], _mm512_set1_ps(m));
+        }
+        __m512i code[2];
+        joined(codes, high, code);
+        a = _mm512_permutex2var_ps(table[0], code[0], table[1]);
+        b = _mm512_permutex2var_ps(table[0], code[1], table[1]);
+    }
+
+    HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, Lanes& a, Lanes& b) const {
+        const __m512i magic = _mm512_set1_epi32(kMagic);
         if constexpr (Bits == 8) {
-            a = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))));
-            b = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16))));
+            const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+            const __m512i bytes = _mm512_castsi256_si512(_mm256_xor_si256(loaded, _mm256_set1_epi8(-128)));
+            const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            const __m512i first = _mm512_mask_permutexvar_epi8(magic, kLowest, order, bytes);
+            const __m512i second = _mm512_mask_permutexvar_epi8(magic, kLowest, _mm512_add_epi32(order, _mm512_set1_epi32(16)), bytes);
+            a = _mm512_sub_ps(_mm512_castsi512_ps(first), less), b = _mm512_sub_ps(_mm512_castsi512_ps(second), less);
             return;
         }
-        const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-        __m512i fields;  // of lane j: the high bits of codes 2 j and 2 j + 1, the lowest ones
+        __m512i code[2];
+        joined(codes, high, code);
+        const __m512i all_bits = _mm512_set1_epi32((1 << Bits) - 1), turned = _mm512_set1_epi32(kMagic | sign);
+        for (int i = 0; i < 2; ++i)  // (code & all_bits) ^ turned
+            code[i] = _mm512_ternarylogic_epi32(code[i], all_bits, turned, 0x6a);
+        a = _mm512_sub_ps(_mm512_castsi512_ps(code[0]), less), b = _mm512_sub_ps(_mm512_castsi512_ps(code[1]), less);
+    }
+
+private:
+    static constexpr __mmask64 kLowest = 0x1111111111111111;
+    int sign;  // the highest bit of signed codes
+
+    // The low bits of each lane are a code.
+    HOP_INLINED void joined(const uint8_t* codes, const uint8_t* high, __m512i (&code)[2]) const {
+        const __m512i bytes = spread_bytes(codes), low = _mm512_set1_epi32(kLow);
+        __m512i fields;
         if constexpr (Bits == 5) {
-            uint32_t word;
-            std::memcpy(&word, of_high, 4);
-            fields = _mm512_srlv_epi32(_mm512_set1_epi32(static_cast<int>(word)), shifts);
+            int32_t word;
+            std::memcpy(&word, high, 4);
+            fields = _mm512_set1_epi32(word);
         } else {
-            uint32_t word[2];
-            std::memcpy(word, of_high, 8);
-            const __m512i both = _mm512_inserti32x8(
-                _mm512_set1_epi32(static_cast<int>(word[0])), _mm256_set1_epi32(static_cast<int>(word[1])), 1);
-            fields = _mm512_srlv_epi32(both, shifts);
+            fields = two_words(high);
         }
-        a = _mm512_add_ps(_mm512_permutexvar_ps(bytes, low), _mm512_permutexvar_ps(fields, high[0]));
-        b = _mm512_add_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), low), _mm512_permutexvar_ps(fields, high[1]));
+        const __m512i nibble[2] = {bytes, _mm512_srli_epi32(bytes, 4)};
+        for (int i = 0; i < 2; ++i)  // low ? nibble : field
+            code[i] = _mm512_ternarylogic_epi32(low, nibble[i], _mm512_rorv_epi32(fields, rotate[i]), 0xca);
     }
 };
 

@@ -20,6 +20,17 @@ HOP_INLINE Lanes two(const float* p) {
     return Lanes{x, x, x, x, x, x, x, x, y, y, y, y, y, y, y, y};
 }
 
+HOP_INLINE Lanes halves(float a, float b) {
+    const float both[2] = {a, b};
+    return two(both);
+}
+
+HOP_INLINE Lanes from_bytes(const uint8_t* p, bool is_signed) {
+    float x[16];
+    for (int i = 0; i < 16; ++i) x[i] = is_signed ? static_cast<float>(static_cast<int8_t>(p[i])) : static_cast<float>(p[i]);
+    return load(x);
+}
+
 HOP_INLINE float total(Lanes x) {
     float lanes[16];
     store(lanes, x);
@@ -48,6 +59,7 @@ HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) 
 
 template <int Bits>
 struct Decoder {
+    static constexpr bool kScales = false;
     int half;  // what a signed code is less, after its highest bit was turned
 
     explicit Decoder(bool is_signed) : half(is_signed ? 1 << (Bits - 1) : 0) {}

@@ -19,7 +19,7 @@ struct Form {
     static constexpr bool kPairs = P, kOffset = O;  // two scales for each chunk; whether there are offsets
 };
 
-// The scales and offsets of some rows of a weight: one for each chunk, or two.
+// The scales and offsets of a row of a weight: one for each chunk, or two.
 struct RowScales {
     const float *scale, *offset;
 };
@@ -30,41 +30,56 @@ public:
     explicit Weight(const GroupCall& call)
         : p_(call.p), d_(call.weight), codes_(p_.k * (p_.bits == 8 ? 8 : 4) / 8), high_(p_.k * (p_.bits == 8 ? 0 : p_.bits - 4) / 8),
           groups_(p_.k / p_.scales.group), outers_(p_.scales.outer_format == HOP_NONE ? 0 : (p_.k + p_.scales.outer - 1) / p_.scales.outer),
-          served_(p_.k / kChunk * per_chunk()) {}
+          each_(p_.scales.group > kChunk ? p_.scales.group / kChunk : 1), served_(groups_ * each_) {}
 
-    int64_t per_chunk() const { return p_.scales.group < kChunk ? 2 : 1; }
-    int64_t floats() const { return served_ * (p_.has_offset ? 2 : 1) + groups_ + outers_ + kChunk; }  // of `scales`
     const uint8_t* codes(int64_t row) const { return static_cast<const uint8_t*>(d_.codes) + row * codes_; }
     const uint8_t* high(int64_t row) const { return static_cast<const uint8_t*>(d_.high) + row * high_; }
     int64_t bytes() const { return codes_; }
     int64_t high_bytes() const { return high_; }
 
-    // Those of a row, in memory for `floats()`.
-    RowScales scales(int64_t row, float* memory) const {
-        float* offset = memory + served_;
-        float* rest = offset + (p_.has_offset ? served_ : 0);
-        serve(row, d_.scale, d_.outer_scale, memory, rest);
-        if (p_.has_offset) serve(row, d_.offset, d_.outer_offset, offset, rest);
-        return {memory, offset};
+    // Finds those of some rows, in memory for floats(rows).
+    int64_t floats(int64_t rows) const { return rows * (2 * served_ + groups_ + outers_) + kMore; }
+    void find(int64_t row, int64_t rows, float* memory) const {
+        float* rest = memory + rows * 2 * served_;
+        serve(row, rows, d_.scale, d_.outer_scale, memory, rest);
+        if (p_.has_offset) serve(row, rows, d_.offset, d_.outer_offset, memory + rows * served_, rest);
+    }
+    RowScales found(int64_t row, int64_t rows, const float* memory) const {
+        return {memory + row * served_, memory + (rows + row) * served_};
     }
 
 private:
-    void serve(int64_t row, const void* inner, const void* outer, float* to, float* rest) const {
+    static constexpr int64_t kMore = 16;  // that whole lanes may be written behind the last
+
+    void serve(int64_t row, int64_t rows, const void* inner, const void* outer, float* to, float* rest) const {
         const hop_group_scales& s = p_.scales;
-        const int64_t each = s.group > kChunk ? s.group / kChunk : 1;  // chunks of a group
-        float* own = each == 1 ? to : rest;
-        numbers(s.format, inner, row * groups_, groups_, own);
-        if (outers_) {
-            float* over = rest + groups_;
-            numbers(s.outer_format, outer, row * outers_, outers_, over);
+        float* own = each_ == 1 ? to : rest;
+        if (!outers_) {
+            numbers(s.format, inner, row * groups_, rows * groups_, own);
+        } else {
+            float* over = rest + rows * groups_;
+            numbers(s.outer_format, outer, row * outers_, rows * outers_, over);
             const int64_t under = s.outer / s.group;
-            for (int64_t i = 0, first = 0; i < outers_; ++i, first += under) {
-                const int64_t last = first + under < groups_ ? first + under : groups_;
-                if (s.divided) for (int64_t j = first; j < last; ++j) own[j] = own[j] / over[i];
-                else for (int64_t j = first; j < last; ++j) own[j] = over[i] * own[j];
+            if (groups_ == outers_ * under) multiply(inner, row * groups_, rows * groups_, over, under, own);
+            else for (int64_t i = 0; i < rows; ++i) multiply(inner, (row + i) * groups_, groups_, over + i * outers_, under, own + i * groups_);
+        }
+        for (int64_t i = 0; each_ > 1 && i < rows * served_; ++i) to[i] = own[i / each_];
+    }
+
+    // Scales from `first` on under numbers for each `under` of them.
+    void multiply(const void* inner, int64_t first, int64_t count, const float* over, int64_t under, float* to) const {
+        const hop_group_scales& s = p_.scales;
+        const bool is_signed = s.format == HOP_INT8;
+        int64_t i = 0;
+        if ((is_signed || s.format == HOP_UINT8) && !s.divided && under % 8 == 0) {
+            const auto* bytes = static_cast<const uint8_t*>(inner) + first;
+            for (const float *low = over, *high = over + 8 / under; i + 16 <= count; i += 16) {
+                store(to + i, times(halves(*low, *high), from_bytes(bytes + i, is_signed)));
+                low = over + (i + 16) / under, high = over + (i + 24) / under;
             }
         }
-        for (int64_t i = 0; each > 1 && i < served_; ++i) to[i] = own[i / each];
+        numbers(s.format, inner, first + i, count - i, to + i);
+        for (; i < count; ++i) to[i] = s.divided ? to[i] / over[i / under] : over[i / under] * to[i];
     }
 
     static void numbers(int32_t format, const void* data, int64_t first, int64_t count, float* to) {
@@ -79,7 +94,7 @@ private:
 
     const hop_group_product& p_;
     const hop_group_data& d_;
-    int64_t codes_, high_, groups_, outers_, served_;
+    int64_t codes_, high_, groups_, outers_, each_, served_;  // bytes, and numbers, of a row; chunks of a group
 };
 
 // The numbers of a chunk of a row.
@@ -91,6 +106,10 @@ public:
     HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, RowScales s, int64_t chunk, Lanes& a, Lanes& b) const {
         if constexpr (F::kBits == 4 && !F::kPairs) {  // 16 products for 32 numbers
             look_up(scaled<F::kOffset>(table_, s.scale[chunk], F::kOffset ? s.offset[chunk] : 0.0f), codes, a, b);
+            return;
+        }
+        if constexpr (Decoder<kDecoded>::kScales && !F::kPairs) {
+            decoder_.template scaled<F::kOffset>(codes, high, s.scale[chunk], F::kOffset ? s.offset[chunk] : 0.0f, a, b);
             return;
         }
         if constexpr (F::kBits == 4) look_up(table_, codes, a, b);
@@ -110,8 +129,9 @@ private:
         x = times(x, factor);
         if (F::kOffset) x = minus(x, less);
     }
+    static constexpr int kDecoded = F::kBits == 4 ? 8 : F::kBits;
     Table table_;
-    Decoder<F::kBits == 4 ? 8 : F::kBits> decoder_;
+    Decoder<kDecoded> decoder_;
 };
 
 constexpr int64_t codes_of_chunk(int bits) { return bits == 8 ? 32 : 16; }
@@ -166,9 +186,9 @@ void few(const GroupCall& call, const Numbers<F>& numbers, const Weight& weight,
     const uint8_t *codes[N], *high[N];
     RowScales scales[N];
     Lanes sums[N][M];
+    weight.find(row, N, memory);
     for (int j = 0; j < N; ++j) {
-        codes[j] = weight.codes(row + j), high[j] = weight.high(row + j);
-        scales[j] = weight.scales(row + j, memory + j * weight.floats());
+        codes[j] = weight.codes(row + j), high[j] = weight.high(row + j), scales[j] = weight.found(j, N, memory);
         for (int i = 0; i < M; ++i) sums[j][i] = all(0.0f);
     }
     const uint8_t *next = codes[0] + N * weight.bytes() + kFetched, *next_high = high[0] + N * weight.high_bytes() + kFetched;
@@ -204,8 +224,7 @@ void few_rows(const GroupCall& call, const float* x, int64_t first, int64_t last
 // ---- many rows
 
 template <class F>
-void decode_row(const Numbers<F>& numbers, const Weight& weight, int64_t row, int64_t k, float* memory, float* to) {
-    const RowScales scales = weight.scales(row, memory);
+void decode_row(const Numbers<F>& numbers, const Weight& weight, int64_t row, int64_t k, RowScales scales, float* to) {
     const uint8_t *codes = weight.codes(row), *high = weight.high(row);
     for (int64_t chunk = 0; chunk < k / kChunk; ++chunk) {
         Lanes a, b;
@@ -244,9 +263,10 @@ template <class F>
 void strip(const GroupCall& call, const Numbers<F>& numbers, const float* x, int64_t first, int64_t rows, int64_t column, float* memory) {
     const Weight weight(call);
     const int64_t k = call.p.k, rest = call.p.n - column, columns = rest < kTileColumns ? rest : kTileColumns;
-    float* decoded = memory + weight.floats();
+    float* decoded = memory + weight.floats(kTileColumns);
+    weight.find(column, columns, memory);
     for (int64_t j = 0; j < kTileColumns; ++j) {
-        if (j < columns) decode_row(numbers, weight, column + j, k, memory, decoded + j * k);
+        if (j < columns) decode_row(numbers, weight, column + j, k, weight.found(j, columns, memory), decoded + j * k);
         else std::memset(decoded + j * k, 0, static_cast<size_t>(k) * sizeof(float));
     }
     int64_t i = 0;
@@ -256,11 +276,20 @@ void strip(const GroupCall& call, const Numbers<F>& numbers, const float* x, int
 
 // ---- a call
 
+inline Scratch& memory_of_x() {
+    static thread_local Scratch memory;
+    return memory;
+}
+inline Scratch& memory_of_thread() {
+    static thread_local Scratch memory;
+    return memory;
+}
+
 template <class F>
 int multiply(const GroupCall& call) {
     const hop_group_product& p = call.p;
     const Weight weight(call);
-    static thread_local Scratch of_x;
+    Scratch& of_x = memory_of_x();
     const bool is_few = p.m <= kFewRows;
     int64_t block = is_few ? p.m : kBlockBytes / (p.k * int64_t(sizeof(float))) / kTileRows * kTileRows;
     if (block < 4 * kTileRows && !is_few) block = 4 * kTileRows;
@@ -268,7 +297,7 @@ int multiply(const GroupCall& call) {
     auto* x = reinterpret_cast<float*>(of_x.get(static_cast<size_t>(block * p.k) * sizeof(float)));
     if (!x) return HOP_NO_MEMORY;
     const int64_t columns = is_few ? 4 * kFewColumns : kTileColumns, panels = (p.n + columns - 1) / columns;
-    const int64_t floats = is_few ? kFewColumns * weight.floats() : weight.floats() + kTileColumns * p.k;
+    const int64_t floats = is_few ? weight.floats(kFewColumns) : weight.floats(kTileColumns) + kTileColumns * p.k;
     const int threads = worth(call.threads, p.n * p.k / 4 * (is_few ? 1 : block), kWorthAThread);
     std::atomic<int> error{HOP_OK};
     for (int64_t first = 0; first < p.m; first += block) {
@@ -277,7 +306,7 @@ int multiply(const GroupCall& call) {
         Queue rows_left(is_few ? 0 : rows, 8), panels_left(panels, panels >= 64 * threads ? 8 : 1);
         Barrier prepared;
         parallel(threads, [&](int, int team) {
-            static thread_local Scratch own;
+            Scratch& own = memory_of_thread();
             auto* memory = reinterpret_cast<float*>(own.get(static_cast<size_t>(floats) * sizeof(float)));
             if (!memory) error = HOP_NO_MEMORY;
             int64_t begin, end;
