@@ -130,7 +130,7 @@ struct hop_group_scales {
 // cast. Everything lies in contiguous memory; k is a multiple of 32, and of group; group is 16 or a multiple of 32.
 //
 //     bits  codes of a row             code
-//     8     a byte each                int8
+//     8     a byte each                int8, without offsets
 //     4     two to a byte              numbers[code]
 //     5     the same, of 4 low bits    low + 16 · high bit, of which 8 share a byte of `high`; two's complement if is_signed
 //     6     the same                   low + 16 · two high bits, of which 4 share a byte of `high`; likewise

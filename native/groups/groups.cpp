@@ -56,6 +56,7 @@ const char* hop_group_product_declines(const hop_group_product* product) {
     const hop_group_product& p = *product;
     const hop_group_scales& s = p.scales;
     if (p.bits != 4 && p.bits != 5 && p.bits != 6 && p.bits != 8) return "for codes of 4, 5, 6 and 8 bits";
+    if (p.bits == 8 && p.has_offset) return "for offsets of codes of 4, 5 and 6 bits";
     if (s.group != 16 && (s.group < 32 || s.group % 32)) return "for groups of 16, 32 or multiples of 32";
     if (p.k < 1 || p.k % 32 || p.k % s.group) return "for rows of whole groups, and of a multiple of 32 elements";
     if (s.outer_format != HOP_NONE && (s.outer < s.group || s.outer % s.group)) return "for outer scales of whole groups";

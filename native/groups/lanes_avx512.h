@@ -95,14 +95,11 @@ struct Decoder {
     }
 
     HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, Lanes& a, Lanes& b) const {
-        const __m512i magic = _mm512_set1_epi32(kMagic);
         if constexpr (Bits == 8) {
-            const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-            const __m512i bytes = _mm512_castsi256_si512(_mm256_xor_si256(loaded, _mm256_set1_epi8(-128)));
-            const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            const __m512i first = _mm512_mask_permutexvar_epi8(magic, kLowest, order, bytes);
-            const __m512i second = _mm512_mask_permutexvar_epi8(magic, kLowest, _mm512_add_epi32(order, _mm512_set1_epi32(16)), bytes);
-            a = _mm512_sub_ps(_mm512_castsi512_ps(first), less), b = _mm512_sub_ps(_mm512_castsi512_ps(second), less);
+            const auto number = [](const uint8_t* p) {
+                return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+            };
+            a = number(codes), b = number(codes + 16);
             return;
         }
         __m512i code[2];
@@ -114,7 +111,6 @@ struct Decoder {
     }
 
 private:
-    static constexpr __mmask64 kLowest = 0x1111111111111111;
     int sign;  // the highest bit of signed codes
 
     // The low bits of each lane are a code.

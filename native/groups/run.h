@@ -115,8 +115,7 @@ public:
         if constexpr (F::kBits == 4) look_up(table_, codes, a, b);
         else decoder_(codes, high, a, b);
         if constexpr (F::kPairs && F::kBits == 8) {
-            scale(a, all(s.scale[2 * chunk]), F::kOffset ? all(s.offset[2 * chunk]) : a);
-            scale(b, all(s.scale[2 * chunk + 1]), F::kOffset ? all(s.offset[2 * chunk + 1]) : b);
+            a = times(a, all(s.scale[2 * chunk])), b = times(b, all(s.scale[2 * chunk + 1]));
         } else {
             const auto spread = [chunk](const float* p) { return F::kPairs ? two(p + 2 * chunk) : all(p[chunk]); };
             const Lanes factor = spread(s.scale), less = F::kOffset ? spread(s.offset) : factor;
@@ -339,7 +338,8 @@ int multiply(const GroupCall& call) {
 template <int Bits>
 int multiply_bits(const GroupCall& call) {
     const bool pairs = call.p.scales.group < kChunk;
-    if (call.p.has_offset) return pairs ? multiply<Form<Bits, true, true>>(call) : multiply<Form<Bits, false, true>>(call);
+    if constexpr (Bits != 8)
+        if (call.p.has_offset) return pairs ? multiply<Form<Bits, true, true>>(call) : multiply<Form<Bits, false, true>>(call);
     return pairs ? multiply<Form<Bits, true, false>>(call) : multiply<Form<Bits, false, false>>(call);
 }
 

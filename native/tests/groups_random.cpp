@@ -46,7 +46,7 @@ struct Case {
         hop_group_scales& s = p.scales;
         const bool nasty = chance.once_in(4);
         p.bits = chance.one_of<int32_t>({4, 5, 6, 8}), p.is_signed = p.bits == 8 || chance.once_in(2);
-        p.has_offset = chance.once_in(2);
+        p.has_offset = p.bits < 8 && chance.once_in(2);
         s.group = chance.one_of<int64_t>({16, 32, 32, 64, 128});
         if (chance.once_in(2)) {
             s.format = chance.one_of<int32_t>({HOP_INT8, HOP_UINT8, HOP_FLOAT16});
