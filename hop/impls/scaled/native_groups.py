@@ -1,8 +1,8 @@
 """scaled by the native kernels, of plain floats beside weights as files of quantized models hold them: codes of 4, 5, 6
 or 8 bits in rows, scales of groups in 16 bits or in two levels, with offsets.
 
-The weight's numbers are those of dequantize, bit for bit, found in registers, or in a strip that stays in the cache; sums
-are in float32.
+The weight's numbers are those of dequantize, bit for bit, found in registers, or in a strip that stays in the cache;
+sums are in float32.
 """
 
 from collections.abc import Callable

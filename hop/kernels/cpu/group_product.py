@@ -88,11 +88,11 @@ def _bits(x: float) -> int:
 
 def declines_shape(described: Described, k: int) -> str | None:
     """Why rows of k elements are not taken, or None."""
-    words = dict(word.partition("=")[::2] for word in described.words.split())
-    group = int(words["scale"].partition(":")[2])
+    sizes = {word.partition("=")[0]: int(word.rpartition(":")[2]) for word in described.words.split() if ":" in word}
+    group = sizes["scale"]
     if group != 16 and group % 32:
         return f"for groups of 16, 32 or multiples of 32 elements, not of {group}"
-    if "outer" in words and int(words["outer"].partition(":")[2]) % group:
+    if sizes.get("outer", group) % group:
         return "for floats of whole groups"
     if k == 0 or k % 32 or k % group:
         return f"for rows of whole groups, and of a multiple of 32 elements, not of {k}"
