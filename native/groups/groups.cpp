@@ -55,12 +55,13 @@ bool is_number(int32_t format) { return format == HOP_FLOAT32 || format == HOP_B
 const char* hop_group_product_declines(const hop_group_product* product) {
     const hop_group_product& p = *product;
     const hop_group_scales& s = p.scales;
-    if (p.bits != 4 && p.bits != 5 && p.bits != 6 && p.bits != 8) return "for codes of 4, 5, 6 and 8 bits";
-    if (p.bits == 8 && p.has_offset) return "for offsets of codes of 4, 5 and 6 bits";
+    if (p.bits < 2 || p.bits > 8 || p.bits == 7) return "for codes of 2 to 6, and of 8 bits";
+    if (p.bits == 8 && p.has_offset) return "for offsets of codes of 2 to 6 bits";
     if (s.group != 16 && (s.group < 32 || s.group % 32)) return "for groups of 16, 32 or multiples of 32";
     if (p.k < 1 || p.k % 32 || p.k % s.group) return "for rows of whole groups, and of a multiple of 32 elements";
-    if (s.outer_format != HOP_NONE && (s.outer < s.group || s.outer % s.group)) return "for outer scales of whole groups";
-    if (!hop::is_number(s.format) && s.format != HOP_INT8 && s.format != HOP_UINT8) return "for scales in floats, or in bytes";
+    if (s.outer_format != HOP_NONE && (s.outer < 0 || s.outer % s.group)) return "for outer scales of whole groups";
+    const bool is_byte = s.format == HOP_INT8 || s.format == HOP_UINT8 || (s.format == HOP_E4M3 && s.numbers);
+    if (!hop::is_number(s.format) && !is_byte) return "for scales in floats, or in bytes";
     if (s.outer_format != HOP_NONE && !hop::is_number(s.outer_format)) return "for outer scales in floats";
     if (!hop::is_number(p.x_format) || !hop::is_number(p.output_format)) return "for float32, bfloat16 and float16";
     if (p.bias_format != HOP_NONE && !hop::is_number(p.bias_format)) return "for a bias in float32, bfloat16 or float16";

@@ -63,13 +63,24 @@ HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) 
     b = {looked_up(t, _mm256_srli_epi32(first, 4)), looked_up(t, _mm256_srli_epi32(second, 4))};
 }
 
+// Of 8 lanes: 4 bits of each.
+HOP_INLINE __m256i fields_of_four(const uint8_t* p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+}
+HOP_INLINE void look_up_pairs(const Table& first, const Table& second, const uint8_t* codes, Lanes& a, Lanes& b) {
+    const __m256i low = fields_of_four(codes), high = fields_of_four(codes + 4);
+    a = {looked_up(first, low), looked_up(first, high)}, b = {looked_up(second, low), looked_up(second, high)};
+}
+
 template <int Bits>
 struct Decoder {
     static constexpr bool kScales = false;
     __m256i shifts, half;  // what a signed code is less, after its highest bit was turned
 
     explicit Decoder(bool is_signed)
-        : shifts(_mm256_slli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), Bits == 5 ? 1 : 2)),
+        : shifts(_mm256_slli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), Bits == 6 ? 2 : 1)),
           half(_mm256_set1_epi32(is_signed ? 1 << (Bits - 1) : 0)) {}
 
     HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, Lanes& a, Lanes& b) const {
@@ -79,10 +90,10 @@ struct Decoder {
             return;
         }
         uint32_t word[2];  // the high bits of codes 2 j and 2 j + 1 in their order, of 8 lanes each
-        std::memcpy(word, high, Bits == 5 ? 4 : 8);
-        if (Bits == 5) word[1] = word[0] >> 16;
-        decode(eight_bytes(codes), word[0], a.lo, b.lo);
-        decode(eight_bytes(codes + 8), word[1], a.hi, b.hi);
+        std::memcpy(word, high, Bits == 6 ? 8 : 4);
+        if (Bits != 6) word[1] = word[0] >> 16;
+        decode(Bits == 3 ? fields_of_four(codes) : eight_bytes(codes), word[0], a.lo, b.lo);
+        decode(Bits == 3 ? fields_of_four(codes + 4) : eight_bytes(codes + 8), word[1], a.hi, b.hi);
     }
 
 private:
@@ -90,13 +101,13 @@ private:
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
     }
     HOP_INLINED void decode(__m256i bytes, uint32_t word, __m256& even, __m256& odd) const {
-        constexpr int width = Bits == 5 ? 1 : 2;
-        const __m256i low = _mm256_set1_epi32(15), field = _mm256_set1_epi32(((1 << width) - 1) << 4);
+        constexpr int width = Bits == 6 ? 2 : 1, low_bits = Bits == 3 ? 2 : 4;
+        const __m256i low = _mm256_set1_epi32((1 << low_bits) - 1), field = _mm256_set1_epi32(((1 << width) - 1) << low_bits);
         const __m256i fields = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(word)), shifts);
-        const __m256i of_even = _mm256_and_si256(_mm256_slli_epi32(fields, 4), field);
-        const __m256i of_odd = _mm256_and_si256(_mm256_slli_epi32(fields, 4 - width), field);
+        const __m256i of_even = _mm256_and_si256(_mm256_slli_epi32(fields, low_bits), field);
+        const __m256i of_odd = _mm256_and_si256(_mm256_slli_epi32(fields, low_bits - width), field);
         even = number(_mm256_or_si256(_mm256_and_si256(bytes, low), of_even));
-        odd = number(_mm256_or_si256(_mm256_srli_epi32(bytes, 4), of_odd));
+        odd = number(_mm256_or_si256(_mm256_and_si256(_mm256_srli_epi32(bytes, low_bits), low), of_odd));
     }
     HOP_INLINED __m256 number(__m256i code) const {
         return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_xor_si256(code, half), half));

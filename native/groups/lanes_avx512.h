@@ -60,15 +60,26 @@ HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) 
     b = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), t.numbers);
 }
 
+// The numbers of 32 codes of 2 bits, those of two in 4 bits, by tables for the first and the second.
+HOP_INLINE __m512i fields_of_four(const uint8_t* p) {
+    const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    return _mm512_srlv_epi32(two_words(p), shifts);
+}
+HOP_INLINE void look_up_pairs(const Table& first, const Table& second, const uint8_t* codes, Lanes& a, Lanes& b) {
+    const __m512i fields = fields_of_four(codes);
+    a = _mm512_permutexvar_ps(fields, first.numbers), b = _mm512_permutexvar_ps(fields, second.numbers);
+}
+
 constexpr int kLow = 15, kMagic = 0x4b000000;  // the bits of 2^23, to which an integer below it is added as it is
 
-// Codes of 5 bits, by a table of as many scaled numbers; of 6 and 8 bits, as numbers that are scaled then.
+// Codes of 5 bits, by a table of as many scaled numbers; of 3, 6 and 8 bits, as numbers that are scaled then.
 template <int Bits>
 struct Decoder {
     static constexpr bool kScales = Bits == 5;
-    __m512 numbers[2];    // of codes of 5 bits
+    __m512 numbers[2];    // of codes of 5 bits; of 3, what the high bits of two add, by both
+    __m512 low_of[2];     // of 3 bits, the low ones of two, by both
     __m512i rotate[2];    // brings the high bits of codes 2 j and 2 j + 1 to bit 4
-    __m512 less;          // what is taken from codes that have become numbers
+    __m512 less;          // what is taken from codes of 6 bits that have become numbers
 
     explicit Decoder(bool is_signed) {
         const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -79,6 +90,13 @@ struct Decoder {
         for (int i = 0; i < 2; ++i) rotate[i] = _mm512_add_epi32(at, _mm512_set1_epi32(32 - 4 + i * width));
         less = _mm512_set1_ps(8388608.0f + (is_signed ? static_cast<float>(1 << (Bits - 1)) : 0.0f));
         sign = is_signed ? 1 << (Bits - 1) : 0;
+        if (Bits != 3) return;
+        for (int i = 0; i < 2; ++i) {
+            alignas(64) float high[16], low[16];
+            for (int j = 0; j < 16; ++j)
+                high[j] = (j >> i & 1) * (is_signed ? -4.0f : 4.0f), low[j] = static_cast<float>(j >> 2 * i & 3);
+            numbers[i] = _mm512_load_ps(high), low_of[i] = _mm512_load_ps(low);
+        }
     }
 
     template <bool Offset>
@@ -95,6 +113,15 @@ struct Decoder {
     }
 
     HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, Lanes& a, Lanes& b) const {
+        if constexpr (Bits == 3) {
+            uint32_t word;
+            std::memcpy(&word, high, 4);
+            const __m512i lane = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            const __m512i low = fields_of_four(codes), fields = _mm512_srlv_epi32(_mm512_set1_epi32(static_cast<int>(word)), lane);
+            a = _mm512_add_ps(_mm512_permutexvar_ps(low, low_of[0]), _mm512_permutexvar_ps(fields, numbers[0]));
+            b = _mm512_add_ps(_mm512_permutexvar_ps(low, low_of[1]), _mm512_permutexvar_ps(fields, numbers[1]));
+            return;
+        }
         if constexpr (Bits == 8) {
             const auto number = [](const uint8_t* p) {
                 return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

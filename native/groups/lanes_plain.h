@@ -57,6 +57,16 @@ HOP_INLINE void look_up(const Table& t, const uint8_t* low, Lanes& a, Lanes& b) 
     a = load(even), b = load(odd);
 }
 
+HOP_INLINE void look_up_pairs(const Table& first, const Table& second, const uint8_t* codes, Lanes& a, Lanes& b) {
+    float of_first[16], of_second[16], even[16], odd[16];
+    store(of_first, first.numbers), store(of_second, second.numbers);
+    for (int i = 0; i < 16; ++i) {
+        const int pair = codes[i / 2] >> (i % 2 * 4) & 15;
+        even[i] = of_first[pair], odd[i] = of_second[pair];
+    }
+    a = load(even), b = load(odd);
+}
+
 template <int Bits>
 struct Decoder {
     static constexpr bool kScales = false;
@@ -71,10 +81,12 @@ struct Decoder {
                 first[i] = static_cast<float>(static_cast<int8_t>(codes[i]));
                 second[i] = static_cast<float>(static_cast<int8_t>(codes[i + 16]));
             } else {
-                constexpr int width = Bits == 5 ? 1 : 2, per_byte = 4 / width, mask = (1 << width) - 1;
+                constexpr int low_bits = Bits == 3 ? 2 : 4, low = (1 << low_bits) - 1;
+                constexpr int width = Bits == 6 ? 2 : 1, per_byte = 4 / width, mask = (1 << width) - 1;
                 const int fields = high[i / per_byte] >> (i % per_byte * 2 * width);
-                first[i] = number((codes[i] & 15) | (fields & mask) << 4);
-                second[i] = number(codes[i] >> 4 | (fields >> width & mask) << 4);
+                const int pair = Bits == 3 ? codes[i / 2] >> (i % 2 * 4) : codes[i];
+                first[i] = number((pair & low) | (fields & mask) << low_bits);
+                second[i] = number((pair >> low_bits & low) | (fields >> width & mask) << low_bits);
             }
         }
         a = load(first), b = load(second);

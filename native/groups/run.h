@@ -12,6 +12,10 @@ constexpr int64_t kBlockBytes = 512 << 10;        // of rows of x that are multi
 constexpr int64_t kFetched = 4 << 10;             // bytes that are fetched before they are read
 constexpr int64_t kWorthAThread = int64_t(1) << 16;  // products
 
+// Bytes of a chunk: of codes, and of their high bits.
+constexpr int64_t codes_of_chunk(int bits) { return bits == 8 ? 32 : bits < 4 ? 8 : 16; }
+constexpr int64_t high_of_chunk(int bits) { return bits == 6 ? 8 : bits == 3 || bits == 5 ? 4 : 0; }
+
 // What differs between weights.
 template <int B, bool P, bool O>
 struct Form {
@@ -28,8 +32,8 @@ struct RowScales {
 class Weight {
 public:
     explicit Weight(const GroupCall& call)
-        : p_(call.p), d_(call.weight), codes_(p_.k * (p_.bits == 8 ? 8 : 4) / 8), high_(p_.k * (p_.bits == 8 ? 0 : p_.bits - 4) / 8),
-          groups_(p_.k / p_.scales.group), outers_(p_.scales.outer_format == HOP_NONE ? 0 : (p_.k + p_.scales.outer - 1) / p_.scales.outer),
+        : p_(call.p), d_(call.weight), codes_(p_.k / kChunk * codes_of_chunk(p_.bits)), high_(p_.k / kChunk * high_of_chunk(p_.bits)),
+          groups_(p_.k / p_.scales.group), outers_(outers_of(p_)),
           each_(p_.scales.group > kChunk ? p_.scales.group / kChunk : 1), served_(groups_ * each_) {}
 
     const uint8_t* codes(int64_t row) const { return static_cast<const uint8_t*>(d_.codes) + row * codes_; }
@@ -51,13 +55,20 @@ public:
 private:
     static constexpr int64_t kMore = 16;  // that whole lanes may be written behind the last
 
+    static int64_t outers_of(const hop_group_product& p) {
+        const hop_group_scales& s = p.scales;
+        return s.outer_format == HOP_NONE ? 0 : s.outer ? (p.k + s.outer - 1) / s.outer : 1;
+    }
+
     void serve(int64_t row, int64_t rows, const void* inner, const void* outer, float* to, float* rest) const {
         const hop_group_scales& s = p_.scales;
-        float* own = each_ == 1 ? to : rest;
+        float *own = each_ == 1 ? to : rest, *over = rest + rows * groups_;
         if (!outers_) {
             numbers(s.format, inner, row * groups_, rows * groups_, own);
+        } else if (!s.outer) {
+            numbers(s.outer_format, outer, 0, 1, over);
+            multiply(inner, row * groups_, rows * groups_, over, rows * groups_, own);
         } else {
-            float* over = rest + rows * groups_;
             numbers(s.outer_format, outer, row * outers_, rows * outers_, over);
             const int64_t under = s.outer / s.group;
             if (groups_ == outers_ * under) multiply(inner, row * groups_, rows * groups_, over, under, own);
@@ -71,25 +82,29 @@ private:
         const hop_group_scales& s = p_.scales;
         const bool is_signed = s.format == HOP_INT8;
         int64_t i = 0;
-        if ((is_signed || s.format == HOP_UINT8) && !s.divided && under % 8 == 0) {
+        if ((is_signed || s.format == HOP_UINT8) && !s.numbers && !s.divided && under % 8 == 0) {
             const auto* bytes = static_cast<const uint8_t*>(inner) + first;
-            for (const float *low = over, *high = over + 8 / under; i + 16 <= count; i += 16) {
-                store(to + i, times(halves(*low, *high), from_bytes(bytes + i, is_signed)));
-                low = over + (i + 16) / under, high = over + (i + 24) / under;
-            }
+            for (; i + 16 <= count; i += 16)
+                store(to + i, times(halves(over[i / under], over[(i + 8) / under]), from_bytes(bytes + i, is_signed)));
         }
         numbers(s.format, inner, first + i, count - i, to + i);
-        for (; i < count; ++i) to[i] = s.divided ? to[i] / over[i / under] : over[i / under] * to[i];
+        while (i < count) {
+            const float number = over[i / under];
+            const int64_t next = (i / under + 1) * under, last = next < count ? next : count;
+            if (s.divided) for (; i < last; ++i) to[i] = to[i] / number;
+            else for (; i < last; ++i) to[i] = number * to[i];
+        }
     }
 
-    static void numbers(int32_t format, const void* data, int64_t first, int64_t count, float* to) {
+    void numbers(int32_t format, const void* data, int64_t first, int64_t count, float* to) const {
         if (format == HOP_FLOAT16) return from_halves(static_cast<const uint16_t*>(data) + first, count, to);
         const auto* bytes = static_cast<const uint8_t*>(data) + first;
         const auto* words = static_cast<const uint16_t*>(data) + first;
-        if (format == HOP_INT8) for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(static_cast<int8_t>(bytes[i]));
-        else if (format == HOP_UINT8) for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(bytes[i]);
+        if (format == HOP_FLOAT32) std::memcpy(to, static_cast<const float*>(data) + first, static_cast<size_t>(count) * sizeof(float));
         else if (format == HOP_BFLOAT16) for (int64_t i = 0; i < count; ++i) to[i] = from_bfloat16(words[i]);
-        else std::memcpy(to, static_cast<const float*>(data) + first, static_cast<size_t>(count) * sizeof(float));
+        else if (p_.scales.numbers) for (int64_t i = 0; i < count; ++i) to[i] = p_.scales.numbers[bytes[i]];
+        else if (format == HOP_INT8) for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(static_cast<int8_t>(bytes[i]));
+        else for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(bytes[i]);
     }
 
     const hop_group_product& p_;
@@ -101,18 +116,24 @@ private:
 template <class F>
 class Numbers {
 public:
-    explicit Numbers(const hop_group_product& p) : table_(Table::of(p.numbers)), decoder_(p.is_signed) {}
+    explicit Numbers(const hop_group_product& p) : table_(Table::of(p.numbers)), decoder_(p.is_signed) {
+        if (F::kBits != 2) return;
+        float first[16], second[16];  // of two codes, by both
+        for (int i = 0; i < 16; ++i) first[i] = p.numbers[i & 3], second[i] = p.numbers[i >> 2];
+        table_ = Table::of(first), of_second_ = Table::of(second);
+    }
 
     HOP_INLINED void operator()(const uint8_t* codes, const uint8_t* high, RowScales s, int64_t chunk, Lanes& a, Lanes& b) const {
-        if constexpr (F::kBits == 4 && !F::kPairs) {  // 16 products for 32 numbers
-            look_up(scaled<F::kOffset>(table_, s.scale[chunk], F::kOffset ? s.offset[chunk] : 0.0f), codes, a, b);
+        if constexpr (!F::kPairs && (F::kBits == 2 || F::kBits == 4 || Decoder<kDecoded>::kScales)) {  // tables are scaled
+            const float factor = s.scale[chunk], less = F::kOffset ? s.offset[chunk] : 0.0f;
+            if constexpr (F::kBits == 2)
+                look_up_pairs(scaled<F::kOffset>(table_, factor, less), scaled<F::kOffset>(of_second_, factor, less), codes, a, b);
+            else if constexpr (F::kBits == 4) look_up(scaled<F::kOffset>(table_, factor, less), codes, a, b);
+            else decoder_.template scaled<F::kOffset>(codes, high, factor, less, a, b);
             return;
         }
-        if constexpr (Decoder<kDecoded>::kScales && !F::kPairs) {
-            decoder_.template scaled<F::kOffset>(codes, high, s.scale[chunk], F::kOffset ? s.offset[chunk] : 0.0f, a, b);
-            return;
-        }
-        if constexpr (F::kBits == 4) look_up(table_, codes, a, b);
+        if constexpr (F::kBits == 2) look_up_pairs(table_, of_second_, codes, a, b);
+        else if constexpr (F::kBits == 4) look_up(table_, codes, a, b);
         else decoder_(codes, high, a, b);
         if constexpr (F::kPairs && F::kBits == 8) {
             a = times(a, all(s.scale[2 * chunk])), b = times(b, all(s.scale[2 * chunk + 1]));
@@ -128,13 +149,10 @@ private:
         x = times(x, factor);
         if (F::kOffset) x = minus(x, less);
     }
-    static constexpr int kDecoded = F::kBits == 4 ? 8 : F::kBits;
-    Table table_;
+    static constexpr int kDecoded = F::kBits == 4 || F::kBits == 2 ? 8 : F::kBits;
+    Table table_, of_second_{};
     Decoder<kDecoded> decoder_;
 };
-
-constexpr int64_t codes_of_chunk(int bits) { return bits == 8 ? 32 : 16; }
-constexpr int64_t high_of_chunk(int bits) { return bits == 8 ? 0 : bits == 4 ? 0 : bits == 5 ? 4 : 8; }
 
 // ---- results
 
@@ -345,6 +363,8 @@ int multiply_bits(const GroupCall& call) {
 
 int run(const GroupCall& call) {
     switch (call.p.bits) {
+        case 2: return multiply_bits<2>(call);
+        case 3: return multiply_bits<3>(call);
         case 4: return multiply_bits<4>(call);
         case 5: return multiply_bits<5>(call);
         case 6: return multiply_bits<6>(call);

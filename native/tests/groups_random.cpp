@@ -41,17 +41,19 @@ struct Case {
     hop_group_product p{};
     Buffer x, codes, high, scale, offset, outer_scale, outer_offset, bias;
     std::vector<double> weight;
+    float decoded[256];  // of scales that are codes
 
     explicit Case(Chance& chance) {
         hop_group_scales& s = p.scales;
         const bool nasty = chance.once_in(4);
-        p.bits = chance.one_of<int32_t>({4, 5, 6, 8}), p.is_signed = p.bits == 8 || chance.once_in(2);
+        p.bits = chance.one_of<int32_t>({2, 3, 4, 5, 6, 8}), p.is_signed = p.bits == 8 || chance.once_in(2);
         p.has_offset = p.bits < 8 && chance.once_in(2);
         s.group = chance.one_of<int64_t>({16, 32, 32, 64, 128});
         if (chance.once_in(2)) {
             s.format = chance.one_of<int32_t>({HOP_INT8, HOP_UINT8, HOP_FLOAT16});
             s.outer_format = chance.one_of<int32_t>({HOP_FLOAT16, HOP_FLOAT32, HOP_BFLOAT16});
-            s.outer = s.group * chance.between(1, 16), s.divided = chance.once_in(4);
+            s.outer = chance.once_in(5) ? 0 : s.group * chance.between(1, 16), s.divided = chance.once_in(4);
+            if (s.format != HOP_FLOAT16 && chance.once_in(3)) s.numbers = decoded, s.format = chance.one_of<int32_t>({HOP_UINT8, HOP_E4M3});
         } else {
             s.format = chance.one_of<int32_t>({HOP_FLOAT16, HOP_FLOAT16, HOP_FLOAT32, HOP_BFLOAT16});
         }
@@ -61,13 +63,13 @@ struct Case {
         const auto any_float = [&] { return chance.one_of<int32_t>({HOP_FLOAT32, HOP_BFLOAT16, HOP_FLOAT16}); };
         p.x_format = any_float(), p.output_format = any_float();
         p.bias_format = chance.once_in(2) ? any_float() : int32_t(HOP_NONE);
+        for (float& number : decoded) number = static_cast<float>(chance.real() * 3);
         for (float& number : p.numbers) number = static_cast<float>(chance.between(-127, 127));
 
         x = numbers(chance, p.m * p.k, p.x_format, 4, nasty);
-        codes = numbers(chance, p.n * p.k * (p.bits == 8 ? 8 : 4) / 8, HOP_UINT8, 0, false);
-        const int64_t high_bits = p.bits == 8 ? 0 : p.bits - 4;
-        high = numbers(chance, p.n * p.k * high_bits / 8, HOP_UINT8, 0, false);
-        const int64_t groups = p.n * (p.k / s.group), outers = s.outer_format ? p.n * ((p.k + s.outer - 1) / s.outer) : 0;
+        codes = numbers(chance, p.n * p.k * low_bits() / 8, HOP_UINT8, 0, false);
+        high = numbers(chance, p.n * p.k * (p.bits - low_bits()) / 8, HOP_UINT8, 0, false);
+        const int64_t groups = p.n * (p.k / s.group), outers = !s.outer_format ? 0 : s.outer ? p.n * outers_of_row() : 1;
         scale = numbers(chance, groups, s.format, 0.1, nasty);
         if (p.has_offset) offset = numbers(chance, groups, s.format, 1, nasty);
         if (outers) outer_scale = numbers(chance, outers, s.outer_format, 0.01, nasty);
@@ -77,22 +79,29 @@ struct Case {
             for (int64_t i = 0; i < p.k; ++i) weight.push_back(number(row, i));
     }
 
+    int low_bits() const { return p.bits == 8 ? 8 : p.bits < 4 ? 2 : 4; }
+    int64_t outers_of_row() const { return (p.k + p.scales.outer - 1) / p.scales.outer; }
+
     double code(int64_t row, int64_t i) const {
         const int64_t at = row * p.k + i;
         if (p.bits == 8) return codes.data<int8_t>()[at];
-        const int low = codes.data<uint8_t>()[at / 2] >> (at % 2 * 4) & 15;
-        if (p.bits == 4) return p.numbers[low];
-        const int width = p.bits - 4, per_byte = 8 / width;
-        const int field = high.data<uint8_t>()[at / per_byte] >> (at % per_byte * width) & ((1 << width) - 1);
-        const int whole = low | field << 4;
+        const int width = p.bits - low_bits(), low = field(codes, at, low_bits());
+        if (!width) return p.numbers[low];
+        const int whole = low | field(high, at, width) << low_bits();
         return p.is_signed && whole >= 1 << (p.bits - 1) ? whole - (1 << p.bits) : whole;
+    }
+
+    static int field(const Buffer& of, int64_t at, int width) {
+        const int per_byte = 8 / width;
+        return of.data<uint8_t>()[at / per_byte] >> (at % per_byte * width) & ((1 << width) - 1);
     }
 
     float scaled(const Buffer& inner, const Buffer& outer, int64_t row, int64_t i) const {
         const hop_group_scales& s = p.scales;
-        const auto own = static_cast<float>(element(s.format, inner.data(), row * (p.k / s.group) + i / s.group));
+        const int64_t at = row * (p.k / s.group) + i / s.group;
+        const auto own = s.numbers ? s.numbers[inner.data<uint8_t>()[at]] : static_cast<float>(element(s.format, inner.data(), at));
         if (!s.outer_format) return own;
-        const auto over = static_cast<float>(element(s.outer_format, outer.data(), row * ((p.k + s.outer - 1) / s.outer) + i / s.outer));
+        const auto over = static_cast<float>(element(s.outer_format, outer.data(), s.outer ? row * outers_of_row() + i / s.outer : 0));
         return s.divided ? own / over : over * own;
     }
 

@@ -14,9 +14,9 @@ from hop import Quantizer
 from hop.interchange.gguf import held
 from hop.interchange.gguf_types import TYPES, BlockType
 from hop.kernels.cpu import native
-from hop.numerics.formats import E4M3, INT6, INT8, IQ4_NL, UINT4, UINT5, UINT6
+from hop.numerics.formats import E2M1, E4M3, INT6, INT8, INT16, IQ4_NL, UINT4, UINT5, UINT6, UTERNARY, Integer
 from hop.numerics.layouts import Planes
-from hop.numerics.scale_rules import StoredScales
+from hop.numerics.stored_scales import UE4M3_HALF, StoredScales
 from hop.tensor import QuantizedTensor
 from tests import levels
 from tests.interchange.test_gguf import random_blocks
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.skipif(not levels.HERE, reason="needs the native kernel
 
 LINEAR = torch.ops.aten.linear.default
 BY_NAME = {t.name: t for t in TYPES.values()}
-TAKEN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # Beside those of GGUF: scales in other dtypes, larger groups, pairs of scales for each, floats that divide.
 OTHERS = {
@@ -34,6 +33,13 @@ OTHERS = {
     "pairs": Quantizer(UINT4, (1, 16), StoredScales(UINT6, (1, 48), torch.float32, offset=True)),
     "pairs of bytes": Quantizer(INT8, (1, 16), StoredScales(UINT6, (1, 64))),
     "divided": Quantizer(INT6, (1, 32), StoredScales(UINT6, (1, 64), divided=True), layout=Planes()),
+    "one float for all, that divides": Quantizer(
+        E2M1, (1, 16), StoredScales(E4M3, (-1, -1), torch.float32, divided=True)
+    ),
+    "codes of few numbers": Quantizer(UTERNARY, (1, 32), StoredScales(UE4M3_HALF, (1, 64), torch.bfloat16)),
+    "unsigned codes of 3 bits": Quantizer(
+        Integer("uint3", 3, torch.uint8, 0, 7), (1, 32), StoredScales(torch.bfloat16, offset=True), layout=Planes()
+    ),
     "one float for a long row": Quantizer(UINT4, (1, 32), StoredScales(UINT6, (1, 4096), torch.bfloat16)),
 }
 
@@ -42,6 +48,8 @@ def weight(t: BlockType, rows: int, size: int, seed: int = 0, finite: bool = Tru
     """A tensor of random blocks."""
     raw = torch.from_numpy(random_blocks(t, (rows, size), seed, finite)).reshape(-1, t.bytes)
     parts = held(t.quantizer, t.read(raw))
+    if t.name == "MXFP4":
+        parts["scale"] = parts["scale"] % 40 + 100  # of whose numbers float32 holds sums
     buffers = {name: parts[name].reshape(shape) for name, (shape, _) in t.quantizer.buffers((rows, size)).items()}
     return QuantizedTensor(buffers, t.quantizer, (rows, size), torch.float32)
 
@@ -89,7 +97,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_gguf(name: str):
     t = BY_NAME[name]
     for seed, (m, n, k) in enumerate(((1, 1, 256), (3, 37, 512), (9, 50, 768), (70, 23, 256))):
@@ -101,7 +109,7 @@ def test_gguf(name: str):
         check(x.to(dtype), w, bias, output)
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_numbers_that_are_none(name: str):
     """Scales that are infinite, NaN or 0, and such elements."""
     generator = torch.Generator().manual_seed(1)
@@ -178,8 +186,8 @@ def test_reasons():
         (said(Quantizer(INT8, (2, 32), half)), "parts of a row"),
         (said(Quantizer(INT6, (1, 32), half)), "in planes"),
         (said(Quantizer(INT8, (1, 32), half), torch.randn(2, 48)), "multiple of 32"),
-        (said(Quantizer(INT8, (1, 32), StoredScales(E4M3, (1, 64)))), "integers of a byte"),
-        (said(Quantizer(INT8, (1, 32), StoredScales(UINT6, (-1, -1)))), "parts of a row"),
+        (said(Quantizer(INT8, (1, 32), StoredScales(INT16, (1, 64)))), "in floats or in a byte"),
+        (said(Quantizer(INT8, (1, 32), StoredScales(UINT6, (1, -1)))), "parts of a row"),
         (said(Quantizer(INT8, (1, 32), half), x.double()), "float64"),
         (said(Quantizer(INT8, (1, 32), half), x, torch.zeros(5, dtype=torch.float64)), "a bias"),
         (said(Quantizer(INT8, (32, 1), half), op=mm), "summed along its rows"),
@@ -204,6 +212,9 @@ def test_operator_refuses():
         ("1 codes=int7 scale=float16:32", {}, "not understood"),
         ("1 codes=int5 scale=float16", {}, "not understood"),
         ("1 codes=int5 scale=float16:24", {}, "groups of 16"),
+        ("1 codes=int5 scale=uint8:32 scale_numbers=1,2", {}, "not understood"),
+        ("1 codes=int5 scale=float16:-1", {}, "not understood"),
+        ("1 codes=int8 scale=float16:32 offset", {}, "offsets of codes"),
         ("1 codes=int5 scale=e4m3:32", {}, "scales in floats"),
         ("1 codes=bits4 numbers=1,2 scale=float16:32", {}, "not understood"),
         ("1 codes=int5 scale=float16:32 outer=float16:48", {}, "whole groups"),

@@ -9,12 +9,14 @@ import torch
 
 from hop.numerics import blocks, packing
 from hop.numerics.formats import INT8, Format
+from hop.numerics.layouts import Planes
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.stored_scales import StoredScales
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _NAMES = ("codes", "high_codes", "scale", "offset", "outer_scale", "outer_offset")
-_SCALES = (*FLOATS, torch.int8, torch.uint8)
+_SCALES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*FLOATS, torch.int8, torch.uint8)}
+_SCALES |= {torch.float8_e4m3fn: "e4m3"}
 
 
 class Described(NamedTuple):
@@ -34,20 +36,21 @@ def describe(q: Quantizer) -> Described | str:
         return f"for plain codes and those in planes, not layout={q.layout}"
     codes = _codes(q)
     if codes is None:
-        return f"for int8, any codes of 4 bits, and integers of 5 and 6 bits in planes, not {format.name}"
+        return f"for int8, any codes of 2 and 4 bits, and integers of 3, 5 and 6 bits in planes, not {format.name}"
     stored = rule.stored(format, q.block)
-    group = _along(q.block)
-    if group is None:
-        return f"for scales of parts of a row, not blocks of {q.block}"
     words = [codes]
     for name in ("scale", "outer_scale"):
         if name not in stored:
             continue
         dtype, block = stored[name]
-        size = _along(block)
-        if dtype not in _SCALES or size is None or (isinstance(rule.scale, Format) and not _is_whole(rule.scale)):
-            return f"for scales in floats, or integers of a byte under floats of parts of a row, not {rule}"
-        words.append(f"{name.removesuffix('_scale')}={str(dtype).removeprefix('torch.')}:{size}")
+        size = 0 if name == "outer_scale" and set(block) == {-1} else _along(block)
+        if dtype not in _SCALES or size is None:
+            return f"for scales of parts of a row, in floats or in a byte, not {rule} of blocks of {q.block}"
+        words.append(f"{name.removesuffix('_scale')}={_SCALES[dtype]}:{size}")
+    if isinstance(rule.scale, Format) and not rule.scale.is_integer:
+        if rule.scale.bits > 8:
+            return f"for scales of parts of a row, in floats or in a byte, not {rule}"
+        words.append(f"scale_numbers={_listed(_scale_numbers(rule.scale))}")
     words += ["divided"] if rule.divided else []
     words += ["offset"] if rule.offset else []
     held = {"codes", *q.stored()}
@@ -58,27 +61,35 @@ def _codes(q: Quantizer) -> str | None:
     """The words of codes, None for those that are not read."""
     format: Any = q.format
     zero = q.scale.zero(format) if format.is_integer else 0
-    if format.bits == 4 and q.layout is None and not format.is_for_scales:
-        bytes = torch.arange(0x10, 0x100, 0x22, dtype=torch.int32).to(torch.uint8)  # codes 0 and 1, 2 and 3, ...
-        codes = packing.unpack(bytes, 4, 16, format.dtype)
+    if format.bits in (2, 4) and q.layout is None:
+        count = 2**format.bits
+        packed = packing.pack(torch.arange(count), format.bits)
+        codes = packing.unpack(packed, format.bits, count, format.dtype)
         numbers = format.decode(codes, zero) if format.is_integer else format.decode(codes)
-        return f"codes=bits4 numbers={','.join(str(_bits(x)) for x in numbers.tolist())}"
+        return f"codes=bits{format.bits} numbers={_listed(numbers.tolist() * (16 // count))}"
     if format == INT8 and q.layout is None:
         return "codes=int8"
-    if format.is_integer and format.bits in (5, 6) and q.is_dense() and zero == 0:
+    if format.is_integer and isinstance(q.layout, Planes) and zero == 0:
         return f"codes={'int' if format.dtype.is_signed else 'uint'}{format.bits}"
     return None
 
 
+def _scale_numbers(format: Format) -> list[float]:
+    """What the 256 bytes of scales stand for; those that are no codes, NaN."""
+    count = 2**format.bits
+    codes = torch.arange(count, dtype=torch.int16).to(torch.uint8).view(format.dtype)
+    return format.decode(codes).tolist() + [float("nan")] * (256 - count)
+
+
+def _listed(numbers: list[float]) -> str:
+    """The bits of float32 numbers."""
+    return ",".join(str(_bits(x)) for x in numbers)
+
+
 def _along(block: blocks.Block) -> int | None:
-    """The size of a block of a matrix that is part of one row."""
+    """The size of a block of a matrix that is part of one row; None for another block."""
     rows, size = blocks.per_dimension(block, 2)
     return size if rows == 1 and size != -1 else None
-
-
-def _is_whole(format: Format) -> bool:
-    """Whether codes of scales are integers, and their numbers."""
-    return format.is_integer and format.bits <= 8
 
 
 def _bits(x: float) -> int:
@@ -92,7 +103,7 @@ def declines_shape(described: Described, k: int) -> str | None:
     group = sizes["scale"]
     if group != 16 and group % 32:
         return f"for groups of 16, 32 or multiples of 32 elements, not of {group}"
-    if sizes.get("outer", group) % group:
+    if sizes.get("outer", 0) % group:
         return "for floats of whole groups"
     if k == 0 or k % 32 or k % group:
         return f"for rows of whole groups, and of a multiple of 32 elements, not of {k}"
