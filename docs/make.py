@@ -203,8 +203,7 @@ PAIRS = {
     "float32 or float16 × int8": (torch.float32, "INT8_ROW", False),
     "float32 or float16 × int4 in groups": (torch.float32, "INT4_32", False),
     "float32 or float16 × fp8, MX or NVFP4": (torch.float32, "NVFP4", False),
-    "floats × GGUF's Q4_0, Q4_1, Q5_0, Q5_1, Q8_0": (torch.bfloat16, "Q5_0", False),
-    "floats × GGUF's Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS": (torch.float32, "Q5_K", False),
+    "floats × GGUF's types": (torch.float32, "Q4_K", False),
     "floats × codebook": (torch.float32, "STATE8", False),
     "int8 × fp8": ("INT8_ROW", "FP8_ROW", False),
 }

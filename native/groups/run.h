@@ -195,17 +195,20 @@ inline void prepare(const hop_group_product& p, const void* x, int64_t row, floa
 
 // ---- few rows of x
 
-// M rows of x by N rows of the weight.
+// Up to M rows of x by up to N rows of the weight: the last one stands for those that there are not.
 template <class F, int M, int N>
-void few(const GroupCall& call, const Numbers<F>& numbers, const Weight& weight, const float* x, int64_t row, float* memory) {
+void few(const GroupCall& call, const Numbers<F>& numbers, const Weight& weight, const float* x, int64_t row, int64_t columns, float* memory) {
     constexpr int64_t codes_bytes = codes_of_chunk(F::kBits), high_bytes = high_of_chunk(F::kBits);
-    const int64_t k = call.p.k;
+    const int64_t k = call.p.k, rows = call.p.m;
     const uint8_t *codes[N], *high[N];
+    const float* own[M];
     RowScales scales[N];
     Lanes sums[N][M];
-    weight.find(row, N, memory);
-    for (int j = 0; j < N; ++j) {
-        codes[j] = weight.codes(row + j), high[j] = weight.high(row + j), scales[j] = weight.found(j, N, memory);
+    weight.find(row, columns, memory);
+    for (int i = 0; i < M; ++i) own[i] = x + (i < rows ? i : rows - 1) * k;
+    for (int64_t j = 0; j < N; ++j) {
+        const int64_t at = j < columns ? j : columns - 1;
+        codes[j] = weight.codes(row + at), high[j] = weight.high(row + at), scales[j] = weight.found(at, columns, memory);
         for (int i = 0; i < M; ++i) sums[j][i] = all(0.0f);
     }
     const uint8_t *next = codes[0] + N * weight.bytes() + kFetched, *next_high = high[0] + N * weight.high_bytes() + kFetched;
@@ -219,23 +222,24 @@ void few(const GroupCall& call, const Numbers<F>& numbers, const Weight& weight,
             numbers(codes[j] + chunk * codes_bytes, high[j] + chunk * high_bytes, scales[j], chunk, a, b);
             HOP_UNROLL
             for (int i = 0; i < M; ++i) {
-                const float* own = x + i * k + chunk * kChunk;
-                sums[j][i] = add_product(b, load(own + 16), add_product(a, load(own), sums[j][i]));
+                const float* at = own[i] + chunk * kChunk;
+                sums[j][i] = add_product(b, load(at + 16), add_product(a, load(at), sums[j][i]));
             }
         }
     }
     const Results results(call);
-    for (int j = 0; j < N; ++j)
-        for (int i = 0; i < M; ++i) results.put(i, row + j, total(sums[j][i]));
+    for (int j = 0; j < N && j < columns; ++j)
+        for (int i = 0; i < M && i < rows; ++i) results.put(i, row + j, total(sums[j][i]));
 }
 
 template <class F, int M>
 void few_rows(const GroupCall& call, const float* x, int64_t first, int64_t last, float* memory) {
     const Numbers<F> numbers(call.p);
     const Weight weight(call);
-    int64_t row = first;
-    for (; row + kFewColumns <= last; row += kFewColumns) few<F, M, kFewColumns>(call, numbers, weight, x, row, memory);
-    for (; row < last; ++row) few<F, M, 1>(call, numbers, weight, x, row, memory);
+    for (int64_t row = first; row < last; row += kFewColumns) {
+        const int64_t rest = last - row;
+        few<F, M, kFewColumns>(call, numbers, weight, x, row, rest < kFewColumns ? rest : kFewColumns, memory);
+    }
 }
 
 // ---- many rows
@@ -336,7 +340,6 @@ int multiply(const GroupCall& call) {
                     const int64_t last = end * columns < p.n ? end * columns : p.n;
                     if (p.m == 1) few_rows<F, 1>(call, x, begin * columns, last, memory);
                     else if (p.m == 2) few_rows<F, 2>(call, x, begin * columns, last, memory);
-                    else if (kFewRows > 2 && p.m == 3) few_rows<F, kFewRows - 1>(call, x, begin * columns, last, memory);
                     else few_rows<F, kFewRows>(call, x, begin * columns, last, memory);
                 }
             } else {

@@ -169,6 +169,19 @@ def test_programs_and_gradients():
     assert torch.allclose(x.grad, hop.dequantize(w).sum(0).expand(3, 512), rtol=1e-5, atol=1e-3)
 
 
+def test_quantized_left_factor():
+    """int8 in blocks of 32, as llama.cpp quantizes activations: its numbers, beside weights whose meaning is that of
+    floats; integers by integers stay exact sums."""
+    x = hop.quantize(BY_NAME["Q8_0"].quantizer, torch.randn(2, 5, 512, generator=torch.Generator().manual_seed(6)))
+    numbers = hop.dequantize(x)
+    for name in ("Q4_K", "Q6_K"):
+        w = weight(BY_NAME[name], 9, 512)
+        for output in (torch.float32, torch.bfloat16):
+            assert torch.equal(linear(x, w, None, output), linear(numbers, w, None, output))
+    said = hop.explain(LINEAR, torch.float32, x, weight(BY_NAME["Q5_0"], 9, 512))
+    assert "native group product: integers have exact sums" in said, said
+
+
 def test_reasons():
     """What it does not take is said, and goes another way."""
     x = torch.randn(2, 64)

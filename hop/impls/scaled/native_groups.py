@@ -1,8 +1,9 @@
-"""scaled by the native kernels, of plain floats beside weights as files of quantized models hold them: codes of 4, 5, 6
-or 8 bits in rows, scales of groups in 16 bits or in two levels, with offsets.
+"""scaled by the native kernels, of plain floats beside weights as files of quantized models hold them: codes of 2 to 8
+bits in rows, scales of groups in 16 bits or in two levels, with offsets.
 
 The weight's numbers are those of dequantize, bit for bit, found in registers, or in a strip that stays in the cache;
-sums are in float32.
+sums are in float32. A left factor that is quantized too becomes float32 first, where the meaning is that of floats:
+beside offsets, scales in two levels, and codes that are no integers.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import Call, misfit
+from hop.impls.scaled.calls import Call, is_integer, misfit, usage
 from hop.impls.scaled.outputs import finish
 from hop.kernels.cpu import group_product, native
 from hop.kernels.cpu.group_product import FLOATS, Described
@@ -31,9 +32,14 @@ def _declines(call: Call) -> str | None:
     if call.kwargs:
         return f"alpha and beta are {call.kwargs}"
     lhs, rhs, bias = call.find(LHS), call.find(RHS), call.find(BIAS)
-    if not isinstance(lhs, Tensor) or not isinstance(rhs, Operand):
-        return "for plain floats by a quantized weight"
-    if lhs.dtype not in FLOATS:
+    if not isinstance(rhs, Operand):
+        return "the right factor is not quantized"
+    if isinstance(lhs, Operand):
+        if is_integer(lhs) and is_integer(rhs):
+            return "integers have exact sums"
+        if usage(call, LHS) != copies.ROWWISE:
+            return "the left factor has no row-wise copy"
+    elif lhs.dtype not in FLOATS:
         return f"for float32, bfloat16 and float16 beside quantized numbers, not {lhs.dtype}"
     if call.roles.rhs_sums != -1 or rhs.dim() != 2 or lhs.dim() < 1:
         return "for a matrix that is summed along its rows, as linear's weight is"
@@ -67,14 +73,16 @@ def _multiplied(call: Call, result: torch.dtype) -> Callable[..., Tensor]:
 
 def _run(call: Call) -> Any:
     result = call.output if call.output in FLOATS else torch.float32
+    lhs = call.find(LHS)
+    x = lhs.values(copies.ROWWISE) if isinstance(lhs, Operand) else lhs
     with eager.below_autograd():
-        y = _multiplied(call, result)(call.find(LHS), call.find(RHS), call.find(BIAS))
+        y = _multiplied(call, result)(x, call.find(RHS), call.find(BIAS))
     return y if call.output == result else finish(call, y)
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:
-    """For results in floats."""
-    if call.output not in FLOATS:
+    """For plain floats, and results in floats."""
+    if call.output not in FLOATS or isinstance(call.find(LHS), Operand):
         return None
     multiply, places, below = _multiplied(call, call.output), call.roles.roles, eager.below_autograd
     i, j = places.index(LHS), places.index(RHS)
