@@ -6,7 +6,19 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention, cases, convolutions, experts, layers, minilm, native, optimizers, rows, training
+from benchmarks import (
+    attention,
+    cases,
+    convolutions,
+    experts,
+    groups,
+    layers,
+    minilm,
+    native,
+    optimizers,
+    rows,
+    training,
+)
 from benchmarks.timing import Row
 from hop.kernels.cpu import native as native_kernels
 
@@ -14,7 +26,7 @@ Group = Callable[[], Iterator[Row]]
 
 GROUPS: list[Group] = [
     *(*cases.GROUPS, *native.GROUPS, *convolutions.GROUPS, *training.GROUPS, *optimizers.GROUPS, *minilm.GROUPS),
-    *(*experts.GROUPS, *layers.GROUPS, *rows.GROUPS, *attention.GROUPS),
+    *(*experts.GROUPS, *layers.GROUPS, *rows.GROUPS, *attention.GROUPS, *groups.GROUPS),
 ]
 NAMES = [g.__name__ for g in GROUPS]
 HEADER = f"{'':12}{'case':42}{'ours':>11}  {'peer':24}{'':>11}{'ours/peer':>11}  target"

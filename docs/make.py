@@ -32,6 +32,7 @@ from hop.dispatch.operators import ATTENTION, CONVOLUTION, EMBEDDING, MATRIX, SC
 from hop.export.rewrite import encodings
 from hop.export.rewrite.integer import VALUES
 from hop.impls.scaled.families.attention import PAIRS as ATTENTION_PAIRS
+from hop.interchange.gguf_types import TYPES
 from hop.numerics.attention_schemes import ATTENTION_SCHEMES
 from hop.numerics.attention_schemes import SHORT as OF_ATTENTION
 from hop.numerics.formats import FORMATS, INT8, Codebook, Format, Integer, PowerOfTwo
@@ -179,7 +180,9 @@ def _spelled(*quantizers: Quantizer | None) -> list[str]:
     return ["" if q is None else f"`{repr(q).removeprefix('Quantizer')}`" for q in quantizers]
 
 
-# By label, presets of two factors of a linear layer, the weight packed or not; None is a plain bfloat16 tensor.
+# By label, presets, or types of GGUF, of two factors of a linear layer, the weight packed or not; a dtype is a plain
+# tensor.
+QUANTIZERS = {t.name: t.quantizer for t in TYPES.values()} | PRESETS
 PAIRS = {
     "int8 × int8, rows × channels": ("INT8_ROW", "INT8_ROW", False),
     "the same, zero points on the left": ("INT8_ROW_AFFINE", "INT8_ROW", False),
@@ -200,6 +203,7 @@ PAIRS = {
     "float32 or float16 × int8": (torch.float32, "INT8_ROW", False),
     "float32 or float16 × int4 in groups": (torch.float32, "INT4_32", False),
     "float32 or float16 × fp8, MX or NVFP4": (torch.float32, "NVFP4", False),
+    "floats × GGUF's types": (torch.float32, "Q4_K", False),
     "floats × codebook": (torch.float32, "STATE8", False),
     "int8 × fp8": ("INT8_ROW", "FP8_ROW", False),
 }
@@ -210,8 +214,8 @@ def scaled_support() -> str:
     w = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     x, rows = w[:16], []
     for label, (of_lhs, of_rhs, packed) in PAIRS.items():
-        lhs = hop.quantize(PRESETS[of_lhs], x) if isinstance(of_lhs, str) else x.to(of_lhs)
-        rhs = hop.quantize(PRESETS[of_rhs], w)
+        lhs = hop.quantize(QUANTIZERS[of_lhs], x) if isinstance(of_lhs, str) else x.to(of_lhs)
+        rhs = hop.quantize(QUANTIZERS[of_rhs], w)
         rhs = hop.pack(rhs) if packed else rhs
         rows.append([label, *(_taken(output, lhs, rhs) for output in (torch.float32, torch.bfloat16))])
     return pages.table([["operands", "to float32", "to bfloat16"], *rows])

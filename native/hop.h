@@ -116,6 +116,51 @@ HOP_API int hop_multiply_floats(
 // rhs codes from HOP_STRIDED to HOP_TILED.
 HOP_API int hop_pack(const hop_operand* operand, int64_t rows, int64_t k, int threads, const void* codes, void* tiled);
 
+// ---- products by weights as files of quantized models hold them: codes of 2 to 8 bits in rows, a scale for each group of a
+// row, and what is taken off each element
+
+// Scales, one for each `group` elements of a row: numbers of `format`, or of HOP_INT8, HOP_UINT8 and HOP_E4M3 codes, which
+// are numbers[code] where numbers is given, and else integers; under a number of outer_format (HOP_NONE: 1) for each `outer`
+// elements, or for the whole weight if that is 0, by which they are multiplied, or divided if `divided`.
+struct hop_group_scales {
+    int32_t format, outer_format, divided;
+    int64_t group, outer;
+    const float* numbers;  // 256
+};
+
+// y (m, n) = x (m, k) times the transpose of ŵ (n, k), ŵ = fl(fl(s * code) - offset), both fl float32; then a bias, and a
+// cast. Everything lies in contiguous memory; k is a multiple of 32, and of group; group is 16 or a multiple of 32.
+//
+//     bits  codes of a row                 code
+//     8     a byte each                    int8, without offsets
+//     4     two to a byte                  numbers[code]
+//     2     four to a byte                 numbers[code]
+//     5     two to a byte, of the low 4    the low bits + 16 · high bit, of which 8 share a byte of `high`
+//     6     the same                       likewise, with two high bits, of which 4 share a byte
+//     3     four to a byte, of the low 2   the low bits + 4 · high bit, of which 8 share a byte
+//
+// Those of 3, 5 and 6 bits are two's complement if is_signed.
+//
+// Each result is Σ in one order, whatever m and n are: lane j of 16 adds up the elements of 32 after the other,
+// j and j + 16 of each 32 for 8 bits, 2 j and 2 j + 1 for others, and the lanes are added up in halves.
+struct hop_group_product {
+    int64_t m, n, k;
+    int32_t bits, is_signed, has_offset;
+    int32_t x_format, bias_format, output_format;  // HOP_FLOAT32, HOP_BFLOAT16 or HOP_FLOAT16; bias also HOP_NONE
+    float numbers[16];                             // of 4 and 2 bits
+    struct hop_group_scales scales;                // of offsets too
+};
+
+struct hop_group_data {
+    const void *codes, *high, *scale, *offset, *outer_scale, *outer_offset;
+};
+
+// Why there is no kernel for the product; a null pointer if there is one.
+HOP_API const char* hop_group_product_declines(const struct hop_group_product* product);
+
+HOP_API int hop_multiply_groups(const struct hop_group_product* product, int threads, const void* x,
+                                const struct hop_group_data* weight, const void* bias, void* y);
+
 // ---- convolutions
 
 // Sizes of three dimensions: depth, height, width; 1 for those that there are none of.

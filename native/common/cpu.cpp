@@ -99,6 +99,6 @@ Level level() {
 
 }  // namespace hop
 
-int hop_version() { return 10; }
+int hop_version() { return 11; }
 int hop_best_level() { return hop::best_cpu(); }
 int hop_use_level(int level) { return hop::asked.exchange(level); }

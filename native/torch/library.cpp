@@ -53,6 +53,10 @@ const Operator kOperators[] = {
      "(Tensor q, Tensor q_scale, Tensor k, Tensor k_scale, Tensor v, Tensor v_scale, Tensor? mask, float scale, "
      "bool is_causal, str description) -> Tensor",
      boxed<attention>},
+    {"group_product",
+     "(Tensor x, Tensor codes, Tensor? high_codes, Tensor scale, Tensor? offset, Tensor? outer_scale, "
+     "Tensor? outer_offset, Tensor? bias, str description) -> Tensor",
+     boxed<group_product>},
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };
 

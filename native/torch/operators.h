@@ -15,5 +15,6 @@ void pack(StableIValue* values, uint64_t count);
 void function(StableIValue* values, uint64_t count);
 void rows(StableIValue* values, uint64_t count);
 void attention(StableIValue* values, uint64_t count);
+void group_product(StableIValue* values, uint64_t count);
 
 }  // namespace hop::torch

@@ -276,7 +276,7 @@ _STATIC = presets.INT8_TENSOR_STATIC_AFFINE
 _CHANNEL, _WHOLE = presets.INT8_CONV, presets.UINT8_TENSOR_AFFINE
 _CHANNEL1 = Quantizer(INT8, (1, -1, -1))
 _CHANNEL3 = Quantizer(INT8, (1, -1, -1, -1, -1))
-_SUPERBLOCK = Quantizer(UINT5, (1, 8), StoredScales(UINT6, (1, 32), offset=True), layout=Planes())
+_SUPERBLOCK = Quantizer(UINT5, (1, 16), StoredScales(UINT6, (1, 32), offset=True), layout=Planes())
 _GROUPS = Quantizer(INT4, (1, 4))
 _GEMMLOWP = Quantizer(INT8, scale=Static(affine=True, requantize=GEMMLOWP))
 
@@ -309,7 +309,8 @@ SCALED = [
     ScaledOperator(
         "linear_superblock",
         aten.linear.default,
-        (P((2, 3, 40)), Q((7, 40), _SUPERBLOCK), P((7,))),
+        (P((2, 3, 64)), Q((7, 64), _SUPERBLOCK), P((7,))),
+        terms=64,
         plain=(0, 2),
     ),
     ScaledOperator(

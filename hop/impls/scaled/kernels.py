@@ -1,7 +1,8 @@
 """The kernels of scaled, in the order in which they are asked: the fastest ways through PyTorch's own operators.
 
 native product      the native kernels, on the CPU, where they were built (native.py); native convolution;
-                    native product in parts, of plain floats with more bits than bfloat16 (native_parts.py)
+                    native product in parts, of plain floats with more bits than bfloat16 (native_parts.py);
+                    native group product, by weights as files hold them (native_groups.py)
 GPU product         the kernels of cutlass_kernels, on GPUs (gpu.py)
 integer product     torch._int_mm on codes; zero points become corrections of its sums
 bfloat16 product    torch.mm on numbers of 8 bits and fewer, whose products are exact, summed in float32
@@ -21,6 +22,7 @@ from hop.impls.out_dtype.forms import Product, as_product
 from hop.impls.scaled.calls import Call, by_sum, is_batch, is_integer, misfit, usage
 from hop.impls.scaled.gpu import GPU
 from hop.impls.scaled.native import NATIVE
+from hop.impls.scaled.native_groups import GROUPS
 from hop.impls.scaled.native_parts import PARTS
 from hop.impls.scaled.operands import block_of, centered, plain, spread
 from hop.impls.scaled.outputs import finish, requantized
@@ -296,6 +298,7 @@ BFLOAT16 = Kernel("bfloat16 product", _declines_bfloat16, _run_bfloat16)
 TABLE: tuple[Kernel, ...] = (
     NATIVE,
     PARTS,
+    GROUPS,
     GPU,
     INTEGERS,
     Kernel("integer groups", _declines_groups, _run_groups),

@@ -118,7 +118,12 @@ def _attention(q: Tensor, *rest: Any) -> Tensor:
     return q.new_empty([*q.shape[:-1], v.shape[-1]], dtype=getattr(torch, _words(rest[-1])["result"]))
 
 
+def _group_product(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty([*x.shape[:-1], codes.shape[0]], dtype=getattr(torch, _words(rest[-1])["result"]))
+
+
 _FAKES |= {"attention": _attention, "step_": lambda *args: None, "noise": _noise, "function": _function, "rows": _rows}
+_FAKES["group_product"] = _group_product
 _FAKES |= {"quantize": _quantize, "quantize_product": _quantize, "dequantize": _dequantize}
 
 
@@ -202,5 +207,8 @@ floats, or codes, scales, and zero points or the amax of two levels; native/torc
 attention: Callable[..., Tensor] = _missing
 """(q, q_scale, k, k_scale, v, v_scale, mask, scale, is_causal, description): attention of int8 in four dimensions, the
 result in floats; native/torch/attention.cpp."""
+group_product: Callable[..., Tensor] = _missing
+"""(x, codes, high_codes, scale, offset, outer_scale, outer_offset, bias, description): a product by a weight with a
+scale for each group of its rows; native/torch/groups.cpp."""
 pack: Callable[..., Tensor] = _missing
 """(codes, description): a matrix of codes as of hop.layouts.Tiled."""

@@ -1,0 +1,110 @@
+"""Products by weights as files of quantized models hold them, by the native kernels: the words that describe one to
+hop_native::group_product (native/torch/groups.cpp)."""
+
+import functools
+import struct
+from typing import Any, NamedTuple
+
+import torch
+
+from hop.numerics import blocks, packing
+from hop.numerics.formats import INT8, Format
+from hop.numerics.layouts import Planes
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.stored_scales import StoredScales
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_NAMES = ("codes", "high_codes", "scale", "offset", "outer_scale", "outer_offset")
+_SCALES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*FLOATS, torch.int8, torch.uint8)}
+_SCALES |= {torch.float8_e4m3fn: "e4m3"}
+
+
+class Described(NamedTuple):
+    """A weight as the kernels take it."""
+
+    words: str
+    names: tuple[str | None, ...]  # the buffers that they read, None where there is none
+
+
+@functools.lru_cache(maxsize=4096)
+def describe(q: Quantizer) -> Described | str:
+    """A weight with row-wise buffers; a string if the kernels take none such, which says why."""
+    rule, format = q.scale, q.format
+    if type(rule) is not StoredScales or q.flat:
+        return f"for scales as files of quantized models hold them, StoredScales, not {q}"
+    if q.layout is not None and not q.is_dense():
+        return f"for plain codes and those in planes, not layout={q.layout}"
+    codes = _codes(q)
+    if codes is None:
+        return f"for int8, any codes of 2 and 4 bits, and integers of 3, 5 and 6 bits in planes, not {format.name}"
+    stored = rule.stored(format, q.block)
+    words = [codes]
+    for name in ("scale", "outer_scale"):
+        if name not in stored:
+            continue
+        dtype, block = stored[name]
+        size = 0 if name == "outer_scale" and set(block) == {-1} else _along(block)
+        if dtype not in _SCALES or size is None:
+            return f"for scales of parts of a row, in floats or in a byte, not {rule} of blocks of {q.block}"
+        words.append(f"{name.removesuffix('_scale')}={_SCALES[dtype]}:{size}")
+    if isinstance(rule.scale, Format) and not rule.scale.is_integer:
+        if rule.scale.bits > 8:
+            return f"for scales of parts of a row, in floats or in a byte, not {rule}"
+        words.append(f"scale_numbers={_listed(_scale_numbers(rule.scale))}")
+    words += ["divided"] if rule.divided else []
+    words += ["offset"] if rule.offset else []
+    held = {"codes", *q.stored()}
+    return Described(" ".join(words), tuple(name if name in held else None for name in _NAMES))
+
+
+def _codes(q: Quantizer) -> str | None:
+    """The words of codes, None for those that are not read."""
+    format: Any = q.format
+    zero = q.scale.zero(format) if format.is_integer else 0
+    if format.bits in (2, 4) and q.layout is None:
+        count = 2**format.bits
+        packed = packing.pack(torch.arange(count), format.bits)
+        codes = packing.unpack(packed, format.bits, count, format.dtype)
+        numbers = format.decode(codes, zero) if format.is_integer else format.decode(codes)
+        return f"codes=bits{format.bits} numbers={_listed(numbers.tolist() * (16 // count))}"
+    if format == INT8 and q.layout is None:
+        return "codes=int8"
+    if format.is_integer and isinstance(q.layout, Planes) and zero == 0:
+        return f"codes={'int' if format.dtype.is_signed else 'uint'}{format.bits}"
+    return None
+
+
+def _scale_numbers(format: Format) -> list[float]:
+    """What the 256 bytes of scales stand for; those that are no codes, NaN."""
+    count = 2**format.bits
+    codes = torch.arange(count, dtype=torch.int16).to(torch.uint8).view(format.dtype)
+    return format.decode(codes).tolist() + [float("nan")] * (256 - count)
+
+
+def _listed(numbers: list[float]) -> str:
+    """The bits of float32 numbers."""
+    return ",".join(str(_bits(x)) for x in numbers)
+
+
+def _along(block: blocks.Block) -> int | None:
+    """The size of a block of a matrix that is part of one row; None for another block."""
+    rows, size = blocks.per_dimension(block, 2)
+    return size if rows == 1 and size != -1 else None
+
+
+def _bits(x: float) -> int:
+    """Those of a float32."""
+    return struct.unpack("I", struct.pack("f", x))[0]
+
+
+def declines_shape(described: Described, k: int) -> str | None:
+    """Why rows of k elements are not taken, or None."""
+    sizes = {word.partition("=")[0]: int(word.rpartition(":")[2]) for word in described.words.split() if ":" in word}
+    group = sizes["scale"]
+    if group != 16 and group % 32:
+        return f"for groups of 16, 32 or multiples of 32 elements, not of {group}"
+    if sizes.get("outer", 0) % group:
+        return "for floats of whole groups"
+    if k == 0 or k % 32 or k % group:
+        return f"for rows of whole groups, and of a multiple of 32 elements, not of {k}"
+    return None

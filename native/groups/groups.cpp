@@ -1,0 +1,85 @@
+#include "groups/groups.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "common/cpu.h"
+#include "common/isa.h"
+#include "common/parallel.h"
+#include "quantize/quantize.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what the intrinsics leave undefined on purpose
+#endif
+
+namespace hop {
+namespace portable {
+namespace {
+#include "common/rounding.h"
+#include "groups/lanes_plain.h"
+#include "groups/run.h"
+}  // namespace
+}  // namespace portable
+
+#if defined(__x86_64__)
+HOP_BEGIN_TARGET(HOP_AVX2)
+namespace avx2 {
+namespace {
+#include "common/rounding.h"
+#include "groups/lanes_avx2.h"
+#include "groups/run.h"
+}  // namespace
+}  // namespace avx2
+HOP_END_TARGET
+
+HOP_BEGIN_TARGET(HOP_AVX512)
+namespace avx512 {
+namespace {
+#include "common/rounding.h"
+#include "groups/lanes_avx512.h"
+#include "groups/run.h"
+}  // namespace
+}  // namespace avx512
+HOP_END_TARGET
+#endif
+
+namespace {
+
+bool is_number(int32_t format) { return format == HOP_FLOAT32 || format == HOP_BFLOAT16 || format == HOP_FLOAT16; }
+
+}  // namespace
+}  // namespace hop
+
+const char* hop_group_product_declines(const hop_group_product* product) {
+    const hop_group_product& p = *product;
+    const hop_group_scales& s = p.scales;
+    if (p.bits < 2 || p.bits > 8 || p.bits == 7) return "for codes of 2 to 6, and of 8 bits";
+    if (p.bits == 8 && p.has_offset) return "for offsets of codes of 2 to 6 bits";
+    if (s.group != 16 && (s.group < 32 || s.group % 32)) return "for groups of 16, 32 or multiples of 32";
+    if (p.k < 1 || p.k % 32 || p.k % s.group) return "for rows of whole groups, and of a multiple of 32 elements";
+    if (s.outer_format != HOP_NONE && (s.outer < 0 || s.outer % s.group)) return "for outer scales of whole groups";
+    const bool is_byte = s.format == HOP_INT8 || s.format == HOP_UINT8 || (s.format == HOP_E4M3 && s.numbers);
+    if (!hop::is_number(s.format) && !is_byte) return "for scales in floats, or in bytes";
+    if (s.outer_format != HOP_NONE && !hop::is_number(s.outer_format)) return "for outer scales in floats";
+    if (!hop::is_number(p.x_format) || !hop::is_number(p.output_format)) return "for float32, bfloat16 and float16";
+    if (p.bias_format != HOP_NONE && !hop::is_number(p.bias_format)) return "for a bias in float32, bfloat16 or float16";
+    return nullptr;
+}
+
+int hop_multiply_groups(const hop_group_product* product, int threads, const void* x, const hop_group_data* weight,
+                        const void* bias, void* y) {
+    if (hop_group_product_declines(product)) return HOP_UNSUPPORTED;
+    if (product->m == 0 || product->n == 0) return HOP_OK;
+    const hop::GroupCall call{*product, x, *weight, bias, y, threads};
+    switch (hop::level()) {
+#if defined(__x86_64__)
+        case hop::Level::amx:
+        case hop::Level::avx512_bf16:
+        case hop::Level::avx512: return hop::avx512::run(call);
+        case hop::Level::avx2: return hop::avx2::run(call);
+#endif
+        default: return hop::portable::run(call);
+    }
+}
