@@ -479,7 +479,7 @@ class TestModel(WithRuntime):
         with pytest.raises(TypeError, match=r"program must be a torch\.export\.ExportedProgram"):
             hop.export.to_onnx(Perceptron())
         program = torch.export.export(nn.ReLU(), (torch.ones(2),))
-        with pytest.raises(ValueError, match=r"weights must be torch\.uint8, torch\.int8 or None, got torch\.int16"):
+        with pytest.raises(ValueError, match=r"weights must be None, torch\.uint8 or torch\.int8, got torch\.int16"):
             hop.export.to_onnx(program, weights=torch.int16)
 
 

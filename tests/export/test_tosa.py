@@ -70,7 +70,7 @@ class TestNetworks(unittest.TestCase):
         for bits, target in ((8, TOSA_1_0), (16, TOSA_1_0_INT16)):
             for name, (model, shape) in networks().items():
                 torch.manual_seed(len(name) + bits)
-                x = torch.randn(4 * shape[0], *shape[1:])
+                x = torch.randn(8 * shape[0], *shape[1:])
                 total += compared(exported(model if bits == 8 else widened(model), x, target=target), x)
         self.assertGreater(total, 10_000_000)
 

@@ -45,6 +45,7 @@ PROGRAMS = [
     wrong("to_torch_text", TypeError, lambda: export.to_torch("x"), f"program | 'x' | {PROGRAM} | {EXPORT}"),
     wrong("to_integer_text", TypeError, lambda: export.to_integer("x"), f"program | 'x' | {PROGRAM} | {EXPORT}"),
     wrong("to_onnx_text", TypeError, lambda: export.to_onnx("x"), f"program | 'x' | {PROGRAM} | {EXPORT}"),
+    wrong("to_tosa_text", TypeError, lambda: export.to_tosa("x"), f"program | 'x' | {PROGRAM} | {EXPORT}"),
     wrong("to_qdq_text", TypeError, lambda: export.to_qdq("x"), f"program | 'x' | {PROGRAM} | {EXPORT}"),
     wrong("to_executorch_text", TypeError, lambda: export.to_executorch("x"), f"program | 'x' | {PROGRAM} | {EXPORT}"),
     wrong(
@@ -118,7 +119,7 @@ PROGRAMS = [
         "to_onnx_weights",
         ValueError,
         lambda: export.to_onnx(program(), weights=torch.float32),
-        "weights | torch.float32 | must be torch.uint8 or torch.int8 | take one of them",
+        "weights | torch.float32 | must be None, torch.uint8 or torch.int8 | take one of them",
     ),
     wrong(
         "to_qdq_target",

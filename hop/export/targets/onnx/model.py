@@ -59,7 +59,7 @@ def to_onnx(
     """
     check_program(program, "to_onnx")
     if weights is not None and weights not in BYTES:
-        raise ValueError(f"to_onnx: weights must be torch.uint8, torch.int8 or None, got {weights!r}; take one of them")
+        raise ValueError(f"to_onnx: weights must be None, torch.uint8 or torch.int8, got {weights!r}; take one of them")
     try:
         from onnxscript import optimizer
     except ImportError as error:
