@@ -140,7 +140,8 @@ class Decoder:
         """What model.generate gives, in steps of the compiled program: sampling, beams, streamers and the rest.
 
         Args:
-            input_ids, attention_mask: as for prefill; `batch_size` is that of input_ids times `num_beams`.
+            input_ids, attention_mask: as for prefill; `batch_size` is that of input_ids times `num_beams`. Without a
+                mask nothing is padding, whatever pad_token_id is.
             options: others of model.generate.
 
         Raises:
@@ -197,7 +198,7 @@ class Decoder:
         mask = mask.repeat_interleave(copies, 0)
         self.reset()
         self._seen[:, :count] = mask
-        self._positions = mask.sum(1, keepdim=True)
+        self._positions.copy_(mask.sum(1, keepdim=True))  # in place: this may be inference mode, and the next step not
         return mask
 
 
