@@ -46,7 +46,6 @@ def operators() -> dict[str, tuple[object, ...]]:
     heads = (tokens, torch.ones(1, 2, 5, 1)) * 3
     none = (None, None, None)
     held = (torch.randint(-9, 9, (7, 64)).to(torch.int8), None, torch.rand(7, 2).half())
-    of_groups = "1 codes=int8 scale=float16:32 result=bfloat16"
     row = described(presets.INT8_ROW).words.removeprefix("1 ")
     return {
         "product": (t.codes, t.scale, None, None, w.codes, w.scale, *none, None, None, 7, PRODUCT),
