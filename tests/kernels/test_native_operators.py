@@ -45,6 +45,7 @@ def operators() -> dict[str, tuple[object, ...]]:
     tokens = torch.randint(-9, 9, (1, 2, 5, 16)).to(torch.int8)
     heads = (tokens, torch.ones(1, 2, 5, 1)) * 3
     none = (None, None, None)
+    held = (torch.randint(-9, 9, (7, 64)).to(torch.int8), None, torch.rand(7, 2).half())
     row = described(presets.INT8_ROW).words.removeprefix("1 ")
     return {
         "product": (t.codes, t.scale, None, None, w.codes, w.scale, *none, None, None, 7, PRODUCT),
@@ -56,6 +57,13 @@ def operators() -> dict[str, tuple[object, ...]]:
         "noise": (torch.tensor(5), [3, 7], 2),
         "function": (torch.randn(5, 64), "gelu"),
         "attention": (*heads, None, 0.25, True, "1 result=bfloat16 per=token"),
+        "group_product": (
+            torch.randn(5, 64),
+            *held,
+            *none,
+            torch.randn(7),
+            "1 codes=int8 scale=float16:32 result=bfloat16",
+        ),
         "rows": (torch.randn(5, 64), *none, None, None, f"1 softmax sums=1 floats=bfloat16 quantizer {row}"),
     }
 
@@ -177,6 +185,7 @@ NAMES = (
     "function",
     "rows",
     "attention",
+    "group_product",
 )
 
 
