@@ -143,7 +143,7 @@ template <class F>
 void evaluate_by(Function f, const float* x, float* y, int64_t n) {
     float in[kWidth], out[kWidth];
     for (int64_t i = 0; i < n; i += kWidth) {
-        const bool part = n - i < kWidth;
+        const bool part = kWidth > 1 && n - i < kWidth;
         if (part) {
             for (int64_t k = 0; k < kWidth; ++k) in[k] = k < n - i ? x[i + k] : 1.0f;
         }
