@@ -39,7 +39,7 @@ class Stage:
         freeze_scales: whether scales stay as they are: learned ones get no gradients any more, and delayed ones
             record nothing.
         freeze_statistics: whether batch norms that are folded into layers keep their running statistics
-            (hop.nn.freeze_statistics_).
+            (`hop.nn.freeze_statistics_`).
         calibrate: batches of inputs, by which static scales of activations are found when the stage begins
             (hop.nn.calibrate): all, those that are set too.
         method: how, one of hop.calibration.
