@@ -6,6 +6,7 @@ model, and not copied.
 """
 
 import functools
+import inspect
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,12 +75,15 @@ class Decoder:
             ValueError: a shape does not fit, or there is no room for T tokens.
         """
         mask = self._begin(input_ids, attention_mask)
+        # Of the other positions nobody reads the logits, and a large vocabulary makes them most of the time and memory.
+        last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
         found = self.model(
             input_ids=input_ids,
             attention_mask=mask.to(torch.int64),
             position_ids=(mask.cumsum(1) - 1).clamp(min=0),
             past_key_values=self.cache,
             use_cache=True,
+            **last,
         )
         return found.logits[:, -1]
 
