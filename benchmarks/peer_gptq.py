@@ -7,8 +7,8 @@ benchmarks.algorithms; int4 in groups of 128, symmetric, damping 0.01, columns a
 inputs with static groups. gptqmodel finds the scales; ours rounds to the same ones, so that what differs is the choice
 of codes. "Ours, own scales" is what hop.algorithms.gptq does with presets.INT4_128.
 
-gptqmodel is not among the extras: it needs newer packages than the pinned ones. Install it in an environment of its own,
-with --no-deps where it asks for another torch: gptqmodel, logbar, device-smi, tokenicer, defuser, threadpoolctl, pypcre.
+gptqmodel is not among the extras: it needs newer packages than the pinned ones. Install it in an environment of its
+own, with --no-deps, and what its GPTQ imports: logbar, device-smi, tokenicer, defuser, threadpoolctl, pypcre.
 """
 
 import copy
@@ -115,9 +115,8 @@ def main() -> None:
                 flush=True,
             )
     version = importlib.import_module("importlib.metadata").version("gptqmodel")
-    RESULTS.write_text(
-        json.dumps({"gptqmodel": version, "group": GROUP, "damping": DAMPING, "rows": rows}, indent=1) + "\n"
-    )
+    found = {"gptqmodel": version, "group": GROUP, "damping": DAMPING, "rows": rows}
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

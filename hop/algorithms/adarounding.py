@@ -52,8 +52,8 @@ def adaround_codes(weight: Tensor, grid: Grid, hessian: Tensor, steps: int, rate
 
 
 def slope(v: Tensor, over: Tensor, gap: Tensor, matrix: Tensor, second: tuple[float, float | None]) -> Tensor:
-    """The gradient by v of tr((over - h(v) gap) matrix (over - h(v) gap)ᵀ) + λ mean(1 - |2 h(v) - 1|^β), for a symmetric
-    matrix: by hand, for it takes one product where autograd takes two.
+    """The gradient by v of tr((over - h(v) gap) matrix (over - h(v) gap)ᵀ) + λ mean(1 - |2 h(v) - 1|^β), for a matrix
+    that is symmetric: by hand, for it takes one product where autograd takes two.
 
     Args:
         second: λ and β; None for β leaves the second term out."""

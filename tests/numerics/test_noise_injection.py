@@ -115,7 +115,7 @@ class TestProducts(unittest.TestCase):
         a, b = x.detach().clone().requires_grad_(), w.detach().clone().requires_grad_()
         made = []
         for stream, (q, t) in enumerate(((scheme.lhs, a), (scheme.rhs, b))):
-            noise = hop.buffers.noise.noise(SEED, t.shape, stream=stream) if q is not None and q.adds_noise() else None
+            noise = hop.noise(SEED, t.shape, stream=stream) if q is not None and q.adds_noise() else None
             made.append(t if q is None else hop.fake_quantize(q, t, noise=noise))
         wanted = made[0] @ made[1].t()
         g = randn(8, 16, seed=2)
@@ -144,7 +144,7 @@ class TestProducts(unittest.TestCase):
         image, weight = randn(2, 4, 6, 6), randn(3, 4, 3, 3)
         y = hop.quantized(ATEN.conv2d.default, scheme, image, weight, None, seed=SEED)
         flat = weight.flatten(1)
-        own = hop.buffers.noise.noise(SEED, weight.shape, stream=1)
+        own = hop.noise(SEED, weight.shape, stream=1)
         made = hop.fake_quantize(noisy, flat, noise=own.flatten(1)).reshape(weight.shape)
         assert torch.allclose(y, nn.functional.conv2d(image, made), atol=1e-4)
         output = Quantizer(formats.INT8, scale=Static())
