@@ -47,7 +47,7 @@ def peer() -> Any:
 def inputs(data: Data) -> dict[str, Tensor]:
     """What each layer is given for the sentences that are looked at, as rows."""
     seen: dict[str, list[Tensor]] = {name: [] for name in LAYERS}
-    modules = dict(data.model.named_modules())
+    modules: Any = dict(data.model.named_modules())
     handles = [
         modules[name].register_forward_pre_hook(lambda m, args, name=name: seen[name].append(args[0].flatten(0, -2)))
         for name in LAYERS
