@@ -1,26 +1,34 @@
-"""What the algorithms of hop.algorithms do to all-MiniLM-L6-v2, on sentences held out.
+"""What the algorithms of hop.algorithms do to all-MiniLM-L6-v2, on sentences held out: format × algorithm × draw.
 
-    python -m benchmarks.algorithms [chosen gptq ...] [--draws 5]
+    python -m benchmarks.algorithms [int4 nvfp4/GPTQ ...] [--draws 5]     prints, and writes results/algorithms.json
+    python -m benchmarks.algorithms --cost                                time and memory of GPTQ, in new processes
 
 The loss is 1 - the mean cosine to the float32 embeddings. A draw is a random choice of 64 sentences to look at, by its
-number as the seed; all the others are held out. Only the layers of the encoder are quantized.
+number as the seed; all the others are held out. Only the layers of the encoder are quantized. What has been measured is
+in the file at once, and is not measured again: a run that was stopped goes on. Take rows out of the file to measure
+them anew.
 """
 
 import argparse
 import copy
-import statistics
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import hop
-from hop import algorithms, formats
+from hop import algorithms, formats, presets
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.schemes import Scheme
+from hop.numerics.schemes import Scheme, named
 
+RESULTS = Path(__file__).parent / "results" / "algorithms.json"
 LOOKED_AT, BATCH = 64, 16
 ENCODER = "*.encoder.*"
 Batch = tuple[Tensor, Tensor]
@@ -60,106 +68,203 @@ class Data:
         return [(t["input_ids"], t["attention_mask"]) for t in found]
 
 
-def plainly(data: Data, scheme: Any) -> Any:
-    """Rounded to the nearest."""
-    return hop.quantize_(data.fresh(), scheme, filter=ENCODER, calibrate=data.looked_at)
+# ---- formats, and what may be done in each: from a draw and a scheme to a finished model
 
 
-# ---- what is compared: from a draw to the losses before and after
+def in_groups(format: Any) -> Scheme:
+    return Scheme(None, Quantizer(format, (1, 128)))
 
 
-def gptq(scheme: Any) -> Callable[[Data], tuple[float, float]]:
-    def run(data: Data) -> tuple[float, float]:
-        done = algorithms.gptq(data.fresh(), scheme, data.looked_at, filter=ENCODER)
-        return data.loss(plainly(data, scheme)), data.loss(done)
-
-    return run
-
-
-def chosen(group: int, measure: Any) -> Callable[[Data], tuple[float, float]]:
-    """Bits of 3, 4, 5, 6, 8 in the bytes of 5 for all."""
-    uniform, *_ = several = [Quantizer(getattr(formats, f"INT{bits}"), (1, group)) for bits in (5, 3, 4, 6, 8)]
-
-    def run(data: Data) -> tuple[float, float]:
-        plain = plainly(data, uniform)
-        size = sum(
-            algorithms.dense_bytes(m.weight.quantizer, m.weight.shape)
-            for m in plain.modules()
-            if isinstance(m, hop.nn.Linear)
-        )
-        found = algorithms.choose_bits(data.model, several, data.looked_at, size=size, measure=measure, filter=ENCODER)
-        assert found.size <= size
-        return data.loss(plain), data.loss(hop.quantize_(data.fresh(), found.rules))
-
-    return run
-
-
-def smooth(algorithm: Any, scheme: Any, **settings: Any) -> Callable[[Data], tuple[float, float]]:
-    def run(data: Data) -> tuple[float, float]:
-        model = algorithm(data.fresh(), scheme, data.looked_at, filter=ENCODER, **settings)
-        done = hop.quantize_(model, scheme, filter=ENCODER, calibrate=data.looked_at)
-        return data.loss(plainly(data, scheme)), data.loss(done)
-
-    return run
-
-
-def rotated(scheme: Any, then_gptq: bool, **settings: Any) -> Callable[[Data], tuple[float, float]]:
-    def run(data: Data) -> tuple[float, float]:
-        rotation = algorithms.Rotation(**settings)
-        model = algorithms.rotate(data.fresh(), scheme, data.looked_at, filter=ENCODER, settings=rotation)
-        if then_gptq:
-            done = algorithms.gptq(model, scheme, data.looked_at, filter=ENCODER)
-        else:
-            done = hop.quantize_(model, scheme, filter=ENCODER)
-        return data.loss(plainly(data, scheme)), data.loss(done)
-
-    return run
-
-
-CASES: dict[str, Callable[[Data], tuple[float, float]]] = {
-    "gptq-int4": gptq(Scheme(None, hop.presets.INT4_128)),
-    "gptq-nvfp4": gptq("nvfp4"),
-    "gptq-mxfp4": gptq("mxfp4"),
-    "chosen-fisher": chosen(128, algorithms.Fisher()),
-    "smooth-int8": smooth(algorithms.smoothquant, "int8_static"),
-    "smooth-folded": smooth(algorithms.smoothquant, "int8_static", explicit=False),
-    "awq-int4": smooth(algorithms.awq, Scheme(None, hop.presets.INT4_128)),
-    "rotate-mxfp4": rotated("mxfp4", False),
-    "rotate-mxfp4-gptq": rotated("mxfp4", True),
-    "rotate-mxfp4-always-gptq": rotated("mxfp4", True, always=True),
-    "rotate-nvfp4": rotated("nvfp4", False, always=True),
-    "rotate-nvfp4-gptq": rotated("nvfp4", True, always=True),
-    "chosen-sqnr": chosen(128, algorithms.SQNR()),
+SCHEMES: dict[str, Scheme] = {
+    "int8 static": named("int8_static"),
+    "int4 in 128": Scheme(None, presets.INT4_128),
+    "ternary": Scheme(None, presets.TERNARY_ROW),
+    "MXFP8": named("mxfp8"),
+    "MXFP4": named("mxfp4"),
+    "NVFP4": named("nvfp4"),
+    "fp8": named("fp8"),
+    "int5 in 128": in_groups(formats.INT5),
 }
+BITS = (formats.INT5, formats.INT3, formats.INT4, formats.INT6, formats.INT8)
+Algorithm = Callable[[Data, Scheme], Any]
+
+
+def nearest(data: Data, scheme: Scheme, model: Any = None) -> Any:
+    """Rounded to the nearest."""
+    model = data.fresh() if model is None else model
+    return hop.quantize_(model, scheme, filter=ENCODER, calibrate=data.looked_at)
+
+
+def gptq(data: Data, scheme: Scheme, model: Any = None) -> Any:
+    model = data.fresh() if model is None else model
+    return algorithms.gptq(model, scheme, data.looked_at, filter=ENCODER)
+
+
+def adaround(data: Data, scheme: Scheme) -> Any:
+    return algorithms.adaround(data.fresh(), scheme, data.looked_at, filter=ENCODER)
+
+
+def factors(explicit: bool) -> Algorithm:
+    """SmoothQuant where activations are quantized, AWQ where weights alone are."""
+
+    def run(data: Data, scheme: Scheme) -> Any:
+        algorithm: Any = algorithms.awq if scheme.lhs is None else algorithms.smoothquant
+        model = algorithm(data.fresh(), scheme, data.looked_at, filter=ENCODER, explicit=explicit)
+        return nearest(data, scheme, model)
+
+    return run
+
+
+def rotated(then: Any, always: bool) -> Algorithm:
+    def run(data: Data, scheme: Scheme) -> Any:
+        settings = algorithms.Rotation(always=always)
+        model = algorithms.rotate(data.fresh(), scheme, data.looked_at, filter=ENCODER, settings=settings)
+        return then(data, scheme, model)
+
+    return run
+
+
+def bias(data: Data, scheme: Scheme) -> Any:
+    return algorithms.correct_bias(nearest(data, scheme), data.model, data.looked_at)
+
+
+def chosen(measure: Any) -> Algorithm:
+    """Bits of 3, 4, 5, 6, 8 in the bytes of the scheme for all."""
+
+    def run(data: Data, scheme: Scheme) -> Any:
+        several = [in_groups(f) for f in BITS]
+        limit = size(nearest(data, scheme))
+        found = algorithms.choose_bits(data.model, several, data.looked_at, size=limit, measure=measure, filter=ENCODER)
+        assert found.size <= limit
+        return hop.quantize_(data.fresh(), found.rules)
+
+    return run
+
+
+NEAREST, GPTQ, FACTORS, ADAROUND = "nearest", "GPTQ", "factors", "AdaRound"
+ROTATION, ROTATION_GPTQ, BIAS = "rotation", "rotation, GPTQ", "bias correction"
+FOLDED, ALWAYS, ALWAYS_GPTQ = "factors, folded alone", "rotation everywhere", "rotation everywhere, GPTQ"
+FISHER, SQNR = "bits chosen, Fisher", "bits chosen, SQNR"
+TABLE: dict[str, Algorithm] = {
+    NEAREST: nearest,
+    GPTQ: gptq,
+    FACTORS: factors(explicit=True),
+    ROTATION: rotated(nearest, always=False),
+    ROTATION_GPTQ: rotated(gptq, always=False),
+    BIAS: bias,
+    ADAROUND: adaround,
+}
+FIRST = [name for name in SCHEMES if name != "int5 in 128"]  # the formats of the table
+CELLS: dict[tuple[str, str], Algorithm] = {
+    **{(scheme, NEAREST): nearest for scheme in SCHEMES},
+    **{(scheme, name): run for name, run in TABLE.items() for scheme in FIRST},
+    ("NVFP4", ALWAYS): rotated(nearest, always=True),
+    ("NVFP4", ALWAYS_GPTQ): rotated(gptq, always=True),
+    ("int8 static", FOLDED): factors(explicit=False),
+    ("int5 in 128", FISHER): chosen(algorithms.Fisher()),
+    ("int5 in 128", SQNR): chosen(algorithms.SQNR()),
+}
+
+
+def size(model: Any) -> int:
+    """The bytes of the quantized layers: codes and scales without bits to spare, and what else they hold but biases."""
+    total = 0
+    for layer in model.modules():
+        if isinstance(layer, hop.nn.Linear):
+            own = [*layer.named_parameters(), *layer.named_buffers()]
+            total += algorithms.dense_bytes(layer.weight.quantizer, layer.weight.shape)
+            total += sum(t.nbytes for name, t in own if name not in ("weight", "bias"))
+    return total
+
+
+# ---- measuring
+
+
+class Journal:
+    """The results on disk: for each format and algorithm those of the draws from 0 on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.held: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.cells: dict[str, Any] = self.held.setdefault("cells", {})
+
+    def row(self, scheme: str, name: str) -> dict[str, Any]:
+        return self.cells.setdefault(scheme, {}).setdefault(name, {"losses": [], "seconds": [], "bytes": 0})
+
+    def write(self, **facts: Any) -> None:
+        self.held.update(facts)
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.held, indent=1) + "\n")
+        new.replace(self.path)
+
+
+def measure(journal: Journal, which: Sequence[tuple[str, str]], draws: int) -> None:
+    torch.set_num_threads(1)
+    for seed in range(draws):
+        left = [(s, n) for s, n in which if len(journal.row(s, n)["losses"]) == seed]
+        if not left:
+            continue
+        data = Data(seed)
+        count = sum(len(ids) for ids, _ in data.held_out)
+        for scheme, name in left:
+            start = time.perf_counter()
+            model = CELLS[scheme, name](data, SCHEMES[scheme])
+            seconds = time.perf_counter() - start
+            loss, row = data.loss(model), journal.row(scheme, name)
+            row["losses"].append(loss)
+            row["seconds"].append(round(seconds, 2))
+            row["bytes"] = size(model)
+            journal.write(looked_at=LOOKED_AT, held_out=count)
+            print(f"draw {seed}  {scheme:12} {name:24} loss {loss:.5f}  {seconds:.1f} s", flush=True)
+
+
+# ---- time and memory
+
+
+def cost(seed: int) -> dict[str, float]:
+    """Of GPTQ in this process, which has done nothing else: seconds, and how much its memory grew, in bytes."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    data = Data(seed)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    before, start = _status("VmRSS"), time.perf_counter()
+    algorithms.gptq(data.model, SCHEMES["int4 in 128"], data.looked_at, filter=ENCODER)
+    seconds = time.perf_counter() - start
+    own = sum(p.nbytes for p in Data(seed).model.parameters())
+    return {"seconds": seconds, "growth": _status("VmHWM") - before, "model": own}
+
+
+def _status(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def costs(journal: Journal, draws: int) -> None:
+    rows = []
+    for seed in range(draws):
+        command = [sys.executable, "-m", "benchmarks.algorithms", "--cost-of", str(seed)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows.append(json.loads(ended.stdout.splitlines()[-1]))
+        print(rows[-1], flush=True)
+    journal.write(cost={"threads": os.cpu_count(), "rows": rows})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}, or their beginnings; all where none is given")
+    parser.add_argument("names", nargs="*", help="formats, or format/algorithm, by their beginnings; all without one")
     parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--cost", action="store_true", help="time and memory of GPTQ alone")
+    parser.add_argument("--cost-of", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    names = [n for n in CASES if not given.names or any(n.startswith(name) for name in given.names)]
-    torch.set_num_threads(1)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for seed in range(given.draws):
-        data = Data(seed)
-        for name in names:
-            start = time.perf_counter()
-            before, after = CASES[name](data)
-            found[name].append((before, after))
-            cut = 1 - after / before
-            print(
-                f"draw {seed}  {name:16} {before:.5f} -> {after:.5f}  cut {cut:6.1%}  "
-                f"{time.perf_counter() - start:.0f} s",
-                flush=True,
-            )
-    for name, pairs in found.items():
-        before, after = (statistics.mean(x) for x in zip(*pairs, strict=True))
-        cuts = sorted(1 - b / a for a, b in pairs)
-        print(
-            f"{name:16} {before:.5f} -> {after:.5f}  cut {statistics.mean(cuts):.1%}  from {cuts[0]:.1%} to "
-            f"{cuts[-1]:.1%}, {len(pairs)} draws"
-        )
+    if given.cost_of is not None:
+        print(json.dumps(cost(given.cost_of)))
+        return
+    journal = Journal(RESULTS)
+    if given.cost:
+        costs(journal, given.draws)
+        return
+    wanted = [cell for cell in CELLS if not given.names or any("/".join(cell).startswith(n) for n in given.names)]
+    measure(journal, wanted, given.draws)
 
 
 if __name__ == "__main__":

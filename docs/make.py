@@ -16,6 +16,7 @@ from torch import Tensor
 
 import hop
 from docs import (
+    algorithms_tables,
     diagrams,
     distributed_tables,
     export_tables,
@@ -470,6 +471,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "migrating.md": migrating_tables.TABLES,
     "numerics.md": {"": formats},
     "optimizers_runs.md": optimizers_tables.TABLES,
+    "algorithms_runs.md": algorithms_tables.TABLES,
     "quantized.md": {": schemes": schemes, ": recipes": recipes},
     "quantized_tensor.md": {"": rules},
     "quantizers.md": {"": presets},
@@ -505,13 +507,13 @@ def main() -> None:
         (folder / f"{name}.png").write_bytes(draw(subject))
     (DOCS / "finetune.png").write_bytes(training_tables.draw())
     (DOCS / "optimizers.png").write_bytes(optimizers_tables.draw())
+    (DOCS / "algorithms.png").write_bytes(algorithms_tables.draw())
     for name, draw_diagram in diagrams.DIAGRAMS.items():
         (DOCS / name).write_text(draw_diagram())
     for name in TABLES:
         (DOCS / name).write_text(page(name))
-    print(
-        f"wrote {len(wanted)} pictures to {folder}, finetune.png, optimizers.png, and the tables of {', '.join(TABLES)}"
-    )
+    drawn = "finetune.png, optimizers.png, algorithms.png"
+    print(f"wrote {len(wanted)} pictures to {folder}, {drawn}, and the tables of {', '.join(TABLES)}")
 
 
 if __name__ == "__main__":

@@ -41,18 +41,28 @@ def adaround_codes(weight: Tensor, grid: Grid, hessian: Tensor, steps: int, rate
     first = wide - grid.decode(grid.encode(wide))
     unit = ((first @ matrix) * first).sum().clamp(min=1e-30)
     rest = torch.where(above > below, (wide - below) / (above - below), 0.0).clamp(0.01, 0.99)
-    with torch.enable_grad():
-        v = torch.logit((rest - _LOW) / (_HIGH - _LOW)).requires_grad_()
-        adam = torch.optim.Adam([v], rate)
-        for step in range(steps):
-            h = (torch.sigmoid(v) * (_HIGH - _LOW) + _LOW).clamp(0, 1)
-            difference = wide - below - h * (above - below)
-            loss = ((difference @ matrix) * difference).sum() / unit
-            done = step / steps
-            if done >= _START:
-                beta = _BETAS[0] + (_BETAS[1] - _BETAS[0]) * (done - _START) / (1 - _START)
-                loss = loss + weighting * (1 - (2 * h - 1).abs() ** beta).mean()
-            adam.zero_grad()
-            loss.backward()
-            adam.step()
+    v = torch.logit((rest - _LOW) / (_HIGH - _LOW)).requires_grad_()
+    adam = torch.optim.Adam([v], rate)
+    for step in range(steps):
+        done = step / steps
+        beta = None if done < _START else _BETAS[0] + (_BETAS[1] - _BETAS[0]) * (done - _START) / (1 - _START)
+        v.grad = slope(v.detach(), wide - below, above - below, matrix / unit, (weighting, beta))
+        adam.step()
     return grid.encode(torch.where(torch.sigmoid(v.detach()) >= 0.5, above, below))
+
+
+def slope(v: Tensor, over: Tensor, gap: Tensor, matrix: Tensor, second: tuple[float, float | None]) -> Tensor:
+    """The gradient by v of tr((over - h(v) gap) matrix (over - h(v) gap)ᵀ) + λ mean(1 - |2 h(v) - 1|^β), for a matrix
+    that is symmetric: by hand, for it takes one product where autograd takes two.
+
+    Args:
+        second: λ and β; None for β leaves the second term out."""
+    sigmoid = torch.sigmoid(v)
+    stretched = sigmoid * (_HIGH - _LOW) + _LOW
+    h = stretched.clamp(0, 1)
+    by_h = ((over - h * gap) @ matrix).mul_(gap).mul_(-2)
+    weighting, beta = second
+    if beta is not None:
+        off = 2 * h - 1
+        by_h -= off.abs().pow_(beta - 1).mul_(off.sign()).mul_(2 * beta * weighting / v.numel())
+    return torch.where(stretched == h, by_h * sigmoid * (1 - sigmoid) * (_HIGH - _LOW), 0.0)

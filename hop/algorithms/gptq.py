@@ -249,6 +249,8 @@ def _declined(layer: Layer, uses: int) -> str:
 
 def _take(layer: Layer, row: LayerError, own: Moments, settings: Settings, pack: bool) -> LayerError:
     """Freeze a layer, unless they find nothing better than the nearest codes."""
+    if not bool(own.sum.isfinite().all()):
+        return replace(row, note="rounded to the nearest: its input is not finite once the layers before are quantized")
     rounded: Any = quantized_weight(layer)
     q, shape = rounded.quantizer, rounded.shape
     weight = layer.folded_weight().detach().to(torch.float32)

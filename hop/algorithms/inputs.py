@@ -37,6 +37,7 @@ class Seen:
         self.layer = layer
         self.calls: list[int] = []  # the serial number of each input
         self.per_batch: list[int] = []  # how many calls
+        self.reached = False  # whether any had an element
         self.finite = True
 
 
@@ -58,8 +59,9 @@ class Survey:
 
     def _add(self, layer: Layer, x: Tensor) -> None:
         each = self.seen[layer]
-        if not each.calls:
+        if not each.reached and x.numel():
             self._order.append(layer)
+            each.reached = True
         if self._last[0] is not x or self._last[1] != x._version:
             self._serial += 1
             self._last = x, x._version
@@ -70,8 +72,8 @@ class Survey:
 
     @property
     def unreached(self) -> list[Layer]:
-        """The layers that no batch reaches."""
-        return [layer for layer, each in self.seen.items() if not each.calls]
+        """The layers that no element of a batch reaches."""
+        return [layer for layer, each in self.seen.items() if not each.reached]
 
     def stages(self) -> list[list[Layer]]:
         """The others in the order of their first calls; at once those with the same inputs, as query, key and value."""

@@ -154,9 +154,13 @@ class _Seen:
         with self._watched(see):
             for number, batch in enumerate(data):
                 run(self.found.model, batch, number, self.function)
-        return {
-            name: {place: e / signal[name] if e else e for place, e in by.items()} for name, by in noise.items()
-        }  # a layer without signal and with noise: infinite, and refused later
+
+        def ratio(name: str, e: float) -> float:
+            if name not in signal or not e:  # not reached, or exact
+                return e
+            return e / signal[name] if signal[name] else math.inf  # which is refused later
+
+        return {name: {place: ratio(name, e) for place, e in by.items()} for name, by in noise.items()}
 
     def by_fisher(self, data: Sequence[Any], measure: Fisher) -> dict[str, dict[int, float]]:
         """½ mean of (Σ g · e)²."""
@@ -226,6 +230,8 @@ class _Seen:
 
     def _watch(self, name: str, see: Callable[[str, Tensor, dict[int, Tensor]], Any]) -> Any:
         def after(module: nn.Module, args: Any, kwargs: Any, y: Tensor) -> Any:
+            if not y.numel():  # nothing reaches it
+                return None
             if not bool(y.isfinite().all()):
                 raise ValueError(
                     f"{self.function}: the result of layer {name!r} has NaN or an infinity; look at the data, and at "

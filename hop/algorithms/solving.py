@@ -35,11 +35,9 @@ def solve(weight: Tensor, grid: Grid, hessian: Tensor, damping: float, order: bo
         order: whether columns go by their diagonal element, the largest first, or as they lie.
         block: how many columns are rounded before those behind them are brought up to date."""
     diagonal = hessian.diagonal()
-    dead = diagonal == 0
     as_they_lie = torch.arange(len(hessian), device=weight.device)
     places = diagonal.argsort(descending=True, stable=True) if order else as_they_lie
-    ordered = (hessian + torch.diag(dead.to(hessian.dtype)))[places][:, places]
-    factor, damping = _factor(ordered, damping * float(diagonal.mean()), damping)
+    factor, damping = _factor(hessian, places, damping)
     if factor is None:
         return Solved(None, damping)
     columns = weight.to(torch.float64).t()[places].contiguous()  # a column of the weight is a row here
@@ -49,15 +47,24 @@ def solve(weight: Tensor, grid: Grid, hessian: Tensor, damping: float, order: bo
     return Solved(codes[back].t().contiguous(), damping)
 
 
-def _factor(hessian: Tensor, added: float, damping: float) -> tuple[Tensor | None, float]:
-    """U, and the damping that it took."""
-    identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+def _factor(hessian: Tensor, places: Tensor, damping: float) -> tuple[Tensor | None, float]:
+    """U of the columns in the order of `places`, and the damping that it took. At most two matrices beside the Hessian
+    are held at a time: they are what the algorithm takes most memory for."""
+    diagonal = hessian.diagonal()[places]
+    added = damping * float(hessian.diagonal().mean())
+    alive = torch.where(diagonal == 0, diagonal + 1, diagonal)  # a column that no input reaches is by itself
     for tried in range(1 + TRIES):
         if tried:
             added, damping = 10 * added, 10 * damping
-        lower, failed = torch.linalg.cholesky_ex(hessian + added * identity)
+        ordered = hessian[places.unsqueeze(1), places]
+        ordered.diagonal().copy_(alive + added)
+        lower, failed = torch.linalg.cholesky_ex(ordered)
+        del ordered
         if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            inverse = torch.cholesky_inverse(lower)
+            del lower
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            del inverse
             if not failed and bool(upper.isfinite().all()):
                 return upper, damping
     return None, damping

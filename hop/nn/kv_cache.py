@@ -295,7 +295,7 @@ def _check(name: str, q: Any) -> None:
     if not isinstance(q, Quantizer):
         raise TypeError(f"KVCache: {name} must be a Quantizer, got {shown(q)}; give one such as hop.presets.INT8_ROW")
     whole = any(blocks.per_dimension(block, 4)[:3] != (1, 1, 1) for _, block in q.stored().values())
-    if q.flat or q.layout is not None or q.stochastic or q.format.is_codebook or q.scale.missing() or whole:
+    if q.flat or q.layout is not None or q.is_random() or q.format.is_codebook or q.scale.missing() or whole:
         raise ValueError(
             f"KVCache: {name} must quantize each token by itself, in the plain form, with scales that its rule finds, "
             f"to integers or floats; got {q}; give one such as hop.presets.INT8_ROW, INT4_32 or FP8_ROW"

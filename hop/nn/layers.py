@@ -130,11 +130,11 @@ class Linear(Layer, nn.Linear):
                 codes = Source.codes(q, x)
                 x = codes if codes is not None else x if shared is None else shared.codes(self, q, x)
             return super()._run(op, scheme, (x, *others), scales)
-        if self.norm is not None:  # what is multiplied is made anew in each call, and its gradient goes on
+        if self.norm is not None or scheme.adds_noise():  # what is multiplied is made anew, and its gradient goes on
             if getattr(self.weight, "main_grad", None) is not None:
                 raise RuntimeError(
                     "hop.nn.Linear: main_grad takes the gradient of what is multiplied, which is the weight with its "
-                    "batch norm folded in; leave main_grad out"
+                    f"{'noise' if self.norm is None else 'batch norm folded in'}; leave main_grad out"
                 )
             return super()._run(op, scheme, args, scales)
         of, held = self._held

@@ -35,7 +35,8 @@ class Stage:
         rules: schemes for layers, as hop.nn.convert takes them; of layers that are quantized already. Static scales go
             over to another format of the same blocks: their ranges stay, and so do Parameters.
         gradient: the estimator of all quantizers of activations and weights, such as
-            hop.estimators.SoftRounding(10.0); hop.estimators.STE() to go back.
+            hop.estimators.SoftRounding(10.0), or hop.estimators.NoiseInjection(), which results, that are passed on as
+            codes, do not get; hop.estimators.STE() to go back, to real codes too.
         freeze_scales: whether scales stay as they are: learned ones get no gradients any more, and delayed ones
             record nothing.
         freeze_statistics: whether batch norms that are folded into layers keep their running statistics
@@ -209,11 +210,9 @@ class Schedule:
 
 def _with_gradient(scheme: Scheme, gradient: Estimator) -> Scheme:
     own = None if type(gradient) in (Estimator, STE) else gradient
-    changed = {
-        field: replace(q, gradient=own)
-        for field in ("lhs", "rhs", "output")
-        if (q := getattr(scheme, field)) is not None
-    }
+    # Results are passed on as codes, which no noise is added to.
+    fields = ("lhs", "rhs") if gradient.adds_noise else ("lhs", "rhs", "output")
+    changed = {field: replace(q, gradient=own) for field in fields if (q := getattr(scheme, field)) is not None}
     return replace(scheme, **changed)
 
 

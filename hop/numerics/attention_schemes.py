@@ -41,7 +41,7 @@ class AttentionScheme(Value):
                     f"AttentionScheme: {name} must be a Quantizer, got {spelling.shown(q)}; give one such as "
                     "hop.presets.INT8_ROW"
                 )
-            if q.scale.missing() is not None or q.stochastic or q.flat or q.layout is not None:
+            if q.scale.missing() is not None or q.is_random() or q.flat or q.layout is not None:
                 raise ValueError(
                     f"AttentionScheme: {name}={q} has static or delayed scales, random bits, flat=True or a layout; "
                     "take one that finds its scales in each call, such as hop.presets.INT8_ROW"

@@ -348,6 +348,18 @@ class Planes(Layout):
         return codes.to(format.dtype)
 
 
+def check(layout: Layout, format: Format, scale: Rule, flat: bool) -> None:
+    """Raise for a layout that a quantizer cannot have."""
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"layout must be one of hop.layouts, or None; got {spelling.shown(layout)}; give one such as "
+            "hop.layouts.Tiled()"
+        )
+    layout.check(format, scale)
+    if flat and (layout.tiled or layout.stored(format)):
+        raise ValueError(f"flat=True: layout={layout} is for blocks of dimensions; take layout=None")
+
+
 def dense(format: Format) -> Planes | None:
     """The layout that takes fewer bytes than the plain form; None if there is none."""
     return Planes() if format.bits in _LOW and not format.dtype.is_floating_point else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hop.numerics import blocks, memory_format, packing, spelling
+from hop.numerics import blocks, estimators, layouts, memory_format, packing, spelling
 from hop.numerics.blocks import Block
 from hop.numerics.estimators import Derivatives, Estimator
 from hop.numerics.formats import Format
@@ -96,21 +96,9 @@ class Quantizer(Value):
                 "a rule without one"
             )
         if self.layout is not None:
-            if not isinstance(self.layout, Layout):
-                raise TypeError(
-                    f"layout must be one of hop.layouts, or None; got {spelling.shown(self.layout)}; give one such as "
-                    "hop.layouts.Tiled()"
-                )
-            self.layout.check(self.format, self.scale)
-            if self.flat and (self.layout.tiled or self.layout.stored(self.format)):
-                raise ValueError(f"flat=True: layout={self.layout} is for blocks of dimensions; take layout=None")
+            layouts.check(self.layout, self.format, self.scale, self.flat)
         if self.gradient is not None:
-            if not isinstance(self.gradient, Estimator):
-                raise TypeError(
-                    f"gradient must be one of hop.estimators, or None; got {spelling.shown(self.gradient)}; give one "
-                    "such as hop.estimators.EWGS()"
-                )
-            self.gradient.check(self.format)
+            estimators.check(self.gradient, self.format, self.stochastic)
         if spelling.declares_fields(type(self)):
             str(self)  # raises TypeError for a field that no text can stand for
 
@@ -183,6 +171,14 @@ class Quantizer(Value):
         code has a byte at the place of its element."""
         return self.layout is None and not self.flat and self.per_byte() == 1
 
+    def adds_noise(self) -> bool:
+        """Whether training computes with floats that random bits make, in the place of codes."""
+        return self.gradient is not None and self.gradient.adds_noise
+
+    def is_random(self) -> bool:
+        """Whether it takes random bits: to round, or for noise in the place of rounding."""
+        return self.stochastic or self.adds_noise()
+
     def shares_scale(self) -> bool:
         """Whether one scale serves the row-wise and the column-wise copy."""
         whole = all(b == -1 for _, block in self.stored_by_rule().values() for b in block)
@@ -223,7 +219,9 @@ class Quantizer(Value):
         Args:
             scale, zero_point: what takes the place of the rule, in the shapes of their buffers.
             noise: random integers in 0..255, of x's shape, if rounding is stochastic."""
-        shape, cut, tensors = self._encode(x, scale, zero_point, noise)
+        shape, (tensors, y) = self.find(x, scale, zero_point)
+        noise = None if noise is None else blocks.split(noise.reshape(shape), self.block)[0]
+        cut = self.format.encode(y, noise, *self._zero(tensors))
         codes = self._held(cut, shape, x.shape, tensors)
         codes = memory_format.like(codes, x) if self.keeps_memory_format() else codes
         if scale is not None:  # which stays the caller's, and may be expanded
@@ -277,9 +275,11 @@ class Quantizer(Value):
     def fake_quantize(
         self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None, noise: Tensor | None = None
     ) -> Tensor:
-        """dequantize(quantize(x)), in float32."""
-        shape, codes, tensors = self._encode(x, scale, zero_point, noise)
-        out = blocks.merge(self._decode(codes, tensors, shape), shape).reshape(x.shape)
+        """dequantize(quantize(x)), in float32; with noise in the place of rounding where the gradient adds it and
+        `noise` is given."""
+        shape, (tensors, y) = self.find(x, scale, zero_point)
+        numbers = self._of_numbers(self._rounded(y, noise, shape, tensors), self._served(tensors, shape))
+        out = blocks.merge(numbers, shape).reshape(x.shape)
         return memory_format.like(out, x) if self.keeps_memory_format() else out
 
     def find(self, x: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None) -> tuple[list[int], Found]:
@@ -299,10 +299,8 @@ class Quantizer(Value):
     ) -> Derivatives:
         """The straight-through derivatives of fake_quantize, and what x is in units of the scale."""
         shape, (tensors, y) = self.find(x, scale, zero_point)
-        if noise is not None:
-            noise, _ = blocks.split(noise.reshape(shape), self.block)
         zero, served = self._zero(tensors), self._served(tensors, shape)
-        numbers = self.format.decode(self.format.encode(y, noise, *zero), *zero)
+        numbers = self._rounded(y, noise, shape, tensors)
         inside = self.format.inside(y, *zero)
         step = torch.where(y.isnan(), 0.0, numbers - torch.where(inside, y, 0.0))
         below = torch.where(inside, 0.0, -self.scale.scale_of(served, self.format))
@@ -338,13 +336,13 @@ class Quantizer(Value):
     def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
         return Blocks(x, dims, blocks.places(self.block, ndim), dtype, self.block)
 
-    def _encode(
-        self, x: Tensor, scale: Tensor | None, zero_point: Tensor | None, noise: Tensor | None
-    ) -> tuple[list[int], Tensor, tuple[Tensor, ...]]:
-        shape, (tensors, y) = self.find(x, scale, zero_point)
-        if noise is not None:
-            noise, _ = blocks.split(noise.reshape(shape), self.block)
-        return shape, self.format.encode(y, noise, *self._zero(tensors)), tensors
+    def _rounded(self, y: Tensor, noise: Tensor | None, rows: list[int], tensors: Sequence[Tensor]) -> Tensor:
+        """The numbers, cut into blocks, that y becomes, in units of the format."""
+        zero, noise = self._zero(tensors), None if noise is None else blocks.split(noise.reshape(rows), self.block)[0]
+        if noise is not None and self.adds_noise():
+            return estimators.with_noise(self.gradient, self.format, y, noise, zero)
+        served = self._zero(self._served(tensors, rows))
+        return self.format.decode(self.format.encode(y, noise, *zero), *served)
 
     def _held(self, cut: Tensor, rows: list[int], shape: Sequence[int], tensors: Sequence[Tensor]) -> Tensor:
         """What is held of codes that are cut into blocks, of a tensor of `shape`."""
@@ -372,7 +370,10 @@ class Quantizer(Value):
 
     def _decode(self, codes: Tensor, tensors: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
         tensors = self._served(tensors, rows)
-        numbers = self.format.decode(codes, *self._zero(tensors)) * self.scale.scale_of(tensors, self.format)
+        return self._of_numbers(self.format.decode(codes, *self._zero(tensors)), tensors)
+
+    def _of_numbers(self, numbers: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        numbers = numbers * self.scale.scale_of(tensors, self.format)
         offset = self.scale.offset_of(tensors)
         return numbers if offset is None else self._apart(numbers) - self._apart(offset)
 

@@ -65,6 +65,7 @@ class Scheme(Value):
             raise ValueError("Scheme: lhs, rhs and output are None, so nothing would be quantized; give one of them")
         if self.output is not None and self.output.stochastic:
             raise ValueError(f"Scheme: output={self.output} rounds at random; take one that rounds to the nearest")
+        self._check_noise()
         if self.backward not in BACKWARDS:
             raise ValueError(f"Scheme: backward must be one of {BACKWARDS}, got {self.backward!r}; take one of them")
         if (self.grad is not None) != (self.backward == QUANTIZED):
@@ -76,6 +77,21 @@ class Scheme(Value):
             self._check_quantized()
         self._check_kinds()
         str(self)  # raises TypeError for a field that no text can stand for
+
+    def _check_noise(self) -> None:
+        """Raise unless what adds noise is an operand, whose numbers the backward reads as the forward does."""
+        for name in ("output", "grad"):
+            q = getattr(self, name)
+            if q is not None and q.adds_noise():
+                raise ValueError(
+                    f"Scheme: {name}={q} adds noise in the place of rounding, and {name} is passed on as codes; take "
+                    "gradient=None there"
+                )
+        if self.backward == ORIGINAL and self.adds_noise():
+            raise ValueError(
+                "Scheme: backward='original' multiplies the operands before they were quantized, and lhs or rhs adds "
+                "noise to them; take backward='ste'"
+            )
 
     def _check_kinds(self) -> None:
         """Raise unless numbers of these formats are multiplied by each other."""
@@ -131,7 +147,11 @@ class Scheme(Value):
 
     def is_stochastic(self) -> bool:
         """Whether a call draws random bits, in its forward or in its backward."""
-        return any(q is not None and q.stochastic for q in (self.lhs, self.rhs, self.grad))
+        return any(q is not None and q.is_random() for q in (self.lhs, self.rhs, self.grad))
+
+    def adds_noise(self) -> bool:
+        """Whether training computes an operand as floats with noise, in the place of codes."""
+        return any(q is not None and q.adds_noise() for q in (self.lhs, self.rhs))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -57,7 +57,7 @@ def spelled(name: str, state: Quantizer | States | None) -> dict[str, str]:
                 f"{name}: state[{key!r}] must be a Quantizer or None, got {shown(q)}; give one such as "
                 "hop.presets.STATE8"
             )
-        if q is not None and (q.stochastic or q.scale.missing() is not None):
+        if q is not None and (q.is_random() or q.scale.missing() is not None):
             raise ValueError(
                 f"{name}: state[{key!r}] must find its scale and round to the nearest, got {q}; give one such as "
                 "hop.optim.BITS8"

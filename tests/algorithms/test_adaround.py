@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hop
 from hop import presets
 from hop.algorithms import AdaRound, adaround, distillation_loss, teacher_of
-from hop.algorithms.adarounding import adaround_codes, neighbours
+from hop.algorithms.adarounding import adaround_codes, neighbours, slope
 from hop.numerics.grid import Grid
 from tests.algorithms.test_gptq import BATCHES, QUANTIZERS, correlated, mlp
 from tests.support.layers import randn
@@ -77,6 +77,20 @@ class TestAdaRound(unittest.TestCase):
         lost = (x @ (w - hop.dequantize(codes)).t()).square().sum() / (x @ w.t()).square().sum()
         assert row.error == pytest.approx(float(lost), rel=1e-3) and row.error < row.nearest
         assert all(r.error <= r.nearest for r in model.adaround_report)
+
+    @parameterized.expand([("first", None), ("second", 3.0)])
+    def test_slope_is_that_of_autograd(self, _name, beta):
+        """In float64, of the formula as the paper has it."""
+        v = (6 * randn(6, 8)).double().requires_grad_()
+        over, gap, half = randn(6, 8, seed=1).double(), randn(6, 8, seed=2).double().abs(), randn(8, 8, seed=3).double()
+        matrix = half @ half.t()
+        h = (torch.sigmoid(v) * 1.2 - 0.1).clamp(0, 1)
+        difference = over - h * gap
+        loss = torch.trace(difference @ matrix @ difference.t())
+        if beta is not None:
+            loss = loss + 0.7 * (1 - (2 * h - 1).abs() ** beta).mean()
+        loss.backward()
+        assert torch.allclose(slope(v.detach(), over, gap, matrix, (0.7, beta)), v.grad)  # type: ignore[arg-type]
 
     def test_the_same_again(self):
         one, other = (adaround(mlp(), "int4", BATCHES, settings=AdaRound(steps=20)) for _ in range(2))

@@ -11,7 +11,7 @@ from parameterized import parameterized
 from PIL import Image
 
 import hop
-from docs import diagrams, make, optimizers_tables, training_tables
+from docs import algorithms_tables, diagrams, make, optimizers_tables, training_tables
 from hop import formats, scale_rules
 from hop.compat import versions
 from hop.numerics.quantizer import Quantizer
@@ -95,6 +95,16 @@ class TestOptimizersRuns(unittest.TestCase):
 
     def test_picture(self):
         assert_shown(optimizers_tables.draw, "optimizers.png", "optimizers_runs.md")
+
+
+class TestAlgorithmsRuns(unittest.TestCase):
+    def test_intervals(self):
+        assert algorithms_tables.interval([2.0, 2.0], [4.0, 4.0]) == (0.5, 0.5)
+        low, high = algorithms_tables.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+        assert 1.0 < low < 3.0 < high < 5.0
+
+    def test_picture(self):
+        assert_shown(algorithms_tables.draw, "algorithms.png", "algorithms_runs.md")
 
 
 class TestANewFormat(unittest.TestCase):

@@ -74,7 +74,7 @@ def _check(program: Any, scheme: Any) -> None:
         q = getattr(scheme, name)
         if q is None:
             continue
-        if q.stochastic:
+        if q.is_random():
             raise ValueError(f"to_scheme: {name}={q} rounds at random; take one that rounds to the nearest")
         if q.scale.missing() is not None:
             raise ValueError(

@@ -149,7 +149,7 @@ def _outside(x: Tensor, least: float, most: float) -> float | None:
 def _check_noise(name: str, q: Quantizer, x: Tensor, noise: Any) -> None:
     if noise is not None and not isinstance(noise, Tensor):
         raise TypeError(f"{name}: noise must be a tensor, got {shown(noise)}; make one with torch.tensor")
-    if (noise is not None) == q.stochastic:
+    if (noise is not None) == q.is_random():
         if noise is not None and (noise.shape != x.shape or noise.dtype != torch.uint8 or noise.device != x.device):
             raise ValueError(
                 f"{name}: noise must be uint8 of x's shape {tuple(x.shape)} on {x.device}, got {noise.dtype} of "

@@ -120,6 +120,11 @@ class Quantize(Composite):
     def check(self, q: str, /, *rest: Any) -> Any:
         *given, usages, gradient = rest
         parsed = Quantizer.parse(q)
+        if parsed.adds_noise():
+            raise ValueError(
+                f"quantize: gradient={parsed.gradient} of {q} makes floats in the place of codes; take "
+                "hop.fake_quantize, or replace(q, gradient=None)"
+            )
         usages = copies.checked(parsed, usages)
         scales = checked("quantize", parsed, *given, usages=usages, gradient=gradient)
         return (q, given[0], *scales, given[3], list(usages), gradient), {}
@@ -355,7 +360,7 @@ def _prepared(name: str, q: Any, x: Any, noise: _Optional, generator: Any) -> tu
             raise ValueError(
                 f"{name}: noise and generator exclude each other, got noise of {noise.dtype}; give one of them"
             )
-        if not q.stochastic:
+        if not q.is_random():
             raise ValueError(f"{name}: {needless('generator', q, generator)}")
         noise = torch.randint(0, 2**NOISE_BITS, x.shape, dtype=torch.uint8, device=x.device, generator=generator)
     return str(q), noise

@@ -2,6 +2,7 @@
 
 calls.py      a call, taken apart, and what may be asked
 operands.py   its operands as codes
+noisy.py      operands with noise in the place of rounding
 gradient.py   its gradient, in three ways
 
     hop_quantized(op, scheme, dtype, seed, *scales, *args) -> tensor, quantized or not

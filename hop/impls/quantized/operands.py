@@ -48,8 +48,8 @@ def quantize_product(q: Quantizer, x: Tensor, factor: Tensor, seed: Tensor | Non
 
 
 def bits_of(q: Quantizer, x: Tensor, seed: Tensor | None, stream: int) -> Tensor | None:
-    """The random bits by which q rounds x, None if it rounds to the nearest."""
-    return noise(seed, x.shape, stream=stream) if q.stochastic and seed is not None else None
+    """The random bits that q takes for x, None if it rounds to the nearest."""
+    return noise(seed, x.shape, stream=stream) if q.is_random() and seed is not None else None
 
 
 def plain_rows(call: SchemeCall, role: str) -> Tensor:

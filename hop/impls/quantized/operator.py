@@ -20,7 +20,7 @@ from hop.dispatch.plan import Plan
 from hop.impls.out_dtype.arguments import describe
 from hop.impls.out_dtype.fitting import check_types
 from hop.impls.quantize import fake_quantize_operator, straight_through
-from hop.impls.quantized import calls, gradient, operands
+from hop.impls.quantized import calls, gradient, noisy, operands
 from hop.impls.quantized.calls import Scales, SchemeCall, check_op, is_quantized, taken
 from hop.impls.scaled import activated, scaled, through_activation
 from hop.impls.scaled import explain as explain_scaled
@@ -185,8 +185,8 @@ def quantized(
             backward have it too. One that is left out stays open in programs, which follow casts of their module.
         scales: what takes the place of the rules of the scheme's quantizers: static, calibrated or learned scales and
             zero points. They get gradients where they are floating point, but for `grad`.
-        seed: int64 of shape (), from which the random bits of stochastic rounding are found; by default one that is
-            drawn from PyTorch's generator, where the scheme needs it.
+        seed: int64 of shape (), from which the random bits of stochastic rounding and of noise are found; by default
+            one that is drawn from PyTorch's generator, where the scheme needs it.
 
     Returns:
         What `op` gives, in `dtype`; a QuantizedTensor that appears in it where the scheme has an output.
@@ -271,8 +271,16 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
     found = calls.operands_of(op, bound)
     if dtype is None:
         dtype = calls.autocast_dtype(found[0])
-    if seed is None and Scheme.parse(text).is_stochastic():
+    scheme = Scheme.parse(text)
+    if seed is None and scheme.is_stochastic():
         seed = torch.randint(2**62, (), device=found[0].device)
+    if scheme.adds_noise():
+        call = taken(op, text, dtype, (seed, *scales, *bound), kwargs)
+        made = noisy.with_noise(call)
+        if made.scheme is None:
+            return noisy.in_floats(call, made.args)
+        text, scales, bound = str(made.scheme), made.scales, made.args
+        seed = seed if made.scheme.is_stochastic() else None
     return quantized_operator(op, text, dtype, seed, *scales, *bound, **kwargs)
 
 

@@ -70,7 +70,7 @@ def check_output(output: Any) -> None:
             f"scaled: output must be a torch.dtype or a Quantizer, got {shown(output)}; give one such as torch.float32 "
             "or hop.presets.INT8_TENSOR"
         )
-    if output.stochastic:
+    if output.is_random():
         raise ValueError(f"scaled: output {output} rounds at random; take a dtype, and hop.quantize with noise")
 
 

@@ -242,6 +242,8 @@ def _dequantize(call: tuple[Any, ...]) -> Tensor:
 
 def _declines_fake(call: tuple[Any, ...]) -> str | None:
     quantizer, x, scale, zero_point, noise, _ = call
+    if Quantizer.parse(quantizer).adds_noise():
+        return "noise in the place of rounding"
     return _declines_quantize((quantizer, x, scale, zero_point, noise, (copies.ROWWISE,)))
 
 
@@ -261,7 +263,7 @@ FAKE_QUANTIZE = Kernel("native", _declines_fake, _fake_quantize, native=True)
 def words_of(q: Quantizer, x: Tensor) -> str | None:
     """What the native operator is told to quantize x row-wise, by the scale that the rule finds; None where it does not
     take that."""
-    asks = q.stochastic or q.hadamard is not None or x.dtype not in _DTYPES or q.scale.missing() is not None
+    asks = q.is_random() or q.hadamard is not None or x.dtype not in _DTYPES or q.scale.missing() is not None
     if asks or (x.dim() > 3 and memory_format.is_channels_last(x)):
         return None
     takes = QUANTIZE.supports((str(q), x, None, None, None, [copies.ROWWISE]))

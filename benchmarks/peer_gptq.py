@@ -1,0 +1,123 @@
+"""GPTQ's objective, |(W - Ŵ) X|² / |W X|², against gptqmodel's: the same layers, inputs, scales and settings.
+
+    python -m benchmarks.peer_gptq                prints, and writes benchmarks/results/peer_gptq.json
+
+Layers of all-MiniLM-L6-v2 with the inputs that the float model gives them for the 64 sentences of draw 0 of
+benchmarks.algorithms; int4 in groups of 128, symmetric, damping 0.01, columns as they lie and by the size of their
+inputs with static groups. gptqmodel finds the scales; ours rounds to the same ones, so that what differs is the choice
+of codes. "Ours, own scales" is what hop.algorithms.gptq does with presets.INT4_128.
+
+gptqmodel is not among the extras: it needs newer packages than the pinned ones. Install it in an environment of its
+own, with --no-deps, and what its GPTQ imports: logbar, device-smi, tokenicer, defuser, threadpoolctl, pypcre.
+"""
+
+import copy
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.algorithms import Data
+from hop import formats, presets
+from hop.algorithms import GPTQ
+from hop.algorithms.solving import error
+from hop.numerics.grid import Grid
+
+RESULTS = Path(__file__).parent / "results" / "peer_gptq.json"
+GROUP, DAMPING = 128, 0.01
+LAYERS = [
+    f"bert.encoder.layer.{i}.{name}"
+    for i in (0, 3, 5)
+    for name in ("attention.self.query", "attention.output.dense", "intermediate.dense", "output.dense")
+]
+
+
+def peer() -> Any:
+    """gptqmodel's GPTQ and QuantizeConfig."""
+    try:
+        core = importlib.import_module("gptqmodel.quantization.gptq")
+        return core.GPTQ, importlib.import_module("gptqmodel.quantization").QuantizeConfig
+    except ImportError as problem:
+        raise SystemExit(f"no gptqmodel: {problem}; see the first lines of benchmarks/peer_gptq.py") from problem
+
+
+def inputs(data: Data) -> dict[str, Tensor]:
+    """What each layer is given for the sentences that are looked at, as rows."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in LAYERS}
+    modules: Any = dict(data.model.named_modules())
+    handles = [
+        modules[name].register_forward_pre_hook(lambda m, args, name=name: seen[name].append(args[0].flatten(0, -2)))
+        for name in LAYERS
+    ]
+    with torch.no_grad():
+        for batch in data.looked_at:
+            data.model(*batch)
+    for handle in handles:
+        handle.remove()
+    return {name: torch.cat(parts) for name, parts in seen.items()}
+
+
+def theirs(layer: nn.Linear, x: Tensor, order: bool) -> tuple[Tensor, Tensor]:
+    """The weight by gptqmodel, and the scales that it found, one for each element."""
+    algorithm, config = peer()
+    module = copy.deepcopy(layer)
+    quantizer = algorithm(module, config(bits=4, group_size=GROUP, desc_act=order, sym=True, act_group_aware=False))
+    quantizer.quantizer.configure(perchannel=True)
+    quantizer.add_batch(x.unsqueeze(0), module(x).unsqueeze(0))
+    # Static groups in both orders: scales are those of the float weight.
+    scale, *_ = quantizer.hf_quantize(
+        percdamp=DAMPING, group_size=GROUP, actorder=order, static_groups=True, act_group_aware=False
+    )
+    return module.weight.detach().float(), scale.float().repeat_interleave(GROUP, 1)
+
+
+@torch.no_grad()
+def compared(name: str, layer: nn.Linear, x: Tensor) -> dict[str, Any]:
+    weight = layer.weight.detach().float()
+    hessian = x.double().t() @ x.double()
+    whole = error(weight, hessian)
+    row: dict[str, Any] = {"layer": name, "rows": len(x)}
+    for order in (False, True):
+        settings = GPTQ(damping=DAMPING, order=order)
+        got, scale = theirs(layer, x, order)
+        found: dict[str, float] = {"theirs": error(weight - got, hessian) / whole}
+        q = presets.INT4_128
+        grids = {
+            "ours": Grid(formats.INT4, scale, None),
+            "ours, own scales": Grid.of(q, q.quantize(weight), weight.shape),
+        }
+        for which, grid in grids.items():
+            codes = settings.solve(weight, grid, hessian).codes
+            assert codes is not None
+            found[which] = error(weight - grid.decode(codes), hessian) / whole
+            nearest = error(weight - grid.decode(grid.encode(weight)), hessian) / whole
+            found[which.replace("ours", "nearest")] = nearest
+        row["act order" if order else "as they lie"] = found
+    return row
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    peer()
+    data = Data(0)
+    modules: Any = dict(data.model.named_modules())
+    rows = []
+    for name, x in inputs(data).items():
+        rows.append(compared(name.removeprefix("bert.encoder."), modules[name], x))
+        for order in ("as they lie", "act order"):
+            f = rows[-1][order]
+            print(
+                f"{rows[-1]['layer']:32} {order:12} theirs {f['theirs']:.6f}  ours {f['ours']:.6f}  "
+                f"{f['ours'] / f['theirs']:.4f}  own scales {f['ours, own scales']:.6f}",
+                flush=True,
+            )
+    version = importlib.import_module("importlib.metadata").version("gptqmodel")
+    found = {"gptqmodel": version, "group": GROUP, "damping": DAMPING, "rows": rows}
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Operands with noise in the place of rounding: floats, made before the operator, which then takes them as they are.
+
+What is left of the scheme quantizes the others; where nothing is, the operator runs in floats. An operator in a graph
+never meets noise: it stands before it, as hop_noise and hop_fake_quantize.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.dispatch.operators import BIAS, LHS, RHS
+from hop.impls.quantize import dequantize, quantize
+from hop.impls.quantized import calls, operands
+from hop.impls.quantized.calls import Scales, SchemeCall
+from hop.impls.scaled import activated
+from hop.numerics.schemes import Scheme
+
+_FIELDS = {LHS: "lhs", RHS: "rhs"}
+
+
+class Noisy(NamedTuple):
+    """A call without noise: its arguments, and what is left to be quantized; None for nothing but the result."""
+
+    scheme: Scheme | None
+    scales: Scales
+    args: tuple[Any, ...]
+
+
+def with_noise(call: SchemeCall) -> Noisy:
+    """The call with floats for the operands that get noise. Raises for one that breaks a rule."""
+    calls.check(call)
+    made: dict[str, Tensor] = {}
+    left: dict[str, Any] = {}
+    scales = call.scales
+    for role, field in _FIELDS.items():
+        q, x = call.quantizer(role) if call.place(role) is not None else None, call.find(role)
+        if q is None:
+            left[field] = None
+        elif q.adds_noise():
+            left[field] = None
+            if not calls.is_quantized(x):
+                made[role] = operands.numbers(call, role, x.dtype)
+            scales = scales._replace(**{field: None, f"{field}_zero_point": None})
+    args = call.replaced(made)
+    rest = any(q is not None for q in (left.get(field, getattr(call.scheme, field)) for field in _FIELDS.values()))
+    return Noisy(replace(call.scheme, **left) if rest else None, scales, args)
+
+
+def in_floats(call: SchemeCall, args: tuple[Any, ...]) -> Any:
+    """The result where no operand is quantized any more."""
+    q = call.scheme.output
+    dtype = call.dtype if q is None else torch.float32
+    call = call._replace(args=args)
+    floats = {role: _floats(call.find(role), dtype) for role in (LHS, RHS, BIAS) if call.place(role) is not None}
+    y = call.op(*call.replaced(floats), **call.kwargs).to(dtype)
+    if q is None:
+        return y
+    scale, zero_point = calls.fitted(call, calls.OUTPUT, y)
+    made: Any = quantize(q, activated(y, q.scale), scale=scale, zero_point=zero_point)
+    return made if made.dtype == call.dtype else made.rebuilt(made.buffers(), dtype=call.dtype)
+
+
+def _floats(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return dequantize(x).to(dtype) if calls.is_quantized(x) else x.to(dtype)
