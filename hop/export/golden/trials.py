@@ -18,6 +18,7 @@ from hop.numerics.integer_functions import (
     TfliteAveragePool,
     TfliteConcatenation,
     TfliteMean,
+    TfliteRsqrt,
     TfliteSoftmax,
     TfliteTable,
     TosaAdd,
@@ -116,7 +117,13 @@ def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
                 yield target.name, row.per_tensor
     functions: list[IntegerFunction] = [TfliteAdd(), TfliteMean(), TfliteAveragePool(), TfliteConcatenation()]
     functions += [TosaAdd(), TosaMean(), TosaAveragePool(), TosaConcatenation()]
-    functions += [TfliteSoftmax(), TosaSoftmax(), IBertSoftmax(), *(TfliteTable(function=name) for name in FUNCTIONS)]
+    functions += [
+        TfliteSoftmax(),
+        TosaSoftmax(),
+        IBertSoftmax(),
+        TfliteRsqrt(),
+        *(TfliteTable(function=name) for name in FUNCTIONS),
+    ]
     yield from (("", f) for f in functions if f.takes(op))
     yield from (("", c) for c in _MULTIPLIERS)
     multipliers = MULTIPLIERS if of(op).family in (MATRIX, CONVOLUTION, MULTIPLY) else MULTIPLIERS[:1]

@@ -27,6 +27,7 @@ from hop.numerics.integer_functions import (
     TfliteAveragePool,
     TfliteConcatenation,
     TfliteMean,
+    TfliteRsqrt,
     TfliteSigmoid,
     TfliteSoftmax,
     TfliteTable,
@@ -90,7 +91,7 @@ TFLITE = Target(
         ),
         Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
         Row(
-            ("max_pool2d.default", "relu.default", *_VIEWS),
+            ("max_pool2d.default", "relu.default", "embedding.default", *_VIEWS),
             GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
@@ -135,7 +136,7 @@ TFLITE_16X8 = Target(
         ),
         Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
         Row(
-            ("max_pool2d.default", "relu.default", *_VIEWS),
+            ("max_pool2d.default", "relu.default", "embedding.default", *_VIEWS),
             GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
@@ -155,6 +156,7 @@ TFLITE_16X8 = Target(
             Row((f"{name}.default",), TfliteSigmoid(function=name), f"{_INTEGER_OPS}/{file}, of int16")
             for name, file in (("sigmoid", "logistic.h Logistic"), ("tanh", "tanh.h Tanh"))
         ),
+        Row(("rsqrt.default",), TfliteRsqrt(), "kernels/elementwise.cc RsqrtPrepare; common.h LUTPopulate of int16"),
         *(
             Row((f"{name}.default",), TfliteTable(function=name), f"kernels/{file}; common.h LUTPopulate of int16")
             for name, file in (("gelu", "activations.cc GeluPrepare"), ("exp", "elementwise.cc"))

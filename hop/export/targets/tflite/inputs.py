@@ -303,6 +303,15 @@ def _function(call: Call) -> Value:
     return call.give(op, [x.held(layout)], layout, (None, None), kwargs=kwargs, convention=rule)
 
 
+def _gather(call: Call) -> Value:
+    if call.option("Axis") or call.option("BatchDims"):
+        call.refuse("it takes others than rows of a whole tensor")
+    x, indices = call.value(0), call.inputs[1] if len(call.inputs) > 1 else None
+    if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64) or x.at().dim() != 2:
+        call.refuse("it is read of a matrix and of integers")
+    return call.give(aten.embedding.default, [x.held(), indices], bounds=(None, None))
+
+
 def _softmax(call: Call) -> Value:
     rule, beta = call.convention(aten.softmax.int, (None, None)), call.option("Beta", 1.0)
     if beta != 1.0:
@@ -379,6 +388,7 @@ _FUNCTIONS = {
     "TANH": aten.tanh.default,
     "GELU": aten.gelu.default,
     "EXP": aten.exp.default,
+    "RSQRT": aten.rsqrt.default,
 }
 READ: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), _convolution),
@@ -389,6 +399,7 @@ READ: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _pool),
     "MEAN": _mean,
     **dict.fromkeys(_FUNCTIONS, _function),
+    "GATHER": _gather,
     "SOFTMAX": _softmax,
     **dict.fromkeys(("RELU", "RELU6"), _bound),
     "QUANTIZE": _requantize,
