@@ -2,7 +2,8 @@
 
 Sources: TFLite, kernels/internal/common.h (LUTPopulate, LUTLookup, sigmoid_table_uint16), kernels/activations.cc
 (TanhPrepare, SigmoidPrepare, GeluPrepare, EluPrepare), kernels/elementwise.cc (exp, rsqrt of 16 bits),
-kernels/internal/reference/gelu.h (GeluTransform, GeluTransformApproximate), and kernels/internal/reference/integer_ops/logistic.h and tanh.h for 16 bits.
+kernels/internal/reference/gelu.h (GeluTransform, GeluTransformApproximate), and
+kernels/internal/reference/integer_ops/logistic.h and tanh.h for 16 bits.
 """
 
 import math
@@ -119,8 +120,8 @@ class TfliteTable(IntegerFunction):
 @dataclass(frozen=True, eq=False, repr=False)
 class TfliteRsqrt(IntegerFunction):
     """1 / √x of int16 codes, by the table of 513 entries that TFLite builds when it prepares, 128 codes apart, with a
-    straight line between each two; at 0 it is the largest number of the output. So it is below 0, where TFLite stops. The
-    zero points are 0.
+    straight line between each two; at 0 it is the largest number of the output. So it is below 0, where TFLite stops.
+    The zero points are 0.
 
     A straight line lies off by (3/32) · (128 / n)² of the result at code n: a tenth of it at 112, 1/1000 at 1,240. Give
     x a scale by which the numbers that matter are above."""
