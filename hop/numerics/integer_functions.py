@@ -14,6 +14,7 @@ hop.requantization, and a field of hop.scale_rules.Static as they are:
     TfliteAveragePool   an average pool of theirs, rounded in the units of its input
     TfliteConcatenation of operands that its converter requantizes one by one
     TosaAdd, TosaMean, TosaAveragePool, TosaConcatenation   the same by TOSA's operators
+    Pt2eMean, Pt2eAveragePool   of PyTorch's float operators between quantize and dequantize nodes, sums in its order
     IBertLayerNorm      of I-BERT: sums of codes and an integer square root
 
 What a runtime finds in floats while it prepares, such as a multiplier or a table, is found from the scales in the same
@@ -27,6 +28,7 @@ from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.integer_norms import IBertLayerNorm
 from hop.numerics.integer_softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
 from hop.numerics.integer_tables import FUNCTIONS, TfliteRsqrt, TfliteSigmoid, TfliteTable
+from hop.numerics.pt2e_arithmetic import Pt2eAveragePool, Pt2eMean
 from hop.numerics.tosa_arithmetic import TosaAdd, TosaAveragePool, TosaConcatenation, TosaMean
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "IBertLayerNorm",
     "IBertSoftmax",
     "IntegerFunction",
+    "Pt2eAveragePool",
+    "Pt2eMean",
     "TfliteAdd",
     "TfliteAveragePool",
     "TfliteConcatenation",

@@ -14,6 +14,8 @@ from hop.numerics.integer_functions import (
     FUNCTIONS,
     IBertSoftmax,
     IntegerFunction,
+    Pt2eAveragePool,
+    Pt2eMean,
     TfliteAdd,
     TfliteAveragePool,
     TfliteConcatenation,
@@ -116,6 +118,7 @@ def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
             if row.per_tensor is not None:
                 yield target.name, row.per_tensor
     functions: list[IntegerFunction] = [TfliteAdd(), TfliteMean(), TfliteAveragePool(), TfliteConcatenation()]
+    functions += [Pt2eMean(), Pt2eAveragePool()]
     functions += [TosaAdd(), TosaMean(), TosaAveragePool(), TosaConcatenation()]
     functions += [
         TfliteSoftmax(),
