@@ -98,7 +98,7 @@ def table_513(
     """Entries of int16 codes at -32768, -32640, ... 32768, int64: each lies off the function by half of what a straight
     line to the next would be off in the middle. In the dtype of the scales, as TFLite's LUTPopulate<int16_t>."""
     dtype = scale.dtype
-    zero, out_zero = (torch.as_tensor(z, device=scale.device).to(dtype) for z in (zero, out_zero))
+    zero, out_zero = (z.to(dtype) if isinstance(z, Tensor) else torch.full_like(scale, z) for z in (zero, out_zero))
     low, high = scale * (-32768 - zero), scale * (32767 - zero)
     span = out_scale * (32767 - out_zero) - out_scale * (-32768 - out_zero)
     inverse = torch.full_like(span, 65536) / span

@@ -8,11 +8,13 @@ hop.requantization, and a field of hop.scale_rules.Static as they are:
     IBertSoftmax        of I-BERT: a polynomial of degree two and shifts
     TfliteTable         any function by TFLite's tables: 256 codes of 8 bits, 513 entries of 16 bits
     TfliteSigmoid       sigmoid and tanh of 16 bits by TFLite's table of 256 entries
+    TfliteRsqrt         1 / √x of 16 bits by TFLite's table of 513 entries
     TfliteAdd           a sum or a difference of TFLite's reference kernels
     TfliteMean          a mean of theirs, divided before it is multiplied
     TfliteAveragePool   an average pool of theirs, rounded in the units of its input
     TfliteConcatenation of operands that its converter requantizes one by one
     TosaAdd, TosaMean, TosaAveragePool, TosaConcatenation   the same by TOSA's operators
+    Pt2eMean, Pt2eAveragePool   of PyTorch's float operators between quantize and dequantize nodes, sums in its order
     IBertLayerNorm      of I-BERT: sums of codes and an integer square root
 
 What a runtime finds in floats while it prepares, such as a multiplier or a table, is found from the scales in the same
@@ -25,7 +27,8 @@ from hop.numerics.integer_arithmetic import TfliteAdd, TfliteAveragePool, Tflite
 from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.integer_norms import IBertLayerNorm
 from hop.numerics.integer_softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
-from hop.numerics.integer_tables import FUNCTIONS, TfliteSigmoid, TfliteTable
+from hop.numerics.integer_tables import FUNCTIONS, TfliteRsqrt, TfliteSigmoid, TfliteTable
+from hop.numerics.pt2e_arithmetic import Pt2eAveragePool, Pt2eMean
 from hop.numerics.tosa_arithmetic import TosaAdd, TosaAveragePool, TosaConcatenation, TosaMean
 
 __all__ = [
@@ -33,10 +36,13 @@ __all__ = [
     "IBertLayerNorm",
     "IBertSoftmax",
     "IntegerFunction",
+    "Pt2eAveragePool",
+    "Pt2eMean",
     "TfliteAdd",
     "TfliteAveragePool",
     "TfliteConcatenation",
     "TfliteMean",
+    "TfliteRsqrt",
     "TfliteSigmoid",
     "TfliteSoftmax",
     "TfliteTable",

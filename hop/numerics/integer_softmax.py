@@ -135,10 +135,10 @@ class TfliteSoftmax(Softmax):
         scaled = fp.shifted_right(fp.high_product(left, mantissa), (-shift).clamp(min=0))
         exp = fp.interpolated(exp_table, (scaled + 32767).clamp(-32768, 32767))
         total = exp.sum(dim, keepdim=True)
-        length = fp.bit_length(total)
-        place = floor_quotient(total * power_of_two(31 - length) + 2**13, 2**14) - (2**15 + 2**16)
+        length = fp.bit_length(total).clamp(15, 40)  # which it is: the largest of a row has 2^15 - 2
+        place = floor_quotient(total * power_of_two(31 - length.clamp(max=31), 16) + 2**13, 2**14) - (2**15 + 2**16)
         reciprocal = fp.interpolated(reciprocal_table, place.clamp(-32768, 32767))
-        half = power_of_two(length - 2)
+        half = power_of_two(length - 2, 38)
         return floor_quotient(exp * reciprocal + half, half * 2).clamp(0, 32767)
 
 

@@ -246,9 +246,9 @@ def fixed_point(multiplier: Tensor) -> tuple[Tensor, Tensor]:
     return mantissa, torch.where(known, shift.clamp(max=30), 0)
 
 
-def power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent, for exponents of 0 to 62, int64."""
-    return lookup([2.0**i for i in range(63)], exponent).to(torch.int64)
+def power_of_two(exponent: Tensor, most: int = 62) -> Tensor:
+    """2^exponent, for exponents of 0 to `most`, int64. Of a table that is no longer, bounds of sums are the nearer."""
+    return lookup([2.0**i for i in range(most + 1)], exponent).to(torch.int64)
 
 
 def floor_quotient(x: Tensor, by: Tensor | int) -> Tensor:

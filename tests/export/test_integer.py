@@ -153,8 +153,10 @@ CASES = [
     Case("max_pool1d", ((8, 8, 1600),), lambda a: F.max_pool1d(a, 3, 1, 1)),
     Case("avg_pool2d", (PIXELS,), lambda a: F.avg_pool2d(a, 3, 1, 1), alike=False),
     Case("adaptive_avg_pool2d", ((8, 512, 8, 8),), lambda a: F.adaptive_avg_pool2d(a, (4, 4)), alike=False),
+    Case("avg_pool1d", ((8, 8, 1600),), lambda a: F.avg_pool1d(a, 4, 2, 1), alike=False),
     Case("mean", ((64, 1024, 9),), lambda a: a.mean(-1), alike=False),
     Case("mean_of_pixels", ((64, 1024, 3, 3),), lambda a: a.mean((2, 3)), alike=False),
+    Case("mean_of_channels", ((16, 6, 40, 40),), lambda a: a.mean(1), alike=False),
     Case("permute", (PIXELS,), lambda a: a.permute(0, 2, 3, 1)),
     Case("flatten", (PIXELS,), lambda a: a.flatten(1)),
     Case("slice", (PIXELS,), lambda a: a[:, 1::2, 3:]),
@@ -252,6 +254,54 @@ class TestAgreement(unittest.TestCase):
     def test_quick(self, name):
         differ, outputs = self.check(BY_NAME[name], 0)
         assert differ <= 0.001 * outputs
+
+
+IN_ONE_SCALE = {  # where the result has the operand's scale, and one in n lies halfway between two codes
+    "avg_pool2d": ((2, 4, 130, 130), lambda a: F.avg_pool2d(a, 2)),
+    "avg_pool2d_padded": ((2, 4, 66, 67), lambda a: F.avg_pool2d(a, 4, 1, 2, ceil_mode=True)),
+    "adaptive_avg_pool2d": ((16, 16, 56, 56), lambda a: F.adaptive_avg_pool2d(a, 14)),
+    "global_pool": ((64, 256, 8, 8), lambda a: F.adaptive_avg_pool2d(a, 1)),
+    "mean_of_pixels": ((64, 256, 14, 14), lambda a: a.mean((2, 3))),
+    "mean_of_4": ((64, 256, 4), lambda a: a.mean(-1)),
+    "mean_of_100": ((64, 256, 100), lambda a: a.mean(-1, True)),
+    "mean_of_tokens": ((64, 12, 384), lambda a: a.mean(1)),
+    "mean_of_batches": ((40, 30, 385), lambda a: a.mean(0)),
+}
+
+
+class OneScale(nn.Module):
+    def __init__(self, function: Callable[..., Tensor], own: Static) -> None:
+        super().__init__()
+        self.function, self.own = function, own
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own.quantize(self.function(self.own.dequantize(self.own.quantize(x))))
+
+
+def in_one_scale(name: str, scale: float, zero: int) -> tuple[ExportedProgram, Tensor]:
+    """A program, and an input of all codes. The scale is one of float32, as observers find it."""
+    shape, function = IN_ONE_SCALE[name]
+    own = Static(float(torch.tensor(scale)), zero)
+    x = (torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(1)) - zero) * own.scale
+    return exported(OneScale(function, own), x), x
+
+
+class TestTies(unittest.TestCase):
+    """Means and pools whose results lie halfway between two codes, which the roundings of the float sum decide."""
+
+    @parameterized.expand(IN_ONE_SCALE)
+    def test_all_equal(self, name):
+        for scale, zero in ((0.0137, 3), (0.0521, -20)):
+            program, x = in_one_scale(name, scale, zero)
+            found, report = export.to_integer(program)
+            assert not report.left, str(report)
+            want, got = program.module()(x), found.module()(x)
+            differ = int((want != got).sum())
+            if name == "mean_of_batches":  # whose columns that fill no block depend on the number of threads
+                assert differ <= 0.001 * want.numel(), (differ, want.numel())
+            else:
+                assert not differ
+            assert torch.equal(export.lower(found).module()(x), got)
 
 
 # ---- what quantizers of models make

@@ -81,6 +81,7 @@ OTHERS: dict[str, Any] = {
     "tanh": (lambda x: x.tanh(), 2.0**-15, (40, 300)),
     "gelu": (F.gelu, 1.1e-4, (40, 300)),
     "exp": (lambda x: x.exp(), 1e-3, (40, 300)),
+    "rsqrt of squares": (lambda x: wide(x * x, 1e-4).rsqrt(), 7e-4, (40, 300)),
     "product": (lambda x: torch.bmm(x, wide(x, 2e-4).transpose(1, 2)), 1e-3, (6, 20, 50)),
     "views": (lambda x: x.permute(0, 2, 1)[:, 1:4].reshape(-1, 12), 1.3e-4, (6, 4, 5)),
 }
@@ -163,6 +164,29 @@ class TestEqual(unittest.TestCase):
         x = image(3, *shape)
         program = exported(model, x)
         compare(program, x, x * 3)
+
+    @parameterized.expand([(bits, dtype, same) for bits in (8, 16) for dtype in ("int32", "int64") for same in (0, 1)])
+    def test_rows(self, bits: int, dtype: str, same: int) -> None:
+        """Rows of a matrix of 8 or 16 bits, by its scale or another one, chosen by an input of integers."""
+        torch.manual_seed(4)
+
+        class Rows(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.range = (-127, 127, torch.int8) if bits == 8 else (-(2**15), 2**15 - 1, torch.int16)
+                self.scale, self.out = 2.0**-9, 2.0**-9 if same and bits == 16 else 3e-4
+                self.codes = nn.Buffer(torch.randint(self.range[0], self.range[1], (50, 7)).to(self.range[2]))
+
+            def forward(self, x: Tensor) -> Tensor:
+                weight = torch.ops.quantized_decomposed.dequantize_per_tensor(self.codes, self.scale, 0, *self.range)
+                return wide(F.embedding(x, weight), self.out)
+
+        model, x = Rows(), torch.randint(0, 50, (4, 9)).to(getattr(torch, dtype))
+        program = exported(model, x)
+        found = hop.export.verify_tflite(program, file := hop.export.to_tflite(program), (x,))
+        assert found.first is None and found.outputs[0].elements == 4 * 9 * 7
+        assert torch.equal(hop.export.from_tflite(file).module()(x), program.module()(x))
+        assert ((program.module()(x) - model(x)).abs() <= model.out).all()
 
     def test_network(self) -> None:
         """Convolutions, a residual, a pool, a view, and a layer."""

@@ -129,7 +129,7 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
     },
     "exact sums": {
         (VECTOR, SUM, MOVE): _NO_CODES,
-        (EMBEDDING, ADD, DIVIDE, MEAN): "its result is no integer times one unit",
+        (ADD, DIVIDE, MEAN): "its result is no integer times one unit",
         (CONCATENATE,): "operands have scales of their own",
         (aten.mul.Scalar,): "one factor is plain",
         (aten.clamp.default, aten.hardtanh.default, aten.relu6.default): "bounds are no multiples of the scale",

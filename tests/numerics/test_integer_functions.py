@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hop.numerics.integer_functions import (
     FUNCTIONS,
     IBertLayerNorm,
     IBertSoftmax,
+    TfliteRsqrt,
     TfliteSigmoid,
     TfliteSoftmax,
     TfliteTable,
@@ -166,6 +168,23 @@ def test_tables_of_16_bits(name: str) -> None:
         assert got.tolist() == [exact.lut_lookup(table, code) for code in x.tolist()]
 
 
+def test_reciprocal_roots_of_16_bits() -> None:
+    every = torch.arange(32768).to(torch.int16)
+
+    def root(most: Any, x: Any) -> Any:
+        return 1 / np.sqrt(x) if x > 0 else most
+
+    for scale, out in ((1e-3, 1e-3), (2.37e-4, 5e-7), (3e-6, 0.09)):
+        own, most = np.float32(scale), np.float32(out) * np.float32(32767)
+        table = exact.lut_513(partial(root, most), scale, 0, out, 0)
+        got = TfliteRsqrt().codes(every, torch.tensor(scale), 0, torch.tensor(out), 0)
+        assert got.tolist() == [exact.lut_lookup(table, code) for code in every.tolist()]
+        real = 1 / np.sqrt(np.arange(1, 32768) * float(own)) / out
+        near = real * 3 / 32 * (128 / np.arange(1, 32768)) ** 2 + 2  # of a straight line, and roundings
+        held = (np.arange(1, 32768) > 512) & (real < 32000)
+        assert (np.abs(got.numpy()[1:] - real) <= near)[held].all()
+
+
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
 def test_sigmoids_of_16_bits(name: str) -> None:
     every = torch.arange(-32768, 32768).to(torch.int16)
@@ -217,6 +236,7 @@ def test_square_roots() -> None:
 VALUES = [
     *(TfliteSoftmax(), TfliteSoftmax(beta=0.5), TosaSoftmax(), IBertSoftmax(exp_max=0.9), IBertLayerNorm(shift=2)),
     *(TfliteTable(function="tanh"), TfliteTable(function="elu", low=-0.5, high=0.5), TfliteSigmoid(function="tanh")),
+    TfliteRsqrt(),
 ]
 
 
@@ -236,6 +256,7 @@ def programs() -> list[tuple[str, Callable[[Tensor], Tensor], torch.dtype]]:
         ("TfliteSoftmax16", of(VALUES[1], torch.int16), torch.int16),
         ("TfliteTable16", of(VALUES[5], torch.int16), torch.int16),
         ("TfliteSigmoid", of(VALUES[7], torch.int16), torch.int16),
+        ("TfliteRsqrt", of(VALUES[8], torch.int16), torch.int16),
     ]
 
 

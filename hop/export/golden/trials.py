@@ -14,10 +14,13 @@ from hop.numerics.integer_functions import (
     FUNCTIONS,
     IBertSoftmax,
     IntegerFunction,
+    Pt2eAveragePool,
+    Pt2eMean,
     TfliteAdd,
     TfliteAveragePool,
     TfliteConcatenation,
     TfliteMean,
+    TfliteRsqrt,
     TfliteSoftmax,
     TfliteTable,
     TosaAdd,
@@ -115,8 +118,15 @@ def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
             if row.per_tensor is not None:
                 yield target.name, row.per_tensor
     functions: list[IntegerFunction] = [TfliteAdd(), TfliteMean(), TfliteAveragePool(), TfliteConcatenation()]
+    functions += [Pt2eMean(), Pt2eAveragePool()]
     functions += [TosaAdd(), TosaMean(), TosaAveragePool(), TosaConcatenation()]
-    functions += [TfliteSoftmax(), TosaSoftmax(), IBertSoftmax(), *(TfliteTable(function=name) for name in FUNCTIONS)]
+    functions += [
+        TfliteSoftmax(),
+        TosaSoftmax(),
+        IBertSoftmax(),
+        TfliteRsqrt(),
+        *(TfliteTable(function=name) for name in FUNCTIONS),
+    ]
     yield from (("", f) for f in functions if f.takes(op))
     yield from (("", c) for c in _MULTIPLIERS)
     multipliers = MULTIPLIERS if of(op).family in (MATRIX, CONVOLUTION, MULTIPLY) else MULTIPLIERS[:1]

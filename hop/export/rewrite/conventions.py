@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hop.dispatch.operators import CONVOLUTION, LHS, MATRIX, RHS, aten, of
+from hop.dispatch.operators import CONVOLUTION, LHS, MATRIX, MEAN, RHS, aten, of
 from hop.export.rewrite.code_floats import Held
+from hop.export.rewrite.known_targets import PT2E
 from hop.export.rewrite.program import value
 from hop.export.rewrite.target import Row, Target
 from hop.numerics.requantization import Convention, Reciprocal, Requantization
@@ -20,7 +21,7 @@ _PRODUCTS = (MATRIX, CONVOLUTION)
 class Conventions:
     """What finds the codes of each operator."""
 
-    requantize: Requantization
+    requantize: Requantization | None  # None where there is a target, or, by default, what PT2E says
     target: Target | None = None
 
     @classmethod
@@ -41,7 +42,7 @@ class Conventions:
                 f"to_integer: requantize must be None where target is given, got {requantize!r} and {target.name}; the "
                 "target says how sums become codes: leave requantize out"
             )
-        return cls(requantize or Reciprocal(), target)
+        return cls(requantize, target)
 
     @property
     def integers_only(self) -> bool:
@@ -66,9 +67,11 @@ class Conventions:
         """How the codes of a node's result, of dtype `codes`, are found."""
         roles = of(node.target)
         gives_sum = roles.family in _PRODUCTS and all(roles.find(role, node.args) in held for role in (LHS, RHS))
-        if self.target is None:
+        if self.target is None and self.requantize is not None:
             return Reciprocal() if self.requantize.exact and not gives_sum else self.requantize
-        row = self._row(node.target, codes)
+        if self.target in (None, PT2E) and not _is_in_order(node, held):
+            return Reciprocal()
+        row = PT2E[node.target] if self.target is None else self._row(node.target, codes)  # type: ignore[index]
         if roles.family in _PRODUCTS and row.per_tensor is not None:
             weight = held.get(roles.find(RHS, node.args))  # type: ignore[call-overload]
             if weight is not None and (weight.is_whole() or value(weight.codes).shape[0] == 1):
@@ -87,3 +90,24 @@ class Conventions:
         if op not in self.target:
             raise ValueError(self.target.missing(str(op)))
         return self.target[op]
+
+
+def _is_in_order(node: Node, held: Mapping[Node, Held]) -> bool:
+    """Whether the order of a float sum is known that a mean or an average pool takes: of static sizes in float32, of an
+    operand with one scale. Of others the sum is taken exactly, as that of any operator that is none."""
+    if of(node.target).family is not MEAN:
+        return True
+    x: Any = node.args[0]
+    sizes = list(value(x).shape)
+    known = x in held and held[x].is_whole() and held[x].dtype == torch.float32 and not node.kwargs
+    if not known or not all(isinstance(n, int) for n in sizes[1:]):
+        return False
+    if node.target is aten.mean.dim:
+        dims = sorted(d % len(sizes) for d in node.args[1] or range(len(sizes)))  # type: ignore[union-attr]
+        follows = dims == list(range(dims[0], dims[-1] + 1)) and len(dims) < len(sizes)
+        return follows and all(isinstance(sizes[d], int) for d in dims)
+    spatial = of(node.target).spatial
+    if not str(node.target).startswith("aten.adaptive"):
+        return True
+    out = list(node.args[1])  # type: ignore[call-overload]
+    return spatial < 3 and all(n % m == 0 for n, m in zip(sizes[-spatial:], out, strict=True))

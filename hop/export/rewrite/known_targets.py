@@ -1,5 +1,7 @@
 """Targets that the library knows, each row with the source of its arithmetic."""
 
+from dataclasses import replace
+
 from hop.dispatch.operators import (
     ADD,
     BOUND,
@@ -23,10 +25,13 @@ from hop.dispatch.operators import (
 )
 from hop.export.rewrite.target import Row, Target
 from hop.numerics.integer_functions import (
+    Pt2eAveragePool,
+    Pt2eMean,
     TfliteAdd,
     TfliteAveragePool,
     TfliteConcatenation,
     TfliteMean,
+    TfliteRsqrt,
     TfliteSigmoid,
     TfliteSoftmax,
     TfliteTable,
@@ -90,7 +95,7 @@ TFLITE = Target(
         ),
         Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
         Row(
-            ("max_pool2d.default", "relu.default", *_VIEWS),
+            ("max_pool2d.default", "relu.default", "embedding.default", *_VIEWS),
             GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
@@ -135,7 +140,7 @@ TFLITE_16X8 = Target(
         ),
         Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
         Row(
-            ("max_pool2d.default", "relu.default", *_VIEWS),
+            ("max_pool2d.default", "relu.default", "embedding.default", *_VIEWS),
             GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
@@ -155,6 +160,7 @@ TFLITE_16X8 = Target(
             Row((f"{name}.default",), TfliteSigmoid(function=name), f"{_INTEGER_OPS}/{file}, of int16")
             for name, file in (("sigmoid", "logistic.h Logistic"), ("tanh", "tanh.h Tanh"))
         ),
+        Row(("rsqrt.default",), TfliteRsqrt(), "kernels/elementwise.cc RsqrtPrepare; common.h LUTPopulate of int16"),
         *(
             Row((f"{name}.default",), TfliteTable(function=name), f"kernels/{file}; common.h LUTPopulate of int16")
             for name, file in (("gelu", "activations.cc GeluPrepare"), ("exp", "elementwise.cc"))
@@ -241,8 +247,25 @@ def _everything(name: str, convention: Requantization, source: str) -> Target:
     return Target(name, tuple(Row(n, convention, source) for n in names), False, ("int8", "uint8", "int16"))
 
 
-PT2E = _everything(
-    "PT2E", Reciprocal(), "torch/ao/quantization/fx/_decomposed.py quantize_per_tensor: x times 1 / scale, ties to even"
+def _with(target: Target, *rows: Row) -> Target:
+    """A target that computes some operators otherwise."""
+    names = {name for row in rows for name in row.operators}
+    kept = [replace(row, operators=tuple(n for n in row.operators if n not in names)) for row in target.rows]
+    return replace(target, rows=(*kept, *rows))
+
+
+PT2E = _with(
+    _everything(
+        "PT2E",
+        Reciprocal(),
+        "torch/ao/quantization/fx/_decomposed.py quantize_per_tensor: x times 1 / scale, ties to even",
+    ),
+    Row(("mean.dim",), Pt2eMean(), "aten/src/ATen/native/cpu/SumKernel.cpp cascade_sum, in float32"),
+    Row(
+        tuple(f"{'adaptive_' if adaptive else ''}avg_pool{n}d.default" for n in (1, 2, 3) for adaptive in (0, 1))[:-1],
+        Pt2eAveragePool(),
+        "aten/src/ATen/native/cpu/AvgPoolKernel.cpp cpu_avg_pool2d, in float32",
+    ),
 )
 """PyTorch's quantize and dequantize nodes around float operators; what to_integer writes by itself."""
 

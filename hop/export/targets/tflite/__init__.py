@@ -7,6 +7,7 @@ views.py      what views and padding become
 operators.py  what each family of operators becomes
 model.py      programs as files
 reading.py    what a file says, checked
+calls.py      an operator of a file where it runs
 inputs.py     what each operator of a file is
 importing.py  files as programs
 """

@@ -16,7 +16,8 @@ from hop.export.rewrite.known_targets import TFLITE, TFLITE_16X8
 from hop.export.rewrite.program import graph_of as graph_copy
 from hop.export.rewrite.program import rebuilt, share_numbers, simplify, without_unused
 from hop.export.rewrite.target import Target
-from hop.export.targets.tflite.inputs import READ, Call, Value, quantized
+from hop.export.targets.tflite.calls import Call, Value, quantized
+from hop.export.targets.tflite.inputs import READ
 from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, content, graph_of, numbers_of
 from hop.numerics.requantization import Reciprocal
 from hop.numerics.spelling import shown
@@ -26,6 +27,7 @@ _MOST_ELEMENTS = 2**26  # of an input, which an export is made with
 _REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, ZeroDivisionError, OverflowError)
 _CODES = ("INT8", "INT16")
 _HELD = (*_CODES, "INT32", "INT64")  # biases, too
+_PLACES = ("INT32", "INT64")
 _LONGEST_LIST = 32  # of axes, shapes and paddings
 _ENUMS = ("ActivationFunctionType", "Padding", "FullyConnectedOptionsWeightsFormat")
 
@@ -79,16 +81,17 @@ def _tidied(program: ExportedProgram) -> ExportedProgram:
 
 
 def _example(tensor: FileTensor, what: str) -> Tensor:
-    if tensor.kind not in (*_CODES, "FLOAT32"):
+    if tensor.kind not in (*_CODES, *_PLACES, "FLOAT32"):
         raise NotImplementedError(
-            f"{_CALLER}: {what}: the input {tensor.name!r} is {tensor.kind}; INT8, INT16 and FLOAT32 are read"
+            f"{_CALLER}: {what}: the input {tensor.name!r} is {tensor.kind}; INT8, INT16, FLOAT32 and, as places, "
+            "INT32 and INT64 are read"
         )
     if math.prod(tensor.shape) > _MOST_ELEMENTS:
         raise NotImplementedError(
             f"{_CALLER}: {what}: the input {tensor.name!r} has the shape {tensor.shape}; up to {_MOST_ELEMENTS} "
             "elements are read"
         )
-    return torch.zeros(tensor.shape)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype if tensor.kind in _PLACES else torch.float32)
 
 
 class _Module(nn.Module):

@@ -4,159 +4,19 @@ The reverse of operators.py. Codes run as plain int8 tensors; pictures have thei
 in PyTorch's convolutions and pools, and are permuted where an operator takes them otherwise than they are."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hop.dispatch.operators import aten
-from hop.export.rewrite.code_floats import Held, run_quantize, run_requantized
-from hop.export.rewrite.target import Target
-from hop.export.targets.tflite.reading import FileOperator, FileTensor
-from hop.numerics.formats import INT8, INT16
+from hop.export.rewrite.code_floats import Held
+from hop.export.targets.tflite.calls import BOUNDS, FILE, SECOND, TO, Call, Value, layout_of, quantized
+from hop.numerics.formats import INT8
 from hop.numerics.integer_functions import TfliteSoftmax, TfliteTable
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.requantization import Convention, Division
+from hop.numerics.requantization import Division
 from hop.numerics.scale_rules import Static
-from hop.numerics.tables import float32
-
-_FILE, _SECOND = "file", "second"  # layouts: as in the file, with channels second
-_TO = {_SECOND: (0, 3, 1, 2), _FILE: (0, 2, 3, 1)}
-_BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "NONE": (None, None),
-    "RELU": (0.0, None),
-    "RELU6": (0.0, 6.0),
-    "RELU_N1_TO_1": (-1.0, 1.0),
-}
-_FORMATS = {"INT8": INT8, "INT16": INT16}
-_PLAIN = {f.dtype: Quantizer(f, (-1,), Static(affine=f.bits == 8)) for f in _FORMATS.values()}
-
-
-@dataclass
-class Value:
-    """Codes as they run, by layout."""
-
-    scale: float
-    zero: int
-    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-    def at(self, layout: str = _FILE) -> Tensor:
-        """The codes in a layout."""
-        if layout not in self.tensors:
-            (have,) = self.tensors.values()
-            self.tensors[layout] = aten.permute.default(have, list(_TO[layout]))
-        return self.tensors[layout]
-
-    def held(self, layout: str = _FILE) -> Held:
-        """The codes as hop.scaled takes them."""
-        codes = self.at(layout)
-        quantizer = _PLAIN[codes.dtype]
-        return Held(quantizer, codes, [self.scale, self.zero][: 1 + quantizer.scale.has_zero_point()], torch.float32)
-
-
-@dataclass(frozen=True)
-class Call:
-    """An operator of the file where it runs.
-
-    inputs: what each input holds: a Value of codes, the constant tensor of what has no codes, or None.
-    tensors: what the file says of each.
-    """
-
-    op: FileOperator
-    inputs: tuple[Any, ...]
-    tensors: tuple[FileTensor | None, ...]
-    result: FileTensor
-    target: Target
-    names: dict[str, dict[int, str]]  # of the schema's numbers
-    lists: dict[int, list[int]]  # constants of integers, by tensor
-
-    def refuse(self, why: str) -> NoReturn:
-        raise NotImplementedError(why)
-
-    def value(self, i: int) -> Value:
-        """An input of codes."""
-        x = self.inputs[i] if i < len(self.inputs) else None
-        if not isinstance(x, Value):
-            self.refuse(f"its input {i} is of no codes of int8 or int16")
-        return x
-
-    def numbers(self, i: int) -> list[int]:
-        """A constant input of integers."""
-        tensor = self.tensors[i] if i < len(self.tensors) else None
-        if tensor is None or tensor.index not in self.lists:
-            self.refuse(f"its input {i} is no constant of integers")
-        return self.lists[tensor.index]
-
-    def units(self) -> tuple[float, int]:
-        """The scale and zero point of the result."""
-        if self.result.kind not in _FORMATS or self.result.units is None:
-            self.refuse(f"its result is {self.result.kind} {'' if self.result.units else 'without one scale'}".rstrip())
-        if self.result.kind == "INT16" and self.result.units[1]:
-            self.refuse(f"its result is INT16 with the zero point {self.result.units[1]}; 0 is read")
-        return self.result.units
-
-    def option(self, name: str, default: Any = 0) -> Any:
-        return self.op.option(name, default)
-
-    def bounds(self) -> tuple[float | None, float | None]:
-        """The range of the fused activation."""
-        number = self.option("FusedActivationFunction")
-        name = self.names["ActivationFunctionType"].get(number, str(number))
-        if name not in _BOUNDS:
-            self.refuse(f"its fused activation {name} is not read")
-        return self.between_codes(_BOUNDS[name])
-
-    def between_codes(self, bounds: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
-        for bound in bounds:  # TFLite rounds ties away from zero, hop to even
-            if bound and float32(bound / self.units()[0]) * 2 % 2 == 1:
-                self.refuse(f"the bound {bound} of its activation lies between two codes")
-        return bounds
-
-    def convention(self, op: Any, bounds: tuple[float | None, float | None], whole_weight: bool = False) -> Convention:
-        if (name := self.result.kind.lower()) not in self.target.dtypes:
-            self.refuse(f"its result is {name}, and target {self.target.name} has {' and '.join(self.target.dtypes)}")
-        row = self.target[op] if op in self.target else self.refuse(self.target.missing(str(op)))
-        own = row.per_tensor if whole_weight and row.per_tensor is not None else row.convention
-        return replace(own, low=bounds[0], high=bounds[1])
-
-    def give(
-        self,
-        op: Any,
-        args: list[Any],
-        layout: str = _FILE,
-        bounds: tuple[float | None, float | None] | None = None,
-        *,
-        kwargs: dict[str, Any] | None = None,
-        convention: Convention | None = None,
-    ) -> Value:
-        """The result of hop.scaled."""
-        scale, zero = self.units()
-        rule = convention or self.convention(op, self.bounds() if bounds is None else bounds)
-        format = _FORMATS[self.result.kind]
-        output = Quantizer(format, (-1,), Static(affine=format.bits == 8, requantize=rule))
-        given = [scale, zero][: 1 + output.scale.has_zero_point()]
-        codes = run_requantized(op, output, args, kwargs or {}, given, None, [])
-        return Value(scale, zero, {layout: codes})
-
-    def same(self, x: Value, codes: Tensor, layout: str = _FILE) -> Value:
-        """Codes of x, moved."""
-        if self.units() != (x.scale, x.zero):
-            self.refuse(f"its result has the scale and zero point {self.units()}, its input {(x.scale, x.zero)}")
-        return Value(x.scale, x.zero, {layout: codes})
-
-
-def quantized(kind: str, x: Tensor, scale: float, zero: int, rule: Convention) -> Tensor:
-    """The codes of floats."""
-    plain = _PLAIN[_FORMATS[kind].dtype]
-    quantizer = replace(plain, scale=replace(plain.scale, requantize=rule))
-    return run_quantize(quantizer, x, [scale, zero][: 1 + plain.scale.has_zero_point()], None)
-
-
-def layout_of(*values: Value) -> str:
-    """The one in which all are there, else that of the file."""
-    return _SECOND if all(_SECOND in v.tensors for v in values) else _FILE
-
 
 # ---- products
 
@@ -202,14 +62,14 @@ def _windows(call: Call, x: Value, kernel: list[int], stride: list[int], fill: i
         call.refuse(f"its padding {padding} is not read")
     if padding == "VALID":
         return x, [0, 0]
-    sizes = list(x.at(_SECOND).shape[2:])
+    sizes = list(x.at(SECOND).shape[2:])
     totals = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in zip(sizes, kernel, stride, strict=True)]
     if all(t % 2 == 0 for t in totals):
         return x, [t // 2 for t in totals]
     if fill is None:
         call.refuse("its windows reach beyond the picture by other widths on two sides")
     sides = [side for t in reversed(totals) for side in (t // 2, t - t // 2)]
-    return Value(x.scale, x.zero, {_SECOND: aten.constant_pad_nd.default(x.at(_SECOND), sides, fill)}), [0, 0]
+    return Value(x.scale, x.zero, {SECOND: aten.constant_pad_nd.default(x.at(SECOND), sides, fill)}), [0, 0]
 
 
 def _convolution(call: Call) -> Value:
@@ -219,10 +79,10 @@ def _convolution(call: Call) -> Value:
     dilation = [call.option("DilationHFactor", 1), call.option("DilationWFactor", 1)]
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, weight.codes.shape[2:], strict=True)]
     x, padding = _windows(call, call.value(0), reach, stride, call.value(0).zero)
-    channels = x.at(_SECOND).shape[1]
+    channels = x.at(SECOND).shape[1]
     groups = channels if depthwise else channels // weight.codes.shape[1]
-    args = [x.held(_SECOND), weight.held, _bias(call), stride, padding, dilation, groups]
-    return call.give(aten.conv2d.default, args, _SECOND)
+    args = [x.held(SECOND), weight.held, _bias(call), stride, padding, dilation, groups]
+    return call.give(aten.conv2d.default, args, SECOND)
 
 
 def _fully_connected(call: Call) -> Value:
@@ -231,7 +91,7 @@ def _fully_connected(call: Call) -> Value:
         call.refuse("its weight is shuffled")
     size = weight.codes.shape[1]
     if not call.option("KeepNumDims", False):
-        x = replace(x, tensors={_FILE: aten.reshape.default(x.at(), [-1, size])})
+        x = replace(x, tensors={FILE: aten.reshape.default(x.at(), [-1, size])})
     rule = call.convention(aten.linear.default, call.bounds(), weight.whole or len(weight.codes) == 1)
     return call.give(aten.linear.default, [x.held(), weight.held, _bias(call)], convention=rule)
 
@@ -245,9 +105,9 @@ def _batch_matmul(call: Call) -> Value:
     batch = list(sides[0][1].shape[:-2])
     if list(sides[1][1].shape[:-2]) != batch:
         call.refuse(f"its factors have the batches {batch} and {list(sides[1][1].shape[:-2])}")
-    flat = [replace(x, tensors={_FILE: aten.reshape.default(c, [-1, *c.shape[-2:]])}).held() for x, c in sides]
+    flat = [replace(x, tensors={FILE: aten.reshape.default(c, [-1, *c.shape[-2:]])}).held() for x, c in sides]
     made = call.give(aten.bmm.default, flat, bounds=(None, None))
-    return replace(made, tensors={_FILE: aten.reshape.default(made.at(), list(call.result.shape))})
+    return replace(made, tensors={FILE: aten.reshape.default(made.at(), list(call.result.shape))})
 
 
 # ---- the others
@@ -269,7 +129,7 @@ def _concatenation(call: Call) -> Value:
             call.refuse(f"an input has the scale and zero point {(x.scale, x.zero)}, its result {call.units()}")
     axis = call.option("Axis") % len(call.result.shape)
     layout = layout_of(*parts)
-    dim = axis if layout == _FILE else _TO[_SECOND].index(axis)
+    dim = axis if layout == FILE else TO[SECOND].index(axis)
     return call.give(aten.cat.default, [[x.held(layout) for x in parts], dim], layout)
 
 
@@ -282,9 +142,9 @@ def _pool(call: Call) -> Value:
     lowest = torch.iinfo(x.at().dtype).min
     given, padding = _windows(call, x, kernel, stride, lowest if is_maximum else None)
     if is_maximum:
-        return call.give(aten.max_pool2d.default, [given.held(_SECOND), kernel, stride, padding], _SECOND)
-    args = [given.held(_SECOND), kernel, stride, padding, False, not any(padding)]
-    return call.give(aten.avg_pool2d.default, args, _SECOND)
+        return call.give(aten.max_pool2d.default, [given.held(SECOND), kernel, stride, padding], SECOND)
+    args = [given.held(SECOND), kernel, stride, padding, False, not any(padding)]
+    return call.give(aten.avg_pool2d.default, args, SECOND)
 
 
 def _mean(call: Call) -> Value:
@@ -303,6 +163,15 @@ def _function(call: Call) -> Value:
     return call.give(op, [x.held(layout)], layout, (None, None), kwargs=kwargs, convention=rule)
 
 
+def _gather(call: Call) -> Value:
+    if call.option("Axis") or call.option("BatchDims"):
+        call.refuse("it takes others than rows of a whole tensor")
+    x, indices = call.value(0), call.inputs[1] if len(call.inputs) > 1 else None
+    if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64) or x.at().dim() != 2:
+        call.refuse("it is read of a matrix and of integers")
+    return call.give(aten.embedding.default, [x.held(), indices], bounds=(None, None))
+
+
 def _softmax(call: Call) -> Value:
     rule, beta = call.convention(aten.softmax.int, (None, None)), call.option("Beta", 1.0)
     if beta != 1.0:
@@ -314,7 +183,7 @@ def _softmax(call: Call) -> Value:
 
 def _bound(call: Call) -> Value:
     # Not RELU_N1_TO_1, whose codes of int8 LiteRT clamps to 0 and above.
-    x, bounds = call.value(0), call.between_codes(_BOUNDS[call.op.name])
+    x, bounds = call.value(0), call.between_codes(BOUNDS[call.op.name])
     layout = layout_of(x)
     return call.give(aten.relu.default, [x.held(layout)], layout, bounds)
 
@@ -322,7 +191,7 @@ def _bound(call: Call) -> Value:
 def _requantize(call: Call) -> Value:
     if isinstance(call.inputs[0], Tensor):  # floats that an input holds
         scale, zero = call.units()
-        return Value(scale, zero, {_FILE: quantized(call.result.kind, call.inputs[0], scale, zero, Division())})
+        return Value(scale, zero, {FILE: quantized(call.result.kind, call.inputs[0], scale, zero, Division())})
     x = call.value(0)
     layout = layout_of(x)
     return call.give(aten.clone.default, [x.held(layout)], layout, (None, None))
@@ -379,6 +248,7 @@ _FUNCTIONS = {
     "TANH": aten.tanh.default,
     "GELU": aten.gelu.default,
     "EXP": aten.exp.default,
+    "RSQRT": aten.rsqrt.default,
 }
 READ: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), _convolution),
@@ -389,6 +259,7 @@ READ: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _pool),
     "MEAN": _mean,
     **dict.fromkeys(_FUNCTIONS, _function),
+    "GATHER": _gather,
     "SOFTMAX": _softmax,
     **dict.fromkeys(("RELU", "RELU6"), _bound),
     "QUANTIZE": _requantize,

@@ -19,7 +19,7 @@ from hop.export.rewrite.program import check_program, value
 from hop.export.targets.onnx.constants import Constants
 from hop.export.targets.tflite.file import File
 from hop.export.targets.tflite.operators import WRITTEN
-from hop.export.targets.tflite.steps import Step, Weight
+from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import Codes, Order, new, tensor
 from hop.export.targets.tflite.views import padded
 from hop.numerics.formats import INT8, INT16
@@ -103,7 +103,8 @@ class Writer:
             for node, codes in self.held.items()
             for order, index in list(codes.tensors.items())[:1]
         }
-        return self.model(self.file.finish(self.inputs, outputs), shown)
+        places = [n.name for n in self.program.graph.find_nodes(op="placeholder") if n.name in self.inputs]
+        return self.model(self.file.finish({n: self.inputs[n] for n in places}, outputs), shown)
 
     def model(self, buffer: bytes, tensors: Mapping[str, tuple[str, Order]]) -> Any:
         return TfliteModel(buffer, tensors)
@@ -182,11 +183,21 @@ class Writer:
             return self.operand(x)
         if isinstance(x, list) and any(isinstance(v, Operand) for v in x):
             return [self.argument(v) for v in x]
+        if isinstance(x, Node) and x not in self.constants.constant and value(x).dtype in (torch.int32, torch.int64):
+            return self.index(x)
         if isinstance(x, Node):
             if (found := self.constants.find(x)) is None:
                 raise NotImplementedError(f"its argument {x.name!r} is of floats; quantize it")
             return found
         return x
+
+    def index(self, x: Node) -> Index:
+        """Integers that an operator reads to know where."""
+        if x.op != "placeholder":
+            raise NotImplementedError(f"its argument {x.name!r} is of integers that the program finds; give them to it")
+        if x.name not in self.inputs:
+            self.inputs[x.name] = self.file.tensor(x.name, _shape(value(x)), value(x).dtype)
+        return Index(self.inputs[x.name])
 
     def operand(self, x: Operand) -> Codes | Weight:
         nodes: Any = x.tensors  # of a graph

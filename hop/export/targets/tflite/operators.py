@@ -13,6 +13,7 @@ from hop.dispatch.operators import (
     BOUND,
     CONCATENATE,
     CONVOLUTION,
+    EMBEDDING,
     FUNCTION,
     MATRIX,
     MAXIMUM,
@@ -23,7 +24,7 @@ from hop.dispatch.operators import (
     Family,
     aten,
 )
-from hop.export.targets.tflite.steps import Step, Weight
+from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
 from hop.export.targets.tflite.views import padded, viewed
 
@@ -32,6 +33,7 @@ _FUNCTIONS = {
     aten.tanh.default: ("TANH", ""),
     aten.gelu.default: ("GELU", "GeluOptions"),
     aten.exp.default: ("EXP", "ExpOptions"),
+    aten.rsqrt.default: ("RSQRT", ""),
 }
 _LOWEST = -128
 
@@ -226,6 +228,18 @@ def _function(step: Step) -> None:
     step.write(name, [tensor(step.file, x, order)], order, kind, **options)
 
 
+def _gather(step: Step) -> None:
+    """Rows of a constant matrix, by integers that are an input of the file."""
+    weight, indices = step.arg(0), step.arg(1)
+    if isinstance(weight, Weight):
+        if weight.scales.numel() != 1:
+            raise NotImplementedError("TFLite's GATHER takes a matrix with one scale; quantize it by one")
+        weight = step.constant(weight)
+    if not isinstance(indices, Index) or len(step.args) > 2 or step.kwargs:
+        raise NotImplementedError("GATHER is written of a matrix and of integers that are an input of the program")
+    step.write_alike(weight, "GATHER", [tensor(step.file, weight), indices.tensor], step.result.plain, "GatherOptions")
+
+
 def _relu(step: Step) -> None:
     x, order = step.arg(0), common_order([step.arg(0)])
     index = tensor(step.file, x, order)
@@ -248,6 +262,7 @@ WRITTEN: dict[Family, Callable[[Step], None]] = {
     MAXIMUM: _pool,
     SOFTMAX: _softmax,
     FUNCTION: _function,
+    EMBEDDING: _gather,
     BOUND: _relu,
     VIEW: viewed,
 }

@@ -23,6 +23,13 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Index:
+    """Integers that say where, an input of the file."""
+
+    tensor: Any
+
+
+@dataclass(frozen=True)
 class Step:
     """A call of the program: its operator, its arguments (Codes, Weight, tensors, numbers) and the codes it gives."""
 
@@ -37,6 +44,13 @@ class Step:
 
     def arg(self, i: int, default: Any = None) -> Any:
         return self.args[i] if i < len(self.args) else default
+
+    def constant(self, weight: Weight) -> Codes:
+        """A weight with one scale as codes."""
+        shape, scale = tuple(weight.codes.shape), weight.scales.item()
+        made = Codes(weight.name, shape, scale, 0, weight.codes.dtype)
+        made.tensors[made.plain] = self.file.tensor(weight.name, shape, made.dtype, ([scale], [0], 0), weight.codes)
+        return made
 
     def activation(self) -> int:
         name = ACTIVATIONS.get((self.low, self.high))

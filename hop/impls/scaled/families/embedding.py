@@ -1,4 +1,4 @@
-"""Embeddings: rows of a quantized matrix."""
+"""Embeddings: rows of a quantized matrix. Of one with one scale the result has it, too."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,13 +11,28 @@ from hop.dispatch.kernel import Kernel
 from hop.dispatch.operators import EMBEDDING
 from hop.impls.scaled.calls import Call, values
 from hop.impls.scaled.family import Meaning, Places
+from hop.impls.scaled.operands import plain
 from hop.impls.scaled.outputs import finish
+from hop.impls.scaled.products import Sum
 from hop.numerics import blocks, copies
 
 
 def _embedding(call: Call) -> Tensor:
     weight, *rest = call.args
     return call.op(values(weight, torch.float32), *rest)
+
+
+def _declines_sum(call: Call) -> str | None:
+    whole = all(b == -1 for b in blocks.per_dimension(call.args[0].quantizer.block, 2))
+    return None if whole else "it takes a matrix with one scale"
+
+
+def _exactly(call: Call) -> Sum:
+    own, indices = plain(call.args[0], call.args[0].usages[0]), call.args[1]
+    step, zero = own.scale.reshape(()), own.zero
+    rows = _take(own.codes, indices.reshape(-1)).to(torch.int32)
+    rows = rows - (zero.reshape(()).to(torch.int32) if isinstance(zero, Tensor) else zero)
+    return Sum(rows.reshape([*indices.shape, rows.shape[1]]), step, torch.ones_like(step))
 
 
 def _places(call: Call, ndim: int) -> dict[int, Places]:
@@ -76,4 +91,6 @@ def _take(t: Tensor, rows: Tensor) -> Tensor:
     return t.index_select(0, rows)
 
 
-MEANINGS = {EMBEDDING: Meaning(_embedding, places=_places, kernels=(Kernel("rows", _declines_rows, _run_rows),))}
+ROWS = Kernel("rows", _declines_rows, _run_rows)
+
+MEANINGS = {EMBEDDING: Meaning(_embedding, _exactly, _declines_sum, _places, (ROWS,))}

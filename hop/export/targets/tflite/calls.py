@@ -1,0 +1,153 @@
+"""An operator of a .tflite file where it runs as ours, and the codes that it reads and gives."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hop.dispatch.operators import aten
+from hop.export.rewrite.code_floats import Held, run_quantize, run_requantized
+from hop.export.rewrite.target import Target
+from hop.export.targets.tflite.reading import FileOperator, FileTensor
+from hop.numerics.formats import INT8, INT16
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.requantization import Convention
+from hop.numerics.scale_rules import Static
+from hop.numerics.tables import float32
+
+FILE, SECOND = "file", "second"  # layouts: as in the file, with channels second
+TO = {SECOND: (0, 3, 1, 2), FILE: (0, 2, 3, 1)}
+BOUNDS: dict[str, tuple[float | None, float | None]] = {
+    "NONE": (None, None),
+    "RELU": (0.0, None),
+    "RELU6": (0.0, 6.0),
+    "RELU_N1_TO_1": (-1.0, 1.0),
+}
+_FORMATS = {"INT8": INT8, "INT16": INT16}
+_PLAIN = {f.dtype: Quantizer(f, (-1,), Static(affine=f.bits == 8)) for f in _FORMATS.values()}
+
+
+@dataclass
+class Value:
+    """Codes as they run, by layout."""
+
+    scale: float
+    zero: int
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def at(self, layout: str = FILE) -> Tensor:
+        """The codes in a layout."""
+        if layout not in self.tensors:
+            (have,) = self.tensors.values()
+            self.tensors[layout] = aten.permute.default(have, list(TO[layout]))
+        return self.tensors[layout]
+
+    def held(self, layout: str = FILE) -> Held:
+        """The codes as hop.scaled takes them."""
+        codes = self.at(layout)
+        quantizer = _PLAIN[codes.dtype]
+        return Held(quantizer, codes, [self.scale, self.zero][: 1 + quantizer.scale.has_zero_point()], torch.float32)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator of the file where it runs.
+
+    inputs: what each input holds: a Value of codes, the constant tensor of what has no codes, or None.
+    tensors: what the file says of each.
+    """
+
+    op: FileOperator
+    inputs: tuple[Any, ...]
+    tensors: tuple[FileTensor | None, ...]
+    result: FileTensor
+    target: Target
+    names: dict[str, dict[int, str]]  # of the schema's numbers
+    lists: dict[int, list[int]]  # constants of integers, by tensor
+
+    def refuse(self, why: str) -> NoReturn:
+        raise NotImplementedError(why)
+
+    def value(self, i: int) -> Value:
+        """An input of codes."""
+        x = self.inputs[i] if i < len(self.inputs) else None
+        if not isinstance(x, Value):
+            self.refuse(f"its input {i} is of no codes of int8 or int16")
+        return x
+
+    def numbers(self, i: int) -> list[int]:
+        """A constant input of integers."""
+        tensor = self.tensors[i] if i < len(self.tensors) else None
+        if tensor is None or tensor.index not in self.lists:
+            self.refuse(f"its input {i} is no constant of integers")
+        return self.lists[tensor.index]
+
+    def units(self) -> tuple[float, int]:
+        """The scale and zero point of the result."""
+        if self.result.kind not in _FORMATS or self.result.units is None:
+            self.refuse(f"its result is {self.result.kind} {'' if self.result.units else 'without one scale'}".rstrip())
+        if self.result.kind == "INT16" and self.result.units[1]:
+            self.refuse(f"its result is INT16 with the zero point {self.result.units[1]}; 0 is read")
+        return self.result.units
+
+    def option(self, name: str, default: Any = 0) -> Any:
+        return self.op.option(name, default)
+
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The range of the fused activation."""
+        number = self.option("FusedActivationFunction")
+        name = self.names["ActivationFunctionType"].get(number, str(number))
+        if name not in BOUNDS:
+            self.refuse(f"its fused activation {name} is not read")
+        return self.between_codes(BOUNDS[name])
+
+    def between_codes(self, bounds: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+        for bound in bounds:  # TFLite rounds ties away from zero, hop to even
+            if bound and float32(bound / self.units()[0]) * 2 % 2 == 1:
+                self.refuse(f"the bound {bound} of its activation lies between two codes")
+        return bounds
+
+    def convention(self, op: Any, bounds: tuple[float | None, float | None], whole_weight: bool = False) -> Convention:
+        if (name := self.result.kind.lower()) not in self.target.dtypes:
+            self.refuse(f"its result is {name}, and target {self.target.name} has {' and '.join(self.target.dtypes)}")
+        row = self.target[op] if op in self.target else self.refuse(self.target.missing(str(op)))
+        own = row.per_tensor if whole_weight and row.per_tensor is not None else row.convention
+        return replace(own, low=bounds[0], high=bounds[1])
+
+    def give(
+        self,
+        op: Any,
+        args: list[Any],
+        layout: str = FILE,
+        bounds: tuple[float | None, float | None] | None = None,
+        *,
+        kwargs: dict[str, Any] | None = None,
+        convention: Convention | None = None,
+    ) -> Value:
+        """The result of hop.scaled."""
+        scale, zero = self.units()
+        rule = convention or self.convention(op, self.bounds() if bounds is None else bounds)
+        format = _FORMATS[self.result.kind]
+        output = Quantizer(format, (-1,), Static(affine=format.bits == 8, requantize=rule))
+        given = [scale, zero][: 1 + output.scale.has_zero_point()]
+        codes = run_requantized(op, output, args, kwargs or {}, given, None, [])
+        return Value(scale, zero, {layout: codes})
+
+    def same(self, x: Value, codes: Tensor, layout: str = FILE) -> Value:
+        """Codes of x, moved."""
+        if self.units() != (x.scale, x.zero):
+            self.refuse(f"its result has the scale and zero point {self.units()}, its input {(x.scale, x.zero)}")
+        return Value(x.scale, x.zero, {layout: codes})
+
+
+def quantized(kind: str, x: Tensor, scale: float, zero: int, rule: Convention) -> Tensor:
+    """The codes of floats."""
+    plain = _PLAIN[_FORMATS[kind].dtype]
+    quantizer = replace(plain, scale=replace(plain.scale, requantize=rule))
+    return run_quantize(quantizer, x, [scale, zero][: 1 + plain.scale.has_zero_point()], None)
+
+
+def layout_of(*values: Value) -> str:
+    """The one in which all are there, else that of the file."""
+    return SECOND if all(SECOND in v.tensors for v in values) else FILE

@@ -1,0 +1,223 @@
+"""Means and average pools as PyTorch's quantize and dequantize nodes around them have them: by float32, in the order in
+which PyTorch adds.
+
+A mean of n codes with the output's scale lies halfway between two codes in one case of n, if n is even. Where it does,
+the roundings of the float sum decide, so that the order of the sum counts. With x = (code - zero_point) · scale,
+
+    codes = round((Σ x / n) · (1 / output_scale)) + output_zero_point        each operation rounded to float32
+
+Sources, for tensors that lie in the order of their dimensions: PyTorch, aten/src/ATen/native/cpu/AvgPoolKernel.cpp
+(cpu_avg_pool2d: row by row of a window), aten/src/ATen/native/cpu/SumKernel.cpp (cascade_sum, multi_row_sum, row_sum),
+aten/src/ATen/native/ReduceOps.cpp (mean_kernel_impl: a sum, then a quotient).
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hop.compat.eager import OpOverload
+from hop.numerics.formats import Integer
+from hop.numerics.integer_convention import Codes, IntegerFunction, scalar
+
+_aten = torch.ops.aten
+_INPUTS = (torch.int8, torch.uint8, torch.int16)
+_LANES, _CHAINS, _STEP = 8, 4, 16  # floats of a vector, vectors that are summed beside each other, and up to where
+MOST = 1024  # elements of a sum; of longer ones, one in a thousand lies halfway
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _OfFloats(IntegerFunction):
+    """What both share: codes as floats, and back."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
+
+    def floats(self, x: Tensor, scale: Tensor, zero_point: Tensor | int) -> Tensor:
+        zero, own = scalar(zero_point, x, torch.float32), scalar(scale, x, torch.float32)
+        return (x.to(torch.float32) - zero) * own
+
+    def quantized(self, y: Tensor, scale: Tensor, zero_point: Tensor | int, codes: Codes) -> Tensor:
+        own, zero = scalar(scale, y, torch.float32), scalar(zero_point, y, torch.float32)
+        steps = (self.bounded(y) * (torch.ones_like(own) / own)).round() + zero
+        return steps.clamp(codes.low, codes.high).to(codes.dtype)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pt2eMean(_OfFloats):
+    """A mean over dimensions that follow each other, with a sum in PyTorch's order on CPUs.
+
+    Of the last ones, n elements: every eighth in four chains, which are added up, then these eight sums. Of others:
+    one element after the other, but in four chains in the columns that fill no block of 32. A chain adds sixteen
+    elements before it adds their sum to that of those before. Of more than 1024 elements the sum is exact."""
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        return op is _aten.mean.dim and not kwargs
+
+    def codes(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | int,
+        output_scale: Tensor,
+        output_zero_point: Tensor | int,
+        format: Integer | torch.dtype,
+        *,
+        op: OpOverload = _aten.mean.dim,
+        rest: Sequence[Any] = (),
+        dims: Sequence[int],
+    ) -> Tensor:
+        """The codes of the mean of x over `dims`; the second of `rest` says whether they are kept."""
+        codes = self.check(x, scale, output_scale, format)
+        keeps, own = len(rest) > 1 and bool(rest[1]), sorted(dims)
+        if own != list(range(own[0], own[-1] + 1)):
+            raise ValueError(f"Pt2eMean: dims must follow each other, got {list(dims)}; take Reciprocal()")
+        values = self.floats(x, scale, zero_point).flatten(own[0], own[-1])
+        y = _mean(values, own[0], own[-1] == x.dim() - 1)
+        if keeps:
+            y = y.reshape([1 if d in own else n for d, n in enumerate(x.shape)])
+        return self.quantized(y, output_scale, output_zero_point, codes)
+
+
+def _mean(x: Tensor, dim: int, is_last: bool) -> Tensor:
+    n = int(x.shape[dim])
+    if n > MOST or n == 0:
+        return x.to(torch.float64).mean(dim).to(torch.float32)
+    total = _last(x, n) if is_last else _before(x.flatten(dim + 1), dim).reshape([*x.shape[:dim], *x.shape[dim + 1 :]])
+    return total / torch.full_like(total, n)
+
+
+def _last(x: Tensor, n: int) -> Tensor:
+    """The sum of the last dimension, n long."""
+    if n < _LANES:
+        return _chained(list(x.unbind(-1)))
+    whole = n - n % _LANES
+    lanes = _chained(list(x.narrow(-1, 0, whole).unflatten(-1, (n // _LANES, _LANES)).unbind(-2)))
+    return _one_by_one([*x.narrow(-1, whole, n - whole).unbind(-1), *lanes.unbind(-1)])
+
+
+def _before(x: Tensor, dim: int) -> Tensor:
+    """The sum of the dimension before the last: columns in blocks, and those that are left in chains."""
+    columns = int(x.shape[-1])
+    block = _CHAINS * (_LANES if columns >= _LANES else 1)
+    whole = columns - columns % block
+    parts = [_cascade(list(x.narrow(-1, 0, whole).unbind(dim)))] if whole else []
+    if whole < columns:
+        parts.append(_chained(list(x.narrow(-1, whole, columns - whole).unbind(dim))))
+    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+
+def _chained(x: list[Tensor]) -> Tensor:
+    """Every fourth, and then these sums."""
+    whole = len(x) - len(x) % _CHAINS
+    if not whole:
+        return _one_by_one(x)
+    parts = [_cascade(x[i:whole:_CHAINS]) for i in range(_CHAINS)]
+    parts[0] = _one_by_one([parts[0], *x[whole:]])
+    return _one_by_one(parts)
+
+
+def _cascade(x: list[Tensor]) -> Tensor:
+    """One after the other, by levels of sixteen."""
+    groups = [_one_by_one(x[i : i + _STEP]) for i in range(0, len(x), _STEP)]
+    if len(groups) > 1 and len(x) % _STEP:  # what is left is added to first
+        return groups[-1] + _one_by_one(groups[:-1])
+    return _one_by_one(groups)
+
+
+def _one_by_one(x: Sequence[Tensor]) -> Tensor:
+    total = x[0]
+    for part in x[1:]:
+        total = total + part
+    return total
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pt2eAveragePool(_OfFloats):
+    """An average pool of one to three dimensions: the elements of a window one after the other, row by row. Of more
+    than 1024 elements the sum is exact. Adaptive pools to a single pixel are means."""
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        return op in _POOLS and not kwargs
+
+    def codes(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | int,
+        output_scale: Tensor,
+        output_zero_point: Tensor | int,
+        format: Integer | torch.dtype,
+        *,
+        op: OpOverload,
+        rest: Sequence[Any] = (),
+        dims: Sequence[int] = (),
+    ) -> Tensor:
+        """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
+        codes = self.check(x, scale, output_scale, format)
+        values = self.floats(x, scale, zero_point)
+        return self.quantized(_pooled(values, op, rest, len(dims)), output_scale, output_zero_point, codes)
+
+
+_FIXED = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, _aten.avg_pool3d.default)
+_POOLS = (*_FIXED, _aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default)
+
+
+def _pooled(x: Tensor, op: OpOverload, rest: Sequence[Any], spatial: int) -> Tensor:
+    sizes = x.shape[x.dim() - spatial :]
+    if op not in _FIXED:
+        out = list(rest[0])
+        if any(int(n) % m for n, m in zip(sizes, out, strict=True)):
+            raise ValueError(f"Pt2eAveragePool: output_size must divide {tuple(sizes)}, got {out}; take Reciprocal()")
+        if all(m == 1 for m in out):
+            mean = _mean(x.flatten(x.dim() - spatial), x.dim() - spatial, True)
+            return mean.reshape([*mean.shape, *[1] * spatial])
+        rest = ([int(n) // m for n, m in zip(sizes, out, strict=True)],)
+    kernel, stride, padding, ceil, counts, divisor = [*rest, *(None, [], 0, False, True, None)[len(rest) :]]
+    kernel, padding = _each(kernel, spatial), _each(padding, spatial)
+    stride = _each(stride, spatial) if stride not in ([], (), None) else kernel
+    wide = F.pad(x, [p for p in reversed(padding) for _ in "ab"])
+    shape = _FIXED[spatial - 1](x, kernel, stride, padding, ceil).shape[x.dim() - spatial :]
+    spans = [(out - 1) * s + k for out, s, k in zip(shape, stride, kernel, strict=True)]
+    counted = torch.ones_like(wide if counts else x)
+    count = _counted(counted, kernel, stride, [0] * spatial if counts else padding, spans)
+    if divisor is not None:
+        count = torch.full_like(count, divisor)
+    wide = _grown(wide, spans)
+    places = _places(spans, stride, kernel)
+    if torch.Size(kernel).numel() > MOST:
+        return (_windows(wide.to(torch.float64), places) / count).to(torch.float32)
+    return _windows(wide, places) / count
+
+
+def _each(x: Any, n: int) -> list[int]:
+    return [x] * n if isinstance(x, int) else list(x) * (n if len(x) == 1 else 1)
+
+
+def _grown(x: Tensor, spans: Sequence[Any]) -> Tensor:
+    """x with zeros after it, where windows reach beyond it."""
+    more = [max(span - n, 0) for span, n in zip(spans, x.shape[x.dim() - len(spans) :], strict=True)]
+    return F.pad(x, [n for after in reversed(more) for n in (0, after)]) if any(more) else x
+
+
+def _places(spans: Sequence[Any], stride: list[int], kernel: list[int]) -> list[list[slice]]:
+    """Along each dimension, where the windows have their first elements, their second ones, and so on."""
+    each = zip(spans, stride, kernel, strict=True)
+    return [[slice(i, i + span - k + 1, s) for i in range(k)] for span, s, k in each]
+
+
+def _windows(x: Tensor, places: Sequence[Sequence[slice]]) -> Tensor:
+    return _one_by_one([x[(..., *own)] for own in itertools.product(*places)])
+
+
+def _counted(x: Tensor, kernel: list[int], stride: list[int], padding: list[int], spans: Sequence[Any]) -> Tensor:
+    """How many elements of x, which holds ones, each window has."""
+    wide = _grown(F.pad(x, [p for p in reversed(padding) for _ in "ab"]), spans)
+    places = _places(spans, stride, kernel)
+    for d, own in enumerate(places):  # windows are products of intervals
+        before, after = [slice(None)] * d, [slice(None)] * (len(places) - 1 - d)
+        wide = _one_by_one([wide[(..., *before, s, *after)] for s in own])
+    return wide
