@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hop.dispatch.operators import CONVOLUTION, LHS, MATRIX, MEAN, RHS, aten, of
+from hop.dispatch.operators import CONVOLUTION, LHS, MATRIX, RHS, aten, of
 from hop.export.rewrite.code_floats import Held
 from hop.export.rewrite.known_targets import PT2E
 from hop.export.rewrite.program import value
 from hop.export.rewrite.target import Row, Target
+from hop.numerics.integer_functions import Pt2eAveragePool, Pt2eMean
 from hop.numerics.requantization import Convention, Reciprocal, Requantization
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
@@ -69,9 +70,9 @@ class Conventions:
         gives_sum = roles.family in _PRODUCTS and all(roles.find(role, node.args) in held for role in (LHS, RHS))
         if self.target is None and self.requantize is not None:
             return Reciprocal() if self.requantize.exact and not gives_sum else self.requantize
-        if self.target in (None, PT2E) and not _is_in_order(node, held):
-            return Reciprocal()
         row = PT2E[node.target] if self.target is None else self._row(node.target, codes)  # type: ignore[index]
+        if isinstance(row.convention, Pt2eMean | Pt2eAveragePool) and not _is_in_order(node, held):
+            return Reciprocal()
         if roles.family in _PRODUCTS and row.per_tensor is not None:
             weight = held.get(roles.find(RHS, node.args))  # type: ignore[call-overload]
             if weight is not None and (weight.is_whole() or value(weight.codes).shape[0] == 1):
@@ -95,8 +96,6 @@ class Conventions:
 def _is_in_order(node: Node, held: Mapping[Node, Held]) -> bool:
     """Whether the order of a float sum is known that a mean or an average pool takes: of static sizes in float32, of an
     operand with one scale. Of others the sum is taken exactly, as that of any operator that is none."""
-    if of(node.target).family is not MEAN:
-        return True
     x: Any = node.args[0]
     sizes = list(value(x).shape)
     known = x in held and held[x].is_whole() and held[x].dtype == torch.float32 and not node.kwargs
