@@ -1149,7 +1149,7 @@ def refused() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]]:
         "mul by a plain tensor": (aten.mul.Tensor, (x, torch.ones(32)), {}, "plain"),
         "mean": (aten.mean.dim, (x, [1]), {}, "aten.mean.dim"),
         "average": (aten.avg_pool2d.default, (quantized(whole, 1, 2, 4, 4), [2, 2]), {}, "aten.avg_pool2d.default"),
-        "embedding": (aten.embedding.default, (w, torch.tensor([1, 2])), {}, "aten.embedding.default"),
+        "embedding": (aten.embedding.default, (w, torch.tensor([1, 2])), {}, "one scale"),
         "cat": (aten.cat.default, ([quantized(whole, 2, 3), quantized(whole, 2, 3)],), {}, "aten.cat.default"),
         "clamp": (aten.clamp.default, (quantized(whole, 2, 3), -1.0, 1.0), {}, "aten.clamp.default"),
         "view of rows": (aten.view.default, (x, [8, 16]), {}, "one scale"),
