@@ -180,7 +180,9 @@ class TestErrors(unittest.TestCase):
             hop.export.verify_tflite(self.model, *given)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"model must be a TfliteModel, the path of a .tflite file, or its bytes"):
             hop.export.verify_tflite(self.program, 3, (self.x,))
-        with pytest.raises(ValueError, match=r"kernels must be one of \('reference', 'optimized'\), got 'fast'"):
+        with pytest.raises(
+            ValueError, match=r"kernels must be one of \('reference', 'optimized', 'micro'\), got 'fast'"
+        ):
             hop.export.verify_tflite(self.program, *given, kernels="fast")
         with pytest.raises(ValueError, match=r"bytes 4 to 7 are b'TFL3', got b''"):
             hop.export.verify_tflite(self.program, b"", (self.x,))
