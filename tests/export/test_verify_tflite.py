@@ -226,7 +226,7 @@ class TestCommand(unittest.TestCase):
                 assert cli.main(words) in (0, 1)
                 found = json.loads(out.getvalue())
                 assert found["first"] and found["trials"][0]["differing"] == 0
-                assert found["trials"][0]["targets"] == ["TFLITE"] and found["units"] == []
+                assert found["trials"][0]["targets"] == ["TFLITE", "TFLITE_MICRO"] and found["units"] == []
                 assert cli.main(["verify", paths["tflite.pt2"], paths["no.tflite"]]) == 1
                 assert cli.main(["verify", paths["tflite.pt2"], paths["model.tflite"], "--kernels", "x"]) == 1
             assert "must be a .tflite file" in err.getvalue() and "kernels must be one of" in err.getvalue()

@@ -24,7 +24,7 @@ class Micro:
         try:
             runtime: Any = import_module("tflite_micro.python.tflite_micro.runtime")
         except ImportError as error:
-            raise ImportError(f"{caller}: kernels='micro' needs TFLM: pip install 'torch-hop[micro]'") from error
+            raise ImportError(f"{caller}: kernels='micro' needs TFLM: pip install 'torch-hop[litert,micro]'") from error
         self.graph = graph_of(caller, model)
         data, what = content(caller, model)
         sizes = [torch.Size(t.shape).numel() * (t.dtype or torch.int64).itemsize for t in self.graph.tensors]
