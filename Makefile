@@ -48,6 +48,7 @@ $(VENV)/docs: $(VENV)/dev
 
 $(VENV)/runtimes: $(VENV)/dev
 	@$(PIP) --editable '.[onnx,executorch,litert,oracles]'
+	@$(PIP) --editable '.[micro]' || echo "no tflite-micro for this machine: its tests skip"
 	@touch $@
 
 # TOSA's reference model pins other versions than ours: it has an environment of its own, and is run by files.

@@ -33,6 +33,7 @@ PACKAGES = (
     Package("executorch", "executorch", "programs to ExecuTorch"),
     Package("ai-edge-litert", "litert", "running LiteRT files"),
     Package("flatbuffers", "litert", "LiteRT files"),
+    Package("tflite-micro", "micro", "running them in TensorFlow Lite Micro"),
     Package("nvidia-cutlass-dsl", "cuda", "our kernels for GPUs"),
     Package("apache-tvm-ffi", "cuda", "launching them"),
     Package("nvidia-cutlass-operators", "cuda", "NVIDIA's kernels for Blackwell"),

@@ -180,7 +180,9 @@ class TestErrors(unittest.TestCase):
             hop.export.verify_tflite(self.model, *given)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"model must be a TfliteModel, the path of a .tflite file, or its bytes"):
             hop.export.verify_tflite(self.program, 3, (self.x,))
-        with pytest.raises(ValueError, match=r"kernels must be one of \('reference', 'optimized'\), got 'fast'"):
+        with pytest.raises(
+            ValueError, match=r"kernels must be one of \('reference', 'optimized', 'micro'\), got 'fast'"
+        ):
             hop.export.verify_tflite(self.program, *given, kernels="fast")
         with pytest.raises(ValueError, match=r"bytes 4 to 7 are b'TFL3', got b''"):
             hop.export.verify_tflite(self.program, b"", (self.x,))
@@ -224,7 +226,7 @@ class TestCommand(unittest.TestCase):
                 assert cli.main(words) in (0, 1)
                 found = json.loads(out.getvalue())
                 assert found["first"] and found["trials"][0]["differing"] == 0
-                assert found["trials"][0]["targets"] == ["TFLITE"] and found["units"] == []
+                assert found["trials"][0]["targets"] == ["TFLITE", "TFLITE_MICRO"] and found["units"] == []
                 assert cli.main(["verify", paths["tflite.pt2"], paths["no.tflite"]]) == 1
                 assert cli.main(["verify", paths["tflite.pt2"], paths["model.tflite"], "--kernels", "x"]) == 1
             assert "must be a .tflite file" in err.getvalue() and "kernels must be one of" in err.getvalue()

@@ -249,15 +249,14 @@ class Tokens(nn.Module):
         return self.layer(self.point(x.mean(1)))
 
 
-def transformer(width: int = 32, depth: int = 2) -> nn.Module:
+def transformer(width: int = 32, depth: int = 2, function: Any = nn.functional.gelu) -> nn.Module:
     """An encoder, without norms, which TFLite has not in int8."""
-    gelu = nn.functional.gelu
     blocks = [
         block
         for _ in range(depth)
         for block in (
             Residual(Attention(width, 4), relu=False),
-            Residual(Dense(width, 4 * width, gelu), Dense(4 * width, width), relu=False),
+            Residual(Dense(width, 4 * width, function), Dense(4 * width, width), relu=False),
         )
     ]
     return Network(*blocks, Tokens(width))

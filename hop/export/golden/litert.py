@@ -26,7 +26,9 @@ class LiteRT:
 
     def __init__(self, caller: str, model: Any, kernels: str) -> None:
         if kernels not in KERNELS:
-            raise ValueError(f"{caller}: kernels must be one of {tuple(KERNELS)}, got {kernels!r}; take one of them")
+            raise ValueError(
+                f"{caller}: kernels must be one of {(*KERNELS, 'micro')}, got {kernels!r}; take one of them"
+            )
         self.graph = graph_of(caller, model)
         data, what = content(caller, model)
         from ai_edge_litert.interpreter import Interpreter, OpResolverType

@@ -32,6 +32,7 @@ from hop.export.analysis.metrics import Figures
 from hop.export.analysis.running import Runner
 from hop.export.analysis.verify import Comparison
 from hop.export.golden.litert import LiteRT
+from hop.export.golden.micro import Micro
 from hop.export.golden.trials import Sample, Trial, can_be_tried, trials
 from hop.export.rewrite.encodings import dequantizing, quantizing
 from hop.export.rewrite.program import check_program, constant
@@ -96,10 +97,11 @@ def verify_tflite(
             that you trust.
         inputs: the tuple of the program's positional arguments, a dict of its arguments by name, or a list of such
             tuples or dicts, over which figures are summed.
-        kernels: "reference", or "optimized": those of the runtime for CPUs, without delegates.
+        kernels: "reference"; "optimized", those of LiteRT for CPUs, without delegates; or "micro", those of TensorFlow
+            Lite Micro.
 
     Raises:
-        ImportError: LiteRT is not installed.
+        ImportError: LiteRT is not installed, or, for "micro", tflite-micro.
         TypeError: an argument is none of these.
         OSError: there is no such file.
         ValueError: no .tflite file, or a damaged one; inputs that do not fit; or programs with different numbers or
@@ -108,7 +110,7 @@ def verify_tflite(
     """
     check_program(program, _CALLER)
     given = parse(_CALLER, "inputs", inputs)
-    runtime = LiteRT(_CALLER, model, kernels)
+    runtime = Micro(_CALLER, model) if kernels == "micro" else LiteRT(_CALLER, model, kernels)
     return compared(Beside(program, runtime, _CALLER), given)
 
 

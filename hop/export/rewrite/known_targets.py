@@ -172,6 +172,48 @@ TFLITE_16X8 = Target(
 64 bits; those of convolutions are multiplied by 15 bits, those of fully connected layers in float64."""
 
 
+def _without(target: Target, *names: str) -> Target:
+    """A target that has not some operators."""
+    kept = [(row, tuple(n for n in row.operators if n not in names)) for row in target.rows]
+    return replace(target, rows=tuple(replace(row, operators=own) for row, own in kept if own))
+
+
+def _with(target: Target, *rows: Row) -> Target:
+    """A target that computes some operators otherwise."""
+    return replace(target, rows=(*_without(target, *(n for row in rows for n in row.operators)).rows, *rows))
+
+
+_MICRO = "tflite-micro, tensorflow/lite/micro/kernels"
+
+TFLITE_MICRO = replace(
+    _with(
+        _without(TFLITE, "gelu.default", "exp.default", "embedding.default"),
+        Row(
+            ("linear.default",),
+            GEMMLOWP,
+            f"{_MICRO}/fully_connected.cc, fully_connected_common.cc CalculateOpDataFullyConnected",
+            per_tensor=FixedPoint(rounding="gemmlowp", multiplier="float32_product"),
+        ),
+        Row(("mul.Tensor",), GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul"),
+    ),
+    name="TFLITE_MICRO",
+)
+"""TensorFlow Lite Micro's kernels of int8: all round twice, and multipliers of products of tensors are float64."""
+
+TFLITE_MICRO_16X8 = replace(
+    _with(
+        _without(
+            TFLITE_16X8,
+            *("gelu.default", "exp.default", "rsqrt.default", "embedding.default", "softmax.int", "_softmax.default"),
+        ),
+        Row(("linear.default",), WideFixedPoint(), f"{_MICRO}/fully_connected.cc, of int16"),
+        Row(("mul.Tensor",), GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul, of int16"),
+    ),
+    name="TFLITE_MICRO_16X8",
+)
+"""TensorFlow Lite Micro's kernels of activations of 16 bits and weights of 8; their softmax is not known here."""
+
+
 _SPECIFICATION = "TOSA specification 1.0"
 _TOSA_ROWS = (
     Row(("add.Tensor", "sub.Tensor"), TosaAdd(), f"{_SPECIFICATION}, RESCALE, ADD, SUB"),
@@ -247,13 +289,6 @@ def _everything(name: str, convention: Requantization, source: str) -> Target:
     return Target(name, tuple(Row(n, convention, source) for n in names), False, ("int8", "uint8", "int16"))
 
 
-def _with(target: Target, *rows: Row) -> Target:
-    """A target that computes some operators otherwise."""
-    names = {name for row in rows for name in row.operators}
-    kept = [replace(row, operators=tuple(n for n in row.operators if n not in names)) for row in target.rows]
-    return replace(target, rows=(*kept, *rows))
-
-
 PT2E = _with(
     _everything(
         "PT2E",
@@ -272,5 +307,5 @@ PT2E = _with(
 ONNX_QDQ = _everything("ONNX_QDQ", Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even")
 """ONNX's QuantizeLinear and DequantizeLinear around float operators."""
 
-TARGETS = (TFLITE, TFLITE_16X8, TOSA_1_0, TOSA_1_0_INT16, PT2E, ONNX_QDQ)
+TARGETS = (TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8, TOSA_1_0, TOSA_1_0_INT16, PT2E, ONNX_QDQ)
 """All of them."""

@@ -4,9 +4,22 @@ from hop.export.rewrite.known_targets import ONNX_QDQ as ONNX_QDQ
 from hop.export.rewrite.known_targets import PT2E as PT2E
 from hop.export.rewrite.known_targets import TFLITE as TFLITE
 from hop.export.rewrite.known_targets import TFLITE_16X8 as TFLITE_16X8
+from hop.export.rewrite.known_targets import TFLITE_MICRO as TFLITE_MICRO
+from hop.export.rewrite.known_targets import TFLITE_MICRO_16X8 as TFLITE_MICRO_16X8
 from hop.export.rewrite.known_targets import TOSA_1_0 as TOSA_1_0
 from hop.export.rewrite.known_targets import TOSA_1_0_INT16 as TOSA_1_0_INT16
 from hop.export.rewrite.target import Row as Row
 from hop.export.rewrite.target import Target as Target
 
-__all__ = ["ONNX_QDQ", "PT2E", "TFLITE", "TFLITE_16X8", "TOSA_1_0", "TOSA_1_0_INT16", "Row", "Target"]
+__all__ = [
+    "ONNX_QDQ",
+    "PT2E",
+    "TFLITE",
+    "TFLITE_16X8",
+    "TFLITE_MICRO",
+    "TFLITE_MICRO_16X8",
+    "TOSA_1_0",
+    "TOSA_1_0_INT16",
+    "Row",
+    "Target",
+]
