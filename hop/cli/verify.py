@@ -1,4 +1,4 @@
-"""hop verify: two programs, or a program and a .tflite or .tosa file, on the same inputs."""
+"""hop verify: two programs, or a program and a .tflite, .tosa or .onnx file, on the same inputs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from hop.cli.inputs import load_inputs, load_program
 from hop.cli.output import show, show_json, working
-from hop.export import Comparison, TfliteComparison, verify_tflite, verify_tosa
+from hop.export import Comparison, TfliteComparison, verify_qoperator, verify_tflite, verify_tosa
 from hop.export import verify as compare
 from hop.export.analysis.arguments import named
 
@@ -19,7 +19,7 @@ Seed = Annotated[int, typer.Option(help="Of random inputs.")]
 def verify(
     a: Program,
     b: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="Another such file, or a .tflite or .tosa file.")
+        Path, typer.Argument(exists=True, dir_okay=False, help="Another such file, or a .tflite, .tosa or .onnx file.")
     ],
     data: Data = None,
     seed: Seed = 0,
@@ -31,9 +31,10 @@ def verify(
 ) -> int:
     """Run two programs on the same inputs, and show where they differ: the outputs, and what corresponds between.
 
-    Of a program and a .tflite file, which LiteRT runs, or a .tosa file, which TOSA's reference model runs, codes are
-    compared, node by node; of the first node that differs it is tried which convention gives the runtime's codes. The
-    environment variable HOP_TOSA names the reference model, or the environment of Python that has it.
+    Of a program and a .tflite file, which LiteRT runs, an .onnx file, which onnxruntime runs, or a .tosa file, which
+    TOSA's reference model runs, codes are compared, node by node; of the first node that differs it is tried which
+    convention gives the runtime's codes. The environment variable HOP_TOSA names the reference model, or the
+    environment of Python that has it.
 
     Exit status: 0 if all outputs are equal, or with --at-least, if all floats among them reach that ratio of signal to
     noise, in decibels, and the integers are equal; 1 if not, or if the two cannot be compared.
@@ -44,7 +45,7 @@ def verify(
     any of its rows.
 
     Only for files that you trust: PyTorch unpickles parts of them, which can run any code; LiteRT runs a .tflite file
-    in this process.
+    in this process, onnxruntime an .onnx file.
 
     Examples:
         hop verify model.pt2 lowered.pt2
@@ -52,6 +53,7 @@ def verify(
         hop verify a.pt2 b.pt2 --json
         hop verify integers.pt2 model.tflite --kernels optimized
         hop verify integers.pt2 model.tosa
+        hop verify integers.pt2 model.onnx
     """
     with working(f"loading {a} and {b}"):
         kind = _kind(b)
@@ -63,6 +65,8 @@ def verify(
             found = compare(program, other, inputs)
         elif kind == "tosa":
             found = verify_tosa(program, b, inputs)
+        elif kind == "onnx":
+            found = verify_qoperator(program, b, inputs)
         else:
             found = verify_tflite(program, b, inputs, kernels=kernels)
     is_met = all(_reaches(row, at_least) for row in found.outputs)
@@ -92,11 +96,13 @@ def as_dict(found: Comparison, is_met: bool) -> dict[str, Any]:
 
 
 def _kind(path: Path) -> str | None:
-    """Of a file of another runtime: by the bytes that say so, or, of a damaged one, by its name."""
+    """Of a file of another runtime: by the bytes that say so, or by its name: of a damaged one, and of ONNX, whose
+    files have none."""
     with path.open("rb") as file:
         found = file.read(8)[4:]
     known = {"tflite": b"TFL3", "tosa": b"TOSA"}
-    return next((name for name, said in known.items() if found == said or path.suffix == f".{name}"), None)
+    named = next((name for name in (*known, "onnx") if path.suffix == f".{name}"), None)
+    return next((name for name, said in known.items() if found == said), named)
 
 
 def _reaches(row: Any, bound: float | None) -> bool:

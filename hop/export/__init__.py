@@ -5,6 +5,8 @@ from hop.export.analysis.ranges import Ranges as Ranges
 from hop.export.analysis.ranges import ranges as ranges
 from hop.export.analysis.verify import Comparison as Comparison
 from hop.export.analysis.verify import verify as verify
+from hop.export.golden.qoperator import QOperatorComparison as QOperatorComparison
+from hop.export.golden.qoperator import verify_qoperator as verify_qoperator
 from hop.export.golden.tflite import TfliteComparison as TfliteComparison
 from hop.export.golden.tflite import verify_tflite as verify_tflite
 from hop.export.golden.tosa import TosaComparison as TosaComparison
@@ -22,6 +24,8 @@ from hop.export.rewrite.stock import to_torch as to_torch
 from hop.export.targets import onnx as onnx
 from hop.export.targets.executorch import to_executorch as to_executorch
 from hop.export.targets.onnx import to_onnx as to_onnx
+from hop.export.targets.qoperator import QOperatorModel as QOperatorModel
+from hop.export.targets.qoperator import to_qoperator as to_qoperator
 from hop.export.targets.tflite import TfliteModel as TfliteModel
 from hop.export.targets.tflite import from_tflite as from_tflite
 from hop.export.targets.tflite import to_tflite as to_tflite
@@ -30,6 +34,8 @@ from hop.export.targets.tosa import to_tosa as to_tosa
 
 __all__ = [
     "Comparison",
+    "QOperatorComparison",
+    "QOperatorModel",
     "Ranges",
     "TfliteComparison",
     "TfliteModel",
@@ -48,12 +54,14 @@ __all__ = [
     "to_integer",
     "to_onnx",
     "to_qdq",
+    "to_qoperator",
     "to_scheme",
     "to_tflite",
     "to_torch",
     "to_tosa",
     "vectors",
     "verify",
+    "verify_qoperator",
     "verify_tflite",
     "verify_tosa",
 ]

@@ -15,6 +15,7 @@ hop.requantization, and a field of hop.scale_rules.Static as they are:
     TfliteConcatenation of operands that its converter requantizes one by one
     TosaAdd, TosaMean, TosaAveragePool, TosaConcatenation   the same by TOSA's operators
     Pt2eMean, Pt2eAveragePool   of PyTorch's float operators between quantize and dequantize nodes, sums in its order
+    OrtAdd, OrtMultiply, OrtMean, OrtAveragePool, OrtSoftmax   of onnxruntime's operators of integers, by float32
     IBertLayerNorm      of I-BERT: sums of codes and an integer square root
 
 What a runtime finds in floats while it prepares, such as a multiplier or a table, is found from the scales in the same
@@ -28,6 +29,7 @@ from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.integer_norms import IBertLayerNorm
 from hop.numerics.integer_softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
 from hop.numerics.integer_tables import FUNCTIONS, TfliteRsqrt, TfliteSigmoid, TfliteTable
+from hop.numerics.ort_arithmetic import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
 from hop.numerics.pt2e_arithmetic import Pt2eAveragePool, Pt2eMean
 from hop.numerics.tosa_arithmetic import TosaAdd, TosaAveragePool, TosaConcatenation, TosaMean
 
@@ -36,6 +38,11 @@ __all__ = [
     "IBertLayerNorm",
     "IBertSoftmax",
     "IntegerFunction",
+    "OrtAdd",
+    "OrtAveragePool",
+    "OrtMean",
+    "OrtMultiply",
+    "OrtSoftmax",
     "Pt2eAveragePool",
     "Pt2eMean",
     "TfliteAdd",

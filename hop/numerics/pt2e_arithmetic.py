@@ -141,7 +141,7 @@ class Pt2eAveragePool(_OfFloats):
     than 1024 elements the sum is exact. Adaptive pools to a single pixel are means."""
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
-        return op in _POOLS and not kwargs
+        return op in POOLS and not kwargs
 
     def codes(
         self,
@@ -159,16 +159,17 @@ class Pt2eAveragePool(_OfFloats):
         """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
         codes = self.check(x, scale, output_scale, format)
         values = self.floats(x, scale, zero_point)
-        return self.quantized(_pooled(values, op, rest, len(dims)), output_scale, output_zero_point, codes)
+        return self.quantized(pooled(values, op, rest, len(dims)), output_scale, output_zero_point, codes)
 
 
-_FIXED = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, _aten.avg_pool3d.default)
-_POOLS = (*_FIXED, _aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default)
+FIXED_POOLS = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, _aten.avg_pool3d.default)
+POOLS = (*FIXED_POOLS, _aten.adaptive_avg_pool1d.default, _aten.adaptive_avg_pool2d.default)
 
 
-def _pooled(x: Tensor, op: OpOverload, rest: Sequence[Any], spatial: int) -> Tensor:
+def pooled(x: Tensor, op: OpOverload, rest: Sequence[Any], spatial: int) -> Tensor:
+    """An average pool of float32, of x and the arguments that follow it: a window's elements one after the other."""
     sizes = x.shape[x.dim() - spatial :]
-    if op not in _FIXED:
+    if op not in FIXED_POOLS:
         out = list(rest[0])
         if any(int(n) % m for n, m in zip(sizes, out, strict=True)):
             raise ValueError(f"Pt2eAveragePool: output_size must divide {tuple(sizes)}, got {out}; take Reciprocal()")
@@ -177,10 +178,10 @@ def _pooled(x: Tensor, op: OpOverload, rest: Sequence[Any], spatial: int) -> Ten
             return mean.reshape([*mean.shape, *[1] * spatial])
         rest = ([int(n) // m for n, m in zip(sizes, out, strict=True)],)
     kernel, stride, padding, ceil, counts, divisor = [*rest, *(None, [], 0, False, True, None)[len(rest) :]]
-    kernel, padding = _each(kernel, spatial), _each(padding, spatial)
-    stride = _each(stride, spatial) if stride not in ([], (), None) else kernel
+    kernel, padding = each(kernel, spatial), each(padding, spatial)
+    stride = each(stride, spatial) if stride not in ([], (), None) else kernel
     wide = F.pad(x, [p for p in reversed(padding) for _ in "ab"])
-    shape = _FIXED[spatial - 1](x, kernel, stride, padding, ceil).shape[x.dim() - spatial :]
+    shape = FIXED_POOLS[spatial - 1](x, kernel, stride, padding, ceil).shape[x.dim() - spatial :]
     spans = [(out - 1) * s + k for out, s, k in zip(shape, stride, kernel, strict=True)]
     counted = torch.ones_like(wide if counts else x)
     count = _counted(counted, kernel, stride, [0] * spatial if counts else padding, spans)
@@ -193,7 +194,7 @@ def _pooled(x: Tensor, op: OpOverload, rest: Sequence[Any], spatial: int) -> Ten
     return _windows(wide, places) / count
 
 
-def _each(x: Any, n: int) -> list[int]:
+def each(x: Any, n: int) -> list[int]:
     return [x] * n if isinstance(x, int) else list(x) * (n if len(x) == 1 else 1)
 
 

@@ -27,6 +27,12 @@ def wide(x: Tensor, scale: float) -> Tensor:
     return qd.dequantize_per_tensor.default(codes, scale, 0, -(2**15), 2**15 - 1, torch.int16)
 
 
+def unsigned(x: Tensor, scale: float, zero: int) -> Tensor:
+    """x as uint8 codes mean it, which are 128 more than those of int8."""
+    codes = qd.quantize_per_tensor.default(x, scale, zero + 128, 0, 255, torch.uint8)
+    return qd.dequantize_per_tensor.default(codes, scale, zero + 128, 0, 255, torch.uint8)
+
+
 class Weights(nn.Module):
     """A random weight of int8, with a scale for each output channel, or one; and a bias."""
 
@@ -111,6 +117,7 @@ class Point(nn.Module):
     def __init__(self, scale: float = 0.0, zero: int = 0) -> None:
         super().__init__()
         self.scale, self.zero, self.bits = scale, zero, 8
+        self.both = both
 
     def widen(self) -> None:
         """Codes of 16 bits from now on."""
@@ -124,7 +131,7 @@ class Point(nn.Module):
             low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
             self.scale = float(torch.tensor(max(high - low, 1e-3) / 255))
             self.zero = round(-128 - low / self.scale)
-        return both(x, self.scale, self.zero)
+        return self.both(x, self.scale, self.zero)
 
 
 class Layer(nn.Module):
@@ -267,6 +274,14 @@ def widened(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, Point):
             module.widen()
+    return model
+
+
+def of_uint8(model: nn.Module) -> nn.Module:
+    """The model with activations of uint8."""
+    for module in model.modules():
+        if isinstance(module, Point):
+            module.both = unsigned
     return model
 
 

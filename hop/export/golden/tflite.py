@@ -38,10 +38,12 @@ from hop.export.rewrite.encodings import dequantizing, quantizing
 from hop.export.rewrite.program import check_program, constant
 from hop.export.table import table
 from hop.export.targets.tflite.reading import FileTensor
+from hop.numerics.quantizer import Quantizer
 
 _CALLER = "verify_tflite"
 _MOST_DIMENSIONS = 5  # whose orders are all tried
 _SHOWN_TRIALS = 6
+_CODES = (torch.int8, torch.uint8, torch.int16)
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Beside(Runner):
         it."""
         found = []
         for node, index in zip(self.inputs, self.runtime.graph.inputs.values(), strict=True):
-            if self.runtime.graph.tensors[index].dtype in (torch.int8, torch.uint8, torch.int16):
+            if self.runtime.graph.tensors[index].dtype in _CODES:
                 node = next((user for user in node.users if _quantizes(user)), node)
             found.append(node)
         return found
@@ -269,12 +271,13 @@ class Beside(Runner):
         if can_be_tried(node) or node.target is compiled.operators["hop_quantize_buffers"]:
             _, scale, *zero = found
             if scale.numel() == 1:
-                self.units[node] = float(scale), int(zero[0]) if zero else 0
+                spelled = str(node.args[1 if can_be_tried(node) else 0])
+                self.units[node] = float(scale), int(zero[0]) if zero else Quantizer.parse(spelled).format.zero
         elif (e := quantizing(node)) is not None:
             numbers = [self._number(x) for x in (e.scale, e.zero_point)]
             if None not in numbers:
                 self.units[node] = float(torch.tensor(numbers[0])), int(numbers[1])  # type: ignore[arg-type]
-        elif of(node.target).family is VIEW and isinstance(found, Tensor) and found.dtype in (torch.int8, torch.int16):
+        elif of(node.target).family is VIEW and isinstance(found, Tensor) and found.dtype in _CODES:
             source: Any = node.args[0]
             source = source.args[0] if getattr(source.target, "__name__", "") == "getitem" else source
             if source in self.units:

@@ -14,6 +14,11 @@ from hop.numerics.integer_functions import (
     FUNCTIONS,
     IBertSoftmax,
     IntegerFunction,
+    OrtAdd,
+    OrtAveragePool,
+    OrtMean,
+    OrtMultiply,
+    OrtSoftmax,
     Pt2eAveragePool,
     Pt2eMean,
     TfliteAdd,
@@ -119,6 +124,7 @@ def _conventions(op: Any) -> Iterator[tuple[str, Convention]]:
                 yield target.name, row.per_tensor
     functions: list[IntegerFunction] = [TfliteAdd(), TfliteMean(), TfliteAveragePool(), TfliteConcatenation()]
     functions += [Pt2eMean(), Pt2eAveragePool()]
+    functions += [OrtAdd(), OrtMultiply(), OrtMean(), OrtAveragePool(), OrtSoftmax()]
     functions += [TosaAdd(), TosaMean(), TosaAveragePool(), TosaConcatenation()]
     functions += [
         TfliteSoftmax(),

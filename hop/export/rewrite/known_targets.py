@@ -25,6 +25,11 @@ from hop.dispatch.operators import (
 )
 from hop.export.rewrite.target import Row, Target
 from hop.numerics.integer_functions import (
+    OrtAdd,
+    OrtAveragePool,
+    OrtMean,
+    OrtMultiply,
+    OrtSoftmax,
     Pt2eAveragePool,
     Pt2eMean,
     TfliteAdd,
@@ -46,6 +51,7 @@ from hop.numerics.requantization import (
     Division,
     DoubleMultiplier,
     FixedPoint,
+    FloatMultiplier,
     Reciprocal,
     Requantization,
     WideFixedPoint,
@@ -285,8 +291,13 @@ def _everything(name: str, convention: Requantization, source: str) -> Target:
         *(MATRIX, CONVOLUTION, EMBEDDING, MULTIPLY, DIVIDE, CHOICE, FUNCTION, GATED, SOFTMAX, NORM, ADD, MEAN),
         *(CONCATENATE, BOUND, MAXIMUM, NEAREST, VIEW),
     )
-    names = [tuple(sorted(str(o).removeprefix("aten.") for o, r in SCALED.items() if r.family is f)) for f in families]
-    return Target(name, tuple(Row(n, convention, source) for n in names), False, ("int8", "uint8", "int16"))
+    rows = tuple(Row(_names(f), convention, source) for f in families)
+    return Target(name, rows, False, ("int8", "uint8", "int16"))
+
+
+def _names(family: Family) -> tuple[str, ...]:
+    """The operators of a family."""
+    return tuple(sorted(str(o).removeprefix("aten.") for o, r in SCALED.items() if r.family is family))
 
 
 PT2E = _with(
@@ -307,5 +318,37 @@ PT2E = _with(
 ONNX_QDQ = _everything("ONNX_QDQ", Division(), "ONNX operators, QuantizeLinear: x / y_scale, to nearest, ties to even")
 """ONNX's QuantizeLinear and DequantizeLinear around float operators."""
 
-TARGETS = (TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8, TOSA_1_0, TOSA_1_0_INT16, PT2E, ONNX_QDQ)
+_MLAS, _CONTRIB = "onnxruntime/core/mlas/lib", "onnxruntime/contrib_ops/cpu/quantization"
+
+ONNX_INTEGER = Target(
+    "ONNX_INTEGER",
+    (
+        Row(
+            ("conv1d.default", "conv2d.default", "conv3d.default", "linear.default", "bmm.default"),
+            FloatMultiplier(),
+            f"{_MLAS}/quantize.cpp MlasRequantizeOutput; QLinearConv, QGemm, QLinearMatMul",
+        ),
+        Row(("add.Tensor",), OrtAdd(), f"{_MLAS}/intrinsics/avx2/qladd_avx2.cpp; QLinearAdd"),
+        Row(("mul.Tensor",), OrtMultiply(), f"{_MLAS}/qlmul.cpp; QLinearMul"),
+        Row(("mean.dim",), OrtMean(), f"{_MLAS}/qlgavgpool.cpp; QLinearGlobalAveragePool"),
+        Row(
+            ("avg_pool2d.default", "adaptive_avg_pool2d.default"),
+            OrtAveragePool(),
+            f"{_CONTRIB}/qlinear_pool.cc; QLinearAveragePool",
+        ),
+        Row(("softmax.int", "_softmax.default"), OrtSoftmax(), f"{_CONTRIB}/qlinear_softmax.cc; QLinearSoftmax"),
+        Row(
+            ("cat.default", "max_pool2d.default", "upsample_nearest2d.vec", "embedding.default", *_VIEWS),
+            Division(),
+            f"{_CONTRIB}/qlinear_concat.cc, where the scale changes; QLinearConcat",
+        ),
+        Row(("sub.Tensor",), Division(), "ONNX operators, DequantizeLinear, Sub, QuantizeLinear"),
+        Row((*_names(FUNCTION), *_names(BOUND)), Division(), "ONNX operators, Gather from a table of all codes; Clip"),
+    ),
+    dtypes=("int8", "uint8"),
+)
+"""onnxruntime's operators of integers, on x86 CPUs with AVX2: QLinearConv, QGemm, QLinearMatMul, QLinearAdd and their
+like, which ONNX_QDQ's graphs become in it by default."""
+
+TARGETS = (TFLITE, TFLITE_16X8, TFLITE_MICRO, TFLITE_MICRO_16X8, TOSA_1_0, TOSA_1_0_INT16, PT2E, ONNX_QDQ, ONNX_INTEGER)
 """All of them."""

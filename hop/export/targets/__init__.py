@@ -1,5 +1,6 @@
 """Other runtimes: what they compute (Target), and programs in their files."""
 
+from hop.export.rewrite.known_targets import ONNX_INTEGER as ONNX_INTEGER
 from hop.export.rewrite.known_targets import ONNX_QDQ as ONNX_QDQ
 from hop.export.rewrite.known_targets import PT2E as PT2E
 from hop.export.rewrite.known_targets import TFLITE as TFLITE
@@ -12,6 +13,7 @@ from hop.export.rewrite.target import Row as Row
 from hop.export.rewrite.target import Target as Target
 
 __all__ = [
+    "ONNX_INTEGER",
     "ONNX_QDQ",
     "PT2E",
     "TFLITE",

@@ -22,7 +22,7 @@ from hop.export.targets.tflite.operators import WRITTEN
 from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import Codes, Order, new, tensor
 from hop.export.targets.tflite.views import padded
-from hop.numerics.formats import INT8, INT16
+from hop.numerics.formats import INT8, INT16, Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import Convention
 
@@ -67,6 +67,7 @@ class Writer:
     function and of the runtime for errors, how each family of operators is written, and a file in the making."""
 
     caller, runtime = "to_tflite", "TFLite"
+    formats: ClassVar[tuple[Integer, ...]] = (INT8, INT16)
     written_families: ClassVar[Mapping[Family, Callable[[Step], None]]] = WRITTEN
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -77,6 +78,10 @@ class Writer:
 
     def new_file(self) -> Any:
         return File()
+
+    def spelled(self, word: str) -> str:
+        """The formats of codes that are written, by name."""
+        return word.join(f.name for f in self.formats)
 
     def padded(self, step: Step) -> None:
         padded(step)
@@ -95,7 +100,7 @@ class Writer:
         for i, node in enumerate(tree_leaves(self.program.graph.output_node().args[0])):
             if node not in self.held:
                 raise NotImplementedError(
-                    f"{self.caller}: output {i}, {node}, holds no codes of int8 or int16; quantize it"
+                    f"{self.caller}: output {i}, {node}, holds no codes of {self.spelled(' or ')}; quantize it"
                 )
             outputs[f"output_{i}"] = tensor(self.file, self.held[node])
         shown = {
@@ -205,7 +210,7 @@ class Writer:
         numbers = [self.constants.find(t) for t in stored]
         if any(t is None for t in numbers):
             raise NotImplementedError(f"its scales are found while it runs; {self.runtime} has static ones")
-        scale, zero = numbers[0], numbers[1] if len(numbers) > 1 else torch.zeros(1)
+        scale, zero = numbers[0], numbers[1] if len(numbers) > 1 else torch.full((1,), x.quantizer.format.zero)
         assert scale is not None and zero is not None
         if codes in self.held:
             held = self.held[codes]
@@ -213,8 +218,8 @@ class Writer:
                 raise NotImplementedError(f"it reads the codes of {held.name!r} by another scale than they have")
             return held
         known = self.constants.find(codes)
-        if known is None or known.dtype not in (torch.int8, torch.int16):
-            raise NotImplementedError(f"its operand {codes} is of no codes of int8 or int16")
+        if known is None or known.dtype not in [f.dtype for f in self.formats]:
+            raise NotImplementedError(f"its operand {codes} is of no codes of {self.spelled(' or ')}")
         if known.dtype == torch.int16 and scale.numel() != 1:
             raise NotImplementedError(f"its operand {codes} is of int16 with several scales; weights are of int8")
         if known.dtype == torch.int16 or (scale.numel() == 1 and len(stored) > 1):
@@ -235,9 +240,9 @@ class Writer:
         offset = None if zero is None else self.constants.find(zero)
         if its is None or its.numel() != 1 or (zero is not None and offset is None):
             raise NotImplementedError(f"activations have one static scale in {self.runtime}")
-        if quantizer.format not in (INT8, INT16):
-            raise NotImplementedError(f"codes are {quantizer.format.name}; int8 and int16 are written")
-        return its.item(), 0 if offset is None else int(offset.item()), quantizer.format.dtype
+        if quantizer.format not in self.formats:
+            raise NotImplementedError(f"codes are {quantizer.format.name}; {self.spelled(' and ')} are written")
+        return its.item(), quantizer.format.zero if offset is None else int(offset.item()), quantizer.format.dtype
 
 
 def _shape(x: Tensor) -> tuple[int, ...]:

@@ -36,13 +36,15 @@ def _add(call: Call) -> Tensor:
     return a - b if call.op.overloadpacket is aten.sub else a + b
 
 
-def _added_codes(call: Call) -> list[Tensor] | None:
-    """The codes of the sum by integers, where the output says so."""
+def _codes(call: Call) -> list[Tensor] | None:
+    """The codes of a sum or a product by integers, where the output says so."""
     if integer_function(call.output) is None:
         return None
     other = plain(call.args[1], copies.ROWWISE)
     options = {"other": other.codes, "other_scale": other.scale, "other_zero_point": other.zero}
-    return by_integers(call, **options, subtracts=call.op.overloadpacket is aten.sub)
+    if call.roles.family is ADD:
+        options["subtracts"] = call.op.overloadpacket is aten.sub
+    return by_integers(call, **options)
 
 
 def _divide(call: Call) -> Tensor:
@@ -55,8 +57,8 @@ def _choose(call: Call) -> Tensor:
 
 
 MEANINGS = {
-    MULTIPLY: Meaning(_multiply, _exact_product, _declines_product, elementwise),
-    ADD: Meaning(_add, places=elementwise, buffers=_added_codes),
+    MULTIPLY: Meaning(_multiply, _exact_product, _declines_product, elementwise, buffers=_codes),
+    ADD: Meaning(_add, places=elementwise, buffers=_codes),
     DIVIDE: Meaning(_divide, places=elementwise),
     CHOICE: Meaning(_choose, places=elementwise),
 }

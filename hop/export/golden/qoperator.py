@@ -1,0 +1,149 @@
+"""A program and an ONNX file of onnxruntime's operators of integers, node by node: the program here, the file there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from hop.export.analysis.arguments import Data, parse
+from hop.export.golden.tflite import Beside, TfliteComparison, compared
+from hop.export.rewrite.program import check_program
+from hop.export.targets.qoperator.model import QOperatorModel
+from hop.export.targets.tflite.reading import FileGraph, FileOperator, FileTensor, Quantization
+from hop.numerics.spelling import shown
+
+_CALLER = "verify_qoperator"
+_KINDS = {"FLOAT": "FLOAT32"}  # ONNX's names of dtypes, where .tflite files have others
+_CODES = ("INT8", "UINT8")
+
+
+@dataclass(frozen=True)
+class QOperatorComparison(TfliteComparison):
+    """What `hop.export.verify_qoperator` found: rows of nodes (`a`) and of the file's tensors (`b`), `trials` and
+    `units`, as TfliteComparison has them."""
+
+
+def verify_qoperator(program: ExportedProgram, model: Any, inputs: Data) -> QOperatorComparison:
+    """Run a program here and an ONNX file of codes in onnxruntime, and compare the codes of what corresponds.
+
+    The file takes the codes that the program makes of its inputs. Nodes and tensors correspond as in `verify_tflite`.
+    Of the first node that differs it is found which convention of hop.requantization and hop.integer_functions gives
+    the runtime's codes.
+
+    Args:
+        program: one of `to_integer(program, target=hop.export.targets.ONNX_INTEGER)`, or of quantize and dequantize
+            nodes.
+        model: a QOperatorModel, the path of an ONNX file, or its bytes. onnxruntime runs it in this process: only for
+            files that you trust.
+        inputs: as in `verify_tflite`.
+
+    Raises:
+        ImportError: onnx or onnxruntime is not installed.
+        TypeError: an argument is none of these.
+        OSError: there is no such file.
+        ValueError: no ONNX file, or one that onnxruntime does not take; inputs that do not fit; or programs with
+            different numbers or shapes of inputs or outputs.
+        NotImplementedError: the file has dynamic sizes.
+    """
+    check_program(program, _CALLER)
+    given = parse(_CALLER, "inputs", inputs)
+    found = compared(_Beside(program, _Runtime(model), _CALLER), given)
+    assert isinstance(found, QOperatorComparison)
+    return found
+
+
+class _Beside(Beside):
+    kind = QOperatorComparison
+
+
+def _content(model: Any) -> tuple[bytes, str]:
+    if isinstance(model, QOperatorModel):
+        return model.buffer, "model"
+    if isinstance(model, bytes):
+        return model, "model"
+    if isinstance(model, str | Path):
+        return Path(model).read_bytes(), str(model)
+    raise TypeError(
+        f"{_CALLER}: model must be a QOperatorModel, the path of an ONNX file, or its bytes, got {shown(model)}; write "
+        "one with hop.export.to_qoperator"
+    )
+
+
+class _Runtime:
+    """A file that runs, as Beside wants it: each tensor of codes is an output of it."""
+
+    def __init__(self, model: Any) -> None:
+        try:
+            import onnx
+            import onnxruntime
+        except ImportError as error:
+            raise ImportError(f"{_CALLER} needs onnx and onnxruntime: pip install 'torch-hop[onnx]'") from error
+        content, what = _content(model)
+        try:
+            its = onnx.shape_inference.infer_shapes(onnx.load_from_string(content))
+        except Exception as error:  # protobuf's, by its version
+            raise ValueError(f"{_CALLER}: {what} is no ONNX file: {error}") from error
+        self.graph = _graph(its)
+        ends = [o.name for o in its.graph.output]
+        infos = {i.name: i for i in its.graph.value_info}
+        made = [n for node in its.graph.node for n in node.output if n in infos and n not in ends]
+        codes = {t.name for t in self.graph.tensors if t.kind in _CODES}
+        self.shown = [*ends, *(n for n in made if n in codes)]
+        its.graph.output.extend(infos[n] for n in self.shown[len(ends) :])
+        try:
+            self.session: Any = onnxruntime.InferenceSession(
+                its.SerializeToString(), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's own classes, which have no common one
+            raise ValueError(f"{_CALLER}: onnxruntime does not take {what}: {error}") from error
+        self.found: dict[str, Tensor] = {}
+
+    def run(self, inputs: Sequence[Tensor]) -> None:
+        names = list(self.graph.inputs)
+        given = dict(zip(names, inputs, strict=True))
+        fed = {n: x.contiguous().numpy() for n, x in given.items()}
+        made = self.session.run(self.shown, fed)
+        self.found = {**given, **{n: torch.from_numpy(y) for n, y in zip(self.shown, made, strict=True)}}
+
+    def value(self, tensor: FileTensor) -> Tensor:
+        return self.found[tensor.name]
+
+
+def _graph(model: Any) -> FileGraph:
+    """What a file says of its tensors and nodes."""
+    from onnx import TensorProto, numpy_helper
+
+    constants = {t.name: t for t in model.graph.initializer}
+    units: dict[str, Quantization] = {}
+    for note in model.graph.quantization_annotation:
+        own = {e.key: constants.get(e.value) for e in note.quant_parameter_tensor_names}
+        scale, zero = own.get("SCALE_TENSOR"), own.get("ZERO_POINT_TENSOR")
+        if scale is not None and zero is not None:
+            scales, zeros = (numpy_helper.to_array(t).reshape(-1).tolist() for t in (scale, zero))
+            units[note.tensor_name] = Quantization(tuple(scales), tuple(zeros), 0)
+    infos = {i.name: i for i in (*model.graph.input, *model.graph.value_info, *model.graph.output)}
+    tensors: list[FileTensor] = []
+    for i, (name, info) in enumerate(infos.items()):
+        its = info.type.tensor_type
+        if not all(d.HasField("dim_value") for d in its.shape.dim):
+            raise NotImplementedError(f"{_CALLER}: tensor {name!r} has dynamic sizes; export with static ones")
+        sizes = tuple(d.dim_value for d in its.shape.dim)
+        kind = TensorProto.DataType.Name(its.elem_type)
+        tensors.append(FileTensor(i, name, sizes, _KINDS.get(kind, kind), units.get(name), None))
+    places = {t.name: t.index for t in tensors}
+    operators = tuple(
+        FileOperator(
+            i,
+            node.op_type,
+            tuple(places.get(n) for n in node.input),
+            tuple(places[n] for n in node.output if n in places),
+            lambda name, default: default,
+        )
+        for i, node in enumerate(model.graph.node)
+    )
+    inputs, outputs = ({v.name: places[v.name] for v in own} for own in (model.graph.input, model.graph.output))
+    return FileGraph(tuple(tensors), operators, inputs, outputs)

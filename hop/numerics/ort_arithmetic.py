@@ -1,0 +1,248 @@
+"""Sums, products, means, average pools and softmax of codes by onnxruntime's operators of integers, on x86 CPUs with
+AVX2.
+
+They find codes by float32, each in an order of its own. Some fuse a product with a sum, as `fma` here, and round once.
+
+Sources: onnxruntime 1.32, onnxruntime/core/mlas/lib/intrinsics/avx2/qladd_avx2.cpp (MlasQLinearAddKernelAvx2Helper, as
+gcc compiles it), qlmul.cpp (MlasQLinearMulKernel), qlgavgpool.cpp (MlasQLinearGlobalAveragePool);
+onnxruntime/contrib_ops/cpu/quantization/qlinear_pool.cc (QLinearPool2DTask), qlinear_softmax.cc (QlinearSoftmaxCPU).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hop.compat.eager import OpOverload
+from hop.numerics.formats import Integer
+from hop.numerics.integer_convention import Codes, IntegerFunction, scalar
+from hop.numerics.pt2e_arithmetic import FIXED_POOLS, MOST, POOLS, each, pooled
+from hop.numerics.tables import float32
+
+_aten = torch.ops.aten
+_LARGEST = float(torch.finfo(torch.float32).max)
+_RESERVE = 5  # powers of e that the sum of softmax stays below the largest float32
+
+
+def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a · b + c of float32, rounded once; a holds integers of at most 20 bits. In float64 the product is exact, and so
+    is the sum unless c is 2^20 times as large."""
+    wide = torch.float64
+    return (a.to(wide) * b.to(wide) + c.to(wide)).to(torch.float32)
+
+
+class _Ort(IntegerFunction):
+    """What they share: the last step."""
+
+    def rounded(self, y: Tensor, scale: Tensor, zero_point: Tensor | int, codes: Codes) -> Tensor:
+        """Codes of y, whole numbers or not, to the nearest, ties to even; the zero point is in them."""
+        return self.clamp(y.round(), scale, zero_point, codes).to(codes.dtype)  # type: ignore[arg-type]
+
+
+def _floats(x: Tensor, *numbers: Tensor | int) -> list[Tensor]:
+    return [scalar(n, x, torch.float32) for n in numbers]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OrtAdd(_Ort):
+    """A sum of two tensors: with M1 and M2 the scales over the output's,
+
+        codes = round(fma(x, M1, fma(other, M2, zero - fma(zero1, M1, zero2 · M2))))
+
+    Where x is one number for the whole of the last dimension that the two do not share, they change places."""
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        return op is _aten.add.Tensor and kwargs.get("alpha", 1) == 1
+
+    def codes(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | int,
+        output_scale: Tensor,
+        output_zero_point: Tensor | int,
+        format: Integer | torch.dtype,
+        *,
+        other: Tensor,
+        other_scale: Tensor,
+        other_zero_point: Tensor | int,
+        subtracts: bool = False,
+    ) -> Tensor:
+        """The codes of x + other; the two broadcast."""
+        codes = self.check(x, scale, output_scale, format)
+        self.check(other, other_scale, output_scale, format)
+        if subtracts:
+            raise ValueError("OrtAdd: subtracts must be False; onnxruntime has no difference of codes")
+        if _is_repeated(x.shape, other.shape):
+            x, scale, zero_point, other, other_scale, other_zero_point = (
+                *(other, other_scale, other_zero_point),
+                *(x, scale, zero_point),
+            )
+        own, its, out = _floats(x, scale, other_scale, output_scale)
+        zero, its_zero, out_zero = _floats(x, zero_point, other_zero_point, output_zero_point)
+        first, second = own / out, its / out
+        fixed = out_zero - fma(zero, first, its_zero * second)
+        y = fma(x, first, fma(other, second, fixed))
+        return self.rounded(y, output_scale, output_zero_point, codes)
+
+
+def _is_repeated(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether a tensor of sizes `a` is one number along the last dimension that it does not share with `b`."""
+    n = max(len(a), len(b))
+    wide = zip((*[1] * (n - len(a)), *a), (*[1] * (n - len(b)), *b), strict=True)
+    for own, its in reversed(list(wide)):
+        if own != 1 or its != 1:
+            return own == 1
+    return False
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OrtMultiply(_Ort):
+    """A product of two tensors, element by element: round(float32(n) · M + zero), n the exact product of codes less
+    their zero points, M = (s1 · s2) / scale, each operation rounded to float32."""
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        return op is _aten.mul.Tensor and not kwargs
+
+    def codes(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | int,
+        output_scale: Tensor,
+        output_zero_point: Tensor | int,
+        format: Integer | torch.dtype,
+        *,
+        other: Tensor,
+        other_scale: Tensor,
+        other_zero_point: Tensor | int,
+    ) -> Tensor:
+        """The codes of x · other; the two broadcast."""
+        codes = self.check(x, scale, output_scale, format)
+        self.check(other, other_scale, output_scale, format)
+        own, its, out = _floats(x, scale, other_scale, output_scale)
+        zeros = [scalar(z, x, torch.int32) for z in (zero_point, other_zero_point)]
+        total = (x.to(torch.int32) - zeros[0]) * (other.to(torch.int32) - zeros[1])
+        y = total.to(torch.float32) * ((own * its) / out) + scalar(output_zero_point, x, torch.float32)
+        return self.rounded(y, output_scale, output_zero_point, codes)
+
+
+def _mean(x: Tensor, units: Sequence[Tensor | int], dims: Sequence[int], keeps: bool) -> Tensor:
+    """The codes of a mean, float32, not yet clamped: the sum times s / (scale · n), of n elements."""
+    own, out = _floats(x, units[0], units[2])
+    zero, count = scalar(units[1], x, torch.int64), torch.ones((), dtype=torch.int64, device=x.device)
+    for d in dims:
+        count = count * x.shape[d]
+    total = x.to(torch.int64).sum(list(dims), keepdim=keeps) - zero * count
+    steps = total.to(torch.float32) * (own / (out * count.to(torch.float32)))
+    return steps.round() + scalar(units[3], x, torch.float32)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OrtMean(_Ort):
+    """A mean over n elements, whose sum is exact: round(float32(sum) · (s / (scale · n))) + zero, each operation
+    rounded to float32."""
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        return op is _aten.mean.dim and not kwargs
+
+    def codes(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | int,
+        output_scale: Tensor,
+        output_zero_point: Tensor | int,
+        format: Integer | torch.dtype,
+        *,
+        op: OpOverload = _aten.mean.dim,
+        rest: Sequence[Any] = (),
+        dims: Sequence[int],
+    ) -> Tensor:
+        """The codes of the mean of x over `dims`; the second of `rest` says whether they are kept."""
+        codes = self.check(x, scale, output_scale, format)
+        keeps = len(rest) > 1 and bool(rest[1])
+        y = _mean(x, (scale, zero_point, output_scale, output_zero_point), dims, keeps)
+        return self.rounded(y, output_scale, output_zero_point, codes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OrtAveragePool(_Ort):
+    """An average pool: (code - zero) · s, summed in float32 one after the other, row by row of a window, by their
+    number, and round(y / scale + zero). One window that is the whole picture is a mean, as OrtMean has it."""
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        return op in POOLS and not kwargs
+
+    def codes(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | int,
+        output_scale: Tensor,
+        output_zero_point: Tensor | int,
+        format: Integer | torch.dtype,
+        *,
+        op: OpOverload,
+        rest: Sequence[Any] = (),
+        dims: Sequence[int] = (),
+    ) -> Tensor:
+        """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
+        codes = self.check(x, scale, output_scale, format)
+        sizes = [int(x.shape[d]) for d in dims]
+        if op not in FIXED_POOLS:
+            if any(n % m for n, m in zip(sizes, rest[0], strict=True)):
+                raise ValueError(
+                    f"OrtAveragePool: output_size must divide {tuple(sizes)}, got {list(rest[0])}; its windows have "
+                    "one size"
+                )
+            rest = ([n // m for n, m in zip(sizes, rest[0], strict=True)],)
+        kernel, _, padding, _, _, divisor = [*rest, *(None, [], 0, False, True, None)[len(rest) :]]
+        if each(kernel, len(sizes)) == sizes and not any(each(padding, len(sizes))) and divisor is None:
+            y = _mean(x, (scale, zero_point, output_scale, output_zero_point), dims, True)
+            return self.rounded(y, output_scale, output_zero_point, codes)
+        own, out_scale = _floats(x, scale, output_scale)
+        zero, out_zero = _floats(x, zero_point, output_zero_point)
+        y = pooled((x.to(torch.float32) - zero) * own, FIXED_POOLS[len(dims) - 1], rest, len(dims))
+        return self.rounded(y / out_scale + out_zero, output_scale, output_zero_point, codes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OrtSoftmax(_Ort):
+    """Softmax over one dimension of n elements, 2 to 1024: a table of e^((code - largest) · s) in float32, times what
+    keeps its sum in range; summed one after the other; round(e · floor(1 / scale) / sum) + zero."""
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        return op in (_aten.softmax.int, _aten._softmax.default) and not kwargs
+
+    def codes(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | int,
+        output_scale: Tensor,
+        output_zero_point: Tensor | int,
+        format: Integer | torch.dtype,
+        *,
+        dim: int = -1,
+    ) -> Tensor:
+        """The codes of softmax over `dim`; zero_point is not used."""
+        codes = self.check(x, scale, output_scale, format)
+        n = int(x.shape[dim])
+        if not 1 < n <= MOST:
+            raise ValueError(f"OrtSoftmax: dimension {dim} must have 2 to {MOST} elements, got {n}; take Division()")
+        own, (out,) = scalar(scale, x, torch.float64), _floats(x, output_scale)
+        room = torch.full_like(own, max(0.0, math.log(float32(_LARGEST / n)) - _RESERVE))
+        below = torch.arange(-255, 1, dtype=torch.float64, device=x.device)
+        table = ((below + room / own) * own).exp().to(torch.float32)
+        wide = x.to(torch.int64)
+        e = table[wide - wide.amax(dim, keepdim=True) + 255]
+        total = e.select(dim, 0)
+        for i in range(1, n):
+            total = total + e.select(dim, i)
+        steps = (e * (1.0 / out).floor()) / total.unsqueeze(dim)
+        y = steps.round() + scalar(output_zero_point, x, torch.float32)
+        return self.rounded(y, output_scale, output_zero_point, codes)
