@@ -30,7 +30,7 @@ from torchao.utils import torch_version_at_least
 import hop
 from hop import export
 from hop.compat.patches import unsigned_products
-from hop.export.targets import PT2E
+from hop.export.targets import PT2E, TFLITE
 from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier
 from tests.support.files import reloaded
 
@@ -131,6 +131,7 @@ CASES = [
     Case("conv2d_relu6", (PIXELS,), lambda *a: F.relu6(F.conv2d(*a, stride=(1, 2), padding=2)), (24, 8, 5, 3), bias=24),
     Case("conv2d_groups", (PIXELS,), lambda *a: F.conv2d(*a, dilation=2, groups=4), (16, 2, 3, 3), bias=16),
     Case("conv2d_depthwise", (PIXELS,), lambda *a: F.conv2d(*a, padding=1, groups=8), (8, 1, 3, 3), bias=8),
+    Case("conv2d_of_padded", (PIXELS,), lambda x, *a: F.conv2d(F.pad(x, (1, 2, 0, 3)), *a), (16, 8, 3, 3), bias=16),
     Case("conv3d", ((2, 4, 9, 24, 24),), lambda *a: F.conv3d(*a, stride=(2, 1, 1), padding=1), (16, 4, 3, 3, 3), bias=16),  # noqa: E501
     Case("conv_transpose1d", ((8, 12, 515),), lambda *a: F.conv_transpose1d(*a, stride=2), (12, 16, 3), 1, bias=16),
     Case(
@@ -162,6 +163,8 @@ CASES = [
     Case("mean_of_channels", ((16, 6, 40, 40),), lambda a: a.mean(1), alike=False),
     Case("permute", (PIXELS,), lambda a: a.permute(0, 2, 3, 1)),
     Case("flatten", (PIXELS,), lambda a: a.flatten(1)),
+    Case("pad", (PIXELS,), lambda a: F.pad(a, (1, 0, 2, 3))),
+    Case("pad_by_less", (PIXELS,), lambda a: F.pad(a, (-1, 2))),
     Case("slice", (PIXELS,), lambda a: a[:, 1::2, 3:]),
 ]  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
@@ -316,6 +319,48 @@ class TestTies(unittest.TestCase):
             else:
                 assert not differ
             assert torch.equal(export.lower(found).module()(x), got)
+
+
+QUARTERS = Static(0.25, 3)
+
+
+class TestPadding(unittest.TestCase):
+    """Floats padded by a number are codes padded by its code, if it has one."""
+
+    def found(self, function: Callable[[Tensor], Tensor], own: Static = QUARTERS) -> tuple[Any, bool]:
+        """The report, and whether the program's results are those of the graph."""
+        x = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(2)) * 9
+        program = exported(OneScale(function, own), x)
+        made = export.to_integer(program)
+        return made, torch.equal(made.program.module()(x), program.module()(x))
+
+    def test_of_a_code(self) -> None:
+        for number in (0.0, 2.5, -32.75, 31.0):
+            made, is_equal = self.found(lambda x, n=number: F.pad(x, (1, 2, 0, 3), value=n))
+            assert is_equal and not made.report.left, (number, str(made.report))
+            (pad,) = [n for n in made.program.graph.nodes if n.target is aten.constant_pad_nd.default]
+            assert pad.args[2] == number / 0.25 + 3 and pad.meta["val"].dtype == torch.int8
+
+    def test_of_uint8(self) -> None:
+        for zero in (0, 128, 200):
+            made, is_equal = self.found(lambda x: F.pad(x, (1, 2)), Static(0.25, zero, torch.uint8))
+            assert is_equal and not made.report.left
+            (pad,) = [n for n in made.program.graph.nodes if n.target is aten.constant_pad_nd.default]
+            assert (*pad.args, 0)[2] == zero  # 0 is the default
+
+    def test_of_no_code(self) -> None:
+        """It stays in floats, and the report says why; a target of integers alone raises."""
+        for number in (0.1, 32.0, -33.0):
+            made, is_equal = self.found(lambda x, n=number: F.pad(x, (1, 2), value=n))
+            (left,) = made.report.left
+            assert is_equal and f"{number} is no code of scale 0.25 and zero point 3 in int8" in left.detail, left
+        program = exported(OneScale(lambda x: F.pad(x, (1, 2), value=0.1), QUARTERS), torch.randn(2, 3, 5, 6))
+        with pytest.raises(ValueError, match=r"to_integer: node 'pad' .*would stay in floats.*: 0\.1 is no code of"):
+            export.to_integer(program, target=TFLITE)
+
+    def test_other_modes(self) -> None:
+        made, is_equal = self.found(lambda x: F.pad(x, (1, 2, 1, 0), mode="circular"))
+        assert is_equal, str(made.report)
 
 
 # ---- what quantizers of models make

@@ -20,7 +20,18 @@ import hop
 from hop import cli
 from hop.export.targets import ONNX_INTEGER, PT2E, TFLITE
 from tests.support.tflite_chains import Chain
-from tests.support.tflite_models import Head, Layer, Network, Point, Weights, both, networks, of_uint8, transformer
+from tests.support.tflite_models import (
+    Head,
+    Layer,
+    Network,
+    Point,
+    Step,
+    Weights,
+    both,
+    networks,
+    of_uint8,
+    transformer,
+)
 
 onnx = pytest.importorskip("onnx", reason="needs onnx")
 ort = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
@@ -141,19 +152,6 @@ class TestRandom(unittest.TestCase):
         self.assertGreater(self.check(range(10, 1010)), 1_000_000)
 
 
-class Step(nn.Module):
-    """A function between two quantizations."""
-
-    def __init__(self, function: Any, out: tuple[float, int], weight: Weights | None = None) -> None:
-        super().__init__()
-        self.function, self.out, self.weight = function, out, weight
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        given = [both(x, 0.03, 5) if x.is_floating_point() else x for x in inputs]
-        more = [] if self.weight is None else [self.weight(), self.weight.bias]
-        return both(self.function(*given, *more), *self.out)
-
-
 PICTURE = (2, 6, 8, 9)
 STEPS: dict[str, Any] = {
     "sub": (torch.sub, [(3, 5, 7), (5, 1)], (0.05, -9)),
@@ -182,6 +180,7 @@ STEPS: dict[str, Any] = {
     "nearest": (lambda x: F.interpolate(x, scale_factor=2), [PICTURE], (0.03, 5)),
     "slice by steps": (lambda x: x[:, 1:6:2], [PICTURE], (0.03, 5)),
     "select of another scale": (lambda x: x.select(1, -1), [PICTURE], (0.05, 5)),
+    "padded": (lambda x: F.pad(x, (1, 0, 2, 3)), [PICTURE], (0.03, 5)),
     "permute": (lambda x: x.permute(0, 2, 3, 1), [PICTURE], (0.05, 5)),
     "two changes of scale": (
         lambda x: both(both(x.flatten(1), 0.11, 0).reshape(-1), 0.04, 7),

@@ -5,25 +5,27 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from parameterized import parameterized
 from torch import Tensor, nn
 
 import hop
+from hop.export import targets
 from hop.export.targets import TFLITE
 from hop.export.targets.tflite import TfliteModel, to_tflite
 
 pytest.importorskip("ai_edge_litert", reason="needs LiteRT")
 
 from tests.support.tflite_chains import Chain
-from tests.support.tflite_models import codes_of, differences, networks, run
+from tests.support.tflite_models import Point, Step, Weights, codes_of, differences, networks, run, widened
 
 
-def exported(model: nn.Module, *inputs: Tensor) -> Any:
+def exported(model: nn.Module, *inputs: Tensor, target: Any = TFLITE) -> Any:
     """The integer program of a model, whose ranges are found on the inputs first."""
     with torch.no_grad():
         model(*inputs)
     program = torch.export.export(model.eval(), inputs)
-    return hop.export.to_integer(program, target=TFLITE).program
+    return hop.export.to_integer(program, target=target).program
 
 
 def compared(program: Any, *inputs: Tensor) -> tuple[TfliteModel, dict[str, tuple[int, int]]]:
@@ -52,6 +54,83 @@ class TestNetworks(unittest.TestCase):
         program = exported(model, x)
         _, counts = compared(program, x)
         assert_equal(counts, 8)
+
+
+TRANSPOSED = {  # kernel, stride, padding, output_padding: those of SAME, and those of which the middle is taken
+    "valid": (3, 2, 0, 0),
+    "same": (4, 2, 1, 0),
+    "same of one more": (2, 2, 0, 0),
+    "middle": (3, 2, 1, 1),
+    "middle by sides": ((4, 5), (2, 3), (1, 2), (0, 2)),
+    "stride 1": (3, 1, 1, 0),
+    "gaps": (2, 3, 0, 0),
+}
+
+
+class Larger(nn.Module):
+    """A function of a weight, between ranges that are found on the inputs."""
+
+    def __init__(self, function: Any, weight: Weights) -> None:
+        super().__init__()
+        self.function, self.weight, self.first, self.last = function, weight, Point(), Point()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self.first(x), self.weight(), self.weight.bias))
+
+
+class TestLarger(unittest.TestCase):
+    """Pictures that grow, written and read."""
+
+    def check(self, function: Any, weight: Weights | None = None, out: tuple[float, int] = (0.06, -9)) -> Any:
+        torch.manual_seed(5)
+        x = torch.randn(2, 6, 7, 8) * 2
+        program = exported(Step(function, out, weight), x)
+        made, counts = compared(program, x)
+        assert_equal(counts)
+        back = hop.export.from_tflite(made.buffer)
+        assert torch.equal(back.module()(x), program.module()(x))
+        return program
+
+    @parameterized.expand([(n.replace(" ", "_"), v) for n, v in TRANSPOSED.items()])
+    def test_transposed_convolution(self, _name: str, given: Any) -> None:
+        kernel, stride, padding, more = given
+        size = (kernel, kernel) if isinstance(kernel, int) else kernel
+        for per_channel in (True, False):
+            weight = Weights((6, 4, *size), per_channel, channel=1)
+            program = self.check(lambda x, w, b: F.conv_transpose2d(x, w, b, stride, padding, more).relu(), weight)
+            assert "conv_transpose2d" in str(program.graph)
+
+    @parameterized.expand([("micro", "TFLITE_MICRO"), ("wide", "TFLITE_16X8"), ("micro_wide", "TFLITE_MICRO_16X8")])
+    def test_other_targets(self, name: str, target: str) -> None:
+        kernels = "micro" if name.startswith("micro") else "reference"
+        if kernels == "micro":
+            pytest.importorskip("tflite_micro", reason="needs TensorFlow Lite Micro")
+        functions = (
+            lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1),
+            lambda x, w, b: F.interpolate(x, scale_factor=2),
+        )
+        for function in functions:
+            torch.manual_seed(6)
+            model, x = Larger(function, Weights((6, 4, 3, 3), channel=1)), torch.randn(2, 6, 7, 8)
+            program = exported(widened(model) if name.endswith("wide") else model, x, target=getattr(targets, target))
+            found = hop.export.verify_tflite(program, to_tflite(program), (x,), kernels=kernels)
+            assert found.first is None and found.rows, str(found)
+
+    def test_transposed_convolution_refused(self) -> None:
+        for more, why in (
+            ({"groups": 2}, "without groups and dilation"),
+            ({"output_padding": 1, "stride": 2}, "take no more"),
+        ):
+            weight = Weights((6, 2, 3, 3), channel=1)
+            weight.bias = None
+            with pytest.raises(NotImplementedError, match=f"conv_transpose2d.input.* cannot be written: .*{why}"):
+                self.check(lambda x, w, b, m=more: F.conv_transpose2d(x, w, None, **m), weight)
+
+    def test_nearest(self) -> None:
+        self.check(lambda x: F.interpolate(x, scale_factor=(3, 2)), out=(0.03, 5))
+        self.check(lambda x: F.interpolate(x, size=(14, 8)))
+        with pytest.raises(NotImplementedError, match="pictures that grow by whole factors"):
+            self.check(lambda x: F.interpolate(x, size=(10, 8)))
 
 
 class TestRandom(unittest.TestCase):

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hop.numerics.formats import INT8, UINT8
-from hop.numerics.integer_functions import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
 from parameterized import parameterized
 from torch import Tensor
+
+from hop.numerics.formats import INT8, UINT8
+from hop.numerics.integer_functions import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
 
 onnx = pytest.importorskip("onnx", reason="needs onnx")
 ort = pytest.importorskip("onnxruntime", reason="needs onnxruntime")

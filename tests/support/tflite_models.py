@@ -34,21 +34,23 @@ def unsigned(x: Tensor, scale: float, zero: int) -> Tensor:
 
 
 class Weights(nn.Module):
-    """A random weight of int8, with a scale for each output channel, or one; and a bias."""
+    """A random weight of int8, with a scale for each output channel, which is the dimension `channel`, or one; and a
+    bias."""
 
-    def __init__(self, shape: Sequence[int], per_channel: bool = True, bias: bool = True) -> None:
+    def __init__(self, shape: Sequence[int], per_channel: bool = True, bias: bool = True, channel: int = 0) -> None:
         super().__init__()
-        self.per_channel = per_channel
+        self.per_channel, self.channel, count = per_channel, channel, shape[channel]
         spread = float(np.prod(shape[1:])) ** -0.5 / 64
         self.codes = nn.Buffer(torch.randint(-127, 128, tuple(shape), dtype=torch.int8))
-        self.scales = nn.Buffer((torch.rand(shape[0]) + 0.5) * spread)
-        self.zeros = nn.Buffer(torch.zeros(shape[0], dtype=torch.int64))
+        self.scales = nn.Buffer((torch.rand(count) + 0.5) * spread)
+        self.zeros = nn.Buffer(torch.zeros(count, dtype=torch.int64))
         self.scale = float(torch.tensor(spread * 1.1))
-        self.bias = nn.Buffer(torch.randn(shape[0])) if bias else None
+        self.bias = nn.Buffer(torch.randn(count)) if bias else None
 
     def forward(self) -> Tensor:
         if self.per_channel:
-            return qd.dequantize_per_channel.default(self.codes, self.scales, self.zeros, 0, -127, 127, torch.int8)
+            units = self.scales, self.zeros, self.channel
+            return qd.dequantize_per_channel.default(self.codes, *units, -127, 127, torch.int8)
         return qd.dequantize_per_tensor.default(self.codes, self.scale, 0, -127, 127, torch.int8)
 
 
@@ -132,6 +134,19 @@ class Point(nn.Module):
             self.scale = float(torch.tensor(max(high - low, 1e-3) / 255))
             self.zero = round(-128 - low / self.scale)
         return self.both(x, self.scale, self.zero)
+
+
+class Step(nn.Module):
+    """A function between two quantizations."""
+
+    def __init__(self, function: Any, out: tuple[float, int], weight: Weights | None = None) -> None:
+        super().__init__()
+        self.function, self.out, self.weight = function, out, weight
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        given = [both(x, 0.03, 5) if x.is_floating_point() else x for x in inputs]
+        more = [] if self.weight is None else [self.weight(), self.weight.bias]
+        return both(self.function(*given, *more), *self.out)
 
 
 class Layer(nn.Module):

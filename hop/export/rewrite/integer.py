@@ -57,6 +57,7 @@ from hop.export.rewrite.code_floats import (
 from hop.export.rewrite.consumers import End, ends_of, factors
 from hop.export.rewrite.conventions import Conventions
 from hop.export.rewrite.encodings import FORMATS, Encoding
+from hop.export.rewrite.padding import fill_code, padding_of, run_pad
 from hop.export.rewrite.program import (
     check_program,
     constant,
@@ -148,6 +149,8 @@ class _Rewriter:
             self.convert(node)
         elif node.target in SCALED or node.target in (aten._int_mm.default, stock_out_dtype):
             self.operate(node)
+        elif (padding := padding_of(node)) and padding[0] in self.held:
+            self.pad(node, *padding)
         elif isinstance(value(node), Tensor) and any(x in self.held for x in tensors_of(node)):
             self.leave(node, _unknown(node))
 
@@ -269,6 +272,15 @@ class _Rewriter:
             return
         self.held[node] = Held(seen[-1], codes, given, value(node).dtype)
 
+    def pad(self, node: Node, x: Node, sides: list[int], number: float) -> None:
+        held = self.held[x]
+        try:
+            codes = emit(node, run_pad, held.codes, sides, fill_code(self.program, held, number))
+        except _REFUSALS as error:
+            self.leave(node, str(error))
+            return
+        self.held[node] = held._replace(codes=codes)
+
     def arguments(self, node: Node) -> list[Any]:
         """The arguments of a node, with what is held for the nodes that hold codes. A bias stays a float."""
         role = of(node.target).role
@@ -356,17 +368,8 @@ class _Rewriter:
     def rescaled(self, node: Node, held: Held, e: Encoding) -> Node:
         rule, given = self.conventions.of_copy(e.codes), self.given(e)
         output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
-        return emit(
-            node,
-            run_requantized,
-            aten.clone.default,
-            output,
-            [held],
-            {},
-            given,
-            None if e.is_whole_range() else (e.low, e.high),
-            [],
-        )
+        bounds = None if e.is_whole_range() else (e.low, e.high)
+        return emit(node, run_requantized, aten.clone.default, output, [held], {}, given, bounds, [])
 
     def codes_of_floats(self, node: Node, e: Encoding) -> Node:
         bounds = (e.low, e.high)

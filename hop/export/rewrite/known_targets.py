@@ -64,6 +64,10 @@ _VIEWS = (
     *("slice.Tensor", "narrow.default", "select.int", "clone.default", "contiguous.default", "alias.default"),
     *("movedim.int", "movedim.intlist"),
 )
+_SAME = (
+    *("max_pool2d.default", "relu.default", "embedding.default"),
+    *("upsample_nearest2d.vec", "upsample_nearest2d.default"),
+)  # operators that give codes of their operand
 _INTEGER_OPS = "kernels/internal/reference/integer_ops"
 
 TFLITE = Target(
@@ -75,6 +79,7 @@ TFLITE = Target(
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel; "
             "kernels/kernel_util.cc PopulateConvolutionQuantizationParams",
         ),
+        Row(("conv_transpose2d.input",), GEMMLOWP, f"{_INTEGER_OPS}/transpose_conv.h TransposeConv"),
         Row(
             ("linear.default",),
             SINGLE,
@@ -101,7 +106,7 @@ TFLITE = Target(
         ),
         Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
         Row(
-            ("max_pool2d.default", "relu.default", "embedding.default", *_VIEWS),
+            (*_SAME, *_VIEWS),
             GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
@@ -129,6 +134,7 @@ TFLITE_16X8 = Target(
             WideFixedPoint(),
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel, of int16",
         ),
+        Row(("conv_transpose2d.input",), WideFixedPoint(), f"{_INTEGER_OPS}/transpose_conv.h TransposeConv, of int16"),
         Row(
             ("linear.default",),
             DoubleMultiplier(),
@@ -146,7 +152,7 @@ TFLITE_16X8 = Target(
         ),
         Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
         Row(
-            ("max_pool2d.default", "relu.default", "embedding.default", *_VIEWS),
+            (*_SAME, *_VIEWS),
             GEMMLOWP,
             "kernels/internal/reference/requantize.h Requantize, where the scale changes",
         ),
@@ -338,7 +344,7 @@ ONNX_INTEGER = Target(
         ),
         Row(("softmax.int", "_softmax.default"), OrtSoftmax(), f"{_CONTRIB}/qlinear_softmax.cc; QLinearSoftmax"),
         Row(
-            ("cat.default", "max_pool2d.default", "upsample_nearest2d.vec", "embedding.default", *_VIEWS),
+            ("cat.default", *(name for name in _SAME if name != "relu.default"), *_VIEWS),
             Division(),
             f"{_CONTRIB}/qlinear_concat.cc, where the scale changes; QLinearConcat",
         ),

@@ -21,6 +21,7 @@ _VERSIONS = {  # the first that takes int8, where it is not 2
     "DEPTHWISE_CONV_2D": 3,
     "FULLY_CONNECTED": 4,
     "QUANTIZE": 2,
+    "TRANSPOSE_CONV": 3,
     "GELU": 2,
     "RESHAPE": 1,
     "SQUEEZE": 1,

@@ -22,9 +22,9 @@ from hop.numerics.scale_rules import Static
 
 
 class _Weight:
-    """A constant weight and what goes with it."""
+    """A constant weight and what goes with it: scales along a dimension of the file, which is `channel` of ours."""
 
-    def __init__(self, call: Call, i: int, along: int, order: tuple[int, ...]) -> None:
+    def __init__(self, call: Call, i: int, along: int, order: tuple[int, ...], channel: int = 0) -> None:
         codes, tensor = call.inputs[i], call.tensors[i]
         if isinstance(codes, Value):
             codes = codes.at()
@@ -39,14 +39,14 @@ class _Weight:
         if not self.whole and q.dimension != along:
             call.refuse(f"its weight has scales along dimension {q.dimension}, not {along}")
         codes = codes.permute(order) if order else codes
-        block = (-1,) if self.whole else (1, *[-1] * (codes.dim() - 1))
+        block = (-1,) if self.whole else tuple(1 if d == channel else -1 for d in range(codes.dim()))
         scales = q.scales[0] if self.whole else torch.tensor(q.scales, dtype=torch.float32)
         self.codes = codes
         self.held = Held(Quantizer(INT8, block, Static()), codes, [scales], torch.float32)
 
 
-def _bias(call: Call) -> Tensor | None:
-    bias = call.inputs[2] if len(call.inputs) > 2 else None
+def _bias(call: Call, i: int = 2) -> Tensor | None:
+    bias = call.inputs[i] if len(call.inputs) > i else None
     if bias is None:
         return None
     wanted = torch.int64 if call.result.kind == "INT16" else torch.int32
@@ -83,6 +83,36 @@ def _convolution(call: Call) -> Value:
     groups = channels if depthwise else channels // weight.codes.shape[1]
     args = [x.held(SECOND), weight.held, _bias(call), stride, padding, dilation, groups]
     return call.give(aten.conv2d.default, args, SECOND)
+
+
+def _transposed(call: Call) -> Value:
+    """A transposed convolution of the whole, of which SAME takes the middle."""
+    weight, x = _Weight(call, 1, 0, (3, 0, 1, 2), channel=1), call.value(2)
+    stride, sizes = [call.option("StrideH", 1), call.option("StrideW", 1)], call.numbers(0)[1:3]
+    padding = call.names["Padding"].get(call.option("Padding"))
+    each = list(zip(x.at(SECOND).shape[2:], weight.codes.shape[2:], stride, sizes, strict=True))
+    whole = [(n - 1) * s + k for n, k, s, _ in each]
+    wanted = [n * s for n, _, s, _ in each] if padding == "SAME" else whole
+    if sizes != wanted or any(out > full for out, full in zip(sizes, whole, strict=True)):
+        call.refuse(f"its result has the sizes {sizes}, of {padding} {wanted} are read, up to {whole}")
+    args = [x.held(SECOND), weight.held, _bias(call, 3), stride, [0, 0], [0, 0], 1, [1, 1]]
+    made = call.give(aten.conv_transpose2d.input, args, SECOND)
+    codes = made.at(SECOND)
+    for d, (full, out) in enumerate(zip(whole, sizes, strict=True), 2):
+        if full != out:
+            codes = aten.slice.Tensor(codes, d, (full - out) // 2, (full - out) // 2 + out)
+    return replace(made, tensors={SECOND: codes})
+
+
+def _nearest(call: Call) -> Value:
+    x, sizes = call.value(0), call.numbers(1)
+    before = list(x.at(SECOND).shape[2:])
+    if call.option("AlignCorners", False) or call.option("HalfPixelCenters", False):
+        call.refuse("align_corners and half_pixel_centers are not read")
+    if any(out % n for n, out in zip(before, sizes, strict=True)):
+        call.refuse(f"its picture grows from {before} to {sizes}; whole factors are read")
+    args = [x.held(SECOND), sizes, None]
+    return call.give(aten.upsample_nearest2d.vec, args, SECOND, (None, None))
 
 
 def _fully_connected(call: Call) -> Value:
@@ -252,12 +282,14 @@ _FUNCTIONS = {
 }
 READ: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), _convolution),
+    "TRANSPOSE_CONV": _transposed,
     "FULLY_CONNECTED": _fully_connected,
     "BATCH_MATMUL": _batch_matmul,
     **dict.fromkeys(("ADD", "SUB", "MUL"), _elementwise),
     "CONCATENATION": _concatenation,
     **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _pool),
     "MEAN": _mean,
+    "RESIZE_NEAREST_NEIGHBOR": _nearest,
     **dict.fromkeys(_FUNCTIONS, _function),
     "GATHER": _gather,
     "SOFTMAX": _softmax,

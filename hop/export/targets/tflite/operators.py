@@ -19,6 +19,7 @@ from hop.dispatch.operators import (
     MAXIMUM,
     MEAN,
     MULTIPLY,
+    NEAREST,
     SOFTMAX,
     VIEW,
     Family,
@@ -52,8 +53,8 @@ def bias_codes(x: Codes, weight: Weight, bias: Tensor | None, channels: int) -> 
     return bias.to(dtype)
 
 
-def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None) -> int:
-    bias = bias_codes(x, weight, bias, len(weight.codes))
+def _bias(step: Step, x: Codes, weight: Weight, bias: Tensor | None, channels: int | None = None) -> int:
+    bias = bias_codes(x, weight, bias, channels or len(weight.codes))
     scales = (torch.tensor(x.scale) * weight.scales).tolist()
     quantization = (scales, [0] * len(scales), 0)
     return step.file.tensor(f"{step.result.name}_bias", bias.shape, bias.dtype, quantization, bias)
@@ -110,8 +111,46 @@ def _padded(
     return tensor(step.file, large, LAST), step.file.padding("VALID")
 
 
+def _transposed(step: Step, x: Codes, weight: Weight) -> None:
+    """A transposed convolution: as TFLite's SAME or VALID, or VALID, of which the middle is taken."""
+    stride, pad, more = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5), 0)
+    if step.arg(6, 1) != 1 or pair(step.arg(7)) != (1, 1):
+        raise NotImplementedError("transposed convolutions are written without groups and dilation")
+    file, result, sizes, kernel = step.file, step.result, step.result.shape[2:], weight.codes.shape[2:]
+    whole = [(n - 1) * s + k for n, s, k in zip(x.shape[2:], stride, kernel, strict=True)]
+    each = zip(x.shape[2:], sizes, whole, stride, pad, strict=True)
+    is_same = all(out == n * s and max(full - out, 0) // 2 == p for n, out, full, s, p in each)
+    if not is_same and any(m > p for m, p in zip(more, pad, strict=True)):
+        raise NotImplementedError(f"an output_padding of {more} beside a padding of {pad} is not written: take no more")
+    is_whole = is_same or list(sizes) == whole
+    shape = result.shape if is_whole else (*result.shape[:2], *whole)
+    made = result if is_whole else replace(result, name=f"{result.name}_whole", shape=shape, tensors={})
+    inputs = [
+        file.integers(f"{result.name}_sizes", [shape[d] for d in LAST]),
+        _filter(step, weight, weight.codes.permute(1, 2, 3, 0), 0),
+        tensor(file, x, LAST),
+        _bias(step, x, weight, step.arg(2), weight.codes.shape[1]),
+    ]
+    options = {"padding": file.padding("SAME" if is_same else "VALID"), "strideH": stride[0], "strideW": stride[1]}
+    options["fusedActivationFunction"] = step.activation()
+    index = file.operator("TRANSPOSE_CONV", inputs, new(file, made, LAST), "TransposeConvOptions", options)
+    if is_whole:
+        result.tensors[LAST] = index
+        return
+    ends = [(0, shape[0]), *((p, p + n) for p, n in zip(pad, sizes, strict=True)), (0, shape[1])]
+    places = [
+        file.integers(f"{result.name}_{what}", n)
+        for what, n in zip(("begin", "end"), zip(*ends, strict=True), strict=True)
+    ]
+    places.append(file.integers(f"{result.name}_strides", [1] * 4))
+    step.write("STRIDED_SLICE", [index, *places], LAST, "StridedSliceOptions")
+
+
 def _convolution(step: Step) -> None:
     x, weight, bias = step.arg(0), step.arg(1), step.arg(2)
+    if step.op is aten.conv_transpose2d.input and isinstance(weight, Weight) and len(x.shape) == 4:
+        _transposed(step, x, weight)
+        return
     if step.op is not aten.conv2d.default or not isinstance(weight, Weight) or len(x.shape) != 4:
         raise NotImplementedError("convolutions of two dimensions, in batches, with a constant weight are written")
     stride, pad, dilation = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5))
@@ -206,6 +245,17 @@ def _pool(step: Step) -> None:
 # ---- one operand
 
 
+def _nearest(step: Step) -> None:
+    x = step.arg(0)
+    grows = len(x.shape) == 4 and not any(out % n for n, out in zip(x.shape[2:], step.result.shape[2:], strict=True))
+    if step.op not in (aten.upsample_nearest2d.default, aten.upsample_nearest2d.vec) or not grows:
+        raise NotImplementedError("nearest neighbors are written of pictures that grow by whole factors")
+    sizes = step.file.integers(f"{step.result.name}_sizes", step.result.shape[2:])
+    options = {"alignCorners": False, "halfPixelCenters": False}
+    inputs = [tensor(step.file, x, LAST), sizes]
+    step.write_alike(x, "RESIZE_NEAREST_NEIGHBOR", inputs, LAST, "ResizeNearestNeighborOptions", **options)
+
+
 def _softmax(step: Step) -> None:
     x, dim = step.arg(0), step.arg(1)
     if dim % len(x.shape) != len(x.shape) - 1:
@@ -260,6 +310,7 @@ WRITTEN: dict[Family, Callable[[Step], None]] = {
     CONCATENATE: _concatenation,
     MEAN: _mean,
     MAXIMUM: _pool,
+    NEAREST: _nearest,
     SOFTMAX: _softmax,
     FUNCTION: _function,
     EMBEDDING: _gather,

@@ -1,0 +1,47 @@
+"""Padding of floats that stand for codes: codes with the code of the number around them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hop.dispatch.operators import aten
+from hop.export.rewrite.code_floats import Held
+from hop.export.rewrite.program import constant
+
+
+def padding_of(node: Node) -> tuple[Node, list[int], float] | None:
+    """What a node pads by a number, by how much on each side, and the number."""
+    args: list[Any] = [*node.args, *(None, None)]
+    if node.target is aten.pad.default:
+        mode = node.kwargs.get("mode", args[2] or "constant")
+        number = node.kwargs.get("value", args[3])
+        return (args[0], list(args[1]), number or 0.0) if mode == "constant" else None
+    if node.target is aten.constant_pad_nd.default:
+        return args[0], list(args[1]), args[2] or 0.0
+    return None
+
+
+def fill_code(program: ExportedProgram, held: Held, number: float) -> int:
+    """The code of a number. Raises NotImplementedError where no code is that number, or its scale is found while the
+    program runs."""
+    given = [constant(program, x) if isinstance(x, Node) else torch.tensor(x) for x in held.given]
+    if not held.is_whole() or any(x is None for x in given):
+        raise NotImplementedError("padding takes one static scale")
+    format, (scale, *zeros) = held.quantizer.format, [float(x) for x in given if x is not None]
+    zero = int(zeros[0]) if zeros else format.zero
+    steps = number / scale
+    code = round(steps) + zero
+    if steps != round(steps) or not format.low <= code <= format.high:  # type: ignore[attr-defined]
+        raise NotImplementedError(
+            f"{number} is no code of scale {scale:.9g} and zero point {zero} in {format.name}; pad by 0, or quantize "
+            "after padding"
+        )
+    return code
+
+
+def run_pad(codes: Tensor, sides: Sequence[int], fill: int) -> Tensor:
+    return aten.constant_pad_nd.default(codes, list(sides), fill)
