@@ -18,7 +18,7 @@ def padding_of(node: Node) -> tuple[Node, list[int], float] | None:
     args: list[Any] = [*node.args, *(None, None)]
     if node.target is aten.pad.default:
         mode = node.kwargs.get("mode", args[2] or "constant")
-        number = node.kwargs.get("value", args[3])
+        number: Any = node.kwargs.get("value", args[3])
         return (args[0], list(args[1]), number or 0.0) if mode == "constant" else None
     if node.target is aten.constant_pad_nd.default:
         return args[0], list(args[1]), args[2] or 0.0
