@@ -15,8 +15,7 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.numerics.fixed_point import high_product, shifted_right
-from hop.numerics.formats import Integer
-from hop.numerics.integer_convention import IntegerFunction, scalar
+from hop.numerics.integer_convention import Codes, IntegerFunction, Units
 from hop.numerics.requantization import GEMMLOWP, FixedPoint, fixed_point, floor_quotient, power_of_two
 
 _aten = torch.ops.aten
@@ -44,14 +43,11 @@ class TfliteAdd(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.add.Tensor, _aten.sub.Tensor) and kwargs.get("alpha", 1) == 1
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         other: Tensor,
         other_scale: Tensor,
@@ -59,17 +55,14 @@ class TfliteAdd(IntegerFunction):
         subtracts: bool = False,
     ) -> Tensor:
         """The codes of x + other, or of x - other; the two broadcast."""
-        codes = self.check(x, scale, output_scale, format)
-        self.check(other, other_scale, output_scale, format)
-        own, its, out = (scalar(s, x, torch.float64) for s in (scale, other_scale, output_scale))
+        own, its, out = units.scales(x, torch.float64, other_scale)
         twice = torch.maximum(own, its) * 2
-        zeros = [scalar(z, x, torch.int64) for z in (zero_point, other_zero_point, output_zero_point)]
+        zeros = units.zeros(x, torch.int64, other_zero_point)
         room = 2 ** _HEADROOM.get(x.dtype, _HEADROOM_OF_BYTES)
         a = _times((x.to(torch.int64) - zeros[0]) * room, own / twice)
         b = _times((other.to(torch.int64) - zeros[1]) * room, its / twice)
         total = a - b if subtracts else a + b
-        y = _times(total, twice / (out * float(room))) + zeros[2]
-        return self.finished(y, output_scale, output_zero_point, codes)
+        return _times(total, twice / (out * float(room))) + zeros[2]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -82,24 +75,20 @@ class TfliteMean(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.mean.dim, _aten.mean.default)
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         op: OpOverload = _aten.mean.dim,
         rest: Sequence[Any] = (),
         dims: Sequence[int],
     ) -> Tensor:
         """The codes of the mean of x over `dims`; the second of `rest` says whether they are kept."""
-        codes = self.check(x, scale, output_scale, format)
         keeps = len(rest) > 1 and bool(rest[1])
-        own, out = (scalar(s, x, torch.float64) for s in (scale, output_scale))
-        zero, out_zero = (scalar(z, x, torch.int64) for z in (zero_point, output_zero_point))
+        own, out = units.scales(x, torch.float64)
+        zero, out_zero = units.zeros(x, torch.int64)
         count = torch.ones_like(zero)
         for d in dims:
             count = count * x.shape[d]
@@ -109,8 +98,7 @@ class TfliteMean(IntegerFunction):
         mantissa = floor_quotient(mantissa * power_of_two(more), count.clamp(min=1))
         right = more - shift
         left = total * power_of_two((-right).clamp(min=0))
-        y = shifted_right(high_product(left, mantissa), right.clamp(min=0)) + out_zero
-        return self.finished(y, output_scale, output_zero_point, codes)
+        return shifted_right(high_product(left, mantissa), right.clamp(min=0)) + out_zero
 
 
 def _log2(n: Tensor) -> Tensor:
@@ -130,26 +118,21 @@ class TfliteAveragePool(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in POOLS
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         op: OpOverload,
         rest: Sequence[Any] = (),
         dims: Sequence[int] = (),
     ) -> Tensor:
         """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
-        codes = self.check(x, scale, output_scale, format)
         total, count = windows(x, op, rest, list(dims), type(self).__name__)
         half = floor_quotient(count, 2)
         y = torch.where(total > 0, floor_quotient(total + half, count), -floor_quotient(half - total, count))
-        y = requantized(y, scale, zero_point, output_scale, output_zero_point)
-        return self.finished(y, output_scale, output_zero_point, codes)
+        return requantized(y, units)
 
 
 def windows(x: Tensor, op: OpOverload, rest: Sequence[Any], dims: list[int], name: str) -> tuple[Tensor, Tensor]:
@@ -192,36 +175,22 @@ class TfliteConcatenation(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.cat.default
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         others: Sequence[tuple[Tensor, Tensor, Tensor | int]] = (),
         dim: int = 0,
     ) -> Tensor:
         """The codes of x and of `others`, each with its scale and zero point, along `dim`."""
-        codes = self.check(x, scale, output_scale, format)
-        parts = [
-            requantized(part, s, z, output_scale, output_zero_point) for part, s, z in ((x, scale, zero_point), *others)
-        ]
-        whole = torch.cat([p.clamp(codes.low, codes.high) for p in parts], dim)
-        return self.finished(whole, output_scale, output_zero_point, codes)
+        parts = [requantized(part, units._replace(scale=s, zero_point=z)) for part, s, z in ((x, *units[:2]), *others)]
+        return torch.cat([p.clamp(codes.low, codes.high) for p in parts], dim)
 
 
-def requantized(
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | int,
-    output_scale: Tensor,
-    output_zero_point: Tensor | int,
-    rule: FixedPoint = GEMMLOWP,
-) -> Tensor:
+def requantized(x: Tensor, units: Units, rule: FixedPoint = GEMMLOWP) -> Tensor:
     """Codes of one scale and zero point as those of another, int64, not yet clamped."""
-    own, out = (scalar(s, x, torch.float32) for s in (scale, output_scale))
-    zero, out_zero = (scalar(z, x, torch.int64) for z in (zero_point, output_zero_point))
+    own, out = units.scales(x, torch.float32)
+    zero, out_zero = units.zeros(x, torch.int64)
     return rule.steps(x.to(torch.int64) - zero, own, torch.ones_like(own), out) + out_zero

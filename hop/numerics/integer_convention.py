@@ -1,6 +1,6 @@
 """What conventions of integer functions share: what they take, and how they check it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,12 +21,64 @@ class Codes(NamedTuple):
     dtype: torch.dtype
 
 
+class Units(NamedTuple):
+    """What codes mean: a scale and a zero point of the operand, and of the output, each one number."""
+
+    scale: Tensor
+    zero_point: Tensor | int
+    output_scale: Tensor
+    output_zero_point: Tensor | int
+
+    def scales(self, x: Tensor, dtype: torch.dtype, *more: Tensor) -> list[Tensor]:
+        """The operand's, those of `more` operands, and the output's, as 0-d tensors beside x."""
+        return [scalar(s, x, dtype) for s in (self.scale, *more, self.output_scale)]
+
+    def zeros(self, x: Tensor, dtype: torch.dtype, *more: Tensor | int) -> list[Tensor]:
+        """The same of zero points."""
+        return [scalar(z, x, dtype) for z in (self.zero_point, *more, self.output_zero_point)]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class IntegerFunction(Convention):
-    """A function from codes to codes. `low` and `high` clamp its codes, as those of a product."""
+    """A function from codes to codes. `low` and `high` clamp its codes, as those of a product.
+
+    A class of one has `takes`, and `compute(x, units, codes, **options)`, which gives codes in int64, or in a float
+    that holds them, with the zero point and before they are clamped. x are codes, `units` says what they mean, `codes`
+    what is asked for. Options are `other`, `other_scale` and `other_zero_point` of a second operand; `op`, `rest` (the
+    arguments after x) and `dims` (those that it reduces) of a mean or a pool; `others` and `dim` of a concatenation;
+    `dim` of softmax; `weight` and `bias` of a norm."""
 
     exact: ClassVar[bool] = False
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.uint8)
+    compute: ClassVar[Callable[..., Tensor]]
+
+    def codes(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | int,
+        output_scale: Tensor,
+        output_zero_point: Tensor | int,
+        format: Integer | torch.dtype,
+        **options: Any,
+    ) -> Tensor:
+        """The codes of the function of x, of `format`: a format of integers, or torch.int16 for all its codes.
+
+        Args:
+            x: codes of one of `inputs`, of any shape.
+            scale, zero_point: what they mean, one number each.
+            output_scale, output_zero_point: what the result means.
+            options: what `compute` takes beside these.
+
+        Raises:
+            TypeError: x has another dtype, or format is none.
+            ValueError: a scale has several numbers, or the function has no such codes.
+        """
+        codes = self.check(x, scale, output_scale, format)
+        if "other" in options:
+            self.check(options["other"], options["other_scale"], output_scale, format)
+        units = Units(scale, zero_point, output_scale, output_zero_point)
+        return self.finished(self.compute(x, units, codes, **options), units, codes)
 
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         """Whether it computes `op`, called with `kwargs`."""
@@ -67,9 +119,9 @@ class IntegerFunction(Convention):
                 f"{codes.low} to {codes.high} of {codes.dtype}; give such a format"
             )
 
-    def finished(self, y: Tensor, scale: Tensor, zero_point: Tensor | int, codes: Codes) -> Tensor:
-        """Codes, int64, within their range and that of the activation."""
-        return self.clamp(y, scale, zero_point, codes).to(codes.dtype)  # type: ignore[arg-type]
+    def finished(self, y: Tensor, units: Units, codes: Codes) -> Tensor:
+        """What `compute` gave within the range of the codes and of the activation."""
+        return self.clamp(y, units.output_scale, units.output_zero_point, codes).to(codes.dtype)  # type: ignore[arg-type]
 
 
 def one_of(value: Any, allowed: Sequence[Any], what: str) -> None:

@@ -15,8 +15,7 @@ from hop.compat import tracing
 from hop.compat.eager import OpOverload
 from hop.numerics import fixed_point as fp
 from hop.numerics import spelling
-from hop.numerics.formats import Integer
-from hop.numerics.integer_convention import IntegerFunction, scalar
+from hop.numerics.integer_convention import Codes, IntegerFunction, Units, scalar
 from hop.numerics.requantization import fixed_point, floor_quotient, nearest, power_of_two
 
 
@@ -46,19 +45,10 @@ class IBertLayerNorm(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is torch.ops.aten.layer_norm.default
 
-    def codes(
-        self,
-        x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
+    def compute(
+        self, x: Tensor, units: Units, codes: Codes, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
         """The codes of layer_norm over the last dimension, n long; weight and bias are floats of (n,)."""
-        codes = self.check(x, scale, output_scale, format)
         n = x.shape[-1]
         for name, given in (("weight", weight), ("bias", bias)):
             if given is not None and tuple(given.shape) != (n,):
@@ -67,19 +57,18 @@ class IBertLayerNorm(IntegerFunction):
                     "each code of a row"
                 )
         if tracing.known_equal(n, 0):
-            return x.to(codes.dtype)
+            return x
         wide = torch.float64
         unit = torch.full((), n, dtype=wide, device=x.device).sqrt() / 2.0**30
-        y = _normalized(x.to(torch.int64) - scalar(zero_point, x, torch.int64), n, self.shift)
+        y = _normalized(x.to(torch.int64) - scalar(units.zero_point, x, torch.int64), n, self.shift)
         own = torch.ones(n, dtype=wide, device=x.device) if weight is None else weight.to(wide)
         if bias is not None:
             offset = (bias.to(wide) / own / unit).floor().clamp(-(2.0**31), 2.0**31 - 1)
             y = y + torch.where(own == 0, 0.0, offset).to(torch.int64)
-        mantissa, shift = fixed_point(own.abs() * unit / scalar(output_scale, x, wide))
+        mantissa, shift = fixed_point(own.abs() * unit / scalar(units.output_scale, x, wide))
         product = y.clamp(-(2**31), 2**31 - 1) * torch.where(own < 0, -mantissa, mantissa)
         y = nearest(product, power_of_two((31 - shift).clamp(0, 62)), "even")
-        zero = scalar(output_zero_point, x, torch.int64)
-        return self.finished(y + zero, output_scale, zero, codes)
+        return y + scalar(units.output_zero_point, x, torch.int64)
 
 
 def _normalized(x: Tensor, n: int, shift: int) -> Tensor:

@@ -19,7 +19,7 @@ from hop.compat.eager import OpOverload
 from hop.numerics import fixed_point as fp
 from hop.numerics import spelling
 from hop.numerics.formats import Integer
-from hop.numerics.integer_convention import IntegerFunction, scalar
+from hop.numerics.integer_convention import Codes, IntegerFunction, Units, scalar
 from hop.numerics.requantization import fixed_point, floor_quotient, nearest, power_of_two
 
 _OPERATORS = (torch.ops.aten.softmax.int, torch.ops.aten._softmax.default)
@@ -36,25 +36,19 @@ class Softmax(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in _OPERATORS
 
-    def codes(
-        self,
-        x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
-        dim: int = -1,
-    ) -> Tensor:
-        """The codes of softmax along `dim`. The zero point of x cancels. The runtimes store shares in units of their
-        own, which output_scale and output_zero_point are to be: `output_units` says which."""
-        codes = self.check(x, scale, output_scale, format)
+    def check(self, x: Tensor, scale: Tensor, output_scale: Tensor, format: Integer | torch.dtype) -> Codes:
+        codes = super().check(x, scale, output_scale, format)
         self.check_codes(x.dtype, codes)
         if isinstance(format, Integer) and format.bits > 8 and x.dtype != torch.int16:
             raise ValueError(
                 f"{type(self).__name__}: format must have a zero point of -32768 for shares of 16 bits of codes of "
                 f"{x.dtype}, and {format.name} has none; give a format of 8 bits"
             )
+        return codes
+
+    def compute(self, x: Tensor, units: Units, codes: Codes, dim: int = -1) -> Tensor:
+        """Softmax along `dim`. The zero point of x cancels. The runtimes store shares in units of their own, which the
+        output's are to be: `output_units` says which."""
         size = x.shape[dim] if x.dim() else 1
         if self.longest is not None and x.dtype != torch.int16 and isinstance(size, int) and size > self.longest:
             raise ValueError(
@@ -63,9 +57,9 @@ class Softmax(IntegerFunction):
             )
         wide = x.to(torch.int64)
         steps = wide - wide.amax(dim, keepdim=True) if x.numel() else wide  # 0 and below
-        shares = self.shares(steps, scalar(scale, x, torch.float32), dim, x.dtype, codes.dtype)
+        shares = self.shares(steps, scalar(units.scale, x, torch.float32), dim, x.dtype, codes.dtype)
         low, _ = _units(codes.dtype)
-        return self.finished(shares + low, output_scale, output_zero_point, codes)
+        return shares + low
 
     def check_codes(self, dtype: torch.dtype, codes: Any) -> None:
         self.whole(codes, torch.int8, torch.uint8)

@@ -17,7 +17,7 @@ from torch import Tensor
 from hop.compat.eager import OpOverload
 from hop.numerics import fixed_point as fp
 from hop.numerics.formats import Integer
-from hop.numerics.integer_convention import IntegerFunction, one_of, scalar
+from hop.numerics.integer_convention import Codes, IntegerFunction, Units, one_of, scalar
 from hop.numerics.requantization import floor_quotient, power_of_two
 from hop.numerics.tables import float32
 
@@ -91,29 +91,18 @@ class TfliteTable(IntegerFunction):
             return self.function == ("gelu_tanh" if kwargs.get("approximate", "none") == "tanh" else "gelu")
         return op is _OPERATORS.get(self.function)
 
-    def codes(
-        self,
-        x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
-    ) -> Tensor:
+    def compute(self, x: Tensor, units: Units, codes: Codes) -> Tensor:
         """The codes of the function of x."""
-        codes = self.check(x, scale, output_scale, format)
-        own, out = (scalar(s, x, torch.float32) for s in (scale, output_scale))
-        zero, out_zero = (scalar(z, x, torch.float32) for z in (zero_point, output_zero_point))
+        own, out = units.scales(x, torch.float32)
+        zero, out_zero = units.zeros(x, torch.float32)
         function, index = FUNCTIONS[self.function], x.to(torch.int64)
         if x.dtype == torch.int16:
             self.whole(codes, torch.int16)
-            y = fp.interpolated(fp.table_513(function, own, zero, out, out_zero), index)
-            return self.finished(y, output_scale, output_zero_point, codes)
+            return fp.interpolated(fp.table_513(function, own, zero, out, out_zero), index)
         low = torch.iinfo(x.dtype).min
         every = torch.arange(low, low + 256, device=x.device).to(torch.float32)
         y = fp.half_away(function(own * (every - zero)) * (torch.ones_like(out) / out)) + out_zero
         table = torch.where(y == y, y, codes.low).clamp(codes.low, codes.high).to(torch.int64)
-        table = self.finished(table, output_scale, output_zero_point, codes)
         return table.index_select(0, (index - low).reshape(-1)).reshape(x.shape)
 
 
@@ -131,27 +120,17 @@ class TfliteRsqrt(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.rsqrt.default
 
-    def codes(
-        self,
-        x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype = torch.int16,
-    ) -> Tensor:
+    def compute(self, x: Tensor, units: Units, codes: Codes) -> Tensor:
         """The codes of 1 / √x."""
-        codes = self.check(x, scale, output_scale, format)
         self.whole(codes, torch.int16)
-        own, out = (scalar(s, x, torch.float32) for s in (scale, output_scale))
-        zero, out_zero = (scalar(z, x, torch.float32) for z in (zero_point, output_zero_point))
+        own, out = units.scales(x, torch.float32)
+        zero, out_zero = units.zeros(x, torch.float32)
         most = out * (32767 - out_zero)
 
         def function(x: Tensor) -> Tensor:
             return torch.where(x > 0, torch.ones_like(x) / torch.where(x > 0, x, 1.0).sqrt(), most)
 
-        y = fp.interpolated(fp.table_513(function, own, zero, out, out_zero), x.to(torch.int64))
-        return self.finished(y, output_scale, output_zero_point, codes)
+        return fp.interpolated(fp.table_513(function, own, zero, out, out_zero), x.to(torch.int64))
 
 
 # fmt: off
@@ -182,19 +161,10 @@ class TfliteSigmoid(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _OPERATORS[self.function]
 
-    def codes(
-        self,
-        x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype = torch.int16,
-    ) -> Tensor:
+    def compute(self, x: Tensor, units: Units, codes: Codes) -> Tensor:
         """The codes of the function of x, which has zero point 0, in units of 2^-15."""
-        codes = self.check(x, scale, output_scale, format)
         self.whole(codes, torch.int16)
-        multiplier, shift = _multiplier(scalar(scale, x, torch.float32))
+        multiplier, shift = _multiplier(scalar(units.scale, x, torch.float32))
         half = torch.where(shift > 0, floor_quotient(power_of_two(shift), 2), 0)
         n = floor_quotient(x.to(torch.int64) * multiplier + half, power_of_two(shift))
         bits = 9 if self.function == "sigmoid" else 8
@@ -208,7 +178,7 @@ class TfliteSigmoid(IntegerFunction):
         else:
             y = torch.where(at >= 255, 0xFFFF * 2**8, y)
             y = floor_quotient(torch.where(n >= 0, y - 2**23 + 2**7, 2**23 - y + 2**7 - 1), 2**8)
-        return self.finished(y, output_scale, output_zero_point, codes)
+        return y
 
 
 def _multiplier(scale: Tensor) -> tuple[Tensor, Tensor]:

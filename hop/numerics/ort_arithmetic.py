@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.numerics.formats import Integer
-from hop.numerics.integer_convention import Codes, IntegerFunction, scalar
-from hop.numerics.pt2e_arithmetic import FIXED_POOLS, MOST, POOLS, each, pooled
+from hop.numerics.integer_convention import Codes, IntegerFunction, Units, scalar
+from hop.numerics.pt2e_arithmetic import FIXED_POOLS, MOST, POOLS, each, floats, pooled
 from hop.numerics.tables import float32
 
 _aten = torch.ops.aten
@@ -35,15 +34,10 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 class _Ort(IntegerFunction):
-    """What they share: the last step."""
+    """What they share: the last step, which rounds to the nearest, ties to even."""
 
-    def rounded(self, y: Tensor, scale: Tensor, zero_point: Tensor | int, codes: Codes) -> Tensor:
-        """Codes of y, whole numbers or not, to the nearest, ties to even; the zero point is in them."""
-        return self.clamp(y.round(), scale, zero_point, codes).to(codes.dtype)  # type: ignore[arg-type]
-
-
-def _floats(x: Tensor, *numbers: Tensor | int) -> list[Tensor]:
-    return [scalar(n, x, torch.float32) for n in numbers]
+    def finished(self, y: Tensor, units: Units, codes: Codes) -> Tensor:
+        return super().finished(y.round(), units, codes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,14 +51,11 @@ class OrtAdd(_Ort):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.add.Tensor and kwargs.get("alpha", 1) == 1
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         other: Tensor,
         other_scale: Tensor,
@@ -72,21 +63,17 @@ class OrtAdd(_Ort):
         subtracts: bool = False,
     ) -> Tensor:
         """The codes of x + other; the two broadcast."""
-        codes = self.check(x, scale, output_scale, format)
-        self.check(other, other_scale, output_scale, format)
         if subtracts:
             raise ValueError("OrtAdd: subtracts must be False; onnxruntime has no difference of codes")
         if _is_repeated(x.shape, other.shape):
-            x, scale, zero_point, other, other_scale, other_zero_point = (
-                *(other, other_scale, other_zero_point),
-                *(x, scale, zero_point),
-            )
-        own, its, out = _floats(x, scale, other_scale, output_scale)
-        zero, its_zero, out_zero = _floats(x, zero_point, other_zero_point, output_zero_point)
+            x, other, (own, zero) = other, x, units[:2]
+            units = units._replace(scale=other_scale, zero_point=other_zero_point)
+            other_scale, other_zero_point = own, zero
+        own, its, out = units.scales(x, torch.float32, other_scale)
+        zero, its_zero, out_zero = units.zeros(x, torch.float32, other_zero_point)
         first, second = own / out, its / out
         fixed = out_zero - fma(zero, first, its_zero * second)
-        y = fma(x, first, fma(other, second, fixed))
-        return self.rounded(y, output_scale, output_zero_point, codes)
+        return fma(x, first, fma(other, second, fixed))
 
 
 def _is_repeated(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -107,38 +94,33 @@ class OrtMultiply(_Ort):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.mul.Tensor and not kwargs
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         other: Tensor,
         other_scale: Tensor,
         other_zero_point: Tensor | int,
     ) -> Tensor:
         """The codes of x · other; the two broadcast."""
-        codes = self.check(x, scale, output_scale, format)
-        self.check(other, other_scale, output_scale, format)
-        own, its, out = _floats(x, scale, other_scale, output_scale)
-        zeros = [scalar(z, x, torch.int32) for z in (zero_point, other_zero_point)]
-        total = (x.to(torch.int32) - zeros[0]) * (other.to(torch.int32) - zeros[1])
-        y = total.to(torch.float32) * ((own * its) / out) + scalar(output_zero_point, x, torch.float32)
-        return self.rounded(y, output_scale, output_zero_point, codes)
+        own, its, out = units.scales(x, torch.float32, other_scale)
+        zero, its_zero, out_zero = units.zeros(x, torch.int32, other_zero_point)
+        total = (x.to(torch.int32) - zero) * (other.to(torch.int32) - its_zero)
+        return total.to(torch.float32) * ((own * its) / out) + out_zero.to(torch.float32)
 
 
-def _mean(x: Tensor, units: Sequence[Tensor | int], dims: Sequence[int], keeps: bool) -> Tensor:
+def _mean(x: Tensor, units: Units, dims: Sequence[int], keeps: bool) -> Tensor:
     """The codes of a mean, float32, not yet clamped: the sum times s / (scale · n), of n elements."""
-    own, out = _floats(x, units[0], units[2])
-    zero, count = scalar(units[1], x, torch.int64), torch.ones((), dtype=torch.int64, device=x.device)
+    own, out = units.scales(x, torch.float32)
+    zero, out_zero = units.zeros(x, torch.int64)
+    count = torch.ones_like(zero)
     for d in dims:
         count = count * x.shape[d]
     total = x.to(torch.int64).sum(list(dims), keepdim=keeps) - zero * count
     steps = total.to(torch.float32) * (own / (out * count.to(torch.float32)))
-    return steps.round() + scalar(units[3], x, torch.float32)
+    return steps.round() + out_zero.to(torch.float32)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -149,24 +131,19 @@ class OrtMean(_Ort):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.mean.dim and not kwargs
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         op: OpOverload = _aten.mean.dim,
         rest: Sequence[Any] = (),
         dims: Sequence[int],
     ) -> Tensor:
         """The codes of the mean of x over `dims`; the second of `rest` says whether they are kept."""
-        codes = self.check(x, scale, output_scale, format)
         keeps = len(rest) > 1 and bool(rest[1])
-        y = _mean(x, (scale, zero_point, output_scale, output_zero_point), dims, keeps)
-        return self.rounded(y, output_scale, output_zero_point, codes)
+        return _mean(x, units, dims, keeps)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -177,21 +154,17 @@ class OrtAveragePool(_Ort):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in POOLS and not kwargs
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         op: OpOverload,
         rest: Sequence[Any] = (),
         dims: Sequence[int] = (),
     ) -> Tensor:
         """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
-        codes = self.check(x, scale, output_scale, format)
         sizes = [int(x.shape[d]) for d in dims]
         if op not in FIXED_POOLS:
             if any(n % m for n, m in zip(sizes, rest[0], strict=True)):
@@ -202,12 +175,9 @@ class OrtAveragePool(_Ort):
             rest = ([n // m for n, m in zip(sizes, rest[0], strict=True)],)
         kernel, _, padding, _, _, divisor = [*rest, *(None, [], 0, False, True, None)[len(rest) :]]
         if each(kernel, len(sizes)) == sizes and not any(each(padding, len(sizes))) and divisor is None:
-            y = _mean(x, (scale, zero_point, output_scale, output_zero_point), dims, True)
-            return self.rounded(y, output_scale, output_zero_point, codes)
-        own, out_scale = _floats(x, scale, output_scale)
-        zero, out_zero = _floats(x, zero_point, output_zero_point)
-        y = pooled((x.to(torch.float32) - zero) * own, FIXED_POOLS[len(dims) - 1], rest, len(dims))
-        return self.rounded(y / out_scale + out_zero, output_scale, output_zero_point, codes)
+            return _mean(x, units, dims, True)
+        y = pooled(floats(x, units), FIXED_POOLS[len(dims) - 1], rest, len(dims))
+        return y / units.scales(x, torch.float32)[1] + units.zeros(x, torch.float32)[1]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -218,23 +188,12 @@ class OrtSoftmax(_Ort):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.softmax.int, _aten._softmax.default) and not kwargs
 
-    def codes(
-        self,
-        x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
-        *,
-        dim: int = -1,
-    ) -> Tensor:
+    def compute(self, x: Tensor, units: Units, codes: Codes, *, dim: int = -1) -> Tensor:
         """The codes of softmax over `dim`; zero_point is not used."""
-        codes = self.check(x, scale, output_scale, format)
         n = int(x.shape[dim])
         if not 1 < n <= MOST:
             raise ValueError(f"OrtSoftmax: dimension {dim} must have 2 to {MOST} elements, got {n}; take Division()")
-        own, (out,) = scalar(scale, x, torch.float64), _floats(x, output_scale)
+        own, out = scalar(units.scale, x, torch.float64), scalar(units.output_scale, x, torch.float32)
         room = torch.full_like(own, max(0.0, math.log(float32(_LARGEST / n)) - _RESERVE))
         below = torch.arange(-255, 1, dtype=torch.float64, device=x.device)
         table = ((below + room / own) * own).exp().to(torch.float32)
@@ -244,5 +203,4 @@ class OrtSoftmax(_Ort):
         for i in range(1, n):
             total = total + e.select(dim, i)
         steps = (e * (1.0 / out).floor()) / total.unsqueeze(dim)
-        y = steps.round() + scalar(output_zero_point, x, torch.float32)
-        return self.rounded(y, output_scale, output_zero_point, codes)
+        return steps.round() + scalar(units.output_zero_point, x, torch.float32)

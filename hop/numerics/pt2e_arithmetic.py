@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.numerics.formats import Integer
-from hop.numerics.integer_convention import Codes, IntegerFunction, scalar
+from hop.numerics.integer_convention import Codes, IntegerFunction, Units, scalar
 
 _aten = torch.ops.aten
 _INPUTS = (torch.int8, torch.uint8, torch.int16)
@@ -30,18 +29,21 @@ _LANES, _CHAINS, _STEP = 8, 4, 16  # floats of a vector, vectors that are summed
 MOST = 1024  # elements of a sum; of longer ones, one in a thousand lies halfway
 
 
+def floats(x: Tensor, units: Units) -> Tensor:
+    """What codes mean, in float32."""
+    zero, own = scalar(units.zero_point, x, torch.float32), scalar(units.scale, x, torch.float32)
+    return (x.to(torch.float32) - zero) * own
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class _OfFloats(IntegerFunction):
-    """What both share: codes as floats, and back."""
+    """What both share: `compute` gives floats."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
-    def floats(self, x: Tensor, scale: Tensor, zero_point: Tensor | int) -> Tensor:
-        zero, own = scalar(zero_point, x, torch.float32), scalar(scale, x, torch.float32)
-        return (x.to(torch.float32) - zero) * own
-
-    def quantized(self, y: Tensor, scale: Tensor, zero_point: Tensor | int, codes: Codes) -> Tensor:
-        own, zero = scalar(scale, y, torch.float32), scalar(zero_point, y, torch.float32)
+    def finished(self, y: Tensor, units: Units, codes: Codes) -> Tensor:
+        """The codes of floats."""
+        own, zero = (scalar(n, y, torch.float32) for n in units[2:])
         steps = (self.bounded(y) * (torch.ones_like(own) / own)).round() + zero
         return steps.clamp(codes.low, codes.high).to(codes.dtype)
 
@@ -57,29 +59,25 @@ class Pt2eMean(_OfFloats):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.mean.dim and not kwargs
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         op: OpOverload = _aten.mean.dim,
         rest: Sequence[Any] = (),
         dims: Sequence[int],
     ) -> Tensor:
         """The codes of the mean of x over `dims`; the second of `rest` says whether they are kept."""
-        codes = self.check(x, scale, output_scale, format)
         keeps, own = len(rest) > 1 and bool(rest[1]), sorted(dims)
         if own != list(range(own[0], own[-1] + 1)):
             raise ValueError(f"Pt2eMean: dims must follow each other, got {list(dims)}; take Reciprocal()")
-        values = self.floats(x, scale, zero_point).flatten(own[0], own[-1])
+        values = floats(x, units).flatten(own[0], own[-1])
         y = _mean(values, own[0], own[-1] == x.dim() - 1)
         if keeps:
             y = y.reshape([1 if d in own else n for d, n in enumerate(x.shape)])
-        return self.quantized(y, output_scale, output_zero_point, codes)
+        return y
 
 
 def _mean(x: Tensor, dim: int, is_last: bool) -> Tensor:
@@ -143,23 +141,18 @@ class Pt2eAveragePool(_OfFloats):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in POOLS and not kwargs
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         op: OpOverload,
         rest: Sequence[Any] = (),
         dims: Sequence[int] = (),
     ) -> Tensor:
         """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
-        codes = self.check(x, scale, output_scale, format)
-        values = self.floats(x, scale, zero_point)
-        return self.quantized(pooled(values, op, rest, len(dims)), output_scale, output_zero_point, codes)
+        return pooled(floats(x, units), op, rest, len(dims))
 
 
 FIXED_POOLS = (_aten.avg_pool1d.default, _aten.avg_pool2d.default, _aten.avg_pool3d.default)

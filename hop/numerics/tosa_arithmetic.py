@@ -15,9 +15,8 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.numerics.fixed_point import bit_length
-from hop.numerics.formats import Integer
 from hop.numerics.integer_arithmetic import POOLS, requantized, windows
-from hop.numerics.integer_convention import IntegerFunction, scalar
+from hop.numerics.integer_convention import Codes, IntegerFunction, Units, scalar
 from hop.numerics.requantization import TFLITE as SINGLE
 from hop.numerics.requantization import fixed_point, floor_quotient, nearest, power_of_two
 
@@ -42,14 +41,11 @@ class TosaAdd(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.add.Tensor, _aten.sub.Tensor) and kwargs.get("alpha", 1) == 1
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         other: Tensor,
         other_scale: Tensor,
@@ -57,14 +53,11 @@ class TosaAdd(IntegerFunction):
         subtracts: bool = False,
     ) -> Tensor:
         """The codes of x + other, or of x - other; the two broadcast."""
-        codes = self.check(x, scale, output_scale, format)
-        self.check(other, other_scale, output_scale, format)
-        own, its, out = (scalar(s, x, torch.float64) for s in (scale, other_scale, output_scale))
-        zeros = [scalar(z, x, torch.int64) for z in (zero_point, other_zero_point, output_zero_point)]
+        own, its, out = units.scales(x, torch.float64, other_scale)
+        zeros = units.zeros(x, torch.int64, other_zero_point)
         first, second, last = self.multipliers(own, its, out, x.dtype)
         a, b = rescaled(x.to(torch.int64) - zeros[0], first), rescaled(other.to(torch.int64) - zeros[1], second)
-        y = rescaled(a - b if subtracts else a + b, last) + zeros[2]
-        return self.finished(y, output_scale, output_zero_point, codes)
+        return rescaled(a - b if subtracts else a + b, last) + zeros[2]
 
     @staticmethod
     def multipliers(scale: Tensor, other: Tensor, out: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,30 +76,25 @@ class TosaMean(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in (_aten.mean.dim, _aten.mean.default)
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         op: OpOverload = _aten.mean.dim,
         rest: Sequence[Any] = (),
         dims: Sequence[int],
     ) -> Tensor:
         """The codes of the mean of x over `dims`; the second of `rest` says whether they are kept."""
-        codes = self.check(x, scale, output_scale, format)
         keeps = len(rest) > 1 and bool(rest[1])
-        own, out = (scalar(s, x, torch.float64) for s in (scale, output_scale))
-        zero, out_zero = (scalar(z, x, torch.int64) for z in (zero_point, output_zero_point))
+        own, out = units.scales(x, torch.float64)
+        zero, out_zero = units.zeros(x, torch.int64)
         count = torch.ones_like(zero)
         for d in dims:
             count = count * x.shape[d]
         total = x.to(torch.int64).sum(list(dims), keepdim=keeps) - zero * count
-        y = rescaled(total, self.multiplier(own, out, count)) + out_zero
-        return self.finished(y, output_scale, output_zero_point, codes)
+        return rescaled(total, self.multiplier(own, out, count)) + out_zero
 
     @staticmethod
     def multiplier(scale: Tensor, out: Tensor, count: Tensor) -> Tensor:
@@ -125,28 +113,23 @@ class TosaAveragePool(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op in POOLS
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         op: OpOverload,
         rest: Sequence[Any] = (),
         dims: Sequence[int] = (),
     ) -> Tensor:
         """The codes of op(x, *rest), `op` an average pool of PyTorch's."""
-        codes = self.check(x, scale, output_scale, format)
-        zero = scalar(zero_point, x, torch.int64)
+        zero = scalar(units.zero_point, x, torch.int64)
         total, count = windows(x, op, rest, list(dims), type(self).__name__)
         bits = bit_length(count - 1)
         multiplier = floor_quotient((2**30 + 1) * power_of_two(bits), count)
         mean = nearest((total - zero * count) * multiplier, power_of_two(30 + bits), "tflite") + zero
-        y = requantized(mean, scale, zero_point, output_scale, output_zero_point, SINGLE)
-        return self.finished(y, output_scale, output_zero_point, codes)
+        return requantized(mean, units, SINGLE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,23 +142,18 @@ class TosaConcatenation(IntegerFunction):
     def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
         return op is _aten.cat.default
 
-    def codes(
+    def compute(
         self,
         x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | int,
-        output_scale: Tensor,
-        output_zero_point: Tensor | int,
-        format: Integer | torch.dtype,
+        units: Units,
+        codes: Codes,
         *,
         others: Sequence[tuple[Tensor, Tensor, Tensor | int]] = (),
         dim: int = 0,
     ) -> Tensor:
         """The codes of x and of `others`, each with its scale and zero point, along `dim`."""
-        codes = self.check(x, scale, output_scale, format)
         parts = [
-            requantized(part, s, z, output_scale, output_zero_point, SINGLE)
-            for part, s, z in ((x, scale, zero_point), *others)
+            requantized(part, units._replace(scale=s, zero_point=z), SINGLE)
+            for part, s, z in ((x, *units[:2]), *others)
         ]
-        whole = torch.cat([p.clamp(codes.low, codes.high) for p in parts], dim)
-        return self.finished(whole, output_scale, output_zero_point, codes)
+        return torch.cat([p.clamp(codes.low, codes.high) for p in parts], dim)

@@ -177,7 +177,7 @@ def test_reciprocal_roots_of_16_bits() -> None:
     for scale, out in ((1e-3, 1e-3), (2.37e-4, 5e-7), (3e-6, 0.09)):
         own, most = np.float32(scale), np.float32(out) * np.float32(32767)
         table = exact.lut_513(partial(root, most), scale, 0, out, 0)
-        got = TfliteRsqrt().codes(every, torch.tensor(scale), 0, torch.tensor(out), 0)
+        got = TfliteRsqrt().codes(every, torch.tensor(scale), 0, torch.tensor(out), 0, torch.int16)
         assert got.tolist() == [exact.lut_lookup(table, code) for code in every.tolist()]
         real = 1 / np.sqrt(np.arange(1, 32768) * float(own)) / out
         near = real * 3 / 32 * (128 / np.arange(1, 32768)) ** 2 + 2  # of a straight line, and roundings
@@ -189,7 +189,7 @@ def test_reciprocal_roots_of_16_bits() -> None:
 def test_sigmoids_of_16_bits(name: str) -> None:
     every = torch.arange(-32768, 32768).to(torch.int16)
     for scale in (2.0**-12, 2.0**-11, 0.0003, 0.002, 0.02):
-        got = TfliteSigmoid(function=name).codes(every, torch.tensor(scale), 0, ONE, 0)
+        got = TfliteSigmoid(function=name).codes(every, torch.tensor(scale), 0, ONE, 0, torch.int16)
         assert got.tolist() == [exact.sigmoid_16(name, code, scale) for code in every.tolist()]
         near = getattr(torch, name)(every.double() * scale)
         assert float((got.double() * 2.0**-15 - near).abs().max()) < 3e-4
@@ -299,7 +299,7 @@ def test_what_they_do_not_take() -> None:
         (lambda: TosaSoftmax().codes(x, s, 0, s, 0, UINT8), ValueError, "format must hold all codes"),
         (lambda: TosaSoftmax().codes(x.expand(1024, 4).reshape(-1), s, 0, s, 0, INT8), ValueError, "at most 4095"),
         (lambda: TfliteTable().codes(x, s, 0, s, 0, "int8"), TypeError, "format must be a format of integers"),
-        (lambda: IBertLayerNorm().codes(x, s, 0, s, 0, INT8, torch.ones(3)), ValueError, "weight must have shape"),
+        (lambda: IBertLayerNorm().codes(x, s, 0, s, 0, INT8, weight=torch.ones(3)), ValueError, "weight must have shape"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             convention()
