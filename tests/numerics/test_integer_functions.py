@@ -299,7 +299,7 @@ def test_what_they_do_not_take() -> None:
         (lambda: TosaSoftmax().codes(x, s, 0, s, 0, UINT8), ValueError, "format must hold all codes"),
         (lambda: TosaSoftmax().codes(x.expand(1024, 4).reshape(-1), s, 0, s, 0, INT8), ValueError, "at most 4095"),
         (lambda: TfliteTable().codes(x, s, 0, s, 0, "int8"), TypeError, "format must be a format of integers"),
-        (lambda: IBertLayerNorm().codes(x, s, 0, s, 0, INT8, weight=torch.ones(3)), ValueError, "weight must have shape"),
+        (lambda: IBertLayerNorm().codes(x, s, 0, s, 0, INT8, weight=s.expand(3)), ValueError, "weight must have shape"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             convention()
