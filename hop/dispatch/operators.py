@@ -45,6 +45,7 @@ EMBEDDING = Family("embedding", file="embedding")
 MULTIPLY = Family("multiplication", is_linear=True, file="elementwise")
 ADD = Family("addition", is_linear=True, file="elementwise")
 MEAN = Family("mean", file="mean")  # and average pooling
+INTERPOLATE = Family("linear interpolation", file="mean")  # means with weights
 CONCATENATE = Family("concatenation", moves=True, file="choices")
 BOUND = Family("clamp", file="choices")
 MAXIMUM = Family("maximum pooling", file="choices")
@@ -138,6 +139,15 @@ TABLE: dict[OpOverload, Operator] = {
     **dict.fromkeys((aten.avg_pool1d.default, aten.adaptive_avg_pool1d.default), Operator(MEAN, _ONE, spatial=1)),
     **dict.fromkeys((aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default), Operator(MEAN, _ONE, spatial=2)),
     **dict.fromkeys((aten.avg_pool3d.default, aten.adaptive_avg_pool3d.default), Operator(MEAN, _ONE, spatial=3)),
+    **dict.fromkeys(
+        (aten.upsample_linear1d.default, aten.upsample_linear1d.vec), Operator(INTERPOLATE, _ONE, spatial=1)
+    ),
+    **dict.fromkeys(
+        (aten.upsample_bilinear2d.default, aten.upsample_bilinear2d.vec), Operator(INTERPOLATE, _ONE, spatial=2)
+    ),
+    **dict.fromkeys(
+        (aten.upsample_trilinear3d.default, aten.upsample_trilinear3d.vec), Operator(INTERPOLATE, _ONE, spatial=3)
+    ),
     aten.cat.default: Operator(CONCATENATE, _ONE),
     aten.stack.default: Operator(CONCATENATE),
     aten.relu.default: Operator(BOUND, _ONE, bounds=(0.0, None)),

@@ -13,8 +13,10 @@ hop.requantization, and a field of hop.scale_rules.Static as they are:
     TfliteMean          a mean of theirs, divided before it is multiplied
     TfliteAveragePool   an average pool of theirs, rounded in the units of its input
     TfliteConcatenation of operands that its converter requantizes one by one
-    TosaAdd, TosaMean, TosaAveragePool, TosaConcatenation   the same by TOSA's operators
-    Pt2eMean, Pt2eAveragePool   of PyTorch's float operators between quantize and dequantize nodes, sums in its order
+    TfliteResizeBilinear    a bilinear resize of theirs, in 1024 parts of a pixel
+    TosaAdd, TosaMean, TosaAveragePool, TosaConcatenation, TosaResizeBilinear   the same by TOSA's operators
+    Pt2eMean, Pt2eAveragePool, Pt2eResizeBilinear   of PyTorch's float operators between quantize and dequantize nodes,
+                        sums in its order
     OrtAdd, OrtMultiply, OrtMean, OrtAveragePool, OrtSoftmax   of onnxruntime's operators of integers, by float32
     IBertLayerNorm      of I-BERT: sums of codes and an integer square root
 
@@ -27,6 +29,7 @@ codes.
 from hop.numerics.integer_arithmetic import TfliteAdd, TfliteAveragePool, TfliteConcatenation, TfliteMean
 from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.integer_norms import IBertLayerNorm
+from hop.numerics.integer_resize import Pt2eResizeBilinear, TfliteResizeBilinear, TosaResizeBilinear
 from hop.numerics.integer_softmax import IBertSoftmax, TfliteSoftmax, TosaSoftmax
 from hop.numerics.integer_tables import FUNCTIONS, TfliteRsqrt, TfliteSigmoid, TfliteTable
 from hop.numerics.ort_arithmetic import OrtAdd, OrtAveragePool, OrtMean, OrtMultiply, OrtSoftmax
@@ -45,10 +48,12 @@ __all__ = [
     "OrtSoftmax",
     "Pt2eAveragePool",
     "Pt2eMean",
+    "Pt2eResizeBilinear",
     "TfliteAdd",
     "TfliteAveragePool",
     "TfliteConcatenation",
     "TfliteMean",
+    "TfliteResizeBilinear",
     "TfliteRsqrt",
     "TfliteSigmoid",
     "TfliteSoftmax",
@@ -57,5 +62,6 @@ __all__ = [
     "TosaAveragePool",
     "TosaConcatenation",
     "TosaMean",
+    "TosaResizeBilinear",
     "TosaSoftmax",
 ]

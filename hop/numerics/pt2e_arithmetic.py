@@ -36,8 +36,8 @@ def floats(x: Tensor, units: Units) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _OfFloats(IntegerFunction):
-    """What both share: `compute` gives floats."""
+class OfFloats(IntegerFunction):
+    """What these share: `compute` gives floats."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = _INPUTS
 
@@ -49,7 +49,7 @@ class _OfFloats(IntegerFunction):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pt2eMean(_OfFloats):
+class Pt2eMean(OfFloats):
     """A mean over dimensions that follow each other, with a sum in PyTorch's order on CPUs.
 
     Of the last ones, n elements: every eighth in four chains, which are added up, then these eight sums. Of others:
@@ -134,7 +134,7 @@ def _one_by_one(x: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pt2eAveragePool(_OfFloats):
+class Pt2eAveragePool(OfFloats):
     """An average pool of one to three dimensions: the elements of a window one after the other, row by row. Of more
     than 1024 elements the sum is exact. Adaptive pools to a single pixel are means."""
 

@@ -1,6 +1,8 @@
 """Programs as .tflite files: LiteRT's reference kernels give the program's codes, tensor by tensor."""
 
+import itertools
 import unittest
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,6 +69,17 @@ TRANSPOSED = {  # kernel, stride, padding, output_padding: those of SAME, and th
 }
 
 
+BILINEAR: dict[str, Any] = {
+    "twice": {"scale_factor": 2},
+    "by_three_and_two": {"scale_factor": (3, 2)},
+    "between": {"size": (10, 13)},
+    "smaller": {"size": (3, 5)},
+    "same": {"size": (7, 8)},
+    "one_row": {"size": (1, 8)},
+    "large": {"size": (40, 57)},
+}
+
+
 class Larger(nn.Module):
     """A function of a weight, between ranges that are found on the inputs."""
 
@@ -108,6 +121,7 @@ class TestLarger(unittest.TestCase):
         functions = (
             lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1),
             lambda x, w, b: F.interpolate(x, scale_factor=2),
+            *[lambda x, w, b: F.interpolate(x, (9, 17), mode="bilinear")] * (target != "TFLITE_MICRO_16X8"),
         )
         for function in functions:
             torch.manual_seed(6)
@@ -131,6 +145,20 @@ class TestLarger(unittest.TestCase):
         self.check(lambda x: F.interpolate(x, size=(14, 8)))
         with pytest.raises(NotImplementedError, match="pictures that grow by whole factors"):
             self.check(lambda x: F.interpolate(x, size=(10, 8)))
+
+    @parameterized.expand(itertools.product(BILINEAR, (False, True)))
+    def test_bilinear(self, name: str, align_corners: bool) -> None:
+        """Between scales that differ, and such as are the same: LiteRT's operator alone."""
+        for out in ((0.06, -9), (0.031, -9)):
+            self.check(partial(F.interpolate, mode="bilinear", align_corners=align_corners, **BILINEAR[name]), out=out)
+
+    def test_bilinear_refused(self) -> None:
+        for given, why in (
+            ({"scale_factor": 1.3}, r"scale_factors must be those of the sizes, got \[1.3, 1.3\]"),
+            ({"size": (7, 5461)}, "the last of 5461 elements lies beyond the 8 that there are"),
+        ):
+            with pytest.raises(ValueError, match=why):
+                self.check(partial(F.interpolate, mode="bilinear", **given))
 
 
 class TestRandom(unittest.TestCase):

@@ -21,6 +21,7 @@ from hop.dispatch.operators import (
     CONVOLUTION,
     DIVIDE,
     EMBEDDING,
+    INTERPOLATE,
     LHS,
     MATRIX,
     MAXIMUM,
@@ -107,7 +108,7 @@ COVERED: dict[str, set[Any]] = {
 }
 
 _ELEMENTS = (CONCATENATE, BOUND, MAXIMUM, NEAREST, VIEW, MOVE)
-_REAL = (MULTIPLY, DIVIDE, ADD, SUM, MEAN)
+_REAL = (MULTIPLY, DIVIDE, ADD, SUM, MEAN, INTERPOLATE)
 _PADDED = (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
 _TURNED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 _ADAPTIVE = (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default)
@@ -129,14 +130,20 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
     },
     "exact sums": {
         (VECTOR, SUM, MOVE): _NO_CODES,
-        (ADD, DIVIDE, MEAN): "its result is no integer times one unit",
+        (ADD, DIVIDE, MEAN, INTERPOLATE): "its result is no integer times one unit",
         (CONCATENATE,): "operands have scales of their own",
         (aten.mul.Scalar,): "one factor is plain",
         (aten.clamp.default, aten.hardtanh.default, aten.relu6.default): "bounds are no multiples of the scale",
     },
     "placements of scaled": {
         (VECTOR, SUM, MOVE): _NO_CODES,
-        (MEAN, CONCATENATE, MAXIMUM, NEAREST): "dimensions of its result are not those of its operand: gathered",
+        (
+            MEAN,
+            INTERPOLATE,
+            CONCATENATE,
+            MAXIMUM,
+            NEAREST,
+        ): "dimensions of its result are not those of its operand: gathered",
         tuple(op for op in operators.within(VIEW) if not TABLE[op].stays): f"{_KEEP}: gathered",
     },
     "quantized": {
@@ -152,20 +159,20 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
     },
     "products of out_dtype": {(EMBEDDING, *_REAL, *_ELEMENTS): _NO_PRODUCT, _PADDED: _STRINGS},
     "gradients of out_dtype": {
-        (CONCATENATE, MAXIMUM, NEAREST, VIEW, MOVE): _BY_PYTORCH,
+        (INTERPOLATE, CONCATENATE, MAXIMUM, NEAREST, VIEW, MOVE): _BY_PYTORCH,
         (aten.relu.default, aten.relu6.default, aten.hardtanh.default): _BY_PYTORCH,
         (*_ADAPTIVE, aten.avg_pool1d.default, aten.avg_pool3d.default): _BY_PYTORCH,
         _PADDED: _BY_PYTORCH,
     },
     "batches of out_dtype": {
-        (EMBEDDING, SUM, MEAN, CONCATENATE, MAXIMUM, NEAREST, MOVE): _BY_PYTORCH,
+        (EMBEDDING, SUM, MEAN, INTERPOLATE, CONCATENATE, MAXIMUM, NEAREST, MOVE): _BY_PYTORCH,
         tuple(op for op in operators.within(VIEW) if torch.Tag.pointwise not in op.tags): _BY_PYTORCH,
         _PADDED: _BY_PYTORCH,
     },
     "integers of out_dtype": {(EMBEDDING, *_ELEMENTS): "it chooses among numbers, in any dtype"},
     "to_integer, floats as the result": {
         (VECTOR, SUM, MOVE, aten.stack.default): _NO_CODES,
-        (MULTIPLY, ADD, DIVIDE, MEAN, aten.cat.default): "in floats they stay as they were",
+        (MULTIPLY, ADD, DIVIDE, MEAN, INTERPOLATE, aten.cat.default): "in floats they stay as they were",
     },
     "to_integer, sums of casts": {
         (VECTOR, CONVOLUTION, EMBEDDING, *_REAL, *_ELEMENTS): "nobody writes such sums",
@@ -178,7 +185,7 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
         (aten.convolution.default, *_TURNED): "its weight has its output channels in another dimension, or may have",
     },
     "stock out_dtype": {
-        (VECTOR, EMBEDDING, ADD, SUM, MEAN, *_ELEMENTS): "PyTorch's operator takes eight",
+        (VECTOR, EMBEDDING, ADD, SUM, MEAN, INTERPOLATE, *_ELEMENTS): "PyTorch's operator takes eight",
         (aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.matmul.default): "PyTorch's takes eight",
         (aten.conv1d.default, aten.conv3d.default, *_PADDED, *_TURNED): "PyTorch's operator takes eight",
     },
@@ -188,6 +195,7 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
     },
     "means of float64 in ONNX": {
         (MATRIX, VECTOR, CONVOLUTION, EMBEDDING, MULTIPLY, DIVIDE, ADD, SUM, *_ELEMENTS): "no mean",
+        (INTERPOLATE,): "scaled writes it as sums of rows",
         (aten.mean.default, aten.mean.dim): "ONNX has it in float64",
         _ADAPTIVE: _DECOMPOSED,
     },
@@ -195,11 +203,11 @@ LEFT: dict[str, dict[tuple[Any, ...], str]] = {
         (VECTOR, MAXIMUM, NEAREST): _DECOMPOSED,
         (aten.matmul.default, aten.linear.default, aten.relu6.default, aten.hardtanh.default): _DECOMPOSED,
         (*operators.within(CONVOLUTION) - {aten.convolution.default},): _DECOMPOSED,
-        (DIVIDE, MEAN): "its result is float",
+        (DIVIDE, MEAN, INTERPOLATE): "its result is float",
         (aten.cumsum.default,): "no sum of quantized operands has it",
     },
     "ranges of floats": {
-        (MATRIX, VECTOR, CONVOLUTION, SUM, MEAN): "the bound would need that of each rounding on the way",
+        (MATRIX, VECTOR, CONVOLUTION, SUM, MEAN, INTERPOLATE): "the bound would need that of each rounding on the way",
         (MAXIMUM, NEAREST): _DECOMPOSED,
     },
     "products of reports": {

@@ -362,6 +362,9 @@ SCALED = [
     ScaledOperator(
         "upsample_nearest2d", aten.upsample_nearest2d.vec, (Q((2, 3, 6, 5), _WHOLE), None, [2.0, 2.0]), terms=1
     ),
+    ScaledOperator(
+        "upsample_bilinear2d", aten.upsample_bilinear2d.vec, (Q((2, 3, 6, 5), _WHOLE), [9, 13], False, None), terms=1
+    ),
     ScaledOperator("hardtanh", aten.hardtanh.default, (Q((4, 6), _TENSOR),), output=_STATIC, terms=1),
     ScaledOperator("max_pool2d", aten.max_pool2d.default, (Q((2, 3, 6, 5), _WHOLE), [3, 2], [2, 2], [1, 1]), terms=1),
     ScaledOperator(

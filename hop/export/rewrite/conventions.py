@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hop.dispatch.operators import CONVOLUTION, LHS, MATRIX, RHS, aten, of
+from hop.dispatch.operators import CONVOLUTION, INTERPOLATE, LHS, MATRIX, RHS, aten, of
 from hop.export.rewrite.code_floats import Held
 from hop.export.rewrite.known_targets import PT2E
 from hop.export.rewrite.program import value
 from hop.export.rewrite.target import Row, Target
-from hop.numerics.integer_functions import Pt2eAveragePool, Pt2eMean
+from hop.numerics.integer_functions import Pt2eAveragePool, Pt2eMean, Pt2eResizeBilinear
 from hop.numerics.requantization import Convention, Reciprocal, Requantization
 
 _PRODUCTS = (MATRIX, CONVOLUTION)
+_IN_ORDER = (Pt2eMean, Pt2eAveragePool, Pt2eResizeBilinear)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Conventions:
         if self.target is None and self.requantize is not None:
             return Reciprocal() if self.requantize.exact and not gives_sum else self.requantize
         row = PT2E[node.target] if self.target is None else self._row(node.target, codes)  # type: ignore[index]
-        if isinstance(row.convention, Pt2eMean | Pt2eAveragePool) and not _is_in_order(node, held):
+        if isinstance(row.convention, _IN_ORDER) and not _is_in_order(node, held):
             return Reciprocal()
         if roles.family in _PRODUCTS and row.per_tensor is not None:
             weight = held.get(roles.find(RHS, node.args))  # type: ignore[call-overload]
@@ -94,8 +95,8 @@ class Conventions:
 
 
 def _is_in_order(node: Node, held: Mapping[Node, Held]) -> bool:
-    """Whether the order of a float sum is known that a mean or an average pool takes: of static sizes in float32, of an
-    operand with one scale. Of others the sum is taken exactly, as that of any operator that is none."""
+    """Whether the order of a float sum is known that a mean, a pool or a resize takes: of static sizes in float32, of
+    an operand with one scale. Of others the sum is taken exactly, as that of any operator that is none."""
     x: Any = node.args[0]
     sizes = list(value(x).shape)
     known = x in held and held[x].is_whole() and held[x].dtype == torch.float32 and not node.kwargs
@@ -105,6 +106,8 @@ def _is_in_order(node: Node, held: Mapping[Node, Held]) -> bool:
         dims = sorted(d % len(sizes) for d in node.args[1] or range(len(sizes)))  # type: ignore[union-attr]
         follows = dims == list(range(dims[0], dims[-1] + 1)) and len(dims) < len(sizes)
         return follows and all(isinstance(sizes[d], int) for d in dims)
+    if of(node.target).family is INTERPOLATE:
+        return True
     spatial = of(node.target).spatial
     if not str(node.target).startswith("aten.adaptive"):
         return True

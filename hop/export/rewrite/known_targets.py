@@ -12,6 +12,7 @@ from hop.dispatch.operators import (
     EMBEDDING,
     FUNCTION,
     GATED,
+    INTERPOLATE,
     MATRIX,
     MAXIMUM,
     MEAN,
@@ -32,10 +33,12 @@ from hop.numerics.integer_functions import (
     OrtSoftmax,
     Pt2eAveragePool,
     Pt2eMean,
+    Pt2eResizeBilinear,
     TfliteAdd,
     TfliteAveragePool,
     TfliteConcatenation,
     TfliteMean,
+    TfliteResizeBilinear,
     TfliteRsqrt,
     TfliteSigmoid,
     TfliteSoftmax,
@@ -44,6 +47,7 @@ from hop.numerics.integer_functions import (
     TosaAveragePool,
     TosaConcatenation,
     TosaMean,
+    TosaResizeBilinear,
     TosaSoftmax,
 )
 from hop.numerics.requantization import (
@@ -68,7 +72,9 @@ _SAME = (
     *("max_pool2d.default", "relu.default", "embedding.default"),
     *("upsample_nearest2d.vec", "upsample_nearest2d.default"),
 )  # operators that give codes of their operand
+_BILINEAR = ("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
 _INTEGER_OPS = "kernels/internal/reference/integer_ops"
+_RESIZES = "kernels/internal/reference/resize_bilinear.h ResizeBilinearInteger"
 
 TFLITE = Target(
     "TFLITE",
@@ -105,6 +111,7 @@ TFLITE = Target(
             f"{_INTEGER_OPS}/pooling.h AveragePool",
         ),
         Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
+        Row(_BILINEAR, TfliteResizeBilinear(), _RESIZES),
         Row(
             (*_SAME, *_VIEWS),
             GEMMLOWP,
@@ -163,6 +170,7 @@ TFLITE_16X8 = Target(
             f"{_INTEGER_OPS}/pooling.h AveragePool, of int16",
         ),
         Row(("cat.default",), TfliteConcatenation(), "kernels/internal/reference/requantize.h Requantize"),
+        Row(_BILINEAR, TfliteResizeBilinear(), _RESIZES),
         Row(
             ("softmax.int", "_softmax.default"),
             TfliteSoftmax(),
@@ -217,6 +225,7 @@ TFLITE_MICRO_16X8 = replace(
         _without(
             TFLITE_16X8,
             *("gelu.default", "exp.default", "rsqrt.default", "embedding.default", "softmax.int", "_softmax.default"),
+            *_BILINEAR,
         ),
         Row(("linear.default",), WideFixedPoint(), f"{_MICRO}/fully_connected.cc, of int16"),
         Row(("mul.Tensor",), GEMMLOWP, f"{_MICRO}/mul_common.cc CalculateOpDataMul, of int16"),
@@ -233,6 +242,7 @@ _TOSA_ROWS = (
     Row(("mean.dim",), TosaMean(), f"{_SPECIFICATION}, RESCALE, REDUCE_SUM"),
     Row(("avg_pool2d.default", "adaptive_avg_pool2d.default"), TosaAveragePool(), f"{_SPECIFICATION}, AVG_POOL2D"),
     Row(("cat.default",), TosaConcatenation(), f"{_SPECIFICATION}, RESCALE, CONCAT"),
+    Row(_BILINEAR, TosaResizeBilinear(), f"{_SPECIFICATION}, RESIZE of mode BILINEAR, RESCALE"),
     Row(
         ("max_pool2d.default", "relu.default", "upsample_nearest2d.vec", "upsample_nearest2d.default", *_VIEWS),
         SINGLE,
@@ -294,7 +304,21 @@ multiplied by 15."""
 def _everything(name: str, convention: Requantization, source: str) -> Target:
     """One convention for all operators that scaled has, with floats for what nothing quantizes."""
     families: tuple[Family, ...] = (
-        *(MATRIX, CONVOLUTION, EMBEDDING, MULTIPLY, DIVIDE, CHOICE, FUNCTION, GATED, SOFTMAX, NORM, ADD, MEAN),
+        *(
+            MATRIX,
+            CONVOLUTION,
+            EMBEDDING,
+            MULTIPLY,
+            DIVIDE,
+            CHOICE,
+            FUNCTION,
+            GATED,
+            SOFTMAX,
+            NORM,
+            ADD,
+            MEAN,
+            INTERPOLATE,
+        ),
         *(CONCATENATE, BOUND, MAXIMUM, NEAREST, VIEW),
     )
     rows = tuple(Row(_names(f), convention, source) for f in families)
@@ -318,6 +342,7 @@ PT2E = _with(
         Pt2eAveragePool(),
         "aten/src/ATen/native/cpu/AvgPoolKernel.cpp cpu_avg_pool2d, in float32",
     ),
+    Row(_BILINEAR, Pt2eResizeBilinear(), "aten/src/ATen/native/cpu/UpSampleKernel.cpp, in float32"),
 )
 """PyTorch's quantize and dequantize nodes around float operators; what to_integer writes by itself."""
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.eager import OpOverload
-from hop.dispatch.operators import DIVIDE, MEAN, TABLE, aten, within
+from hop.dispatch.operators import DIVIDE, INTERPOLATE, MEAN, TABLE, aten, within
 from hop.impls.out_dtype.arguments import Inner
 from hop.impls.out_dtype.forms import CONVOLUTIONS
 
@@ -66,7 +66,9 @@ _LINEAR |= {aten.einsum, aten.tensordot, aten.rsub, aten.neg}
 _FLOAT32_FOR_INTEGERS = within(DIVIDE) | {aten.true_divide.Tensor, aten.true_divide.Scalar}
 # On CPU these have int64 kernels and no narrower ones.
 _INT64_PACKETS = frozenset({aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d})
-_FLOAT32_PACKETS = {op.overloadpacket for op in within(MEAN)} - _INT64_PACKETS | {aten._adaptive_avg_pool2d}
+_FLOAT32_PACKETS = {op.overloadpacket for op in within(MEAN, INTERPOLATE)} - _INT64_PACKETS | {
+    aten._adaptive_avg_pool2d
+}
 
 
 def common_dtype(inner: Inner, output_dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:

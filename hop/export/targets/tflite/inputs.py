@@ -115,6 +115,14 @@ def _nearest(call: Call) -> Value:
     return call.give(aten.upsample_nearest2d.vec, args, SECOND, (None, None))
 
 
+def _bilinear(call: Call) -> Value:
+    x, sizes, align_corners = call.value(0), call.numbers(1), bool(call.option("AlignCorners", False))
+    if align_corners == bool(call.option("HalfPixelCenters", False)):
+        call.refuse("one of align_corners and half_pixel_centers is read")
+    args = [x.held(SECOND), sizes, align_corners, None]
+    return call.give(aten.upsample_bilinear2d.vec, args, SECOND, (None, None))
+
+
 def _fully_connected(call: Call) -> Value:
     weight, x = _Weight(call, 1, 0, ()), call.value(0)
     if call.names["FullyConnectedOptionsWeightsFormat"].get(call.option("WeightsFormat")) != "DEFAULT":
@@ -290,6 +298,7 @@ READ: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _pool),
     "MEAN": _mean,
     "RESIZE_NEAREST_NEIGHBOR": _nearest,
+    "RESIZE_BILINEAR": _bilinear,
     **dict.fromkeys(_FUNCTIONS, _function),
     "GATHER": _gather,
     "SOFTMAX": _softmax,

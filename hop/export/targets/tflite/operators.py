@@ -15,6 +15,7 @@ from hop.dispatch.operators import (
     CONVOLUTION,
     EMBEDDING,
     FUNCTION,
+    INTERPOLATE,
     MATRIX,
     MAXIMUM,
     MEAN,
@@ -28,6 +29,7 @@ from hop.dispatch.operators import (
 from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
 from hop.export.targets.tflite.views import padded, viewed
+from hop.numerics.interpolation import BILINEAR, resize
 
 _FUNCTIONS = {
     aten.sigmoid.default: ("LOGISTIC", ""),
@@ -256,6 +258,16 @@ def _nearest(step: Step) -> None:
     step.write_alike(x, "RESIZE_NEAREST_NEIGHBOR", inputs, LAST, "ResizeNearestNeighborOptions", **options)
 
 
+def _bilinear(step: Step) -> None:
+    x = step.arg(0)
+    if step.op not in BILINEAR:
+        raise NotImplementedError("linear interpolation is written of pictures, as bilinear")
+    sizes, align_corners, _ = resize(step.op, step.args[1:], x.shape[2:])
+    inputs = [tensor(step.file, x, LAST), step.file.integers(f"{step.result.name}_sizes", sizes)]
+    options = {"alignCorners": align_corners, "halfPixelCenters": not align_corners}
+    step.write_alike(x, "RESIZE_BILINEAR", inputs, LAST, "ResizeBilinearOptions", **options)
+
+
 def _softmax(step: Step) -> None:
     x, dim = step.arg(0), step.arg(1)
     if dim % len(x.shape) != len(x.shape) - 1:
@@ -310,6 +322,7 @@ WRITTEN: dict[Family, Callable[[Step], None]] = {
     CONCATENATE: _concatenation,
     MEAN: _mean,
     MAXIMUM: _pool,
+    INTERPOLATE: _bilinear,
     NEAREST: _nearest,
     SOFTMAX: _softmax,
     FUNCTION: _function,

@@ -13,6 +13,7 @@ from hop.dispatch.operators import (
     CONCATENATE,
     CONVOLUTION,
     FUNCTION,
+    INTERPOLATE,
     MATRIX,
     MAXIMUM,
     MEAN,
@@ -28,8 +29,9 @@ from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, Order, common_order, tensor
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.functions import function, softmax
+from hop.export.targets.tosa.resizes import interpolated, repeated
 from hop.export.targets.tosa.scales import Scale, finished, named, plain, rescaled, same, sums
-from hop.export.targets.tosa.views import repeated, reshaped, sliced, viewed
+from hop.export.targets.tosa.views import reshaped, sliced, viewed
 from hop.numerics.integer_functions import IntegerFunction, TosaAdd, TosaAveragePool, TosaMean
 
 
@@ -313,6 +315,7 @@ WRITTEN: dict[Family, Callable[[Step], None]] = {
     CONCATENATE: _concatenation,
     MEAN: _mean,
     MAXIMUM: _pool,
+    INTERPOLATE: interpolated,
     NEAREST: repeated,
     SOFTMAX: softmax,
     FUNCTION: function,

@@ -1,6 +1,5 @@
-"""Views, copies, padding and repetition of codes in a .tosa file."""
+"""Views, copies and padding of codes in a .tosa file."""
 
-from hop.dispatch.operators import aten
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import Codes, Order, common_order, tensor
 from hop.export.targets.tflite.views import permutation
@@ -98,24 +97,3 @@ def padded(step: Step) -> None:
     order, rank = common_order([x]), len(x.shape)
     sides = [(0, 0)] * (rank - len(flat) // 2) + list(zip(flat[::2], flat[1::2], strict=True))[::-1]
     step.result.tensors[order] = pads(step.file, tensor(step.file, x, order), [sides[d] for d in order], fill)
-
-
-_NEAREST = {aten.upsample_nearest2d.default: 1, aten.upsample_nearest2d.vec: 1}
-
-
-def repeated(step: Step) -> None:
-    """Nearest neighbors, of pictures that grow by whole factors."""
-    x, file = step.arg(0), step.file
-    sizes = list(zip(x.shape[2:], step.result.shape[2:], strict=True)) if len(x.shape) == 4 else [(2, 1)]
-    if step.op not in _NEAREST or any(out % n for n, out in sizes):
-        raise NotImplementedError("nearest neighbors are written of pictures that grow by whole factors")
-    order: Order = (0, 2, 3, 1)
-    factors = [out // n for n, out in sizes]
-    # Twice the factor over two, from half a neighbor before: the nearest is then the one to the left.
-    scale = [n for f in factors for n in (2 * f, 2)]
-    offset = [1 - f for f in factors]
-    border = [2 * (out - 1) - (n - 1) * 2 * f - (f - 1) for (n, out), f in zip(sizes, factors, strict=True)]
-    shape = [step.result.shape[d] for d in order]
-    inputs = [tensor(file, x, order), file.shape(scale), file.shape(offset), file.shape(border)]
-    made = file.made("RESIZE", inputs, f"{step.result.name}_near", shape, x.dtype, mode="NEAREST")
-    same(step, made, x, order)

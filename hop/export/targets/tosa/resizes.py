@@ -1,0 +1,57 @@
+"""RESIZE in a .tosa file: nearest neighbors and bilinear."""
+
+import torch
+
+from hop.dispatch.operators import aten
+from hop.export.targets.tflite.steps import Step
+from hop.export.targets.tflite.values import LAST, tensor
+from hop.export.targets.tosa.scales import Scale, rescaled, same, sums
+from hop.numerics.integer_resize import TosaResizeBilinear, TosaStep, check_range, sizes_of
+from hop.numerics.interpolation import BILINEAR
+from hop.numerics.requantization import WideFixedPoint
+
+_NEAREST = {aten.upsample_nearest2d.default: 1, aten.upsample_nearest2d.vec: 1}
+
+
+def repeated(step: Step) -> None:
+    """Nearest neighbors, of pictures that grow by whole factors."""
+    x, file = step.arg(0), step.file
+    sizes = list(zip(x.shape[2:], step.result.shape[2:], strict=True)) if len(x.shape) == 4 else [(2, 1)]
+    if step.op not in _NEAREST or any(out % n for n, out in sizes):
+        raise NotImplementedError("nearest neighbors are written of pictures that grow by whole factors")
+    factors = [out // n for n, out in sizes]
+    # Twice the factor over two, from half a neighbor before: the nearest is then the one to the left.
+    scale = [n for f in factors for n in (2 * f, 2)]
+    offset = [1 - f for f in factors]
+    border = [2 * (out - 1) - (n - 1) * 2 * f - (f - 1) for (n, out), f in zip(sizes, factors, strict=True)]
+    shape = [step.result.shape[d] for d in LAST]
+    inputs = [tensor(file, x, LAST), file.shape(scale), file.shape(offset), file.shape(border)]
+    made = file.made("RESIZE", inputs, f"{step.result.name}_near", shape, x.dtype, mode="NEAREST")
+    same(step, made, x, LAST)
+
+
+def interpolated(step: Step) -> None:
+    """A bilinear resize: sums of neighbors, and a RESCALE by one over their weights."""
+    x, file = step.arg(0), step.file
+    if step.op not in BILINEAR or not isinstance(step.convention, TosaResizeBilinear):
+        raise NotImplementedError(
+            f"{step.op} by {step.convention}: pictures are resized by TosaResizeBilinear: take the target TOSA_1_0"
+        )
+    sizes, align_corners = sizes_of(step.op, step.args[1:], x.shape[2:], "RESIZE")
+    scale, offset, border, parts = [], [], [], 1
+    for n, size in zip(x.shape[2:], sizes, strict=True):
+        along = TosaStep.of(n, size, align_corners)
+        check_range(along, n, size)
+        scale += [along.parts, along.step]
+        offset.append(along.offset)
+        border.append(along.border(n, size))
+        parts *= along.parts
+    shape = [step.result.shape[d] for d in LAST]
+    inputs = [tensor(file, x, LAST), file.shape(scale), file.shape(offset), file.shape(border)]
+    total = file.made("RESIZE", inputs, f"{step.result.name}_sums", shape, sums(x.dtype), mode="BILINEAR")
+    one, by = torch.ones(1, dtype=torch.float64), torch.tensor([float(parts)], dtype=torch.float64)
+    is_wide = x.dtype == torch.int16
+    by_parts = Scale.of(WideFixedPoint(), one, one, by) if is_wide else Scale.number(one / by)
+    made = file.tensor(f"{step.result.name}_mean", shape, x.dtype)
+    made = rescaled(file, total, made, by_parts, most=parts * 2 ** (15 if is_wide else 7))
+    same(step, made, x, LAST)

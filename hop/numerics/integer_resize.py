@@ -1,0 +1,246 @@
+"""Bilinear resizes of codes: as TFLite's reference kernels compute them, by TOSA's RESIZE, and as PyTorch's quantize
+and dequantize nodes around upsample_bilinear2d have them.
+
+Sources: TFLite, kernels/internal/reference/resize_bilinear.h (ResizeBilinearInteger,
+ComputeInterpolationValuesInteger); the TOSA specification 1.0, RESIZE; PyTorch,
+aten/src/ATen/native/cpu/UpSampleKernel.cpp (cpu_upsample_linear_channels_last, upsample_generic_Nd_kernel_impl), as gcc
+compiles it for x86 with AVX2: which products are fused with which sums was found by comparing bits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hop.compat.eager import OpOverload
+from hop.numerics.integer_arithmetic import requantized
+from hop.numerics.integer_convention import Codes, IntegerFunction, Units
+from hop.numerics.interpolation import BILINEAR, resize
+from hop.numerics.ort_arithmetic import fma
+from hop.numerics.pt2e_arithmetic import OfFloats, floats
+from hop.numerics.requantization import TFLITE as SINGLE
+from hop.numerics.requantization import WideFixedPoint, floor_quotient
+from hop.numerics.tosa_arithmetic import rescaled
+
+_BITS = 10  # of a place between two pixels, to TFLite
+_LANES = 8  # channels that PyTorch interpolates at once
+_FEW = 128  # rows and columns of the result up to which PyTorch takes channels last
+
+
+class _Bilinear(IntegerFunction):
+    inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.uint8, torch.int16)
+
+    def takes(self, op: OpOverload, kwargs: Mapping[str, Any] = {}) -> bool:
+        return op in BILINEAR and not kwargs
+
+
+class Between(NamedTuple):
+    """Along one dimension: the elements before and after each of the result, and how far it lies from the first, in
+    parts of a step."""
+
+    low: Tensor
+    high: Tensor
+    far: Tensor
+    parts: Any
+
+
+def _weighted(x: Tensor, places: Sequence[Between], dims: Sequence[int]) -> Tensor:
+    """The sum of neighbors times their distance to the other, int64, one dimension after the other."""
+    x = x.to(torch.int64)
+    for d, (low, high, far, parts) in zip(dims, places, strict=True):
+        far = far.reshape([-1, *[1] * (x.dim() - 1 - d)])
+        x = x.index_select(d, low) * (parts - far) + x.index_select(d, high) * far
+    return x
+
+
+def sizes_of(op: OpOverload, rest: Sequence[Any], before: Sequence[Any], name: str) -> tuple[list[Any], bool]:
+    """The sizes of a call and whether corners are aligned. Raises where a factor is not that of the sizes."""
+    sizes, align_corners, factors = resize(op, rest, before)
+    if any(f is not None and n * f != size for f, n, size in zip(factors, before, sizes, strict=True)):
+        raise ValueError(
+            f"{name}: scale_factors must be those of the sizes, got {factors} from {list(before)} to {sizes}; give "
+            "output_size instead"
+        )
+    return sizes, align_corners
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TfliteResizeBilinear(_Bilinear):
+    """A bilinear resize: the scale n / size in parts of 1024, rounded; places in as many parts of a pixel; the four
+    products to the nearest, ties away from zero. Zero points count as codes. Where the output has another scale, these
+    codes are then requantized by requantization.GEMMLOWP, as by an operator that follows."""
+
+    def compute(
+        self,
+        x: Tensor,
+        units: Units,
+        codes: Codes,
+        *,
+        op: OpOverload,
+        rest: Sequence[Any] = (),
+        dims: Sequence[int] = (),
+    ) -> Tensor:
+        """The codes of op(x, *rest), `op` one of PyTorch's upsample_bilinear2d."""
+        before = [x.shape[d] for d in dims]
+        sizes, align_corners = sizes_of(op, rest, before, type(self).__name__)
+        places = [_in_1024(n, size, align_corners, x.device) for n, size in zip(before, sizes, strict=True)]
+        total, half = _weighted(x, places, dims), 2 ** (2 * _BITS - 1)
+        down = floor_quotient(half - total, 2 * half)
+        return requantized(torch.where(total > 0, floor_quotient(total + half, 2 * half), -down), units)
+
+
+def _in_1024(n: Any, size: Any, align_corners: bool, device: torch.device) -> Between:
+    one = 2**_BITS
+    inner, outer = (n - 1, size - 1) if align_corners and size > 1 else (n, size)
+    scale = (one * inner + outer // 2) // outer
+    start = 0 if align_corners else scale // 2 - one // 2
+    last = (size - 1) * scale + start
+    if last // one >= n:
+        raise ValueError(
+            f"TfliteResizeBilinear: the last of {size} elements lies beyond the {n} that there are, as a step of "
+            f"{scale} / 1024 is rounded up; take fewer"
+        )
+    places = torch.arange(size, device=device) * scale + start
+    low = floor_quotient(places, one).clamp(min=0)
+    high = floor_quotient(places + one - 1, one).clamp(max=n - 1)
+    return Between(low, high, places - low * one, one)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TosaResizeBilinear(_Bilinear):
+    """RESIZE in mode BILINEAR, which weights neighbors by whole numbers, and a RESCALE by one over the product of their
+    sums. Where the output has another scale, a RESCALE that rounds once follows."""
+
+    inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.int16)
+
+    def compute(
+        self,
+        x: Tensor,
+        units: Units,
+        codes: Codes,
+        *,
+        op: OpOverload,
+        rest: Sequence[Any] = (),
+        dims: Sequence[int] = (),
+    ) -> Tensor:
+        """The codes of op(x, *rest), `op` one of PyTorch's upsample_bilinear2d."""
+        before = [x.shape[d] for d in dims]
+        sizes, align_corners = sizes_of(op, rest, before, type(self).__name__)
+        places, parts = [], 1
+        for n, size in zip(before, sizes, strict=True):
+            step = TosaStep.of(n, size, align_corners)
+            places.append(step.between(n, size, x.device))
+            parts = parts * step.parts
+        total = _weighted(x, places, dims)
+        by = torch.full((), parts, dtype=torch.float64, device=x.device)
+        one = torch.ones_like(by)
+        mean = WideFixedPoint().steps(total, one, one, by) if x.dtype == torch.int16 else rescaled(total, one / by)
+        return requantized(mean, units, SINGLE)
+
+
+class TosaStep(NamedTuple):
+    """Where RESIZE finds the elements of a dimension: element i at (i · step + offset) / parts."""
+
+    parts: int
+    step: int
+    offset: int
+
+    @classmethod
+    def of(cls, n: int, size: int, align_corners: bool) -> "TosaStep":
+        """From n elements to `size`, in the fewest parts."""
+        if align_corners and size > 1 and n > 1:
+            ratio = Fraction(n - 1, size - 1)
+            return cls(ratio.denominator, ratio.numerator, 0)
+        if align_corners:  # one of both is the first
+            return cls(1, 1, 0) if size == 1 else cls(2 * size, 2, 1 - size)
+        # Half a step from the first place to the first element, in whole parts.
+        ratio = Fraction(n, size)
+        parts, step = ratio.denominator, ratio.numerator
+        more = 1 if (step - parts) % 2 == 0 else 2
+        return cls(parts * more, step * more, (step - parts) * more // 2)
+
+    def border(self, n: int, size: int) -> int:
+        """How far the last place lies from the last element, in parts."""
+        return self.step * (size - 1) + self.offset - self.parts * (n - 1)
+
+    def between(self, n: int, size: int, device: torch.device) -> Between:
+        places = torch.arange(size, device=device) * self.step + self.offset
+        low = floor_quotient(places, self.parts)
+        far = places - low * self.parts
+        return Between(low.clamp(min=0), (low + 1).clamp(max=n - 1), far, self.parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pt2eResizeBilinear(OfFloats, _Bilinear):
+    """A bilinear resize in float32, places and weights included, with the sums of PyTorch on CPUs. Of a result of up to
+    128 rows and columns together, and of one that lies channels last and has more than three, the four products are
+    added one after the other, each rounded with its sum: of channels in blocks of eight from the third on, of those
+    that are left from the second on. Of others, columns are interpolated first."""
+
+    def compute(
+        self,
+        x: Tensor,
+        units: Units,
+        codes: Codes,
+        *,
+        op: OpOverload,
+        rest: Sequence[Any] = (),
+        dims: Sequence[int] = (),
+    ) -> Tensor:
+        """The codes of op(x, *rest), `op` one of PyTorch's upsample_bilinear2d."""
+        sizes, align_corners, factors = resize(op, rest, x.shape[2:])
+        each = zip(x.shape[2:], sizes, factors, strict=True)
+        rows, columns = (_in_floats(*three, align_corners, x.device) for three in each)
+        values, weights = [], []
+        for i, over in ((rows.low, 1 - rows.far), (rows.high, rows.far)):
+            for j, along in ((columns.low, 1 - columns.far), (columns.high, columns.far)):
+                values.append(floats(x, units).index_select(2, i).index_select(3, j))
+                weights.append((over.unsqueeze(1), along))
+        channels = x.shape[1]
+        is_last = channels > 3 and x.is_contiguous(memory_format=torch.channels_last)
+        if not is_last and sum(sizes) > _FEW:
+            upper, lower = (fma(a, weights[0][1], b * weights[1][1]) for a, b in (values[:2], values[2:]))
+            return fma(upper, weights[0][0], lower * weights[2][0])
+        flat = [over * along for over, along in weights]
+        whole = channels - channels % _LANES
+        parts = [(0, whole, (2, 3, 1, 0)), (whole, channels - whole, (1, 0, 2, 3))]
+        return torch.cat([_added(values, flat, *part) for part in parts if part[1]], 1)
+
+
+def _added(values: list[Tensor], weights: list[Tensor], start: int, count: int, order: Sequence[int]) -> Tensor:
+    """Four products of some channels, in that order."""
+    own = [values[i].narrow(1, start, count) for i in order]
+    total = own[0] * weights[order[0]]
+    for value, i in zip(own[1:], order[1:], strict=True):
+        total = fma(value, weights[i], total)
+    return total
+
+
+def _in_floats(n: int, size: int, factor: float | None, align_corners: bool, device: torch.device) -> Between:
+    i = torch.arange(size, device=device, dtype=torch.float32)
+    if n == size:
+        ratio = 1.0
+    elif align_corners:
+        ratio = (n - 1) / (size - 1) if size > 1 else 0.0
+    else:
+        ratio = n / size if factor is None else 1.0 / factor
+    scale = torch.full((), ratio, dtype=torch.float32, device=device)
+    place = scale * i if align_corners else fma(scale, i + 0.5, torch.full_like(i, -0.5)).clamp(min=0)
+    low = place.floor().clamp(max=n - 1)
+    far = (place - low).clamp(max=1)
+    low = low.to(torch.int64)
+    return Between(low, (low + 1).clamp(max=n - 1), far, 1)
+
+
+def check_range(step: TosaStep, n: int, size: int) -> None:
+    """Raise for what RESIZE has not: the specification bounds its numbers."""
+    border = step.border(n, size)
+    if step.parts > 2**11 or step.step >= 16 * step.parts or not -step.parts <= step.offset < 16 * step.parts:
+        raise NotImplementedError(
+            f"RESIZE from {n} to {size} elements takes {step.parts} parts of a step of {step.step}"
+        )
+    if not -16 * step.parts <= border < step.parts:
+        raise NotImplementedError(f"RESIZE from {n} to {size} elements leaves a border of {border / step.parts:.1f}")
