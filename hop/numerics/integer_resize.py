@@ -138,7 +138,8 @@ class TosaResizeBilinear(_Bilinear):
         by = torch.full((), parts, dtype=torch.float64, device=x.device)
         one = torch.ones_like(by)
         mean = WideFixedPoint().steps(total, one, one, by) if x.dtype == torch.int16 else rescaled(total, one / by)
-        return requantized(mean, units, SINGLE)
+        info = torch.iinfo(x.dtype)  # 15 bits of a reciprocal may lead beyond
+        return requantized(mean.clamp(info.min, info.max), units, SINGLE)
 
 
 class TosaStep(NamedTuple):

@@ -167,7 +167,7 @@ class TestRandom(unittest.TestCase):
     def check(self, seeds: range) -> int:
         compared_codes = 0
         for seed in seeds:
-            chain = Chain(seed)
+            chain = Chain(seed, resizes=True)
             x = torch.randn(chain.shape) * 2
             _, counts = compared(exported(chain, x), x)
             wrong = {n: c for n, c in counts.items() if c[0]}

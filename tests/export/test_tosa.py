@@ -81,7 +81,7 @@ class TestRandom(unittest.TestCase):
     def check(self, seeds: range, bits: int = 8) -> int:
         total = 0
         for seed in seeds:
-            chain = Chain(seed)
+            chain = Chain(seed, resizes=True)
             x = torch.randn(chain.shape) * 2
             if bits == 16:
                 chain = widened(chain)  # type: ignore[assignment]

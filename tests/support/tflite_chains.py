@@ -11,9 +11,10 @@ from tests.support.tflite_models import Point, Weights
 
 
 class Chain(nn.Module):
-    """Up to twelve operators of random kinds, shapes, scales and zero points, one after the other."""
+    """Up to twelve operators of random kinds, shapes, scales and zero points, one after the other; bilinear resizes
+    among them if asked."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, resizes: bool = False) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.steps = nn.ModuleList()
@@ -23,7 +24,7 @@ class Chain(nn.Module):
         x = self.first(torch.randn(self.shape))
         kept = [x]
         for _ in range(_draw(2, 12)):
-            made = _step(x, kept)
+            made = _step(x, kept, resizes)
             x = made(x, kept)
             kept.append(x)
             self.steps.append(made)
@@ -98,6 +99,12 @@ def _mean(x: Tensor, kept: Sequence[Tensor]) -> Step:
     return Step(lambda x, kept, p: p(x.mean(dims, keeps)), _point())
 
 
+def _resized(x: Tensor, kept: Sequence[Tensor]) -> Step:
+    sizes, align = [_draw(max(1, n // 2), 2 * n + 3) for n in x.shape[2:]], bool(_draw(0, 1))
+    own = Point() if _draw(0, 1) else _point()
+    return Step(lambda x, kept, p: p(F.interpolate(x, sizes, mode="bilinear", align_corners=align)), own)
+
+
 def _function(x: Tensor, kept: Sequence[Tensor]) -> Step:
     op, own = [
         (torch.sigmoid, Point(1 / 256, -128)),
@@ -121,9 +128,9 @@ def _view(x: Tensor, kept: Sequence[Tensor]) -> Step:
     return Step(lambda x, kept, p: p(view(x)), _point())
 
 
-def _step(x: Tensor, kept: Sequence[Tensor]) -> Step:
+def _step(x: Tensor, kept: Sequence[Tensor], resizes: bool) -> Step:
     kinds: list[Any] = [_linear, _pair, _joined, _function, _view]
     if x.dim() == 4:
-        kinds += [_convolution, _convolution, _pool, _mean]
+        kinds += [_convolution, _convolution, _pool, _mean] + [_resized] * resizes
     made = kinds[_draw(0, len(kinds) - 1)](x, kept)
     return made if made(x, kept).numel() < 20000 else Step(lambda x, kept, p: p(x), _point())
