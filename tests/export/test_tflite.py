@@ -15,11 +15,12 @@ import hop
 from hop.export import targets
 from hop.export.targets import TFLITE
 from hop.export.targets.tflite import TfliteModel, to_tflite
+from hop.export.targets.tflite.reading import graph_of
 
 pytest.importorskip("ai_edge_litert", reason="needs LiteRT")
 
 from tests.support.tflite_chains import Chain
-from tests.support.tflite_models import Point, Step, Weights, codes_of, differences, networks, run, widened
+from tests.support.tflite_models import Point, Step, Weights, both, codes_of, differences, networks, run, widened
 
 
 def exported(model: nn.Module, *inputs: Tensor, target: Any = TFLITE) -> Any:
@@ -78,6 +79,74 @@ BILINEAR: dict[str, Any] = {
     "one_row": {"size": (1, 8)},
     "large": {"size": (40, 57)},
 }
+
+
+ROWS: dict[str, Any] = {
+    "convolution": ((6, 4, 3), lambda x, w, b: F.conv1d(x, w, b, 2, 1)),
+    "dilated": ((6, 4, 3), lambda x, w, b: F.relu6(F.conv1d(x, w, b, 1, 2, 2))),
+    "depthwise": ((8, 1, 3), lambda x, w, b: F.conv1d(x, w, b, 1, 1, 1, 4)),
+    "grouped": ((6, 2, 4), lambda x, w, b: F.conv1d(x, w, b, 3, 0, 1, 2)),
+    "average": (None, lambda x: F.avg_pool1d(x, 3, 2)),
+    "padded average": (None, lambda x: F.avg_pool1d(x, 3, 1, 1, False, False)),
+    "maximum": (None, lambda x: F.max_pool1d(x, 3, 2, 1)),
+    "adaptive": (None, lambda x: F.adaptive_avg_pool1d(x, 5)),
+    "sum": ((4, 4, 3), lambda x, w, b: both(F.conv1d(x, w, b, 1, 1), 0.05, 3) + x),
+}
+
+
+class Keywords(nn.Module):
+    """A network of one dimension: convolutions, a sum, pools, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points = nn.ModuleList(Point() for _ in range(8))
+        self.weights = nn.ModuleList(Weights(s) for s in ((8, 3, 5), (8, 1, 3), (8, 8, 1), (4, 8)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, deep, point, head = self.weights
+        x = self.points[0](x)
+        x = self.points[1](F.conv1d(x, first(), first.bias, 2, 2).relu())
+        y = self.points[2](F.conv1d(x, deep(), deep.bias, 1, 1, 1, 8).relu())
+        x = self.points[4](x + self.points[3](F.conv1d(y, point(), point.bias)))
+        x = self.points[6](self.points[5](F.max_pool1d(x, 2)).mean(-1))
+        return self.points[7](F.linear(x, head(), head.bias))
+
+
+class TestRows(unittest.TestCase):
+    """Convolutions and pools of one dimension."""
+
+    @parameterized.expand(ROWS)
+    def test_codes(self, name: str) -> None:
+        torch.manual_seed(5)
+        weight, function = ROWS[name]
+        x = torch.randn(3, 4, 15) * 2
+        made, counts = compared(program := exported(Step(function, (0.06, -9), weight and Weights(weight)), x), x)
+        assert_equal(counts)
+        assert torch.equal(hop.export.from_tflite(made.buffer).module()(x), program.module()(x))
+
+    @parameterized.expand(["TFLITE", "TFLITE_MICRO", "TFLITE_16X8"])
+    def test_network(self, target: str) -> None:
+        kernels = "micro" if target == "TFLITE_MICRO" else "reference"
+        if kernels == "micro":
+            pytest.importorskip("tflite_micro", reason="needs TensorFlow Lite Micro")
+        torch.manual_seed(6)
+        model, x = Keywords(), torch.randn(4, 3, 80)
+        program = exported(widened(model) if target == "TFLITE_16X8" else model, x, target=getattr(targets, target))
+        found = hop.export.verify_tflite(program, to_tflite(program), (x,), kernels=kernels)
+        assert found.first is None and len(found.rows) == 8, str(found)
+
+    def test_between_layouts(self) -> None:
+        """Convolutions and sums that follow each other are not transposed in between."""
+        torch.manual_seed(6)
+        x = torch.randn(4, 3, 80)
+        graph = graph_of("test", to_tflite(exported(Keywords(), x)).buffer)
+        names = [operator.name for operator in graph.operators]
+        assert names.count("CONV_2D") == 2 and names.count("TRANSPOSE") == 2, names
+
+    def test_without_a_batch(self) -> None:
+        with pytest.raises(NotImplementedError, match="of one dimension are written in batches"):
+            x = torch.randn(4, 15)
+            to_tflite(exported(Step(lambda x: F.avg_pool1d(x, 3), (0.06, -9)), x))
 
 
 class Larger(nn.Module):

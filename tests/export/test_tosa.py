@@ -139,6 +139,11 @@ STEPS = {
     "silu": (ROWS, None, F.silu),
     "gelu": (ROWS, None, F.gelu),
     "exp": (ROWS, None, torch.exp),
+    "rows": (ROWS, (9, 7, 3), lambda x, w, b: F.conv1d(x, w, b, 2, 1)),
+    "depthwise rows": (ROWS, (14, 1, 3), lambda x, w, b: F.conv1d(x, w, b, 1, 0, 2, 7)),
+    "maximum of rows": (ROWS, None, lambda x: F.max_pool1d(x, 3, 2, 1)),
+    "average of rows": (ROWS, None, lambda x: F.avg_pool1d(x, 2)),
+    "adaptive rows": (ROWS, None, lambda x: F.adaptive_avg_pool1d(x, 3)),
     "broadcast": (ROWS, None, lambda x: x + x[0, 0] * x),
 }
 

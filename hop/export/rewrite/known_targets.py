@@ -69,9 +69,10 @@ _VIEWS = (
     *("movedim.int", "movedim.intlist"),
 )
 _SAME = (
-    *("max_pool2d.default", "relu.default", "embedding.default"),
+    *("max_pool1d.default", "max_pool2d.default", "relu.default", "embedding.default"),
     *("upsample_nearest2d.vec", "upsample_nearest2d.default"),
 )  # operators that give codes of their operand
+_POOLS = tuple(f"{kind}avg_pool{n}d.default" for kind in ("", "adaptive_") for n in (1, 2))
 _BILINEAR = ("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
 _INTEGER_OPS = "kernels/internal/reference/integer_ops"
 _RESIZES = "kernels/internal/reference/resize_bilinear.h ResizeBilinearInteger"
@@ -80,7 +81,7 @@ TFLITE = Target(
     "TFLITE",
     (
         Row(
-            ("conv2d.default",),
+            ("conv1d.default", "conv2d.default"),
             GEMMLOWP,
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel; "
             "kernels/kernel_util.cc PopulateConvolutionQuantizationParams",
@@ -106,7 +107,7 @@ TFLITE = Target(
         Row(("add.Tensor", "sub.Tensor"), TfliteAdd(), f"kernels/add.cc Prepare; {_INTEGER_OPS}/add.h AddElementwise"),
         Row(("mean.dim",), TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum"),
         Row(
-            ("avg_pool2d.default", "adaptive_avg_pool2d.default"),
+            _POOLS,
             TfliteAveragePool(),
             f"{_INTEGER_OPS}/pooling.h AveragePool",
         ),
@@ -137,7 +138,7 @@ TFLITE_16X8 = Target(
     "TFLITE_16X8",
     (
         Row(
-            ("conv2d.default",),
+            ("conv1d.default", "conv2d.default"),
             WideFixedPoint(),
             f"{_INTEGER_OPS}/conv.h ConvPerChannel, depthwise_conv.h DepthwiseConvPerChannel, of int16",
         ),
@@ -165,7 +166,7 @@ TFLITE_16X8 = Target(
         ),
         Row(("mean.dim",), TfliteMean(), "kernels/internal/reference/reduce.h QuantizedMeanOrSum, of int16"),
         Row(
-            ("avg_pool2d.default", "adaptive_avg_pool2d.default"),
+            _POOLS,
             TfliteAveragePool(),
             f"{_INTEGER_OPS}/pooling.h AveragePool, of int16",
         ),
@@ -240,11 +241,18 @@ _TOSA_ROWS = (
     Row(("add.Tensor", "sub.Tensor"), TosaAdd(), f"{_SPECIFICATION}, RESCALE, ADD, SUB"),
     Row(("mul.Tensor",), SINGLE, f"{_SPECIFICATION}, RESCALE, MUL"),
     Row(("mean.dim",), TosaMean(), f"{_SPECIFICATION}, RESCALE, REDUCE_SUM"),
-    Row(("avg_pool2d.default", "adaptive_avg_pool2d.default"), TosaAveragePool(), f"{_SPECIFICATION}, AVG_POOL2D"),
+    Row(_POOLS, TosaAveragePool(), f"{_SPECIFICATION}, AVG_POOL2D"),
     Row(("cat.default",), TosaConcatenation(), f"{_SPECIFICATION}, RESCALE, CONCAT"),
     Row(_BILINEAR, TosaResizeBilinear(), f"{_SPECIFICATION}, RESIZE of mode BILINEAR, RESCALE"),
     Row(
-        ("max_pool2d.default", "relu.default", "upsample_nearest2d.vec", "upsample_nearest2d.default", *_VIEWS),
+        (
+            "max_pool1d.default",
+            "max_pool2d.default",
+            "relu.default",
+            "upsample_nearest2d.vec",
+            "upsample_nearest2d.default",
+            *_VIEWS,
+        ),
         SINGLE,
         f"{_SPECIFICATION}, RESCALE, where the scale changes",
     ),
@@ -254,7 +262,7 @@ TOSA_1_0 = Target(
     "TOSA_1_0",
     (
         Row(
-            ("conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
+            ("conv1d.default", "conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
             SINGLE,
             f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL, RESCALE with SINGLE_ROUND",
         ),
@@ -276,7 +284,7 @@ TOSA_1_0_INT16 = Target(
     "TOSA_1_0_INT16",
     (
         Row(
-            ("conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
+            ("conv1d.default", "conv2d.default", "conv_transpose2d.input", "linear.default", "bmm.default"),
             WideFixedPoint(),
             f"{_SPECIFICATION}, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D, MATMUL of int16; RESCALE of int48",
         ),
@@ -369,7 +377,7 @@ ONNX_INTEGER = Target(
         ),
         Row(("softmax.int", "_softmax.default"), OrtSoftmax(), f"{_CONTRIB}/qlinear_softmax.cc; QLinearSoftmax"),
         Row(
-            ("cat.default", *(name for name in _SAME if name != "relu.default"), *_VIEWS),
+            ("cat.default", *(name for name in _SAME if name not in ("relu.default", "max_pool1d.default")), *_VIEWS),
             Division(),
             f"{_CONTRIB}/qlinear_concat.cc, where the scale changes; QLinearConcat",
         ),

@@ -26,9 +26,10 @@ from hop.dispatch.operators import (
     Family,
     aten,
 )
+from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
 from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
-from hop.export.targets.tflite.views import padded, viewed
+from hop.export.targets.tflite.views import padded, reshaped, viewed
 from hop.numerics.interpolation import BILINEAR, resize
 
 _FUNCTIONS = {
@@ -149,12 +150,17 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
 
 
 def _convolution(step: Step) -> None:
+    if step.op in OF_PICTURES:
+        of_rows(step, _convolution, reshaped)
+        return
     x, weight, bias = step.arg(0), step.arg(1), step.arg(2)
     if step.op is aten.conv_transpose2d.input and isinstance(weight, Weight) and len(x.shape) == 4:
         _transposed(step, x, weight)
         return
     if step.op is not aten.conv2d.default or not isinstance(weight, Weight) or len(x.shape) != 4:
-        raise NotImplementedError("convolutions of two dimensions, in batches, with a constant weight are written")
+        raise NotImplementedError(
+            "convolutions of one or two dimensions, in batches, with a constant weight are written"
+        )
     stride, pad, dilation = pair(step.arg(3)), pair(step.arg(4), 0), pair(step.arg(5))
     groups, (out, per_group, *kernel) = step.arg(6, 1), weight.codes.shape
     reach = (dilation[0] * (kernel[0] - 1) + 1, dilation[1] * (kernel[1] - 1) + 1)
@@ -221,10 +227,13 @@ def _mean(step: Step) -> None:
 
 
 def _pool(step: Step) -> None:
-    """Average and maximum pools of two dimensions."""
+    """Average and maximum pools of two dimensions, or of one."""
+    if step.op in OF_PICTURES:
+        of_rows(step, _pool, reshaped)
+        return
     x, name = step.arg(0), step.op._schema.name.removeprefix("aten::")
     if not name.endswith("pool2d") or len(x.shape) != 4:
-        raise NotImplementedError("pools of two dimensions, in batches, are written")
+        raise NotImplementedError("pools of one or two dimensions, in batches, are written")
     is_maximum = name == "max_pool2d"
     if name.startswith("adaptive"):
         kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])

@@ -13,6 +13,7 @@ Order = tuple[int, ...]
 """Which dimension of the program each dimension of the file's tensor is."""
 
 LAST: Order = (0, 2, 3, 1)  # channels last, of pictures
+ROWS: Order = (0, 2, 1)  # channels last, of rows
 
 
 @dataclass
@@ -37,9 +38,11 @@ class Codes:
 
 
 def common_order(values: Sequence[Codes]) -> Order:
-    """The layout in which values are taken together: channels last if one has it, and all have four dimensions."""
-    pictures = all(len(v.shape) == len(LAST) for v in values)
-    return LAST if pictures and any(LAST in v.tensors for v in values) else values[0].plain
+    """The layout in which values are taken together: channels last if one has it, and all have as many dimensions."""
+    for order in (LAST, ROWS):
+        if all(len(v.shape) == len(order) for v in values) and any(order in v.tensors for v in values):
+            return order
+    return values[0].plain
 
 
 def new(file: Any, codes: Codes, order: Order, suffix: str = "") -> Any:
@@ -54,6 +57,6 @@ def tensor(file: Any, codes: Codes, order: Order | None = None) -> Any:
     if order not in codes.tensors:
         have, index = next(iter(codes.tensors.items()))
         by = [have.index(d) for d in order]
-        made = new(file, codes, order, "_last" if order == LAST else "_plain")
+        made = new(file, codes, order, "_plain" if order == codes.plain else "_last")
         codes.tensors[order] = file.transposed(index, by, made)
     return codes.tensors[order]

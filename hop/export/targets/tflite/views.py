@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from hop.export.targets.tflite.steps import Step
-from hop.export.targets.tflite.values import Codes, common_order, new, tensor
+from hop.export.targets.tflite.values import Codes, Order, common_order, new, tensor
 
 
 def viewed(step: Step) -> None:
@@ -32,6 +32,13 @@ def viewed(step: Step) -> None:
             "ReshapeOptions",
             newShape=list(step.result.shape),
         )
+
+
+def reshaped(file: Any, index: Any, codes: Codes, order: Order) -> Any:
+    """A tensor for `codes` in a layout, made of one with as many elements."""
+    shape = [codes.shape[d] for d in order]
+    inputs = [index, file.integers(f"{codes.name}_shape", shape)]
+    return file.operator("RESHAPE", inputs, new(file, codes, order), "ReshapeOptions", {"newShape": shape})
 
 
 def permutation(step: Step, x: Codes) -> list[int]:

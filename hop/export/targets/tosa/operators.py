@@ -25,6 +25,7 @@ from hop.dispatch.operators import (
     aten,
 )
 from hop.export.targets.tflite.operators import bias_codes, pair
+from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
 from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, Order, common_order, tensor
 from hop.export.targets.tosa.file import File
@@ -130,11 +131,20 @@ def _window(
     return sliced(file, x, [0, 0, 0, 0], shape), pads
 
 
+def _in_layout(file: File, x: str, codes: Codes, order: Order) -> str:
+    return reshaped(file, x, tuple(codes.shape[d] for d in order))
+
+
 def _convolution(step: Step) -> None:
+    if step.op in OF_PICTURES:
+        of_rows(step, _convolution, _in_layout)
+        return
     x, weight = step.arg(0), step.arg(1)
     known = (aten.conv2d.default, aten.conv_transpose2d.input)
     if step.op not in known or not isinstance(weight, Weight) or len(x.shape) != 4:
-        raise NotImplementedError("convolutions of two dimensions, in batches, with a constant weight are written")
+        raise NotImplementedError(
+            "convolutions of one or two dimensions, in batches, with a constant weight are written"
+        )
     if step.op is aten.conv_transpose2d.input:
         _transposed(step, x, weight)
         return
@@ -271,10 +281,13 @@ def _mean(step: Step) -> None:
 
 
 def _pool(step: Step) -> None:
-    """Average and maximum pools of two dimensions."""
+    """Average and maximum pools of two dimensions, or of one."""
+    if step.op in OF_PICTURES:
+        of_rows(step, _pool, _in_layout)
+        return
     x, name, file = step.arg(0), step.op._schema.name.removeprefix("aten::"), step.file
     if not name.endswith("pool2d") or len(x.shape) != 4:
-        raise NotImplementedError("pools of two dimensions, in batches, are written")
+        raise NotImplementedError("pools of one or two dimensions, in batches, are written")
     is_maximum = name == "max_pool2d"
     if name.startswith("adaptive"):
         kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
