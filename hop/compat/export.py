@@ -4,7 +4,7 @@ import contextlib
 import contextvars
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,16 @@ def as_decomposition(function: Callable[..., Any]) -> Callable[..., Any]:
             _lowering.reset(token)
 
     return lowered
+
+
+@contextlib.contextmanager
+def of_values() -> Iterator[None]:
+    """Inside a decomposition: what is computed is the value of a node, and no part of a graph."""
+    token = _lowering.set(False)
+    try:
+        yield
+    finally:
+        _lowering.reset(token)
 
 
 def traced(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.utils._pytree import tree_map
 
+from hop.compat.export import of_values
 from hop.compat.subclasses import parts
 
 
@@ -25,7 +26,7 @@ def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kw
     decomposed = maybe_handle_decomp(mode, hop, args, kwargs)
     if decomposed is not NotImplemented:
         return decomposed
-    with disable_proxy_modes_tracing():
+    with disable_proxy_modes_tracing(), of_values():
         out = hop(*args, **kwargs)
     if isinstance(out, list):
         out = tuple(out)  # torch.export saves no others

@@ -5,7 +5,7 @@ import torch
 from hop.dispatch.operators import aten
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import LAST, tensor
-from hop.export.targets.tosa.scales import Scale, rescaled, same, sums
+from hop.export.targets.tosa.scales import Scale, clamped, rescaled, result, same, sums
 from hop.numerics.integer_resize import TosaResizeBilinear, TosaStep, check_range, sizes_of
 from hop.numerics.interpolation import BILINEAR
 from hop.numerics.requantization import WideFixedPoint
@@ -52,6 +52,10 @@ def interpolated(step: Step) -> None:
     one, by = torch.ones(1, dtype=torch.float64), torch.tensor([float(parts)], dtype=torch.float64)
     is_wide = x.dtype == torch.int16
     by_parts = Scale.of(WideFixedPoint(), one, one, by) if is_wide else Scale.number(one / by)
-    made = file.tensor(f"{step.result.name}_mean", shape, x.dtype)
+    alike = x.is_alike(step.result)
+    made = result(step, LAST) if alike else file.tensor(f"{step.result.name}_mean", shape, x.dtype)
     made = rescaled(file, total, made, by_parts, most=parts * 2 ** (15 if is_wide else 7))
-    same(step, made, x, LAST)
+    if alike:
+        clamped(step, made, LAST)
+    else:
+        same(step, made, x, LAST)
