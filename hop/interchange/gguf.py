@@ -37,7 +37,7 @@ class GGUFFile(Mapping[str, Tensor]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metadata, self._entries = read_header(path)
+        self.metadata, self._entries, self._places = read_header(path)
         self._data = torch.from_file(str(path), shared=False, size=os.path.getsize(path), dtype=torch.uint8)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -56,6 +56,18 @@ class GGUFFile(Mapping[str, Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, which is not read."""
         return self._entries[name].shape
+
+    def type(self, name: str) -> str:
+        """The type of a tensor in ggml's words, such as "Q4_K", or its dtype; it is not read."""
+        return type_name(self._entries[name].type)
+
+    def stored_value(self, key: str) -> bytes:
+        """The type and the value of a key of the metadata, as the file has them."""
+        start, stop = self._places[key]
+        return bytes(self._data[start:stop].numpy())
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own reads the tensor
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
