@@ -180,29 +180,3 @@ ENCODERS: dict[int, Callable[[Parts], Tensor]] = {
     40: _nvfp4,
 }
 """By ggml's numbers, as TYPES."""
-
-
-# ---- codes of what a tensor holds
-
-
-def unheld(codes: Tensor, high_codes: Tensor | None, bits: int, signed: bool) -> Tensor:
-    """(n, m) bytes of what is held -> (n, elements) codes: the inverse of hop.interchange.gguf.held, in few passes.
-
-    Args:
-        codes, high_codes: in the plain form, or in that of hop.layouts.Planes.
-        bits, signed: of a code."""
-    raw = codes.contiguous().view(torch.uint8)
-    if high_codes is not None:
-        low = 2 if bits == 3 else 4
-        found = _spread(raw, low) | (_spread(high_codes, bits - low) << low)
-    else:
-        found = raw if bits == 8 else _spread(raw, bits)
-    if not signed:
-        return found
-    found = found.view(torch.int8)
-    return found if bits == 8 else (found << (8 - bits)) >> (8 - bits)
-
-
-def _spread(raw: Tensor, bits: int) -> Tensor:
-    """(n, m) bytes -> (n, 8 m / bits) fields, the lowest bits first."""
-    return torch.stack([(raw >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], 2).flatten(1)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from hop.interchange.files import view_of, whole_file, write
-from hop.interchange.gguf import GGUFFile
-from hop.interchange.gguf_blocks import ENCODERS, unheld
+from hop.interchange.gguf import GGUFFile, unheld
+from hop.interchange.gguf_blocks import ENCODERS
 from hop.interchange.gguf_container import ARRAY, MOST_DIMENSIONS, SCALARS, STRING, is_alignment
 from hop.interchange.gguf_types import PLAIN, TYPES
 from hop.numerics.quantizer import Quantizer
