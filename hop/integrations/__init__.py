@@ -8,7 +8,7 @@ places.py       which layers are quantized, and which stay in floats
 checkpoints.py  load_model: models from GGUF files and from the checkpoints of others
 gguf_models.py  what transformers calls what is in a GGUF file, and in which order
 tokens.py       load_tokenizer: the tokenizer of a GGUF file
-folders.py      quantize_folder: checkpoints quantized file by file; safetensors_files.py reads and writes in pieces
+folders.py      quantize_folder: checkpoints quantized file by file
 experts.py      experts in 3-D parameters
 attention.py    attention of codes, by transformers' AttentionInterface
 cache.py        HopCache, a cache of keys and values as codes

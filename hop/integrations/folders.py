@@ -24,7 +24,8 @@ from hop.integrations.checkpoints import checked_path
 from hop.integrations.config import HopConfig
 from hop.integrations.places import weight_of
 from hop.integrations.quantizer import HopQuantizer
-from hop.integrations.safetensors_files import Entry, Header, Writer, read_header
+from hop.interchange.files import whole_file
+from hop.interchange.safetensors_files import Entry, Header, Writer, read_header
 from hop.nn.conversion import Rules
 from hop.nn.report import Report
 from hop.numerics import blocks
@@ -152,9 +153,8 @@ def _begin(target: Path, source: Path, config: HopConfig, headers: Sequence[Head
 
 
 def _write_text(path: Path, value: Any) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(part, path)
+    with whole_file(path) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())
 
 
 def _finish(source: Path, target: Path, places: dict[str, str], config: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 raise ValueError(f"{path}: the index lists tensor {name!r}, which no file has; download them again")
         self._kinds = _found(self._files, self._methods(self.config))
         taken = {name for _, parts in self._kinds.values() for name in parts.values()}
-        self._names = [*self._kinds, *(name for name in self._files if name not in taken and name not in self._kinds)]
+        self._names = dict.fromkeys([*self._kinds, *(name for name in self._files if name not in taken)])
 
     def _methods(self, config: Config) -> Iterable[Kind]:
         method: Any = config.get("quant_method")
@@ -122,6 +122,9 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def _plain(self, name: str) -> Tensor:
         return self._files[name].get_tensor(name)
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own reads the tensor
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -35,7 +35,7 @@ from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, MinMax
 from hop.numerics.stored_scales import StoredScales
 
-_NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32, divided=True))
+NVFP4 = Quantizer(E2M1, (1, 16), StoredScales(E4M3, outer=(-1, -1), outer_dtype=torch.float32, divided=True))
 
 
 def read_packed(parts: Parts, config: Config) -> Weight:
@@ -50,7 +50,7 @@ def _fp4(parts: Parts, packed: Tensor) -> Weight:
         scale = parts.get("weight_scale", torch.float8_e4m3fn, ndim=2)
         outer = parts.get("weight_global_scale", torch.float32)
         outer = parts.fits("weight_global_scale", outer, (1, 1), (1,), ())
-        return Weight(parts.built(_NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
+        return Weight(parts.built(NVFP4, shape, torch.bfloat16, codes=packed, scale=scale, outer_scale=outer))
     scale = parts.get("weight_scale", torch.uint8, ndim=2)
     return Weight(parts.built(MXFP4, shape, torch.bfloat16, codes=packed, scale=scale))
 
@@ -110,10 +110,13 @@ def read_plain(parts: Parts, config: Config) -> Weight:
 
 
 def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor, fits: Any) -> tuple[int, Block]:
-    """The bits and the block of a weight: those of the groups of the configuration which its tensors fit."""
-    groups = config.get("config_groups")
+    """The bits and the block of a weight: those of the groups of the configuration which its tensors fit; of those
+    that name its module, if one does."""
+    held: Any = config.get("config_groups")
+    groups = list(cast("dict[str, Any]", held).values()) if isinstance(held, dict) else []
+    named = [group for group in groups if parts.name.removesuffix(".weight") in _targets(group)]
     found: set[tuple[int, Block]] = set()
-    for group in cast("dict[str, Any]", groups).values() if isinstance(groups, dict) else ():
+    for group in named or groups:
         args = cast("dict[str, Any]", group).get("weights") if isinstance(group, dict) else None
         if not isinstance(args, dict):
             continue
@@ -133,6 +136,12 @@ def _scheme(parts: Parts, config: Config, shape: tuple[int, ...], scale: Tensor,
             f"config_groups, and {many}"
         )
     return found.pop()
+
+
+def _targets(group: Any) -> list[Any]:
+    """What a group of the configuration names."""
+    targets: Any = cast("dict[str, Any]", group).get("targets") if isinstance(group, dict) else None
+    return cast("list[Any]", targets) if isinstance(targets, list) else []
 
 
 def _block(args: dict[str, Any]) -> Block | None:

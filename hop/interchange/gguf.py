@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hop.interchange.gguf_container import Entry, read_header, type_name
 from hop.interchange.gguf_types import PLAIN, TYPES, BlockType
+from hop.numerics.packing import PACKED
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
@@ -37,7 +38,7 @@ class GGUFFile(Mapping[str, Tensor]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metadata, self._entries = read_header(path)
+        self.metadata, self._entries, self._places = read_header(path)
         self._data = torch.from_file(str(path), shared=False, size=os.path.getsize(path), dtype=torch.uint8)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -56,6 +57,18 @@ class GGUFFile(Mapping[str, Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, which is not read."""
         return self._entries[name].shape
+
+    def type(self, name: str) -> str:
+        """The type of a tensor in ggml's words, such as "Q4_K", or its dtype; it is not read."""
+        return type_name(self._entries[name].type)
+
+    def stored_value(self, key: str) -> bytes:
+        """The type and the value of a key of the metadata, as the file has them."""
+        start, stop = self._places[key]
+        return bytes(self._data[start:stop].numpy())
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own reads the tensor
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -146,3 +159,29 @@ def _gathered(fields: Tensor, bits: int) -> Tensor:
         return (x | (x >> 6) | (x >> 12) | (x >> 18)).to(torch.uint8)
     # Σ bit[i] 2^(8 i) · Σ 2^(7 k), k from 1 to 8, has bit[i] at 56 + i, and nothing else there.
     return ((fields.view(torch.int64) * 0x0102040810204080) >> 56).to(torch.uint8)
+
+
+def unheld(codes: Tensor, high_codes: Tensor | None, bits: int, signed: bool) -> Tensor:
+    """(n, m) bytes of what is held -> (n, elements and what fills the last byte) codes: the inverse of `held`, in few
+    passes.
+
+    Args:
+        codes, high_codes: in the plain form, or in that of hop.layouts.Planes.
+        bits, signed: of a code."""
+    raw = codes.contiguous().view(torch.uint8)
+    if high_codes is not None:
+        low = 2 if bits == 3 else 4
+        below, above = _spread(raw, low), _spread(high_codes, bits - low)
+        size = min(below.shape[1], above.shape[1])  # the last byte of each may have more
+        found = below[:, :size] | (above[:, :size] << low)
+    else:
+        found = _spread(raw, bits) if bits in PACKED else raw
+    if not signed:
+        return found
+    found = found.view(torch.int8)
+    return found if bits == 8 else (found << (8 - bits)) >> (8 - bits)
+
+
+def _spread(raw: Tensor, bits: int) -> Tensor:
+    """(n, m) bytes -> (n, 8 m / bits) fields, the lowest bits first."""
+    return torch.stack([(raw >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], 2).flatten(1)

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from hop.interchange.gguf_types import OTHERS, PLAIN, TYPES
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
 _LEAST_KEY, _LEAST_TENSOR = 13, 24  # bytes
 _DEEPEST = 4  # arrays in arrays
-_MOST_DIMENSIONS = 4
+MOST_DIMENSIONS = 4
 _LARGEST = 2**63 - 1
 
 
@@ -39,6 +39,7 @@ class Entry(NamedTuple):
 class Header(NamedTuple):
     metadata: dict[str, Any]
     entries: dict[str, Entry]
+    places: dict[str, tuple[int, int]]  # of the type and value of each key in the file
 
 
 def read_header(path: Path) -> Header:
@@ -50,6 +51,11 @@ def read_header(path: Path) -> Header:
         raise ValueError(f"{path} is no GGUF file: it has {size} bytes, fewer than a header")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _Reader(path, data).header()
+
+
+def is_alignment(value: Any) -> bool:
+    """Whether tensors may begin at multiples of it."""
+    return type(value) is int and 1 <= value <= 2**20 and value & (value - 1) == 0
 
 
 def type_name(number: int) -> str:
@@ -85,19 +91,19 @@ class _Reader:
             raise self.error(f"has a text that is no UTF-8, before byte {self.at}") from error
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        if kind in _SCALARS:
-            return self.scalar(_SCALARS[kind])
-        if kind == _STRING:
+        if kind in SCALARS:
+            return self.scalar(SCALARS[kind])
+        if kind == STRING:
             return self.string()
-        if kind != _ARRAY or depth == _DEEPEST:
+        if kind != ARRAY or depth == _DEEPEST:
             raise self.error(f"has a value of type {kind}, {depth} arrays deep, which no GGUF file has")
         inner, count = self.scalar("I"), self.scalar("Q")
-        code = _SCALARS.get(inner)
-        least = struct.calcsize(f"<{code}") if code else 8 if inner == _STRING else 12
+        code = SCALARS.get(inner)
+        least = struct.calcsize(f"<{code}") if code else 8 if inner == STRING else 12
         self.check_count(count, least)
         if code:
             return list(struct.unpack(f"<{count}{code}", self.take(count * least)))
-        if inner == _STRING:
+        if inner == STRING:
             return self.strings(count)
         return [self.value(inner, depth + 1) for _ in range(count)]
 
@@ -132,17 +138,20 @@ class _Reader:
         tensors, keys = self.scalar("Q"), self.scalar("Q")
         self.check_count(keys, _LEAST_KEY)
         metadata: dict[str, Any] = {}
+        places: dict[str, tuple[int, int]] = {}
         for i in range(keys):
             self.what = f"key {i} of the metadata"
             key = self.string()
             self.what = f"key {key!r} of the metadata"
             if key in metadata:
                 raise self.error("is there twice")
+            start = self.at
             metadata[key] = self.value(self.scalar("I"))
+            places[key] = start, self.at
         self.what = "the list of tensors"
         self.check_count(tensors, _LEAST_TENSOR)
         found = [self.tensor(i) for i in range(tensors)]
-        return Header(metadata, self.placed(found, metadata.get("general.alignment", 32)))
+        return Header(metadata, self.placed(found, metadata.get("general.alignment", 32)), places)
 
     def tensor(self, i: int) -> Entry:
         """A tensor, its start counted in the data, its bytes not yet."""
@@ -150,8 +159,8 @@ class _Reader:
         name = self.string()
         self.what = f"tensor {name!r}"
         ndim = self.scalar("I")
-        if ndim > _MOST_DIMENSIONS:
-            raise self.error(f"has {ndim} dimensions; {_MOST_DIMENSIONS} is the most")
+        if ndim > MOST_DIMENSIONS:
+            raise self.error(f"has {ndim} dimensions; {MOST_DIMENSIONS} is the most")
         shape = tuple(self.scalar("Q") for _ in range(ndim))[::-1]
         if math.prod(max(n, 1) for n in shape) > _LARGEST:
             raise self.error(f"has sizes {shape}, more elements than 63 bits count")
@@ -160,7 +169,7 @@ class _Reader:
     def placed(self, found: list[Entry], alignment: Any) -> dict[str, Entry]:
         """The tensors by name, each where it lies in the file."""
         self.what = "key 'general.alignment' of the metadata"
-        if not isinstance(alignment, int) or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
+        if not is_alignment(alignment):
             raise self.error(f"must be a power of two up to 2^20, got {alignment!r}")
         data = -(-self.at // alignment) * alignment
         entries: dict[str, Entry] = {}

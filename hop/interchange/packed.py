@@ -114,6 +114,25 @@ def unpacked(words: Tensor, bits: int, size: int) -> Tensor:
     return ((pair >> (at % 8)) & (2**bits - 1)).to(torch.uint8)
 
 
+def packed_words(codes: Tensor, bits: int) -> Tensor:
+    """(n, size) uint8 -> (n, words) int32: the inverse of `unpacked`; what is beyond the last integer is 0."""
+    rows, size = codes.shape
+    words = -(-size * bits // 32)
+    if bits in (1, 2, 4, 8):
+        each = 8 // bits
+        fields = torch.nn.functional.pad(codes, (0, 4 * words * each - size)).unflatten(1, (-1, each))
+        raw = fields[:, :, 0]
+        for i in range(1, each):
+            raw = raw | (fields[:, :, i] << (i * bits))
+        return raw.contiguous().view(torch.int32)
+    single = torch.stack([(codes >> i) & 1 for i in range(bits)], 2).flatten(1)
+    single = torch.nn.functional.pad(single, (0, 32 * words - size * bits)).unflatten(1, (-1, 8))
+    raw = single[:, :, 0]
+    for i in range(1, 8):
+        raw = raw | (single[:, :, i] << i)
+    return raw.contiguous().view(torch.int32).reshape(rows, words)
+
+
 def assembled(
     quantizer: Quantizer, shape: Sequence[int], dtype: torch.dtype, codes: Callable[[int, int], Tensor], **rest: Tensor
 ) -> QuantizedTensor:

@@ -1,9 +1,15 @@
 """quantize_folder: what from_pretrained makes of the same folder, in little memory; killed, and finished."""
 
 import json
+import multiprocessing
+import os
+import random
+import signal
 import subprocess
 import sys
+import time
 import unittest
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +28,17 @@ safetensors: Any = pytest.importorskip("safetensors.torch")
 from hop.integrations import HopConfig, quantize_folder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
+
+
+def quantizing(folder: Path, out: Path, started: Any) -> None:
+    """What a process does that is killed."""
+    torch.set_num_threads(1)
+    started.set()
+    quantize_folder(folder, out, "int8")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 class TestFolders(InFolder):
@@ -129,6 +146,52 @@ class TestFolders(InFolder):
         want = transformers.LlamaForCausalLM.from_pretrained(self.floats, quantization_config=HopConfig("int8"))
         got = transformers.LlamaForCausalLM.from_pretrained(self.out)
         assert torch.equal(got(IDS).logits, want(IDS).logits)
+
+    def killed(self, times: int, seed: int) -> None:
+        """Processes killed at random moments, each in a folder of its own and all in one: what is there is whole, or
+        the next run makes it so, with the bytes of a run that nobody disturbs."""
+        context, rng = multiprocessing.get_context("forkserver"), random.Random(seed)
+        context.set_forkserver_preload(["hop.integrations", __name__])  # so that processes begin at once
+        self.written("int8", shards="20KB")
+        want = contents(self.out)
+
+        def run(out: Path, seconds: float | None) -> float:
+            started = context.Event()
+            process = context.Process(target=quantizing, args=(self.floats, out, started))
+            process.start()
+            assert started.wait(120)
+            begin = time.perf_counter()
+            process.join(seconds)
+            taken = time.perf_counter() - begin
+            if process.is_alive():
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            return taken
+
+        seconds = min(run(self.folder / f"timed{i}", None) for i in range(2))
+        unfinished = 0
+        for i in range(times):
+            for out in (self.folder / f"out{i}", self.folder / "all"):
+                run(out, rng.uniform(0, seconds))
+                if (out / "config.json").exists():
+                    assert contents(out) == want, "it says that it is whole, and is not"
+                    continue
+                unfinished += 1
+                if out.name != "all":
+                    quantize_folder(self.floats, out, "int8")
+                    assert contents(out) == want, i
+        assert unfinished > times // 4, (unfinished, times, seconds)
+        quantize_folder(self.floats, self.folder / "all", "int8")
+        assert contents(self.folder / "all") == want
+
+    @pytest.mark.full
+    def test_killed_at_random(self):
+        self.killed(4, seed=0)
+
+    @pytest.mark.exhaustive
+    def test_killed_at_many_moments(self):
+        self.killed(20, seed=1)
 
     def test_raises(self):
         with self.assertRaisesRegex(FileNotFoundError, "has no config.json"):

@@ -6,16 +6,16 @@ The package opens each file first, and so checks its header. Source: the format'
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
 import torch
 from torch import Tensor
 
-_DTYPES = {
+from hop.interchange.files import view_of, whole_file, write
+
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -30,7 +30,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _PIECE = 2**24  # bytes that are copied at once
 
 
@@ -75,7 +75,7 @@ class Header(NamedTuple):
     def _read(self, start: int, into: Tensor) -> None:
         with open(self.path, "rb", buffering=0) as file:
             file.seek(start)
-            view, at = _bytes(into), 0
+            view, at = view_of(into), 0
             while at < len(view):
                 count = file.readinto(view[at:])
                 if not count:
@@ -85,6 +85,8 @@ class Header(NamedTuple):
 
 def read_header(path: Path) -> Header:
     """The tensors of a file. Raises ValueError for one that is not whole."""
+    import safetensors
+
     try:
         with safetensors.safe_open(str(path), "pt"):
             pass
@@ -97,10 +99,10 @@ def read_header(path: Path) -> Header:
     for name, own in held.items():
         if name == "__metadata__":
             continue
-        if own["dtype"] not in _DTYPES:
+        if own["dtype"] not in DTYPES:
             raise ValueError(f"{path}: tensor {name!r} is of dtype {own['dtype']}, which is not read")
         start, end = (8 + length + at for at in own["data_offsets"])
-        entries.append(Entry(name, _DTYPES[own["dtype"]], tuple(own["shape"]), start, end))
+        entries.append(Entry(name, DTYPES[own["dtype"]], tuple(own["shape"]), start, end))
     return Header(path, {e.name: e for e in sorted(entries, key=lambda e: e.start)})
 
 
@@ -114,12 +116,12 @@ class Writer:
     """
 
     def __init__(self, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
-        self._path, self._part = path, path.with_name(f"{path.name}.part")
+        self._path = path
         header: dict[str, Any] = {"__metadata__": dict(metadata)}
         at = 0
         for e in sorted(entries, key=lambda e: -e.dtype.itemsize):  # each then begins at a multiple of its size
             header[e.name] = {
-                "dtype": _NAMES[e.dtype],
+                "dtype": NAMES[e.dtype],
                 "shape": list(e.shape),
                 "data_offsets": [at, at + e.bytes],
             }
@@ -130,36 +132,24 @@ class Writer:
         self._begin, self._size = len(text).to_bytes(8, "little") + text, 8 + len(text) + at
 
     def __enter__(self) -> "Writer":
-        self._file = open(self._part, "wb", buffering=0)
-        self._write(0, torch.frombuffer(bytearray(self._begin), dtype=torch.uint8))
+        self._whole = whole_file(self._path)
+        self._file = self._whole.__enter__()
+        write(self._file, self._begin)
         return self
 
     def write(self, name: str, start: int, data: Tensor) -> None:
         """Bytes of a tensor, from byte `start` of it."""
-        self._write(self._entries[name].start + start, data)
+        self._file.seek(self._entries[name].start + start)
+        write(self._file, view_of(data))
 
     def write_rows(self, name: str, first: int, data: Tensor) -> None:
         """Rows of a tensor, from row `first`."""
         entry = self._entries[name]
-        row = entry.bytes // max(entry.shape[0], 1)
+        row = entry.bytes // max(entry.shape[0], 1) if entry.shape else entry.bytes
         if data.numel():
-            self.write(name, first * row, data.detach().contiguous().flatten().view(torch.uint8))
-
-    def _write(self, at: int, data: Tensor) -> None:
-        self._file.seek(at)
-        view = _bytes(data)
-        while len(view):
-            view = view[self._file.write(view) :]
+            self.write(name, first * row, data.detach().cpu().contiguous().flatten().view(torch.uint8))
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
         if kind is None:
             self._file.truncate(self._size)
-            os.fsync(self._file.fileno())
-        self._file.close()
-        if kind is None:
-            os.replace(self._part, self._path)
-
-
-def _bytes(data: Tensor) -> memoryview:
-    array: Any = data.numpy()
-    return memoryview(array)
+        self._whole.__exit__(kind, *rest)

@@ -1,0 +1,327 @@
+"""Tensors written to a GGUF file, version 3, as llama.cpp and the package gguf read it.
+
+    hop.interchange.save_gguf("model.gguf", tensors, {"general.architecture": "llama"})
+
+A file that was read and is written again, with `like` itself, has the same bytes but where several bytes stand for one
+number (hop.interchange.gguf_blocks).
+"""
+
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from hop.interchange.files import view_of, whole_file, write
+from hop.interchange.gguf import GGUFFile, unheld
+from hop.interchange.gguf_blocks import ENCODERS
+from hop.interchange.gguf_container import ARRAY, MOST_DIMENSIONS, SCALARS, STRING, is_alignment
+from hop.interchange.gguf_types import PLAIN, TYPES
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.spelling import shown
+from hop.tensor import QuantizedTensor
+
+__all__ = ["gguf_quantizer", "save_gguf"]
+
+_AT_ONCE = 2**20  # elements that are encoded at once
+_LONGEST_NAME = 63  # bytes; llama.cpp reads no longer one
+_NUMBERS = {dtype: number for number, dtype in PLAIN.items()}
+_UINT32, _INT32, _FLOAT32, _BOOL, _UINT64, _INT64 = 4, 5, 6, 7, 10, 11
+_DTYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.uint16: 2,
+    torch.int16: 3,
+    torch.uint32: _UINT32,
+    torch.int32: _INT32,
+    torch.float32: _FLOAT32,
+    torch.bool: _BOOL,
+    torch.uint64: _UINT64,
+    torch.int64: _INT64,
+    torch.float64: 12,
+}
+
+
+class _Planned(NamedTuple):
+    """A tensor of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    bytes: int
+
+
+def save_gguf(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    like: GGUFFile | None = None,
+) -> None:
+    """Write tensors to a GGUF file, each as it is: codes are never quantized again.
+
+    A QuantizedTensor becomes blocks of the type whose quantizer it has (`gguf_quantizer` gives those of all), in any
+    layout that becomes codes again; a plain tensor stays in its dtype. The numbers that others read are those of
+    `hop.dequantize`, bit for bit, but that MXFP4 and NVFP4 have one zero: -0 becomes 0. The file is written beside its
+    place and put there when it is whole and on disk. Each tensor is asked for twice, first for its form, so that a
+    mapping which makes its tensors when they are asked for, such as a GGUFFile, has one of them in memory at a time.
+
+    Args:
+        path: of the file, in a folder that is there; a file of that name is replaced, a GGUFFile of it stays whole.
+        tensors: by the names that the file is to have; of one to four dimensions, of which the last is a whole number
+            of blocks (32 elements, of NVFP4 64, and 256 of the types named K, XS and TQ).
+        metadata: keys and values: bool, int, float, text, lists of one of these, or tensors of up to one dimension,
+            whose dtype is the type in the file. An int is a uint32, if it is negative or in a list an int32, and of 64
+            bits where it has to be; a float is a float32. llama.cpp asks for "general.architecture" and the keys of
+            that architecture.
+        like: a file from which types are taken: of keys that it has too, and of tensors by the same name which two
+            types fit (TQ1_0 and TQ2_0; the latter without this).
+
+    Raises:
+        TypeError: an argument is of another type.
+        FileNotFoundError: the folder of the file is not there.
+        ValueError: a tensor is by a quantizer that is none of the types', or has sizes that they have not; a name, a
+            key or a value cannot be written. Nothing is written then.
+    """
+    place = _checked(path, tensors, like)
+    known = _known()
+    planned = [_planned(name, tensors[name], like, known) for name in tensors]  # one of them alive at a time
+    values = b"".join(_key(name, value, like) for name, value in (metadata or {}).items())
+    alignment = (metadata or {}).get("general.alignment", 32)
+    if not is_alignment(alignment):
+        raise ValueError(
+            f"save_gguf: metadata['general.alignment'] must be a power of two up to 2^20, got {alignment!r}; give 32"
+        )
+    head, at = struct.pack("<4sIQQ", b"GGUF", 3, len(planned), len(metadata or {})) + values, 0
+    for each in planned:
+        sizes = struct.pack(f"<I{len(each.shape)}Q", len(each.shape), *each.shape[::-1])
+        head += _text(each.name) + sizes + struct.pack("<IQ", each.type, at)
+        at += -(-each.bytes // alignment) * alignment
+    with whole_file(place) as file:
+        write(file, head + bytes(-len(head) % alignment))
+        for each in planned:
+            _write(file, each, tensors[each.name], like, known)
+            write(file, bytes(-each.bytes % alignment))
+
+
+def gguf_quantizer(name: str) -> Quantizer:
+    """The quantizer of a type of GGUF's blocks, by which `save_gguf` writes that type.
+
+    Args:
+        name: of the type, such as "Q4_0" or "Q6_K".
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    found = {t.name: t.quantizer for t in TYPES.values()}
+    if not isinstance(name, str) or name not in found:
+        raise ValueError(f"gguf_quantizer: name must be one of {', '.join(found)}; got {name!r}: take one of them")
+    return found[name]
+
+
+def _checked(path: Any, tensors: Any, like: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"save_gguf: path must be text or a Path, got {shown(path)}; give one such as 'm.gguf'")
+    if not isinstance(tensors, Mapping):
+        raise TypeError(
+            f"save_gguf: tensors must be a mapping from names to tensors, got {shown(tensors)}; give one such as a dict"
+        )
+    if like is not None and not isinstance(like, GGUFFile):
+        raise TypeError(f"save_gguf: like must be what open_gguf gives, or None; got {shown(like)}; open the file")
+    place = Path(cast("str | os.PathLike[str]", path))
+    if not place.parent.is_dir():
+        raise FileNotFoundError(f"save_gguf: path must lie in a folder that is there, got {str(path)!r}; make it first")
+    return place
+
+
+# ---- tensors
+
+
+def _known() -> dict[Any, int]:
+    """The types by what a quantizer means; of two the last."""
+    return {_meaning(t.quantizer): number for number, t in TYPES.items()}
+
+
+def _meaning(q: Quantizer) -> Any:
+    """What codes and scales by a quantizer mean: nothing of how they were found, or are laid out."""
+    sizes = list(q.block)
+    while len(sizes) > 1 and sizes[0] == 1:
+        sizes.pop(0)
+    return q.format, tuple(sizes), q.scale, q.flat, q.hadamard
+
+
+def _planned(name: Any, tensor: Any, like: GGUFFile | None, known: Mapping[Any, int]) -> _Planned:
+    if not isinstance(name, str) or len(_text(name)) > 8 + _LONGEST_NAME:
+        raise ValueError(
+            f"save_gguf: names of tensors must be text of {_LONGEST_NAME} bytes at most, got {name!r}; shorten it"
+        )
+    if not isinstance(tensor, Tensor) or tensor.is_meta:
+        raise TypeError(f"save_gguf: tensors[{name!r}] must be a tensor with data, got {shown(tensor)}; load it first")
+    shape = tuple(tensor.shape)
+    if not 1 <= len(shape) <= MOST_DIMENSIONS:
+        raise ValueError(
+            f"save_gguf: tensors[{name!r}] has shape {shape}; a file has tensors of 1 to {MOST_DIMENSIONS} dimensions: "
+            "reshape it"
+        )
+    number = _type(name, tensor, like, known)
+    if number in PLAIN:
+        return _Planned(name, shape, number, math.prod(shape) * PLAIN[number].itemsize)
+    t = TYPES[number]
+    if shape[-1] % t.elements:
+        raise ValueError(
+            f"save_gguf: tensors[{name!r}] has shape {shape}, and rows of type {t.name} are multiples of {t.elements}; "
+            "fill them up, or take another type"
+        )
+    return _Planned(name, shape, number, math.prod(shape) // t.elements * t.bytes)
+
+
+def _type(name: str, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, int]) -> int:
+    """The number of a tensor's type."""
+    if not isinstance(tensor, QuantizedTensor):
+        if tensor.dtype not in _NUMBERS:
+            dtypes = ", ".join(str(d) for d in _NUMBERS)
+            raise ValueError(f"save_gguf: tensors[{name!r}] is {tensor.dtype}, and a file has {dtypes}; convert it")
+        return _NUMBERS[tensor.dtype]
+    q = tensor.quantizer
+    if "rowwise" not in tensor.usages:
+        raise ValueError(f"save_gguf: tensors[{name!r}] has no row-wise copy, which a file holds; quantize it with one")
+    number = known.get(_meaning(q))
+    if number is None or q.is_decoded():
+        why = (
+            "it holds numbers in the place of codes" if q.is_decoded() else "no type of GGUF means its codes and scales"
+        )
+        raise ValueError(
+            f"save_gguf: tensors[{name!r}] is by {q}: {why}; quantize it by one that "
+            "hop.interchange.gguf_quantizer gives, or dequantize it"
+        )
+    if like is not None and name in like:
+        said = next((n for n, t in TYPES.items() if t.name == like.type(name)), None)
+        if said is not None and _meaning(TYPES[said].quantizer) == _meaning(q):
+            return said
+    return number
+
+
+def _write(file: BinaryIO, each: _Planned, tensor: Tensor, like: GGUFFile | None, known: Mapping[Any, int]) -> None:
+    if _planned(each.name, tensor, like, known) != each:
+        raise ValueError(f"save_gguf: tensors[{each.name!r}] is another tensor than when it was first asked for")
+    if isinstance(tensor, QuantizedTensor):
+        for part in _blocks(each.name, tensor, each.type):
+            write(file, view_of(part))
+    elif tensor.numel():
+        write(file, view_of(tensor.detach().cpu().contiguous().flatten().view(torch.uint8)))
+
+
+def _blocks(name: str, tensor: QuantizedTensor, number: int) -> Iterator[Tensor]:
+    """The blocks of a tensor, some at a time."""
+    t, q, buffers = TYPES[number], tensor.quantizer, tensor.buffers()
+    if q.layout not in (None, t.quantizer.layout) or q.is_dense() != t.quantizer.is_dense():
+        buffers = q.packed(buffers, tuple(tensor.shape), t.quantizer.layout)
+    count = tensor.numel() // t.elements
+    names = ["codes", *t.quantizer.stored()]
+    rows = {key: buffers[key].detach().cpu().contiguous().view(count, -1) for key in names} if count else {}
+    format = t.quantizer.format
+    for start in range(0, count, step := max(_AT_ONCE // t.elements, 1)):
+        some = {key: data[start : start + step] for key, data in rows.items()}
+        codes = unheld(some["codes"], some.pop("high_codes", None), format.bits, format.dtype.is_signed)
+        if t.name == "TQ1_0" and bool((codes > 2).any()):
+            raise ValueError(f"save_gguf: tensors[{name!r}] has codes above 2, which TQ1_0 has not; leave like out")
+        yield ENCODERS[number](some | {"codes": codes})
+
+
+# ---- metadata
+
+
+def _text(text: str) -> bytes:
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"save_gguf: {text!r} is no text that UTF-8 has; take the surrogates out") from error
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _key(key: Any, value: Any, like: GGUFFile | None) -> bytes:
+    """A key, the type of its value, and the value."""
+    if not isinstance(key, str):
+        raise TypeError(f"save_gguf: keys of metadata must be text, got {key!r}; rename it")
+    stored = like.stored_value(key) if like is not None and key in like.metadata else None
+    if stored is not None and like is not None and _equal(like.metadata[key], value):
+        return _text(key) + stored
+    try:
+        kinds = _kinds(value) if stored is None else _stored_kinds(stored)
+        return _text(key) + struct.pack("<I", kinds[0]) + _value(value, kinds)
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise ValueError(
+            f"save_gguf: metadata[{key!r}] is {shown(value)}: {error}; give numbers, text or lists of one type, or a "
+            "tensor whose dtype says the type"
+        ) from error
+
+
+def _stored_kinds(stored: bytes) -> list[int]:
+    """The types of a value as a file has it, without the counts of its lists."""
+    kinds = [*struct.unpack("<I", stored[:4])]
+    while kinds[-1] == ARRAY:
+        kinds += struct.unpack_from("<I", stored, 4 + 12 * (len(kinds) - 1))
+    return kinds
+
+
+def _equal(held: Any, value: Any) -> bool:
+    return type(held) is type(value) and held == value
+
+
+def _kinds(value: Any) -> list[int]:
+    """The type of a value, and where it is a list that of its items, and of theirs."""
+    if isinstance(value, Tensor):
+        if value.dim() > 1 or value.dtype not in _DTYPES:
+            raise TypeError(f"it is {value.dtype} of {tuple(value.shape)}")
+        return [ARRAY, _DTYPES[value.dtype]] if value.dim() else [_DTYPES[value.dtype]]
+    if not isinstance(value, list | tuple):
+        return [_kind([value], _UINT32)]
+    items = list(cast("list[Any]", value))
+    if not items:
+        raise ValueError("an empty list has no type")
+    if any(isinstance(item, list | tuple | Tensor) for item in items):
+        found = [_kinds(item) for item in items]
+        if any(kinds != found[0] for kinds in found):
+            raise TypeError("its lists are of several types")
+        return [ARRAY, *found[0]]
+    return [ARRAY, _kind(items, _INT32)]
+
+
+def _kind(items: list[Any], integer: int) -> int:
+    """The type of numbers or texts; `integer` for integers that fit it, and are not negative if it has no sign."""
+    types = {type(item) for item in items}
+    if types == {bool}:
+        return _BOOL
+    if types == {str}:
+        return STRING
+    if types == {int}:
+        low, high = min(items), max(items)
+        if integer == _UINT32 and low >= 0:
+            return _UINT32 if high < 2**32 else _UINT64
+        return _INT32 if low >= -(2**31) and high < 2**31 else _UINT64 if low >= 0 else _INT64
+    if types <= {int, float}:
+        return _FLOAT32
+    raise TypeError(f"it has values of {', '.join(sorted(t.__name__ for t in types))}")
+
+
+def _value(value: Any, kinds: list[int]) -> bytes:
+    value = value.tolist() if isinstance(value, Tensor) else value
+    if kinds[0] == STRING:
+        if not isinstance(value, str):
+            raise TypeError("it must be text")
+        return _text(value)
+    if kinds[0] != ARRAY:
+        if isinstance(value, bool) != (kinds[0] == _BOOL):
+            raise TypeError("it must be a bool where the file has one, and there alone")
+        return struct.pack(f"<{SCALARS[kinds[0]]}", value)
+    if not isinstance(value, list | tuple):
+        raise TypeError("it must be a list")
+    items = cast("list[Any]", value)
+    head = struct.pack("<IQ", kinds[1], len(items))
+    if kinds[1] in SCALARS:
+        return head + struct.pack(f"<{len(items)}{SCALARS[kinds[1]]}", *items)
+    return head + b"".join(_value(item, kinds[1:]) for item in items)
