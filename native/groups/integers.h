@@ -135,20 +135,20 @@ public:
 private:
     float* terms(int i, int64_t j) const { return terms_ + (i * kColumns + j) * steps_.padded; }
 
-    // The sums of bytes of 16 units.
-    template <int Rows>
-    HOP_INLINED void sums(const uint8_t* low, const uint8_t* high, int64_t unit, const RowOfCodes* x, Ints (&sums)[Rows]) const {
+    // The sums of bytes of 16 units, from block `first` on. `Whole` where all of them are there.
+    template <int Rows, bool Whole>
+    static HOP_INLINED inline void sums(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t first,
+                                        int64_t chunks, const int8_t* const (&x)[Rows], Ints (&sums)[Rows]) {
         constexpr int64_t blocks = Steps<F>::kBlocks;
         Ints e[Rows][blocks];
-        const int64_t first = unit / 16 * blocks;
         HOP_UNROLL
         for (int b = 0; b < blocks; ++b) {
             HOP_UNROLL
             for (int i = 0; i < Rows; ++i) e[i][b] = all_ints(0);
-            if (4 * (first + b) >= steps_.chunks) continue;
-            const Block w = block_of<F>(codes_, low, high, first + b, steps_.chunks);
+            if (!Whole && 4 * (first + b) >= chunks) continue;
+            const Block w = block_of<F>(codes, low, high, first + b, Whole ? 4 * (first + b) + 4 : chunks);
             HOP_UNROLL
-            for (int i = 0; i < Rows; ++i) e[i][b] = codes_.dot(e[i][b], w, x[i].codes + (first + b) * kBlock);
+            for (int i = 0; i < Rows; ++i) e[i][b] = codes.dot(e[i][b], w, x[i] + (first + b) * kBlock);
         }
         HOP_UNROLL
         for (int i = 0; i < Rows; ++i) {
@@ -157,26 +157,43 @@ private:
         }
     }
 
-    // The terms of row j where each unit has its scales.
-    void of_units(int64_t row, int64_t j, RowScales s) const {
+    // The terms of row j where each unit has its scales. What it reads are its own copies, which stay in registers.
+    __attribute__((noinline)) void of_units(int64_t row, int64_t j, RowScales s) const {
+        const Codes<F::kBits> codes = codes_;
         const uint8_t *low = weight_.codes(row), *high = weight_.high(row);
-        for (int64_t unit = 0; unit < steps_.units; unit += 16) {
-            Ints found[M];
-            sums<M>(low, high, unit, x_, found);
+        const int8_t* x[M];
+        const int32_t* added[M];
+        const float *x_scale[M], *x_sum[M];
+        float* to[M];
+        for (int i = 0; i < M; ++i) x[i] = x_[i].codes, added[i] = x_[i].added, x_scale[i] = x_[i].scale, x_sum[i] = x_[i].sum, to[i] = terms(i, j);
+        const auto finish = [&](const Ints (&found)[M], int64_t unit) HOP_INLINED {
             const Lanes scale = load(s.scale + unit);
             HOP_UNROLL
             for (int i = 0; i < M; ++i) {
-                const Lanes sum = to_floats(plus_ints(found[i], load_ints(x_[i].added + unit)));
-                store(terms(i, j) + unit, term<F>(sum, load(x_[i].scale + unit), load(x_[i].sum + unit), scale, s.offset + unit));
+                const Lanes sum = to_floats(plus_ints(found[i], load_ints(added[i] + unit)));
+                store(to[i] + unit, term<F>(sum, load(x_scale[i] + unit), load(x_sum[i] + unit), scale, s.offset + unit));
             }
+        };
+        const int64_t chunks = steps_.chunks, units = steps_.units;
+        constexpr int64_t blocks = Steps<F>::kBlocks;
+        Ints found[M];
+        int64_t unit = 0;
+        for (; unit + 16 <= units; unit += 16) {
+            sums<M, true>(codes, low, high, unit / 16 * blocks, chunks, x, found);
+            finish(found, unit);
+        }
+        if (unit < units) {
+            sums<M, false>(codes, low, high, unit / 16 * blocks, chunks, x, found);
+            finish(found, unit);
         }
     }
 
     // The same where several share them.
-    void of_steps(int64_t row, int64_t j, RowScales s, int i) const {
+    __attribute__((noinline)) void of_steps(int64_t row, int64_t j, RowScales s, int i) const {
+        const int8_t* const x[] = {x_[i].codes};
         for (int64_t unit = 0; unit < steps_.units; unit += 16) {
             Ints found[1];
-            sums<1>(weight_.codes(row), weight_.high(row), unit, x_ + i, found);
+            sums<1, false>(codes_, weight_.codes(row), weight_.high(row), unit / 16 * Steps<F>::kBlocks, steps_.chunks, x, found);
             store_ints(sums_ + unit, found[0]);
         }
         for (int64_t step = 0; step < steps_.count; ++step) {

@@ -68,7 +68,8 @@ private:
             if (groups_ == outers_ * under) multiply(inner, row * groups_, rows * groups_, over, under, own);
             else for (int64_t i = 0; i < rows; ++i) multiply(inner, (row + i) * groups_, groups_, over + i * outers_, under, own + i * groups_);
         }
-        for (int64_t i = 0; each_ > 1 && i < rows * served_; ++i) to[i] = own[i / each_];
+        for (int64_t i = 0; each_ > 1 && i < rows * groups_; ++i)
+            for (int64_t j = 0; j < each_; ++j) to[i * each_ + j] = own[i];
     }
 
     // Scales from `first` on under numbers for each `under` of them.
@@ -76,10 +77,12 @@ private:
         const hop_group_scales& s = p_.scales;
         const bool is_signed = s.format == HOP_INT8;
         int64_t i = 0;
-        if ((is_signed || s.format == HOP_UINT8) && !s.numbers && !s.divided && under % 8 == 0) {
+        if ((is_signed || s.format == HOP_UINT8) && !s.numbers && !s.divided && (under == 8 || under == 16)) {
             const auto* bytes = static_cast<const uint8_t*>(inner) + first;
-            for (; i + 16 <= count; i += 16)
-                store(to + i, times(halves(over[i / under], over[(i + 8) / under]), from_bytes(bytes + i, is_signed)));
+            for (; i + 16 <= count; i += 16) {
+                const Lanes number = under == 8 ? halves(over[i / 8], over[i / 8 + 1]) : all(over[i / 16]);
+                store(to + i, times(number, from_bytes(bytes + i, is_signed)));
+            }
         }
         numbers(s.format, inner, first + i, count - i, to + i);
         while (i < count) {
