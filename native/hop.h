@@ -143,10 +143,16 @@ struct hop_group_scales {
 //
 // Each result is Σ in one order, whatever m and n are: lane j of 16 adds up the elements of 32 after the other,
 // j and j + 16 of each 32 for 8 bits, 2 j and 2 j + 1 for others, and the lanes are added up in halves.
+//
+// Of x in HOP_INT8, x̂ = x_scale * code, sums of integers are exact, modulo 2^32, in each step in which no scale changes, and
+// numbers of the weight's codes are integers; with every operation in float32, by itself, and steps in their order,
+//
+//     y = Σ (float(Σ x code · code) * x_scale) * s - (float(Σ x code) * x_scale) * offset
 struct hop_group_product {
     int64_t m, n, k;
     int32_t bits, is_signed, has_offset;
-    int32_t x_format, bias_format, output_format;  // HOP_FLOAT32, HOP_BFLOAT16 or HOP_FLOAT16; bias also HOP_NONE
+    int32_t x_format, bias_format, output_format;  // HOP_FLOAT32, HOP_BFLOAT16 or HOP_FLOAT16; bias also HOP_NONE, x HOP_INT8
+    int64_t x_group;                               // of x in HOP_INT8: elements that share a scale, whole 32; 0 for a row
     float numbers[16];                             // of 4 and 2 bits
     struct hop_group_scales scales;                // of offsets too
 };
@@ -158,7 +164,8 @@ struct hop_group_data {
 // Why there is no kernel for the product; a null pointer if there is one.
 HOP_API const char* hop_group_product_declines(const struct hop_group_product* product);
 
-HOP_API int hop_multiply_groups(const struct hop_group_product* product, int threads, const void* x,
+// x_scale: of x in HOP_INT8, float32 (m, k / x_group), the last of a row for what is left; else null.
+HOP_API int hop_multiply_groups(const struct hop_group_product* product, int threads, const void* x, const float* x_scale,
                                 const struct hop_group_data* weight, const void* bias, void* y);
 
 // ---- convolutions

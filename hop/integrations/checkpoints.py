@@ -40,11 +40,17 @@ class Source(NamedTuple):
     tensors: Iterator[tuple[str, Tensor, Tensor | None]]  # name, tensor, the order of its columns
 
 
-def load_model(path: str | Path, *, dtype: torch.dtype | None = None, pack: bool = True) -> Any:
+def load_model(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    pack: bool = True,
+    activations: Quantizer | None = None,
+) -> Any:
     """A model of transformers, in eval mode, whose quantized weights are the codes and scales of a file.
 
     Each quantized weight is a QuantizedTensor of the very numbers that the tool which wrote it reads, in layers of
-    hop.nn whose activations stay in floats; its floats are never made, but for the rows of an embedding that are looked
+    hop.nn whose activations stay in floats unless `activations` says how they are quantized; its floats are never made, but for the rows of an embedding that are looked
     up, and what a product without a kernel for the format dequantizes for the moment. What the file has in floats stays
     so. An embedding and a head that are tied are one table. `model.hop_report` says which is which.
 
@@ -59,19 +65,22 @@ def load_model(path: str | Path, *, dtype: torch.dtype | None = None, pack: bool
         path: of a GGUF file, or of a folder.
         dtype: of what is no code, and in which quantized weights appear. None for that of config.json; float32 of GGUF.
         pack: whether weights are laid out for the kernels of this machine; hop.nn.freeze says more.
+        activations: what quantizes the input of linear layers whose weights are integers, in each call, such as
+            hop.presets.INT8_32: products are then those of integers, in less time, and results are others than the
+            file's numbers give. Layers of other weights (IQ4_NL, MXFP4, fp8, ...) take floats. None for floats in all.
 
     Returns:
         The model. `save_pretrained` writes what `from_pretrained` reads where hop.integrations is imported.
 
     Raises:
-        TypeError: path is no path, dtype no float dtype, or pack no bool.
+        TypeError: path is no path, dtype no float dtype, pack no bool, or activations no Quantizer.
         FileNotFoundError: there is no such file or folder.
         ImportError: transformers, or safetensors for a folder, is missing.
-        ValueError: the file is damaged; the architecture is none of llama, qwen3, gemma3, gptneox and bert; or a tensor
+        ValueError: activations are none of integers whose scales are found in each call; the file is damaged; the architecture is none of llama, qwen3, gemma3, gptneox and bert; or a tensor
             is missing, or one too many, or of another shape than the model has.
     """
     place = checked_path("load_model", path)
-    _check_options(dtype, pack)
+    _check_options(dtype, pack, activations)
     source = _of_folder(place) if place.is_dir() else _of_gguf(place)
     state: dict[str, Tensor] = {}
     quantizers: dict[str, Quantizer] = {}
@@ -100,7 +109,7 @@ def load_model(path: str | Path, *, dtype: torch.dtype | None = None, pack: bool
             if config.tie_word_embeddings and target not in state and (own := quantizers.get(of[: -len(".weight")])):
                 quantizers.setdefault(target[: -len(".weight")], own)
         floats = [name.removesuffix(".weight") for name, t in state.items() if ":" not in name and t.dim() > 1]
-        rules = HopConfig(_rules(quantizers, floats), input_orders=orders)
+        rules = HopConfig(_rules(quantizers, floats, activations), input_orders=orders)
         config.quantization_config = {**rules.to_dict(), "pack": False}  # later: now the state has what it replaces
     model = _filled(place, source, state, dtype or getattr(config, "dtype", None) or torch.float32)
     state.clear()
@@ -122,13 +131,26 @@ def checked_path(caller: str, path: Any) -> Path:
     return place
 
 
-def _check_options(dtype: Any, pack: Any) -> None:
+def _check_options(dtype: Any, pack: Any, activations: Any) -> None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(
             f"load_model: dtype must be a float dtype or None, got {dtype!r}; give one such as torch.bfloat16"
         )
     if not isinstance(pack, bool):
         raise TypeError(f"load_model: pack must be True or False, got {pack!r}; give one of them")
+    if activations is None:
+        return
+    if not isinstance(activations, Quantizer):
+        raise TypeError(
+            f"load_model: activations must be a Quantizer or None, got {shown(activations)}; give one such as "
+            "hop.presets.INT8_32"
+        )
+    is_dynamic = activations.scale.missing() is None and not activations.scale.is_compound
+    if not activations.format.is_integer or not is_dynamic or activations.flat or activations.layout is not None:
+        raise ValueError(
+            f"load_model: activations must be integers in rows whose scales are found in each call, got {activations}; "
+            "give one such as hop.presets.INT8_32"
+        )
 
 
 # ---- where models come from
@@ -180,9 +202,11 @@ def _shapes(source: Source) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
-def _rules(quantizers: Mapping[str, Quantizer], floats: list[str]) -> list[tuple[str, Scheme | None]]:
+def _rules(
+    quantizers: Mapping[str, Quantizer], floats: list[str], activations: Quantizer | None
+) -> list[tuple[str, Scheme | None]]:
     """The schemes of layers by name, that of most of them last, as the rule for all others."""
-    schemes = {q: Scheme(None, q) for q in quantizers.values()}
+    schemes = {q: Scheme(activations if q.format.is_integer else None, q) for q in quantizers.values()}
     ((most, _),) = Counter(quantizers.values()).most_common(1)
     others = [(name, schemes[q]) for name, q in quantizers.items() if q != most]
     return [*others, *((name, None) for name in floats), ("*", schemes[most])]

@@ -19,6 +19,7 @@ namespace portable {
 namespace {
 #include "common/rounding.h"
 #include "groups/lanes_plain.h"
+#include "groups/weight.h"
 #include "groups/run.h"
 }  // namespace
 }  // namespace portable
@@ -29,6 +30,7 @@ namespace avx2 {
 namespace {
 #include "common/rounding.h"
 #include "groups/lanes_avx2.h"
+#include "groups/weight.h"
 #include "groups/run.h"
 }  // namespace
 }  // namespace avx2
@@ -39,6 +41,7 @@ namespace avx512 {
 namespace {
 #include "common/rounding.h"
 #include "groups/lanes_avx512.h"
+#include "groups/weight.h"
 #include "groups/run.h"
 }  // namespace
 }  // namespace avx512
@@ -48,6 +51,19 @@ HOP_END_TARGET
 namespace {
 
 bool is_number(int32_t format) { return format == HOP_FLOAT32 || format == HOP_BFLOAT16 || format == HOP_FLOAT16; }
+
+// Why codes of x are not multiplied as integers, or null.
+const char* declines_integers(const hop_group_product& p) {
+    if (p.x_group < 0 || p.x_group % 32) return "for scales of rows of codes, or of multiples of 32 elements";
+    const int64_t own = p.x_group && p.x_group < p.k ? p.x_group : p.k, group = p.scales.group;
+    const int64_t step = own < group ? own : group, whole = own < group ? group : own;
+    if (whole % step && whole < p.k) return "for groups on one side that are whole ones of the other";
+    for (int code = 0; (p.bits == 2 || p.bits == 4) && code < 1 << p.bits; ++code) {
+        const float number = p.numbers[code];
+        if (!(number >= -128 && number <= 127) || number != static_cast<float>(static_cast<int>(number))) return "for codes of integers of 8 bits";
+    }
+    return nullptr;
+}
 
 }  // namespace
 }  // namespace hop
@@ -63,16 +79,22 @@ const char* hop_group_product_declines(const hop_group_product* product) {
     const bool is_byte = s.format == HOP_INT8 || s.format == HOP_UINT8 || (s.format == HOP_E4M3 && s.numbers);
     if (!hop::is_number(s.format) && !is_byte) return "for scales in floats, or in bytes";
     if (s.outer_format != HOP_NONE && !hop::is_number(s.outer_format)) return "for outer scales in floats";
-    if (!hop::is_number(p.x_format) || !hop::is_number(p.output_format)) return "for float32, bfloat16 and float16";
+    if (p.x_format == HOP_INT8) {
+        if (const char* reason = hop::declines_integers(p)) return reason;
+    } else if (!hop::is_number(p.x_format)) {
+        return "for float32, bfloat16, float16 and int8";
+    }
+    if (!hop::is_number(p.output_format)) return "for results in float32, bfloat16 and float16";
     if (p.bias_format != HOP_NONE && !hop::is_number(p.bias_format)) return "for a bias in float32, bfloat16 or float16";
     return nullptr;
 }
 
-int hop_multiply_groups(const hop_group_product* product, int threads, const void* x, const hop_group_data* weight,
-                        const void* bias, void* y) {
+int hop_multiply_groups(const hop_group_product* product, int threads, const void* x, const float* x_scale,
+                        const hop_group_data* weight, const void* bias, void* y) {
     if (hop_group_product_declines(product)) return HOP_UNSUPPORTED;
     if (product->m == 0 || product->n == 0) return HOP_OK;
-    const hop::GroupCall call{*product, x, *weight, bias, y, threads};
+    const hop::GroupCall call{*product, x, x_scale, *weight, bias, y, threads};
+    if (product->x_format == HOP_INT8) return hop::multiply_integers(call);
     switch (hop::level()) {
 #if defined(__x86_64__)
         case hop::Level::amx:

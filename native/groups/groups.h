@@ -7,10 +7,13 @@ namespace hop {
 struct GroupCall {
     const hop_group_product& p;
     const void* x;
+    const float* x_scale;
     const hop_group_data& weight;
     const void* bias;
     void* y;
     int threads;
 };
+
+int multiply_integers(const GroupCall& call);  // of x in HOP_INT8
 
 }  // namespace hop

@@ -1,6 +1,6 @@
 // Products by weights with a scale for each group (hop_multiply_groups) of random operands, in buffers of exactly the size
-// that they need: for sanitizers. Each level is held to sums in float64, and to itself with fewer rows; avx2 and what is
-// above it give the same bits.
+// that they need: for sanitizers. Of floats each level is held to sums in float64, and to itself with fewer rows; avx2 and
+// what is above it give the same bits. Of codes each is held to the meaning, bit for bit.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -39,7 +39,7 @@ Buffer numbers(Chance& chance, int64_t count, int format, double size, bool nast
 
 struct Case {
     hop_group_product p{};
-    Buffer x, codes, high, scale, offset, outer_scale, outer_offset, bias;
+    Buffer x, x_scale, codes, high, scale, offset, outer_scale, outer_offset, bias;
     std::vector<double> weight;
     float decoded[256];  // of scales that are codes
 
@@ -66,7 +66,9 @@ struct Case {
         for (float& number : decoded) number = static_cast<float>(chance.real() * 3);
         for (float& number : p.numbers) number = static_cast<float>(chance.between(-127, 127));
 
+        if (chance.once_in(2)) take_codes(chance);
         x = numbers(chance, p.m * p.k, p.x_format, 4, nasty);
+        if (has_codes()) x_scale = numbers(chance, p.m * scales_of_x(), HOP_FLOAT32, 0.1, nasty);
         codes = numbers(chance, p.n * p.k * low_bits() / 8, HOP_UINT8, 0, false);
         high = numbers(chance, p.n * p.k * (p.bits - low_bits()) / 8, HOP_UINT8, 0, false);
         const int64_t groups = p.n * (p.k / s.group), outers = !s.outer_format ? 0 : s.outer ? p.n * outers_of_row() : 1;
@@ -78,6 +80,19 @@ struct Case {
         for (int64_t row = 0; row < p.n; ++row)
             for (int64_t i = 0; i < p.k; ++i) weight.push_back(number(row, i));
     }
+
+    // int8 in groups of which those of the weight are whole ones, or the other way about, or with one scale for a row.
+    void take_codes(Chance& chance) {
+        p.x_format = HOP_INT8;
+        const int64_t group = p.scales.group, unit = group < 32 ? 32 : group;
+        p.x_group = chance.once_in(6) ? 0 : group % 64 == 0 && chance.once_in(3) ? group / 2 : unit * chance.one_of<int64_t>({1, 1, 2, 3, 8});
+        const int most = p.bits == 2 ? 2 : chance.one_of<int>({8, 16, 127});
+        for (float& number : p.numbers) number = static_cast<float>(chance.between(chance.once_in(3) ? 0 : -most, most));
+        if (chance.once_in(4)) p.numbers[1] = -128;
+    }
+    bool has_codes() const { return p.x_format == HOP_INT8; }
+    int64_t group_of_x() const { return p.x_group ? p.x_group : p.k; }
+    int64_t scales_of_x() const { return (p.k + group_of_x() - 1) / group_of_x(); }
 
     int low_bits() const { return p.bits == 8 ? 8 : p.bits < 4 ? 2 : 4; }
     int64_t outers_of_row() const { return (p.k + p.scales.outer - 1) / p.scales.outer; }
@@ -117,13 +132,44 @@ struct Case {
         hop_group_product own = p;
         own.m = rows;
         const hop_group_data data{codes.data(), high.data(), scale.data(), offset.data(), outer_scale.data(), outer_offset.data()};
-        if (hop_multiply_groups(&own, threads, x.data() + first * p.k * bytes_of(p.x_format), &data, p.bias_format ? bias.data() : nullptr, y.data()))
+        if (hop_multiply_groups(&own, threads, x.data() + first * p.k * bytes_of(p.x_format),
+                                x_scale.data<float>() + first * (has_codes() ? scales_of_x() : 0), &data, p.bias_format ? bias.data() : nullptr, y.data()))
             std::printf("no result\n"), std::exit(1);
         return y;
     }
 
+    // The meaning of codes: exact sums, and then operations of float32 by themselves.
+    float of_codes(int64_t row, int64_t column) const {
+        const int64_t group = p.scales.group, step = group_of_x() < group ? group_of_x() : group;
+        float y = 0;
+        for (int64_t first = 0; first < p.k; first += step) {
+            int32_t sum = 0, own = 0;
+            for (int64_t k = first; k < first + step && k < p.k; ++k) {
+                const int code_of_x = x.data<int8_t>()[row * p.k + k];
+                sum += code_of_x * static_cast<int>(code(column, k)), own += code_of_x;
+            }
+            const float over = x_scale.data<float>()[row * scales_of_x() + first / group_of_x()];
+            float term = static_cast<float>(sum) * over * scaled(scale, outer_scale, column, first);
+            if (p.has_offset) term = term - static_cast<float>(own) * over * scaled(offset, outer_offset, column, first);
+            y = first ? y + term : term;
+        }
+        return p.bias_format ? y + static_cast<float>(element(p.bias_format, bias.data(), column)) : y;
+    }
+
+    bool is_right(const Buffer& y) const {
+        for (int64_t i = 0; i < p.m; ++i)
+            for (int64_t j = 0; j < p.n; ++j) {
+                const double want = rounded(of_codes(i, j), p.output_format), got = element(p.output_format, y.data(), i * p.n + j);
+                if (std::isnan(want) ? std::isnan(got) : got == want && std::signbit(got) == std::signbit(want)) continue;
+                std::printf("(%ld, %ld) is %.9g, not %.9g: ", long(i), long(j), got, want);
+                return false;
+            }
+        return true;
+    }
+
     // Whether each result is within the bound of its sum.
     bool matches(const Buffer& y) const {
+        if (has_codes()) return is_right(y);
         for (int64_t i = 0; i < p.m; ++i)
             for (int64_t j = 0; j < p.n; ++j) {
                 double sum = 0, size = 0, most = 0;
@@ -185,8 +231,8 @@ int main(int argc, char** argv) {
         Chance chance(seed * 1000003 + static_cast<uint64_t>(i));
         const Case c(chance);
         if (right(chance, c)) continue;
-        std::printf("seed %llu, case %lld: %d bits, m %ld, n %ld, k %ld, group %ld\n", static_cast<unsigned long long>(seed),
-                    static_cast<long long>(i), c.p.bits, long(c.p.m), long(c.p.n), long(c.p.k), long(c.p.scales.group));
+        std::printf("seed %llu, case %lld: %d bits, m %ld, n %ld, k %ld, group %ld, x %d by %ld\n", static_cast<unsigned long long>(seed),
+                    static_cast<long long>(i), c.p.bits, long(c.p.m), long(c.p.n), long(c.p.k), long(c.p.scales.group), c.p.x_format, long(c.p.x_group));
         return 1;
     }
     std::printf("%lld cases, levels 0 to %d: right\n", static_cast<long long>(cases), hop_best_level());

@@ -8,6 +8,7 @@ namespace {
 
 // codes=int5 scale=float16:32 result=bfloat16, and where there are such
 //
+//     x=32                  x is int8, with a scale in float32 for so many elements of a row; 0 for a row
 //     outer=float16:256     what codes of scales are multiplied by, and for how many elements; 0 for all of the weight
 //     divided               or divided by
 //     offset                there are offsets as there are scales
@@ -18,13 +19,16 @@ struct GroupDescription {
     hop_group_product p{};
     std::vector<float> scale_numbers;
     int result = HOP_FLOAT32;
+    bool has_codes_of_x = false;
 
     explicit GroupDescription(const std::string& text) {
         Words words(text);
+        p.x_format = HOP_FLOAT32;
         while (words.next()) {
             if (words.name == "codes") set_codes(words.one_of(words.value, kCodes, 9));
             else if (words.name == "scale") each(words, p.scales.format, p.scales.group);
             else if (words.name == "outer") each(words, p.scales.outer_format, p.scales.outer);
+            else if (words.name == "x") set_codes_of_x(words);
             else if (words.word == "divided") p.scales.divided = 1;
             else if (words.word == "offset") p.has_offset = 1;
             else if (words.name == "result") result = words.one_of(words.value, kFormats, kFormatCount);
@@ -38,7 +42,7 @@ struct GroupDescription {
                 words.refuse();
             }
         }
-        p.output_format = result, p.x_format = HOP_FLOAT32;
+        p.output_format = result;
         p.k = p.scales.group % 32 ? 32 : p.scales.group;  // any that will do
         if (const char* reason = hop_group_product_declines(&p)) fail(reason + (", not '" + text + "'"));
     }
@@ -52,6 +56,11 @@ private:
     void set_codes(int which) {
         constexpr int32_t bits[] = {8, 4, 5, 5, 6, 6, 2, 3, 3};
         p.bits = bits[which], p.is_signed = kCodes[which].substr(0, 3) == "int";
+    }
+    void set_codes_of_x(Words& words) {
+        const Sizes sizes = words.list();
+        if (sizes.size() != 1 || sizes[0] < 0) words.refuse();
+        has_codes_of_x = true, p.x_format = HOP_INT8, p.x_group = sizes[0];
     }
     static std::vector<float> read_numbers(const Words& words, size_t count) {
         auto numbers = words.reals(count);
@@ -73,21 +82,22 @@ private:
 void group_product(StableIValue* values, uint64_t count) {
     static Parsed<GroupDescription> known;
     Stack stack(values, count);
-    constexpr int all = 8;
-    static const char* const names[all] = {"x", "codes", "high_codes", "scale", "offset", "outer_scale", "outer_offset", "bias"};
-    Tensor tensors[all];
+    constexpr int all = 8;  // before the description
+    static const char* const names[] = {"x", "codes", "high_codes", "scale", "offset", "outer_scale", "outer_offset", "bias", "x_scale"};
+    Tensor tensors[all + 1];
     for (int i = 0; i < all; ++i) tensors[i] = i == 0 || i == 1 || i == 3 ? stack.tensor() : stack.optional();
     const auto d = known(stack.text());
+    tensors[all] = stack.optional();
 
-    View v[all];
-    for (int i = 0; i < all; ++i) {
+    View v[all + 1];
+    for (int i = 0; i <= all; ++i) {
         v[i] = view(names[i], tensors[i]);
         if (v[i] && !v[i].is_contiguous()) {
             tensors[i] = contiguous(std::move(tensors[i]));
             v[i] = view(names[i], tensors[i]);
         }
     }
-    const View &x = v[0], &codes = v[1], &bias = v[7];
+    const View &x = v[0], &codes = v[1], &bias = v[7], &x_scale = v[all];
     hop_group_product p = d->p;  // whose numbers stay where they are
     if (x.dim < 1) fail("x must have a dimension at least, got " + x.shape());
     if (codes.dim != 2) fail("codes must be those of a matrix, got " + codes.shape());
@@ -95,8 +105,17 @@ void group_product(StableIValue* values, uint64_t count) {
     p.k = shape.back(), p.n = codes.size(0), p.m = 1;
     shape.back() = p.n;
     for (size_t i = 0; i + 1 < shape.size(); ++i) p.m *= shape[i];
-    p.x_format = x.format();
-    if (p.x_format != HOP_FLOAT32 && p.x_format != HOP_BFLOAT16 && p.x_format != HOP_FLOAT16) fail("x must hold float32, bfloat16 or float16");
+    const int format = x.format();
+    if (d->has_codes_of_x) {
+        if (format != HOP_INT8) fail("x must hold int8, as it is described");
+        Sizes scales(x.sizes, x.sizes + x.dim);
+        scales.back() = p.x_group ? (p.k + p.x_group - 1) / p.x_group : 1;
+        expect(x_scale, scales, HOP_FLOAT32);
+    } else {
+        if (format != HOP_FLOAT32 && format != HOP_BFLOAT16 && format != HOP_FLOAT16) fail("x must hold float32, bfloat16 or float16");
+        if (x_scale) fail("x_scale is given, and the description has no codes of x");
+        p.x_format = format;
+    }
     if (bias) {
         p.bias_format = bias.format();
         expect(bias, {p.n}, p.bias_format);
@@ -117,7 +136,7 @@ void group_product(StableIValue* values, uint64_t count) {
     Tensor made = empty(shape, dtype_of(d->result));
     const hop_group_data weight{codes.data, v[2].data, v[3].data, v[4].data, v[5].data, v[6].data};
     gather_pages(codes.data, static_cast<size_t>(codes.numel()));
-    if (hop_multiply_groups(&p, threads(), x.data, &weight, bias.data, data_of(made))) fail("no memory for a strip of a weight");
+    if (hop_multiply_groups(&p, threads(), x.data, static_cast<const float*>(x_scale.data), &weight, bias.data, data_of(made))) fail("no memory for a strip of a weight");
     stack.give(std::move(made));
 }
 

@@ -55,7 +55,7 @@ const Operator kOperators[] = {
      boxed<attention>},
     {"group_product",
      "(Tensor x, Tensor codes, Tensor? high_codes, Tensor scale, Tensor? offset, Tensor? outer_scale, "
-     "Tensor? outer_offset, Tensor? bias, str description) -> Tensor",
+     "Tensor? outer_offset, Tensor? bias, str description, Tensor? x_scale=None) -> Tensor",
      boxed<group_product>},
     {"pack", "(Tensor codes, str description) -> Tensor", boxed<pack>},
 };

@@ -126,9 +126,33 @@ class TestGGUF(InFolder):
             (self.folder, {}, FileNotFoundError, "has no config.json"),
             (self.folder, {"dtype": torch.int8}, TypeError, "dtype must be a float dtype"),
             (self.folder, {"pack": 1}, TypeError, "pack must be True or False"),
+            (self.folder, {"activations": "int8"}, TypeError, "activations must be a Quantizer or None"),
+            (self.folder, {"activations": hop.presets.FP8_ROW}, ValueError, "activations must be integers in rows"),
+            (self.folder, {"activations": hop.presets.INT8_TENSOR_STATIC}, ValueError, "found in each call"),
         ):
             with self.assertRaisesRegex(error, message):
                 load_model(path, **options)
+
+    def test_activations(self):
+        """Inputs of linear layers become codes in each call; those of other weights, and rows of a table, stay floats."""
+        for kind, q in (("Q5_0", hop.presets.INT8_32), ("Q4_1", hop.presets.INT8_256), ("MXFP4", hop.presets.INT8_32)):
+            write(MODELS["llama tied"](), self.folder / "model.gguf", kind)
+            floats = load_model(self.folder / "model.gguf")
+            model = load_model(self.folder / "model.gguf", activations=q)
+            layers = {name: m for name, m in model.named_modules() if isinstance(m, hop.nn.Linear)}
+            assert len(layers) == 15 and "lm_head" in layers
+            x = torch.randn(3, 64)
+            for layer in (layers["lm_head"], layers["model.layers.1.self_attn.q_proj"]):
+                given = x if kind == "MXFP4" else hop.quantize(q, x)
+                want = hop.scaled(torch.ops.aten.linear.default, torch.float32, given, layer.weight)
+                assert torch.equal(layer(x), want)
+            assert torch.equal(model.model.embed_tokens(IDS), floats.model.embed_tokens(IDS))
+            assert model.lm_head.weight is model.model.embed_tokens.weight
+            got, exact = result(model), result(floats)
+            assert torch.equal(got, exact) == (kind == "MXFP4")
+            assert (got - exact).abs().max() < 0.1 * exact.abs().max()
+            with saved(model) as folder:
+                assert torch.equal(result(type(model).from_pretrained(folder)), got)
 
     def test_bfloat16(self):
         write(MODELS["llama"](), self.folder / "model.gguf")

@@ -1,5 +1,5 @@
 """Products of floats by weights as files of quantized models hold them, by the native kernel: against float64 and
-dequantize at every level, one row and many rows alike."""
+dequantize at every level, one row and many rows alike. Those of codes are in test_native_group_integers.py."""
 
 import itertools
 import math
@@ -169,19 +169,6 @@ def test_programs_and_gradients():
     assert torch.allclose(x.grad, hop.dequantize(w).sum(0).expand(3, 512), rtol=1e-5, atol=1e-3)
 
 
-def test_quantized_left_factor():
-    """int8 in blocks of 32, as llama.cpp quantizes activations: its numbers, beside weights whose meaning is that of
-    floats; integers by integers stay exact sums."""
-    x = hop.quantize(BY_NAME["Q8_0"].quantizer, torch.randn(2, 5, 512, generator=torch.Generator().manual_seed(6)))
-    numbers = hop.dequantize(x)
-    for name in ("Q4_K", "Q6_K"):
-        w = weight(BY_NAME[name], 9, 512)
-        for output in (torch.float32, torch.bfloat16):
-            assert torch.equal(linear(x, w, None, output), linear(numbers, w, None, output))
-    said = hop.explain(LINEAR, torch.float32, x, weight(BY_NAME["Q5_0"], 9, 512))
-    assert "native group product: integers have exact sums" in said, said
-
-
 def test_reasons():
     """What it does not take is said, and goes another way."""
     x = torch.randn(2, 64)
@@ -217,7 +204,7 @@ def test_operator_refuses():
     def call(words: str, **other: Tensor | None) -> Tensor:
         names = ("codes", "high_codes", "scale", "offset", "outer_scale", "outer_offset", "bias")
         given = {"x": x, **own, **other}
-        return product(given["x"], *(given.get(name) for name in names), words)
+        return product(given["x"], *(given.get(name) for name in names), words, given.get("x_scale"))
 
     right = "1 codes=int5 scale=float16:32 result=float32"
     assert torch.equal(call(right), linear(x, w))
@@ -242,6 +229,13 @@ def test_operator_refuses():
         (right, {"x": x.double()}, "x must hold"),
         (right, {"bias": torch.zeros(3)}, "bias must have shape"),
         (right, {"bias": torch.zeros(4, dtype=torch.int32)}, "bias in float32"),
+        (right, {"x_scale": torch.ones(2, 2)}, "no codes of x"),
+        (f"{right} x=32", {}, "x must hold int8"),
+        (f"{right} x=24", {}, "multiples of 32"),
+        (f"{right} x=-1", {}, "not understood"),
+        (f"{right} x=32", {"x": x.to(torch.int8)}, "x_scale must have shape"),
+        (f"{right} x=32", {"x": x.to(torch.int8), "x_scale": torch.ones(2, 1)}, "x_scale must have shape"),
+        (f"{right} x=0", {"x": x.to(torch.int8), "x_scale": torch.ones(2, 1, dtype=torch.float16)}, "must hold float32"),
     ):
         with pytest.raises(RuntimeError, match=pattern):
             call(words, **other)

@@ -314,6 +314,9 @@ SCALED = [
         plain=(0, 2),
     ),
     ScaledOperator(
+        "linear_offsets", aten.linear.default, (Q((2, 3, 64), presets.INT8_32), Q((7, 64), _SUPERBLOCK), P((7,)))
+    ),
+    ScaledOperator(
         "linear_fp8",
         aten.linear.default,
         (Q((2, 3, 40), presets.FP8_ROW), Q((7, 40), presets.FP8_E5M2_ROW), P((7,))),

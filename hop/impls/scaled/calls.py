@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hop.compat.eager import OpOverload
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import CONDITION, INDEX, MASK, MATRIX, RHS, TABLE, Operator, aten
+from hop.dispatch.operators import CONDITION, INDEX, LHS, MASK, MATRIX, RHS, TABLE, Operator, aten
 from hop.impls.quantize.arguments import fitting_scales
 from hop.numerics import copies
 from hop.numerics.formats import Codebook, Float, Integer
@@ -62,6 +62,16 @@ def is_integer(x: Any) -> bool:
     if not isinstance(x, Operand) or x.quantizer.flat:
         return False
     return x.quantizer.format.is_integer and not x.quantizer.scale.is_compound
+
+
+def has_offset_sums(call: Call) -> bool:
+    """Whether a product of matrices is one of integers by codes of integers whose scales come in two levels, or with
+    offsets."""
+    lhs, rhs = call.find(LHS), call.find(RHS)
+    if call.roles.family is not MATRIX or not is_integer(lhs) or not isinstance(rhs, Operand) or rhs.dim() != 2:
+        return False
+    q = rhs.quantizer
+    return q.format.is_integer and q.scale.is_compound and not q.flat
 
 
 _KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}

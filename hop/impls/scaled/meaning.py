@@ -6,6 +6,10 @@ the summed dimension in which no scale changes; then, in float32, each operation
     y = Σ_groups (float32(sum) · s_lhs) · s_rhs          in the order of the groups
     y = y · alpha + bias · beta                          where there are alpha, beta and bias
 
+A right factor whose scales come in two levels has the s_rhs that they make; of one with offsets m each term of the sum is
+
+    (float32(sum) · s_lhs) · s_rhs - (float32(sum of lhs) · s_lhs) · m
+
 A bias of int32 is added to the sum instead. Other operands are dequantized to float32, float64 if one of them has that
 dtype, and the operator runs in it. Means are taken in float64 and rounded to float32. What a family computes otherwise
 stands in its file.

@@ -1,4 +1,5 @@
-"""Plain operands: a code for each element, and a float32 scale and a zero point for each block of their dimensions."""
+"""Plain operands: a code for each element, and a float32 scale and a zero point, or an offset, for each block of their
+dimensions."""
 
 import functools
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
 from hop.numerics.formats import Format, Integer
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.scale_rules import Static
+from hop.numerics.scale_rules import Static, StoredScales
 
 
 def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand:
@@ -27,9 +28,13 @@ def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand
         codes = quantizer.layout.restore(codes, shape, format or quantizer.format, beside)
     elif quantizer.per_byte() > 1:
         codes = (format or quantizer.format).unpack(codes, shape[-1] if shape else 1).reshape(shape)
-    buffers = (codes, quantizer.scale.scale_of(stored, quantizer.format), *stored[1:2])
-    affine = quantizer.scale.has_zero_point()
-    result = _plain(quantizer, quantizer.block, buffers if affine else buffers[:2], shape)
+    if quantizer.scale.is_compound:
+        described = list(quantizer.stored_by_rule().values())
+        stored = blocks.served(stored[: len(described)], described, quantizer.block, range(len(shape)))
+    scale, second = quantizer.scale.scale_of(stored, quantizer.format), quantizer.scale.offset_of(stored)
+    if quantizer.scale.has_zero_point():
+        second = stored[1]
+    result = _plain(quantizer, quantizer.block, (codes, scale) if second is None else (codes, scale, second), shape)
     if usage == copies.ROWWISE:
         return result
     transposed = permuted(result, [1, 0])
@@ -42,10 +47,12 @@ def _plain(q: Quantizer, block: Block, buffers: tuple[Tensor, ...], shape: Seque
 
 @functools.lru_cache(maxsize=4096)
 def _reading_plain(q: Quantizer, block: Block) -> Quantizer:
-    """What reads a byte for each code and a float32 scale for each block."""
+    """What reads a byte for each code, and a float32 scale for each block, with an offset beside it where `q` has such."""
     own: Any = q.format
     format = own if own.bits >= 8 else Integer(own.name, 8, own.dtype, own.low, own.high)
-    return Quantizer(format, block, Static(affine=q.scale.has_zero_point()))
+    has_offset = q.scale.has_offset()
+    rule = StoredScales(torch.float32, offset=True) if has_offset else Static(affine=q.scale.has_zero_point())
+    return Quantizer(format, block, rule)
 
 
 def centered(x: Operand) -> Tensor:

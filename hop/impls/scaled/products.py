@@ -15,6 +15,7 @@ from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.scaled.calls import (
     Call,
     compute_dtype,
+    has_offset_sums,
     is_integer,
     usage,
     values,
@@ -29,10 +30,15 @@ class Sum(NamedTuple):
     total: Tensor  # int32; int64 of codes of 16 bits
     lhs: Tensor  # float32, broadcastable to it
     rhs: Tensor
+    rows: Tensor | None = None  # the sums of the left codes, where the right factor has offsets
+    offset: Tensor | None = None
 
     def real(self) -> Tensor:
-        """(float32(total) · lhs) · rhs."""
-        return self.total.to(torch.float32) * self.lhs * self.rhs
+        """(float32(total) · lhs) · rhs, less (float32(rows) · lhs) · offset."""
+        product = self.total.to(torch.float32) * self.lhs * self.rhs
+        if self.rows is None or self.offset is None:
+            return product
+        return product - self.rows.to(torch.float32) * self.lhs * self.offset
 
 
 def real_product(call: Call) -> Tensor:
@@ -43,6 +49,8 @@ def real_product(call: Call) -> Tensor:
             (one,) = found
             found, bias = [one._replace(total=one.total + aligned(call, bias))], None
         y = in_order(found)
+    elif has_offset_sums(call):
+        y = in_order(sums(call))
     else:
         dtype = compute_dtype(call)
         sides = [
@@ -158,10 +166,16 @@ def sums(call: Call) -> list[Sum]:
     if min(a.dim(), b.dim()) < 2:
         product(call, a, b, exactly)  # has PyTorch's words for it
     for start, length, of_lhs, of_rhs in groups(lhs, rhs, along):
-        part = product(call, cut(a, -1, start, length), cut(b, along, start, length), exactly)
-        of_columns = group_scale(rhs, along, of_rhs)
-        of_columns = of_columns.squeeze(-1) if along == -1 else of_columns
-        found.append(Sum(part, group_scale(lhs, -1, of_lhs), of_columns))
+        own = cut(a, -1, start, length)
+        found.append(
+            Sum(
+                product(call, own, cut(b, along, start, length), exactly),
+                group_scale(lhs, -1, of_lhs),
+                _of_columns(rhs, along, of_rhs),
+                own.sum(-1, keepdim=True, dtype=torch.int32) if rhs.quantizer.scale.has_offset() else None,
+                _of_columns(rhs, along, of_rhs, "offset") if rhs.quantizer.scale.has_offset() else None,
+            )
+        )
     return [_without(s, row, column) for s in found] if row or column else found
 
 
@@ -191,10 +205,15 @@ def along_sum(operand: Operand, dim: int) -> int | None:
     return None if b == -1 or tracing.known_equal(operand.scale.shape[dim], 1) else b
 
 
-def group_scale(operand: Operand, along: int, group: int) -> Tensor:
-    """The scale of each row or column in a group, in a shape that broadcasts to the result."""
+def _of_columns(rhs: Operand, along: int, group: int, name: str = "scale") -> Tensor:
+    found = group_scale(rhs, along, group, name)
+    return found.squeeze(-1) if along == -1 else found
+
+
+def group_scale(operand: Operand, along: int, group: int, name: str = "scale") -> Tensor:
+    """The scale of each row or column in a group, or its offset, in a shape that broadcasts to the result."""
     dim = len(operand.block) + along
-    step = operand.scale
+    step = operand.buffers[name]
     if tracing.known_equal(step.shape[dim], 0):  # a sum of nothing
         step = step.new_ones([*step.shape[:dim], 1, *step.shape[dim + 1 :]])
     step = step.narrow(dim, group, 1)
@@ -249,4 +268,4 @@ def _without(s: Sum, row: bool, column: bool) -> Sum:
         x = x.squeeze(-1) if column and x.dim() > 0 else x
         return x.squeeze(-1 if column else -2) if row and x.dim() > (not column) else x
 
-    return Sum(*map(shaped, s))
+    return Sum(*(None if x is None else shaped(x) for x in s))  # type: ignore[arg-type]

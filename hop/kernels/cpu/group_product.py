@@ -57,6 +57,27 @@ def describe(q: Quantizer) -> Described | str:
     return Described(" ".join(words), tuple(name if name in held else None for name in _NAMES))
 
 
+@functools.lru_cache(maxsize=4096)
+def group_of_codes(q: Quantizer, ndim: int) -> int | str:
+    """How many elements share a scale, 0 for a row, of a left factor of `ndim` dimensions that is multiplied as codes; a
+    string if the kernels take none such, which says why."""
+    is_plain = q.layout is None and not q.flat and q.hadamard is None
+    if q.format != INT8 or not is_plain or q.scale.has_zero_point() or q.scale.is_compound:
+        return f"for plain codes of int8 without zero points beside them, not {q}"
+    if q.scale.stored(q.format, q.block)["scale"][0] not in FLOATS or not is_float_scale(q):
+        return f"for scales of int8 codes in floats, not {q}"
+    *lead, group = blocks.per_dimension(q.block, ndim)
+    if any(size != 1 for size in lead) or (group != -1 and group % 32):
+        return f"for scales of rows of int8 codes, or of multiples of 32 elements of one, not blocks of {q.block}"
+    return max(group, 0)
+
+
+def is_float_scale(q: Quantizer) -> bool:
+    """Whether the scale of codes is stored as the number that it is, in a float dtype."""
+    rule = q.scale
+    return rule.scale_is_stored or (type(rule) is StoredScales and isinstance(rule.scale, torch.dtype))
+
+
 def _codes(q: Quantizer) -> str | None:
     """The words of codes, None for those that are not read."""
     format: Any = q.format
@@ -97,8 +118,8 @@ def _bits(x: float) -> int:
     return struct.unpack("I", struct.pack("f", x))[0]
 
 
-def declines_shape(described: Described, k: int) -> str | None:
-    """Why rows of k elements are not taken, or None."""
+def declines_shape(described: Described, k: int, own: int | None = None) -> str | None:
+    """Why rows of k elements are not taken, or None; `own` is the group of a left factor of codes."""
     sizes = {word.partition("=")[0]: int(word.rpartition(":")[2]) for word in described.words.split() if ":" in word}
     group = sizes["scale"]
     if group != 16 and group % 32:
@@ -107,4 +128,9 @@ def declines_shape(described: Described, k: int) -> str | None:
         return "for floats of whole groups"
     if k == 0 or k % 32 or k % group:
         return f"for rows of whole groups, and of a multiple of 32 elements, not of {k}"
+    if own is None:
+        return None
+    small, large = sorted((own if 0 < own < k else k, group))
+    if large < k and large % small:
+        return f"for groups on one side that are whole ones of the other, not of {own} and {group}"
     return None

@@ -119,7 +119,8 @@ def _attention(q: Tensor, *rest: Any) -> Tensor:
 
 
 def _group_product(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty([*x.shape[:-1], codes.shape[0]], dtype=getattr(torch, _words(rest[-1])["result"]))
+    words = rest[6]
+    return x.new_empty([*x.shape[:-1], codes.shape[0]], dtype=getattr(torch, _words(words)["result"]))
 
 
 _FAKES |= {"attention": _attention, "step_": lambda *args: None, "noise": _noise, "function": _function, "rows": _rows}

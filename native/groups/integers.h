@@ -1,0 +1,398 @@
+// Products of int8 codes by weights with a scale for each group of a row. Included in a namespace (isa.h), after
+// weight.h and the integers of a level.
+//
+//     few rows of x     a row of the weight after the other becomes bytes in registers; sums of 16 groups are found at once,
+//                       and multiplied by their scales; the terms of 16 rows of the weight are then added up together
+//     many              16 rows of the weight become a strip of bytes, four of each in turn, and each register holds the sums
+//                       of 16 rows for a row of x
+//
+// Sums of integers are exact, and what is done in floats is the same both ways, at every level.
+
+constexpr int64_t kColumns = 16;         // rows of the weight at once
+constexpr int64_t kFewOfIntegers = 4;    // rows of x
+
+// The steps of the summed dimension, in which no scale changes. A unit is a chunk, or half of one where a group is that.
+template <class F>
+struct Steps {
+    static constexpr int64_t kUnit = F::kPairs ? 16 : 32, kBlocks = F::kPairs ? 2 : 4;  // of 16 units
+    int64_t chunks, units, padded, step, count, each, bytes;
+
+    explicit Steps(const hop_group_product& p)
+        : chunks(p.k / kChunk), units(p.k / kUnit), padded((units + 15) / 16 * 16), step(step_of(p)),
+          count((p.k + step - 1) / step), each(step / kUnit), bytes((p.k + kBlock - 1) / kBlock * kBlock) {}
+
+    int64_t of_row() const { return bytes + 3 * padded * 4; }
+    static int64_t step_of(const hop_group_product& p) {
+        const int64_t own = p.x_group && p.x_group < p.k ? p.x_group : p.k;
+        return own < p.scales.group ? own : p.scales.group;
+    }
+};
+
+// A row of x: codes, and of each step what is added to the sums of bytes from 0 up, the scale, and the scale times the sum of
+// codes.
+struct RowOfCodes {
+    const int8_t* codes;
+    const int32_t* added;
+    const float *scale, *sum;
+};
+
+template <class F>
+class RowsOfCodes {
+public:
+    RowsOfCodes(const GroupCall& call, const Steps<F>& steps, int zero, char* memory)
+        : p_(call.p), steps_(steps), x_(static_cast<const int8_t*>(call.x)), scales_(call.x_scale), zero_(zero), memory_(memory),
+          own_(p_.x_group && p_.x_group < p_.k ? p_.x_group : p_.k), of_row_((p_.k + own_ - 1) / own_) {}
+
+    RowOfCodes operator[](int64_t i) const {
+        const char* at = memory_ + i * steps_.of_row();
+        const auto* numbers = reinterpret_cast<const float*>(at + steps_.bytes);
+        return {reinterpret_cast<const int8_t*>(at), reinterpret_cast<const int32_t*>(numbers), numbers + steps_.padded, numbers + 2 * steps_.padded};
+    }
+
+    // Row `row` of x becomes row i.
+    void prepare(int64_t row, int64_t i, const Order<F::kBits>& order) const {
+        char* at = memory_ + i * steps_.of_row();
+        auto* codes = reinterpret_cast<int8_t*>(at);
+        auto* added = reinterpret_cast<int32_t*>(at + steps_.bytes);
+        auto *scale = reinterpret_cast<float*>(added + steps_.padded), *sum = scale + steps_.padded;
+        const int8_t* own = x_ + row * p_.k;
+        int64_t k = 0;
+        for (; k + kBlock <= p_.k; k += kBlock) order(own + k, codes + k);
+        if (k < p_.k) {
+            int8_t last[kBlock] = {};
+            std::memcpy(last, own + k, static_cast<size_t>(p_.k - k));
+            order(last, codes + k);
+        }
+        for (int64_t s = 0; s < steps_.count; ++s) {
+            uint32_t total = 0;
+            const int64_t first = s * steps_.step, last = first + steps_.step < p_.k ? first + steps_.step : p_.k;
+            for (int64_t unit = first; unit < last; unit += 16) {
+                int32_t part = 0;
+                for (int j = 0; j < 16; ++j) part += own[unit + j];
+                total += static_cast<uint32_t>(part);
+            }
+            added[s] = static_cast<int32_t>(0 - total * static_cast<uint32_t>(zero_));
+            scale[s] = scales_[row * of_row_ + first / own_];
+            sum[s] = static_cast<float>(static_cast<int32_t>(total)) * scale[s];
+        }
+        for (int64_t s = steps_.count; s < steps_.padded; ++s) added[s] = 0, scale[s] = sum[s] = 0;
+    }
+
+private:
+    const hop_group_product& p_;
+    const Steps<F>& steps_;
+    const int8_t* x_;
+    const float* scales_;
+    int zero_;
+    char* memory_;
+    int64_t own_, of_row_;  // elements of a scale of x, and scales of a row
+};
+
+// The bytes of block b of a row of the weight, of which the last may have fewer than four chunks.
+template <class F>
+HOP_INLINED inline Block block_of(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t b, int64_t chunks) {
+    constexpr int64_t bytes = codes_of_chunk(F::kBits), more = high_of_chunk(F::kBits);
+    low += 4 * b * bytes, high += 4 * b * more;
+    if (4 * b + 4 <= chunks) return codes(low, high);
+    uint8_t own[4 * bytes + 1] = {}, own_high[4 * more + 1] = {};
+    const auto rest = static_cast<size_t>(chunks - 4 * b);
+    std::memcpy(own, low, rest * bytes);
+    if (more) std::memcpy(own_high, high, rest * more);
+    return codes(own, own_high);
+}
+
+// What is done in floats: (float32(sum) · scale of x) · scale, less (float32(sum of x) · scale of x) · offset.
+template <class F>
+HOP_INLINED inline Lanes term(Lanes sum, Lanes x_scale, Lanes x_sum, Lanes scale, const float* offset) {
+    const Lanes product = times(times(sum, x_scale), scale);
+    return F::kOffset ? minus(product, times(x_sum, load(offset))) : product;
+}
+
+// ---- few rows of x
+
+template <class F, int M>
+class FewOfIntegers {
+public:
+    FewOfIntegers(const GroupCall& call, const Steps<F>& steps, const Codes<F::kBits>& codes, const RowsOfCodes<F>& x, float* memory)
+        : call_(call), steps_(steps), codes_(codes), weight_(call), scales_(memory), terms_(memory + weight_.floats(kColumns)),
+          sums_(reinterpret_cast<int32_t*>(terms_ + M * kColumns * steps.padded)) {
+        for (int i = 0; i < M; ++i) x_[i] = x[i < call.p.m ? i : call.p.m - 1];
+    }
+    static int64_t floats(const Weight& weight, const Steps<F>& steps) {
+        return weight.floats(kColumns) + M * kColumns * steps.padded + steps.padded;
+    }
+
+    void operator()(int64_t column, int64_t columns) const {
+        weight_.find(column, columns, scales_);
+        for (int64_t j = 0; j < columns; ++j) {
+            const RowScales s = weight_.found(j, columns, scales_);
+            if (steps_.each == 1) of_units(column + j, j, s);
+            else for (int i = 0; i < M && i < call_.p.m; ++i) of_steps(column + j, j, s, i);
+        }
+        add_up(column, columns);
+    }
+
+private:
+    float* terms(int i, int64_t j) const { return terms_ + (i * kColumns + j) * steps_.padded; }
+
+    // The sums of bytes of 16 units, from block `first` on. `Whole` where all of them are there.
+    template <int Rows, bool Whole>
+    static HOP_INLINED inline void sums(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t first,
+                                        int64_t chunks, const int8_t* const (&x)[Rows], Ints (&sums)[Rows]) {
+        constexpr int64_t blocks = Steps<F>::kBlocks;
+        Ints e[Rows][blocks];
+        HOP_UNROLL
+        for (int b = 0; b < blocks; ++b) {
+            HOP_UNROLL
+            for (int i = 0; i < Rows; ++i) e[i][b] = all_ints(0);
+            if (!Whole && 4 * (first + b) >= chunks) continue;
+            const Block w = block_of<F>(codes, low, high, first + b, Whole ? 4 * (first + b) + 4 : chunks);
+            HOP_UNROLL
+            for (int i = 0; i < Rows; ++i) e[i][b] = codes.dot(e[i][b], w, x[i] + (first + b) * kBlock);
+        }
+        HOP_UNROLL
+        for (int i = 0; i < Rows; ++i) {
+            if constexpr (F::kPairs) sums[i] = sums_of_halves(e[i]);
+            else sums[i] = sums_of_chunks(e[i]);
+        }
+    }
+
+    // The terms of row j where each unit has its scales. What it reads are its own copies, which stay in registers.
+    __attribute__((noinline)) void of_units(int64_t row, int64_t j, RowScales s) const {
+        const Codes<F::kBits> codes = codes_;
+        const uint8_t *low = weight_.codes(row), *high = weight_.high(row);
+        const int8_t* x[M];
+        const int32_t* added[M];
+        const float *x_scale[M], *x_sum[M];
+        float* to[M];
+        for (int i = 0; i < M; ++i) x[i] = x_[i].codes, added[i] = x_[i].added, x_scale[i] = x_[i].scale, x_sum[i] = x_[i].sum, to[i] = terms(i, j);
+        const auto finish = [&](const Ints (&found)[M], int64_t unit) HOP_INLINED {
+            const Lanes scale = load(s.scale + unit);
+            HOP_UNROLL
+            for (int i = 0; i < M; ++i) {
+                const Lanes sum = to_floats(plus_ints(found[i], load_ints(added[i] + unit)));
+                store(to[i] + unit, term<F>(sum, load(x_scale[i] + unit), load(x_sum[i] + unit), scale, s.offset + unit));
+            }
+        };
+        const int64_t chunks = steps_.chunks, units = steps_.units;
+        constexpr int64_t blocks = Steps<F>::kBlocks;
+        Ints found[M];
+        int64_t unit = 0;
+        for (; unit + 16 <= units; unit += 16) {
+            sums<M, true>(codes, low, high, unit / 16 * blocks, chunks, x, found);
+            finish(found, unit);
+        }
+        if (unit < units) {
+            sums<M, false>(codes, low, high, unit / 16 * blocks, chunks, x, found);
+            finish(found, unit);
+        }
+    }
+
+    // The same where several share them.
+    __attribute__((noinline)) void of_steps(int64_t row, int64_t j, RowScales s, int i) const {
+        const int8_t* const x[] = {x_[i].codes};
+        for (int64_t unit = 0; unit < steps_.units; unit += 16) {
+            Ints found[1];
+            sums<1, false>(codes_, weight_.codes(row), weight_.high(row), unit / 16 * Steps<F>::kBlocks, steps_.chunks, x, found);
+            store_ints(sums_ + unit, found[0]);
+        }
+        for (int64_t step = 0; step < steps_.count; ++step) {
+            const int64_t first = step * steps_.each, last = first + steps_.each;
+            auto total = static_cast<uint32_t>(x_[i].added[step]);
+            for (int64_t unit = first; unit < last && unit < steps_.units; ++unit) total += static_cast<uint32_t>(sums_[unit]);
+            float product = static_cast<float>(static_cast<int32_t>(total)) * x_[i].scale[step] * s.scale[first];
+            if (F::kOffset) product -= x_[i].sum[step] * s.offset[first];
+            terms(i, j)[step] = product;
+        }
+    }
+
+    void add_up(int64_t column, int64_t columns) const {
+        const Results results(call_);
+        for (int i = 0; i < M && i < call_.p.m; ++i) {
+            alignas(64) float square[16 * kColumns];
+            Lanes y{};
+            for (int64_t first = 0; first < steps_.count; first += 16) {
+                turn(terms(i, 0) + first, steps_.padded * 4, square);
+                const int64_t rest = steps_.count - first;
+                for (int64_t step = 0; step < 16 && step < rest; ++step) {
+                    const Lanes own = load(square + step * kColumns);
+                    y = first + step ? plus(y, own) : own;
+                }
+            }
+            store(square, y);
+            for (int64_t j = 0; j < columns; ++j) results.put(i, column + j, square[j]);
+        }
+    }
+
+    const GroupCall& call_;
+    const Steps<F>& steps_;
+    const Codes<F::kBits>& codes_;
+    const Weight weight_;
+    RowOfCodes x_[M];
+    float *scales_, *terms_;  // terms of rows of x by rows of the weight
+    int32_t* sums_;           // of units
+};
+
+// ---- many rows
+
+template <class F>
+class StripOfIntegers {
+public:
+    StripOfIntegers(const GroupCall& call, const Steps<F>& steps, const Codes<F::kBits>& codes, const RowsOfCodes<F>& x, float* memory)
+        : call_(call), steps_(steps), codes_(codes), weight_(call), x_(x), found_(memory), scales_(memory + weight_.floats(kColumns)),
+          offsets_(scales_ + kColumns * steps.padded), rows_(reinterpret_cast<uint8_t*>(offsets_ + kColumns * steps.padded)),
+          strip_(rows_ + kColumns * steps.bytes) {}
+    static int64_t floats(const Weight& weight, const Steps<F>& steps) {
+        return weight.floats(kColumns) + 2 * kColumns * steps.padded + kColumns * steps.bytes / 2;
+    }
+
+    // Rows of x from `first` on, of which the first is row 0 here.
+    void operator()(int64_t column, int64_t first, int64_t rows) const {
+        const int64_t rest = call_.p.n - column, columns = rest < kColumns ? rest : kColumns;
+        decode(column, columns);
+        int64_t i = 0;
+        for (; i + kIntegerRows <= rows; i += kIntegerRows) tile<kIntegerRows>(i, first, column, columns);
+        for (; i + 2 <= rows; i += 2) tile<2>(i, first, column, columns);
+        if (i < rows) tile<1>(i, first, column, columns);
+    }
+
+private:
+    void decode(int64_t column, int64_t columns) const {
+        weight_.find(column, columns, found_);
+        for (int64_t j = 0; j < kColumns; ++j) {
+            uint8_t* row = rows_ + j * steps_.bytes;
+            if (j >= columns) {
+                std::memset(row, 0, static_cast<size_t>(steps_.bytes));
+                continue;
+            }
+            const uint8_t *low = weight_.codes(column + j), *high = weight_.high(column + j);
+            for (int64_t b = 0; b * kBlock < steps_.bytes; ++b) {
+                const Block w = block_of<F>(codes_, low, high, b, steps_.chunks);
+                store_bytes(row + b * kBlock, w.first), store_bytes(row + b * kBlock + 64, w.second);
+            }
+        }
+        for (int64_t at = 0; at < steps_.bytes; at += 64) turn(rows_ + at, steps_.bytes, strip_ + at * kColumns);
+        for (int64_t j = 0; j < kColumns; ++j) {
+            const RowScales s = weight_.found(j < columns ? j : columns - 1, columns, found_);
+            for (int64_t step = 0; step < steps_.count; ++step) {
+                scales_[step * kColumns + j] = s.scale[step * steps_.each];
+                if (F::kOffset) offsets_[step * kColumns + j] = s.offset[step * steps_.each];
+            }
+        }
+    }
+
+    template <int M>
+    void tile(int64_t row, int64_t first, int64_t column, int64_t columns) const {
+        RowOfCodes x[M];
+        Lanes y[M];
+        for (int i = 0; i < M; ++i) x[i] = x_[row + i];
+        for (int64_t step = 0; step < steps_.count; ++step) {
+            Ints sums[M];
+            HOP_UNROLL
+            for (int i = 0; i < M; ++i) sums[i] = all_ints(x[i].added[step]);
+            const int64_t begin = step * steps_.each, last = begin + steps_.each < steps_.units ? begin + steps_.each : steps_.units;
+            for (int64_t unit = begin; unit < last; ++unit) of_unit<M>(unit, x, sums);
+            const Lanes scale = load(scales_ + step * kColumns);
+            HOP_UNROLL
+            for (int i = 0; i < M; ++i) {
+                const Lanes own = term<F>(to_floats(sums[i]), all(x[i].scale[step]), all(x[i].sum[step]), scale, offsets_ + step * kColumns);
+                y[i] = step ? plus(y[i], own) : own;
+            }
+        }
+        const Results results(call_);
+        for (int i = 0; i < M; ++i) {
+            float numbers[kColumns];
+            store(numbers, y[i]);
+            for (int64_t j = 0; j < columns; ++j) results.put(first + row + i, column + j, numbers[j]);
+        }
+    }
+
+    template <int M>
+    HOP_INLINED void of_unit(int64_t unit, const RowOfCodes (&x)[M], Ints (&sums)[M]) const {
+        constexpr int64_t per_chunk = F::kPairs ? 2 : 1, quads = 4 / per_chunk;
+        const int64_t chunk = unit / per_chunk, at = chunk / 4 * kBlock + chunk % 4 * 16 + unit % per_chunk * 8;
+        HOP_UNROLL
+        for (int64_t second = 0; second < 2; ++second)
+            HOP_UNROLL
+            for (int64_t quad = 0; quad < quads; ++quad) {
+                const int64_t place = at + second * 64 + quad * 4;
+                const Bytes w = load_bytes(strip_ + place * kColumns);
+                HOP_UNROLL
+                for (int i = 0; i < M; ++i) sums[i] = codes_.quad(sums[i], w, x[i].codes + place);
+            }
+    }
+
+    const GroupCall& call_;
+    const Steps<F>& steps_;
+    const Codes<F::kBits>& codes_;
+    const Weight weight_;
+    const RowsOfCodes<F>& x_;
+    float *found_, *scales_, *offsets_;  // by rows of the weight, and by steps
+    uint8_t *rows_, *strip_;
+};
+
+// ---- a call
+
+template <class F, int M>
+void few_of_integers(const GroupCall& call, const Steps<F>& steps, const Codes<F::kBits>& codes, const RowsOfCodes<F>& x,
+                     int64_t first, int64_t last, float* memory) {
+    const FewOfIntegers<F, M> few(call, steps, codes, x, memory);
+    for (int64_t column = first; column < last; column += kColumns) few(column, last - column < kColumns ? last - column : kColumns);
+}
+
+template <class F>
+int multiply_integers(const GroupCall& call) {
+    const hop_group_product& p = call.p;
+    const Weight weight(call);
+    const Steps<F> steps(p);
+    const Codes<F::kBits> codes(p);
+    const Order<F::kBits> order;
+    Scratch& of_x = memory_of_x();
+    const bool is_few = p.m <= kFewOfIntegers;
+    int64_t block = is_few ? p.m : kBlockBytes / steps.of_row() / kIntegerRows * kIntegerRows;
+    if (block < 4 * kIntegerRows && !is_few) block = 4 * kIntegerRows;
+    if (block > p.m) block = p.m;
+    char* memory_of_codes = of_x.get(static_cast<size_t>(block * steps.of_row()));
+    if (!memory_of_codes) return HOP_NO_MEMORY;
+    const RowsOfCodes<F> x(call, steps, codes.zero(), memory_of_codes);
+    const int64_t panels = (p.n + kColumns - 1) / kColumns;
+    const int64_t floats = is_few ? FewOfIntegers<F, kFewOfIntegers>::floats(weight, steps) : StripOfIntegers<F>::floats(weight, steps);
+    const int threads = worth(call.threads, p.n * p.k / 16 * (is_few ? 1 : block), kWorthAThread);
+    std::atomic<int> error{HOP_OK};
+    for (int64_t first = 0; first < p.m; first += block) {
+        const int64_t rows = p.m - first < block ? p.m - first : block;
+        for (int64_t i = 0; is_few && i < rows; ++i) x.prepare(i, i, order);
+        Queue rows_left(is_few ? 0 : rows, 8), panels_left(panels, panels >= 32 * threads ? 4 : 1);
+        Barrier prepared;
+        parallel(threads, [&](int, int team) {
+            Scratch& own = memory_of_thread();
+            auto* memory = reinterpret_cast<float*>(own.get(static_cast<size_t>(floats) * sizeof(float)));
+            if (!memory) error = HOP_NO_MEMORY;
+            int64_t begin, end;
+            while (rows_left.take(begin, end))
+                for (int64_t i = begin; i < end; ++i) x.prepare(first + i, i, order);
+            if (!is_few) prepared.wait(team);
+            if (!memory) return;
+            if (is_few) {
+                while (panels_left.take(begin, end)) {
+                    const int64_t last = end * kColumns < p.n ? end * kColumns : p.n;
+                    if (p.m == 1) few_of_integers<F, 1>(call, steps, codes, x, begin * kColumns, last, memory);
+                    else if (p.m == 2) few_of_integers<F, 2>(call, steps, codes, x, begin * kColumns, last, memory);
+                    else few_of_integers<F, kFewOfIntegers>(call, steps, codes, x, begin * kColumns, last, memory);
+                }
+            } else {
+                const StripOfIntegers<F> strip(call, steps, codes, x, memory);
+                while (panels_left.take(begin, end))
+                    for (int64_t panel = begin; panel < end; ++panel) strip(panel * kColumns, first, rows);
+            }
+            own.trim();
+        });
+        if (error) break;
+    }
+    of_x.trim();
+    return error;
+}
+
+int run(const GroupCall& call) {
+    return by_form(call.p, [&call](auto form) { return multiply_integers<decltype(form)>(call); });
+}

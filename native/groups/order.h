@@ -1,0 +1,41 @@
+// How codes lie where they are multiplied as integers. Included in a namespace (isa.h).
+//
+// Blocks of four chunks of 32 elements: 64 bytes of the first ones of each chunk, and 64 of the second ones; 16 bytes of each
+// chunk, of which 8 are of either half of it. First and second are as the codes of a byte come, so that they are taken apart by
+// shifts alone.
+
+constexpr int64_t kBlock = 128;  // elements
+
+// Which element of a chunk is byte `at`, of 16, of the first ones or of the second.
+constexpr int element_of(int bits, int at, int second) {
+    if (bits == 8) return (at / 8 * 2 + second) * 8 + at % 8;
+    if (bits < 4) return at / 8 * 16 + at % 4 * 4 + at / 4 % 2 + 2 * second;
+    return 2 * at + second;
+}
+
+inline int number_of(const hop_group_product& p, int code) { return static_cast<int>(p.numbers[code]); }
+
+// What is added to codes so that none is negative.
+inline int zero_of(const hop_group_product& p) {
+    if (p.bits == 8) return 128;
+    if (p.bits != 2 && p.bits != 4) return p.is_signed ? 1 << (p.bits - 1) : 0;
+    int least = 0;
+    for (int i = 0; i < 1 << p.bits; ++i)
+        if (number_of(p, i) < least) least = number_of(p, i);
+    return -least;
+}
+
+// A block of codes of x in that order, by plain loops.
+template <int Bits>
+class PlainOrder {
+public:
+    PlainOrder() {
+        for (int i = 0; i < kBlock; ++i) from_[i] = static_cast<uint8_t>(i % 64 / 16 * 32 + element_of(Bits, i % 16, i / 64));
+    }
+    void operator()(const int8_t* from, int8_t* to) const {
+        for (int i = 0; i < kBlock; ++i) to[i] = from[from_[i]];
+    }
+
+private:
+    uint8_t from_[kBlock];
+};
