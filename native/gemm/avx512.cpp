@@ -49,7 +49,7 @@ int integers(Job& job) {
     job.shift = 128;
     return Multiplication<Avx512<Int8>>(job).run();
 }
-int floats(Job& job) { return Multiplication<Floats<Singles, OneSumOrGroups<FewRows<Singles>, NarrowGroups<KeptFloats<Singles>>>>>(job).run(); }
+int floats(Job& job) { return Multiplication<Floats<Singles, OneSumOrGroups<FewRows<Singles>, FewGroups<KeptFloats<Singles>>>>>(job).run(); }
 
 void pack_tile(const hop_operand& o, const void* codes, int64_t rows, int64_t k, int64_t first, int64_t slice,
                uint8_t* tile) {

@@ -42,7 +42,7 @@ struct Pairs {
 
 #include "gemm/few_rows_in_order.h"
 
-int floats(Job& job) { return Multiplication<Floats<Pairs, OneSumOrGroups<FewRows<Pairs>, NarrowGroups<KeptFloats<Pairs>>>>>(job).run(); }
+int floats(Job& job) { return Multiplication<Floats<Pairs, OneSumOrGroups<FewRows<Pairs>, FewGroups<KeptFloats<Pairs>>>>>(job).run(); }
 
 }  // namespace avx512_bf16
 }  // namespace hop

@@ -39,7 +39,7 @@ struct Int8 {
     }
 
     template <int N>
-    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][2]) {
+    HOP_INLINED static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][2]) {
         __m256i even[2], odd[2];
         HOP_UNROLL
         for (int half = 0; half < 2; ++half) {
@@ -72,7 +72,7 @@ struct Bfloat16 {
     static void lhs_tile(const uint8_t* tile, uint8_t* out) { lhs_floats(tile, out); }
 
     template <int N>
-    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][2]) {
+    HOP_INLINED static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[N][2]) {
         const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
         const auto* rows = reinterpret_cast<const float*>(a) + at;
         HOP_UNROLL

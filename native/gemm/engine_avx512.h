@@ -14,7 +14,9 @@
 #include "gemm/row_blocks.h"
 #include "gemm/kept_groups_avx512.h"
 #include "gemm/gemm.h"
-#include "gemm/narrow_groups_avx512.h"
+#include "gemm/few_groups_avx512.h"
+#include "gemm/codes_of_groups_avx512.h"
+#include "gemm/narrow_sums_avx512.h"
 
 // So few rows need several sums of each element, or they wait for each other.
 constexpr int sums_of(int rows) { return rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
@@ -24,9 +26,12 @@ struct Int8 {
     using Sum = int32_t;
     using Vector = __m512i;
     static constexpr int kBytes = 1, kLhsBytes = 1;
+    static constexpr int kFetched = 2;  // rows by which codes are multiplied as fast as memory gives them
     static constexpr bool kFewRows = true;
     template <int N, bool Zero>
     using Narrow = NarrowInt8<N, Zero>;
+    template <int N, int>
+    using Bytes = BytesInt8<N>;
     static Vector zero() { return _mm512_setzero_si512(); }
     static Vector load(const Sum* p) { return load512(p); }
     static void store(Sum* p, Vector x) { store512(p, x); }
@@ -34,9 +39,10 @@ struct Int8 {
     static __m512 number(Vector x) { return _mm512_cvtepi32_ps(x); }
 
     template <int N, int S>
-    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
+    HOP_INLINED static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
         HOP_UNROLL
         for (int s = 0; s < S; ++s) {
+            if (N <= kFetched) fetch_in_order(b + (at + s) * 128), fetch_in_order(b + (at + s) * 128 + 64);
             const __m512i left = load512(b + (at + s) * 64), right = load512(b + kTile + (at + s) * 64);
             HOP_UNROLL
             for (int i = 0; i < N; ++i) {
@@ -56,7 +62,7 @@ public:
     using Sum = typename Numbers::Sum;
     using Vector = typename Numbers::Vector;
     using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kFewRows;
-    using Few = NarrowGroups<Numbers>;
+    using Few = OneSumOrGroups<NarrowSums<Numbers>, FewGroups<Numbers>>;
     static constexpr bool kKept = true;
 
     Avx512(int, int quads) : quads_(quads) {}

@@ -22,7 +22,6 @@ public:
 private:
     static constexpr int kMost = 2, kChains = Products::kChains;
     static constexpr int64_t kChunk = kChunkBytes / (4 * kTile);  // slices
-    static constexpr int64_t kAhead = 8 << 10;  // bytes that are fetched before they are read
 
     template <bool Packed, class Numbers>
     static void by_rows(const Job& job, const Numbers words, const uint8_t* lhs, BlockScales& folds, int64_t n, float* sums) {
@@ -95,7 +94,7 @@ private:
                 HOP_UNROLL
                 for (int half = 0; half < 2; ++half) {
                     const uint8_t* tile = rhs + half * (Packed ? kTile / 2 : kTile);
-                    __builtin_prefetch(tile + (Packed ? quad / 2 : quad) * 64 + kAhead, 0, 2);
+                    if (!Packed || half == 0) fetch_in_order(rhs + (Packed ? quad : 2 * quad + half) * 64);
                     __m512i code;
                     if (Packed) code = _mm512_srl_epi16(load512(tile + quad / 2 * 64), _mm_cvtsi32_si128(quad % 2 * 4));
                     else code = load512(tile + quad * 64);

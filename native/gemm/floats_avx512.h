@@ -17,18 +17,20 @@ HOP_IN_REGISTERS void add_quad(const uint8_t* a, const uint8_t* b, int quad, int
     Numbers::template add<N>(a, load512(b + e * kTile + quad * 64), load512(b + (2 + e) * kTile + quad * 64), quad, e, c);
 }
 
-// The numbers of kept_groups and NarrowGroups: one chain of each element's sum in a group.
+// The numbers of kept_groups and FewGroups: one chain of each element's sum in a group.
 template <class Products>
 struct KeptFloats {
     using Vector = __m512;
     static constexpr int kBytes = 2, kLhsBytes = Products::kLhsBytes;
     template <int N, bool Zero>
     using Narrow = NarrowWordsOfGroups<N, Zero, Products>;
+    template <int N, int Codes>
+    using Bytes = BytesWordsOfGroups<N, Codes, Products>;
     static Vector zero() { return _mm512_setzero_ps(); }
     static __m512 number(Vector x) { return x; }
 
     template <int N, int S>
-    static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
+    HOP_INLINED static void quad(const uint8_t* a, const uint8_t* b, int at, Vector (&sums)[S][N][2]) {
         add_quad<Products>(a, b, at, 0, sums[0]);
         add_quad<Products>(a, b, at, 1, sums[0]);
     }
