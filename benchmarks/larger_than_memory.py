@@ -30,11 +30,14 @@ ROOT = Path(__file__).parents[1]
 HIDDEN, INNER, VOCABULARY, HEADS = 4096, 11008, 32000, 32
 SHARD = 15 * 10**8  # bytes
 PIECE = 2**24  # elements that are drawn at once
-# What a process does under a limit: of bytes, then the arguments of hop.
+# What a process does under a limit: of bytes, the file for its peak, then the arguments of hop. The peak is that of its
+# own memory; what wait4 says has the parent's before it became another program.
 LIMITED = """
-import resource, runpy, sys
-limit = int(sys.argv.pop(1))
+import atexit, re, resource, runpy, sys
+limit, place = int(sys.argv.pop(1)), sys.argv.pop(1)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+said = lambda: re.search("VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read()).group(1)
+atexit.register(lambda: open(place, "w").write(said()))
 if len(sys.argv) == 1:
     import hop.integrations
 else:
@@ -93,9 +96,9 @@ def limited(limit: float, *arguments: str) -> tuple[float, float, float]:
     """Seconds, seconds of the processor, and the peak of memory in GB, of a process under a limit.
 
     Raises RuntimeError with what it said, if it failed."""
-    command = [sys.executable, "-W", "ignore", "-c", LIMITED, str(int(limit * 1e9)), *arguments]
-    start = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.NamedTemporaryFile() as peak, tempfile.TemporaryFile() as said:
+        command = [sys.executable, "-W", "ignore", "-c", LIMITED, str(int(limit * 1e9)), peak.name, *arguments]
+        start = time.perf_counter()
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, cwd=ROOT)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -103,7 +106,7 @@ def limited(limit: float, *arguments: str) -> tuple[float, float, float]:
         if process.returncode:
             said.seek(0)
             raise RuntimeError(f"hop {' '.join(arguments)}: {said.read().decode()[-3000:]}")
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
+        return seconds, usage.ru_utime + usage.ru_stime, int(peak.read()) * 1024 / 1e9
 
 
 def check(folder: Path, out: Path) -> int:

@@ -8,8 +8,9 @@ plain one becomes a tensor. The file is mapped into memory, and a tensor is read
 time: its codes and scales are brought into our order, and its floats are never made.
 """
 
+import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +40,9 @@ class GGUFFile(Mapping[str, Tensor]):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata, self._entries, self._places = read_header(path)
-        self._data = torch.from_file(str(path), shared=False, size=os.path.getsize(path), dtype=torch.uint8)
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._data = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]
@@ -52,7 +55,13 @@ class GGUFFile(Mapping[str, Tensor]):
             raise ValueError(
                 f"{self.path}: tensor {name!r} is of type {type_name(entry.type)}; those that are read are {types}"
             )
-        return _quantized(raw, entry, known)
+        return _quantized(raw, entry, known, self._release)
+
+    def _release(self, start: int, stop: int) -> None:
+        """Give back the memory of pages of the file that were read; those at the ends, which others share, stay."""
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED") and first < last:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, which is not read."""
@@ -117,7 +126,7 @@ def _plain(raw: Tensor, entry: Entry) -> Tensor:
     return (raw if aligned else raw.clone()).view(dtype).reshape(entry.shape)
 
 
-def _quantized(raw: Tensor, entry: Entry, known: BlockType) -> QuantizedTensor:
+def _quantized(raw: Tensor, entry: Entry, known: BlockType, release: Callable[[int, int], None]) -> QuantizedTensor:
     q = known.quantizer
     buffers = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in q.buffers(entry.shape).items()}
     blocks = raw.reshape(-1, known.bytes)
@@ -126,6 +135,7 @@ def _quantized(raw: Tensor, entry: Entry, known: BlockType) -> QuantizedTensor:
         for name, part in held(q, known.read(some)).items():
             rows = buffers[name].view(len(blocks), -1)
             rows[start : start + len(some)] = part.view(len(some), -1)
+        release(entry.start + start * known.bytes, entry.start + (start + len(some)) * known.bytes)
     return QuantizedTensor(buffers, q, entry.shape, torch.float32)
 
 

@@ -88,7 +88,7 @@ def read_header(path: Path) -> Header:
     import safetensors
 
     try:
-        with safetensors.safe_open(str(path), "pt"):
+        with safetensors.safe_open(str(path), "np"):  # maps the file to be read alone, which "pt" does not
             pass
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is no whole file of safetensors: {error}") from error

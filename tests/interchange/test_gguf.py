@@ -1,6 +1,8 @@
 """GGUF files: every type of block against the package gguf, bit for bit; and files that are not what they say."""
 
 import struct
+import subprocess
+import sys
 import tracemalloc
 import unittest
 import warnings
@@ -184,6 +186,27 @@ class TestTypes(InFile):
         plain = [x for x in made if type(x) is torch.Tensor]
         assert len(plain) > 10 and all(x.numel() <= 4500 * 256 // 32 for x in plain if x.is_floating_point())
         assert_bits(got, dequantized(raw, number))
+
+    @pytest.mark.full
+    @unittest.skipUnless(sys.platform == "linux", "/proc says how much memory a process took")
+    def test_memory(self):
+        """Of a file whose tensors are read one after the other, one tensor is in memory, and not the file."""
+        number, t = BY_NAME["Q8_0"]
+        size = 4096 * 4096 // t.elements * t.bytes  # 17.8 MB
+        tensors = [info(f"w{i}", (4096, 4096), number, i * size) for i in range(8)]
+        head = file_of(tensors)
+        with open(self.path, "wb") as file:
+            file.write(head)
+            file.truncate(len(head) + 8 * size)
+        code = (  # the peak of the process's own memory; getrusage has that of its parent too
+            "import re, sys, hop.interchange; "
+            "peak = lambda: int(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1]); "
+            "file = hop.interchange.open_gguf(sys.argv[1]); file['w0']; before = peak(); "
+            "rows = sum(len(file[name]) for name in file); print(rows, peak() - before)"
+        )
+        out = subprocess.run([sys.executable, "-c", code, self.path], capture_output=True, text=True, check=True).stdout
+        rows, grown = map(int, out.split())
+        assert rows == 8 * 4096 and grown * 1024 < 3 * size, f"{grown / 1024:.0f} MB more than after one of eight"
 
     def test_empty(self):
         for number, t in TYPES.items():

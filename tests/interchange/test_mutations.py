@@ -54,9 +54,10 @@ class TestMutations(InFolder):
             changed = mutated(files, seed)
             for name, content in changed.items():
                 (self.folder / name).write_bytes(content)
+            largest = Largest()
             tracemalloc.start()
             try:
-                with Largest() as largest:
+                with largest:
                     self.read(kind)
                 read += 1
             except ValueError as error:
