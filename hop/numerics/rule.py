@@ -151,8 +151,8 @@ class Rule(Value):
 
     @property
     def is_compound(self) -> bool:
-        """Whether there is such a number, or s is made of tensors that serve other blocks: then the codes and s alone
-        are not the tensor, and products read its dequantized numbers."""
+        """Whether there is such a number, or s is made of tensors that serve other blocks: then the codes and the first
+        stored tensor alone are not the tensor."""
         return False
 
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:

@@ -59,8 +59,8 @@ class StoredScales(Rule):
         offset: whether offsets are stored, in the same way as scales.
         divided: whether codes are divided by that float.
 
-    It takes no scale from a caller. Products of such tensors with an outer scale, or with offsets, are those of their
-    dequantized numbers.
+    It takes no scale from a caller. Products of floats by such tensors with an outer scale, or with offsets, are those
+    of their dequantized numbers; products of integers by matrices of such integers sum codes exactly (docs/scaled.md).
     """
 
     scale: Format | torch.dtype = torch.float16

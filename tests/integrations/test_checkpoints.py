@@ -134,7 +134,7 @@ class TestGGUF(InFolder):
                 load_model(path, **options)
 
     def test_activations(self):
-        """Inputs of linear layers become codes in each call; those of other weights, and rows of a table, stay floats."""
+        """Inputs of linear layers become codes in each call; those of other weights, and rows of a table, stay."""
         for kind, q in (("Q5_0", hop.presets.INT8_32), ("Q4_1", hop.presets.INT8_256), ("MXFP4", hop.presets.INT8_32)):
             write(MODELS["llama tied"](), self.folder / "model.gguf", kind)
             floats = load_model(self.folder / "model.gguf")

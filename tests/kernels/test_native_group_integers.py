@@ -4,6 +4,7 @@ kernel against the meaning, bit for bit, at every level, for one row and many.""
 import itertools
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def oracle(x: QuantizedTensor, w: QuantizedTensor) -> np.ndarray:
         return number / outer if q.scale.divided else outer * number
 
     scale, offset = numbers("scale"), numbers("offset") if q.scale.offset else None
-    y = None
+    y: Any = None
     edges = sorted({*range(0, k, own), *range(0, k, group), k})
     for first, last in itertools.pairwise(edges):
         total = (codes_of_x[:, first:last] @ codes[:, first:last].T).astype(np.float32)
@@ -111,7 +112,9 @@ def test_meaning(name: str):
         x = hop.quantize(left, torch.randn(3, 768, generator=generator))
         assert np.array_equal(meaning(x, w, None, torch.float32).numpy(), oracle(x, w))
         near = hop.dequantize(x).double() @ hop.dequantize(w).double().t()
-        assert torch.allclose(meaning(x, w, None, torch.float32).double(), near, rtol=1e-5, atol=1e-5 * near.abs().max())
+        assert torch.allclose(
+            meaning(x, w, None, torch.float32).double(), near, rtol=1e-5, atol=1e-5 * near.abs().max()
+        )
 
 
 @NATIVE
@@ -205,7 +208,10 @@ def test_reasons():
         (said(presets.UINT8_TENSOR), "plain codes of int8"),
         (said(presets.INT8_TENSOR), "scales of rows"),
         (said(Quantizer(INT8, (1, 16))), "multiples of 32"),
-        (said(Quantizer(INT8, (1, 96)), hop.quantize(OTHERS["codes of few numbers"], torch.randn(5, 768))), "whole ones"),
+        (
+            said(Quantizer(INT8, (1, 96)), hop.quantize(OTHERS["codes of few numbers"], torch.randn(5, 768))),
+            "whole ones",
+        ),
         (said(Quantizer(UINT4, (1, 32), MinMax())), "plain codes of int8"),
     ):
         assert re.search(pattern, text), text

@@ -235,7 +235,11 @@ def test_operator_refuses():
         (f"{right} x=-1", {}, "not understood"),
         (f"{right} x=32", {"x": x.to(torch.int8)}, "x_scale must have shape"),
         (f"{right} x=32", {"x": x.to(torch.int8), "x_scale": torch.ones(2, 1)}, "x_scale must have shape"),
-        (f"{right} x=0", {"x": x.to(torch.int8), "x_scale": torch.ones(2, 1, dtype=torch.float16)}, "must hold float32"),
+        (
+            f"{right} x=0",
+            {"x": x.to(torch.int8), "x_scale": torch.ones(2, 1, dtype=torch.float16)},
+            "must hold float32",
+        ),
     ):
         with pytest.raises(RuntimeError, match=pattern):
             call(words, **other)

@@ -6,7 +6,7 @@ the summed dimension in which no scale changes; then, in float32, each operation
     y = Σ_groups (float32(sum) · s_lhs) · s_rhs          in the order of the groups
     y = y · alpha + bias · beta                          where there are alpha, beta and bias
 
-A right factor whose scales come in two levels has the s_rhs that they make; of one with offsets m each term of the sum is
+A right factor whose scales come in two levels has the s_rhs that they make; of one with offsets m each term is
 
     (float32(sum) · s_lhs) · s_rhs - (float32(sum of lhs) · s_lhs) · m
 

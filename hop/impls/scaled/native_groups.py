@@ -1,5 +1,5 @@
-"""scaled by the native kernels, of floats and of int8 codes beside weights as files of quantized models hold them: codes
-of 2 to 8 bits in rows, scales of groups in 16 bits or in two levels, with offsets.
+"""scaled by the native kernels, of floats and of int8 codes beside weights as files of quantized models hold them:
+codes of 2 to 8 bits in rows, scales of groups in 16 bits or in two levels, with offsets.
 
 Beside floats the weight's numbers are those of dequantize, bit for bit, found in registers, or in a strip that stays in
 the cache; sums are in float32. Beside codes sums are those of integers, exact, and what is done in floats is what the

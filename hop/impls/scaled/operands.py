@@ -47,7 +47,7 @@ def _plain(q: Quantizer, block: Block, buffers: tuple[Tensor, ...], shape: Seque
 
 @functools.lru_cache(maxsize=4096)
 def _reading_plain(q: Quantizer, block: Block) -> Quantizer:
-    """What reads a byte for each code, and a float32 scale for each block, with an offset beside it where `q` has such."""
+    """What reads a byte for each code, and a float32 scale for each block, and an offset where `q` has such."""
     own: Any = q.format
     format = own if own.bits >= 8 else Integer(own.name, 8, own.dtype, own.low, own.high)
     has_offset = q.scale.has_offset()

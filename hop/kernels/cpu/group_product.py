@@ -59,8 +59,8 @@ def describe(q: Quantizer) -> Described | str:
 
 @functools.lru_cache(maxsize=4096)
 def group_of_codes(q: Quantizer, ndim: int) -> int | str:
-    """How many elements share a scale, 0 for a row, of a left factor of `ndim` dimensions that is multiplied as codes; a
-    string if the kernels take none such, which says why."""
+    """How many elements share a scale, 0 for a row, of a left factor of `ndim` dimensions that is multiplied as codes;
+    a string if the kernels take none such, which says why."""
     is_plain = q.layout is None and not q.flat and q.hadamard is None
     if q.format != INT8 or not is_plain or q.scale.has_zero_point() or q.scale.is_compound:
         return f"for plain codes of int8 without zero points beside them, not {q}"
