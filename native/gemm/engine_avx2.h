@@ -110,46 +110,70 @@ public:
 
     template <int R, class Between>
     void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
-        in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
-            for (int tile = 0; tile < 2; ++tile) {
-                const auto once = [&] { if (first == 0 && tile == 0) between(); };
-                block<n.value>(a + first * kRow, R * kLhsBytes * kTile, b + tile * kBytes * kTile, slices, 0, kQuads,
-                               sums + first * kBlock + tile * kRows, add, once);
-            }
+        blocks(rows, [&](auto n, auto tiles, int first, int tile) {
+            const auto once = [&] { if (first == 0 && tile == 0) between(); };
+            block<n.value, tiles.value, kBytes == 1>(a + first * kRow, R * kLhsBytes * kTile, b + tile * kBytes * kTile, slices, 0, kQuads,
+                                                     sums + first * kBlock + tile * kRows, add, once);
         });
     }
 
     template <int R, class Between>
     void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums, Between&) {
-        in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
-            for (int tile = 0; tile < 2; ++tile)
-                block<n.value>(a + first * kRow, 0, b + tile * kBytes * kTile, 1, quad, quads_,
-                               sums + first * kBlock + tile * kRows, false, [] {});
+        blocks(rows, [&](auto n, auto tiles, int first, int tile) {
+            block<n.value, tiles.value, false>(a + first * kRow, 0, b + tile * kBytes * kTile, 1, quad, quads_,
+                                               sums + first * kBlock + tile * kRows, false, [] {});
         });
     }
 
 private:
     static constexpr int kRow = kLhsBytes * kSlice;
 
-    // N rows by the 16 columns of one tile.
-    template <int N, class Between>
+    // One or two rows read both tiles of a slice, so that codes come from memory in their order; the registers hold the sums of
+    // more by one tile.
+    template <class Body>
+    static void blocks(int rows, Body body) {
+        in_row_blocks<Numbers::kMost>(rows, [&](auto n, int first) {
+            constexpr int tiles = n.value <= 2 ? 2 : 1;
+            for (int tile = 0; tile < 2; tile += tiles) body(n, std::integral_constant<int, tiles>(), first, tile);
+        });
+    }
+
+    // N rows by the 16 columns of each of T tiles. Fetched: those may come from memory.
+    template <int N, int T, bool Fetched, class Between>
     static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,
                       Sum* sums, bool add, const Between& between) {
-        Vector c[N][2];
+        Vector c[T][N][2];
         HOP_UNROLL
-        for (int i = 0; i < N; ++i) {
+        for (int tile = 0; tile < T; ++tile) {
             HOP_UNROLL
-            for (int half = 0; half < 2; ++half)
-                c[i][half] = add ? Numbers::load(sums + i * kBlock + half * 8) : Numbers::zero();
+            for (int i = 0; i < N; ++i) {
+                HOP_UNROLL
+                for (int half = 0; half < 2; ++half)
+                    c[tile][i][half] = add ? Numbers::load(sums + i * kBlock + tile * kRows + half * 8) : Numbers::zero();
+            }
         }
         for (; slices > 0; --slices, a += stride, b += 2 * kBytes * kTile) {
-            for (int q = quad; q < quad + quads; ++q) Numbers::template quad<N>(a, b, q, c);
+            HOP_UNROLL
+            for (int tile = 0; tile < T; ++tile) {
+                const uint8_t* codes = b + tile * kBytes * kTile;
+                HOP_UNROLL_BY_TWO
+                for (int q = quad; q < quad + quads; ++q) {
+                    if (Fetched) {
+                        fetch_in_order(codes + q * 64 * (3 - T));
+                        if (T == 1) fetch_in_order(codes + q * 128 + 64);
+                    }
+                    Numbers::template quad<N>(a, codes, q, c[tile]);
+                }
+            }
             between();
         }
         HOP_UNROLL
-        for (int i = 0; i < N; ++i) {
+        for (int tile = 0; tile < T; ++tile) {
             HOP_UNROLL
-            for (int half = 0; half < 2; ++half) Numbers::store(sums + i * kBlock + half * 8, c[i][half]);
+            for (int i = 0; i < N; ++i) {
+                HOP_UNROLL
+                for (int half = 0; half < 2; ++half) Numbers::store(sums + i * kBlock + tile * kRows + half * 8, c[tile][i][half]);
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-// One or two rows of floats by a panel, with the sums that the engine of many rows makes, bit for bit: words go from codes
+// Few rows of floats by a panel, with the sums that the engine of many rows makes, bit for bit: words go from codes
 // to products in registers. Included in a namespace (isa.h), after floats_avx512.h.
 
 template <class Products>
@@ -7,7 +7,8 @@ public:
     // Whether a product is done so: of packed codes without zero points, with one sum for all of k.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
-        return job.p.m <= kMost && o.layout == HOP_TILED && !job.grouped() && !(o.format == HOP_UINT4 && has_zero(o));
+        const int most = o.fold.format == HOP_NONE ? 2 * kTogether : kTogether;  // scales of blocks cost too much to be folded in twice
+        return job.p.m <= most && o.layout == HOP_TILED && !job.grouped() && !(o.format == HOP_UINT4 && has_zero(o));
     }
 
     // `rows` of lhs by panel n, to sums (rows x 32).
@@ -20,13 +21,15 @@ public:
     }
 
 private:
-    static constexpr int kMost = 2, kChains = Products::kChains;
+    static constexpr int kChains = Products::kChains;
+    static constexpr int kTogether = kChains == 1 ? 6 : 3;  // rows whose sums the registers hold, beside tables
     static constexpr int64_t kChunk = kChunkBytes / (4 * kTile);  // slices
 
     template <bool Packed, class Numbers>
     static void by_rows(const Job& job, const Numbers words, const uint8_t* lhs, BlockScales& folds, int64_t n, float* sums) {
-        if (job.p.m == 1) panel<1, Packed>(job, words, lhs, folds, n, sums);
-        else panel<kMost, Packed>(job, words, lhs, folds, n, sums);
+        in_row_blocks<kTogether>(static_cast<int>(job.p.m), [&](auto rows, int first) {
+            panel<rows.value, Packed>(job, words, lhs + first * Products::kLhsBytes * kSlice, folds, n, sums + first * kBlock);
+        });
     }
 
     template <int N, bool Packed, class Numbers>

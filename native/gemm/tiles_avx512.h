@@ -6,14 +6,6 @@ constexpr uint16_t kCounting[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 
 inline __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
 inline void store512(void* p, __m512i x) { _mm512_storeu_si512(p, x); }
 
-// Fetches a line of packed codes some way behind `at`. Who reads two tiles in turn reads two streams, of which a CPU may fetch
-// too little ahead: Zen 5 then reads at a third of the speed of memory. So lines are asked for in the order in which they lie.
-// (always_inline: GCC takes a function that only fetches for one without effect, and leaves its calls out.)
-HOP_INLINED inline void fetch_in_order(const uint8_t* at) {
-    constexpr int64_t ahead = 8 << 10;  // less does not last while the scales of many groups are found
-    __builtin_prefetch(at + ahead, 0, 3);
-}
-
 inline void widen(const uint8_t* narrow, uint8_t* codes) {
     const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(narrow)));
     const __m512i nibble = _mm512_set1_epi16(0x0f0f);
