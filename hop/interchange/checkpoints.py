@@ -111,7 +111,8 @@ class Checkpoint(Mapping[str, Tensor]):
 
         With p = permutation(name), x @ W.T of the file is x[..., p] @ w.T of what is read, and W is
         w.dequantize()[:, argsort(p)]."""
-        return self._read(name).permutation if name in self._kinds else None
+        _, names = self._kinds.get(name, (None, {}))
+        return self._read(name).permutation if any(end.endswith("g_idx") for end in names) else None
 
     def _read(self, name: str) -> Weight:
         kind, names = self._kinds[name]
