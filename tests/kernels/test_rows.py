@@ -3,6 +3,7 @@
 import itertools
 import math
 import unittest
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,7 +39,15 @@ PAIRS = [
     ("INT8_ROW_AFFINE", "UINT4_32_AFFINE"),
     ("INT8_ROW", "UINT4_64_AFFINE"),
     ("INT8_ROW", "INT8_ROW"),
+    ("INT8_ROW_AFFINE", "INT4_ROW"),
+    ("INT8_ROW_AFFINE", "INT8_32"),
+    (torch.bfloat16, "INT8_32"),
+    (torch.bfloat16, "FP8_128X128"),
 ]
+QUANTIZERS = presets.PRESETS | {
+    "INT4_ROW": replace(presets.INT4_32, block=(1, -1)),
+    "INT8_32": replace(presets.INT8_ROW, block=(1, 32)),
+}
 
 
 def linear(x, w, output=torch.float32):
@@ -55,7 +64,7 @@ def left_factor(left, m, k):
     """Of rows of all sizes; among plain ones, some that are not finite."""
     x = torch.randn(m, k) * torch.exp2(torch.randint(-8, 9, (m, 1)).float())
     if isinstance(left, str):
-        return hop.quantize(presets.PRESETS[left], x)
+        return hop.quantize(QUANTIZERS[left], x)
     x[m // 2, k // 3], x[m // 3] = math.inf, math.nan
     if left != torch.float16:
         x[m // 4] *= 2.0**70
@@ -73,7 +82,7 @@ def differing(level, left, right, sizes, k, n, threads, outputs):
     x, w = left_factor(left, most, k), torch.randn(n, k)
     if right.startswith("MX"):
         w[n // 2, :32] *= 2.0**-126  # scales, with which words leave the normal numbers
-    w = hop.quantize(presets.PRESETS[right], w)
+    w = hop.quantize(QUANTIZERS[right], w)
     # On AMX one or two rows of floats, three of which float32 makes of one, take another order (docs/kernels.md).
     least = 3 if level == "amx" and left not in ("INT8_ROW", "INT8_ROW_AFFINE") else 1
     wrong = count = 0
@@ -116,7 +125,7 @@ class TestRows(unittest.TestCase):
     def test_compiled(self, left, right):
         """A compiled program gives the same bits as eager mode, for any number of rows."""
         torch.manual_seed(0)
-        x, w = left_factor(left, 9, 320), hop.pack(hop.quantize(presets.PRESETS[right], torch.randn(40, 320)))
+        x, w = left_factor(left, 9, 320), hop.pack(hop.quantize(QUANTIZERS[right], torch.randn(40, 320)))
         want = bits(linear(x, w))
         compiled = torch.compile(linear, dynamic=False)
         for first, m in ((0, 9), (2, 5)):
