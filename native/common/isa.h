@@ -53,6 +53,9 @@
 // Of functions and lambdas whose arguments are to lie in registers.
 #define HOP_INLINED __attribute__((always_inline))
 
+// Of functions that are not to be copied to where they are called.
+#define HOP_ALONE __attribute__((noinline))
+
 // Before a loop of few steps whose arrays are to lie in registers.
 #if defined(__clang__)
 #define HOP_UNROLL _Pragma("clang loop unroll(full)")

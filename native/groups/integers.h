@@ -9,7 +9,6 @@
 // Sums of integers are exact, and what is done in floats is the same both ways, at every level.
 
 constexpr int64_t kColumns = 16;         // rows of the weight at once
-constexpr int64_t kFewOfIntegers = 4;    // rows of x
 
 // The steps of the summed dimension, in which no scale changes. A unit is a chunk, or half of one where a group is that.
 template <class F>
@@ -50,7 +49,7 @@ public:
     }
 
     // Row `row` of x becomes row i.
-    void prepare(int64_t row, int64_t i, const Order<F::kBits>& order) const {
+    HOP_ALONE void prepare(int64_t row, int64_t i, const Order<F::kBits>& order) const {
         char* at = memory_ + i * steps_.of_row();
         auto* codes = reinterpret_cast<int8_t*>(at);
         auto* added = reinterpret_cast<int32_t*>(at + steps_.bytes);
@@ -110,6 +109,62 @@ HOP_INLINED inline Lanes term(Lanes sum, Lanes x_scale, Lanes x_sum, Lanes scale
 
 // ---- few rows of x
 
+// The sums of bytes of 16 units, from block `first` on. `Whole` where all of them are there.
+template <class F, int Rows, bool Whole>
+HOP_INLINED inline void sum_units(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t first,
+                                  int64_t chunks, const int8_t* const (&x)[Rows], Ints (&sums)[Rows]) {
+    constexpr int64_t blocks = Steps<F>::kBlocks;
+    Ints e[Rows][blocks];
+    HOP_UNROLL
+    for (int b = 0; b < blocks; ++b) {
+        HOP_UNROLL
+        for (int i = 0; i < Rows; ++i) e[i][b] = all_ints(0);
+        if (!Whole && 4 * (first + b) >= chunks) continue;
+        const Block w = block_of<F>(codes, low, high, first + b, Whole ? 4 * (first + b) + 4 : chunks);
+        HOP_UNROLL
+        for (int i = 0; i < Rows; ++i) e[i][b] = codes.dot(e[i][b], w, x[i] + (first + b) * kBlock);
+    }
+    HOP_UNROLL
+    for (int i = 0; i < Rows; ++i) {
+        if constexpr (F::kPairs) sums[i] = sums_of_halves(e[i]);
+        else sums[i] = sums_of_chunks(e[i]);
+    }
+}
+
+// The terms of a row of the weight by one of x where several units share scales. `sums` is memory for those of units.
+template <class F>
+HOP_ALONE void of_steps(const Codes<F::kBits>& codes, const Steps<F>& steps, const uint8_t* low, const uint8_t* high, RowScales s,
+                        const RowOfCodes& x, int32_t* sums, float* terms) {
+    const int8_t* const own[] = {x.codes};
+    for (int64_t unit = 0; unit < steps.units; unit += 16) {
+        Ints found[1];
+        sum_units<F, 1, false>(codes, low, high, unit / 16 * Steps<F>::kBlocks, steps.chunks, own, found);
+        store_ints(sums + unit, found[0]);
+    }
+    for (int64_t step = 0; step < steps.count; ++step) {
+        const int64_t first = step * steps.each, last = first + steps.each;
+        auto total = static_cast<uint32_t>(x.added[step]);
+        for (int64_t unit = first; unit < last && unit < steps.units; ++unit) total += static_cast<uint32_t>(sums[unit]);
+        float product = static_cast<float>(static_cast<int32_t>(total)) * x.scale[step] * s.scale[first];
+        if (F::kOffset) product -= x.sum[step] * s.offset[first];
+        terms[step] = product;
+    }
+}
+
+// The results of a row of x by 16 rows of the weight, whose terms lie `padded` apart.
+HOP_ALONE inline void add_up(const float* terms, int64_t padded, int64_t count, float* results) {
+    alignas(64) float square[16 * kColumns];
+    Lanes y{};
+    for (int64_t first = 0; first < count; first += 16) {
+        turn(terms + first, padded * 4, square);
+        for (int64_t step = 0; step < 16 && step < count - first; ++step) {
+            const Lanes own = load(square + step * kColumns);
+            y = first + step ? plus(y, own) : own;
+        }
+    }
+    store(results, y);
+}
+
 template <class F, int M>
 class FewOfIntegers {
 public:
@@ -127,38 +182,22 @@ public:
         for (int64_t j = 0; j < columns; ++j) {
             const RowScales s = weight_.found(j, columns, scales_);
             if (steps_.each == 1) of_units(column + j, j, s);
-            else for (int i = 0; i < M && i < call_.p.m; ++i) of_steps(column + j, j, s, i);
+            else for (int i = 0; i < M && i < call_.p.m; ++i)
+                of_steps(codes_, steps_, weight_.codes(column + j), weight_.high(column + j), s, x_[i], sums_, terms(i, j));
         }
-        add_up(column, columns);
+        const Results results(call_);
+        for (int i = 0; i < M && i < call_.p.m; ++i) {
+            float numbers[kColumns];
+            add_up(terms(i, 0), steps_.padded, steps_.count, numbers);
+            for (int64_t j = 0; j < columns; ++j) results.put(i, column + j, numbers[j]);
+        }
     }
 
 private:
     float* terms(int i, int64_t j) const { return terms_ + (i * kColumns + j) * steps_.padded; }
 
-    // The sums of bytes of 16 units, from block `first` on. `Whole` where all of them are there.
-    template <int Rows, bool Whole>
-    static HOP_INLINED inline void sums(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t first,
-                                        int64_t chunks, const int8_t* const (&x)[Rows], Ints (&sums)[Rows]) {
-        constexpr int64_t blocks = Steps<F>::kBlocks;
-        Ints e[Rows][blocks];
-        HOP_UNROLL
-        for (int b = 0; b < blocks; ++b) {
-            HOP_UNROLL
-            for (int i = 0; i < Rows; ++i) e[i][b] = all_ints(0);
-            if (!Whole && 4 * (first + b) >= chunks) continue;
-            const Block w = block_of<F>(codes, low, high, first + b, Whole ? 4 * (first + b) + 4 : chunks);
-            HOP_UNROLL
-            for (int i = 0; i < Rows; ++i) e[i][b] = codes.dot(e[i][b], w, x[i] + (first + b) * kBlock);
-        }
-        HOP_UNROLL
-        for (int i = 0; i < Rows; ++i) {
-            if constexpr (F::kPairs) sums[i] = sums_of_halves(e[i]);
-            else sums[i] = sums_of_chunks(e[i]);
-        }
-    }
-
     // The terms of row j where each unit has its scales. What it reads are its own copies, which stay in registers.
-    __attribute__((noinline)) void of_units(int64_t row, int64_t j, RowScales s) const {
+    HOP_ALONE void of_units(int64_t row, int64_t j, RowScales s) const {
         const Codes<F::kBits> codes = codes_;
         const uint8_t *low = weight_.codes(row), *high = weight_.high(row);
         const int8_t* x[M];
@@ -179,48 +218,12 @@ private:
         Ints found[M];
         int64_t unit = 0;
         for (; unit + 16 <= units; unit += 16) {
-            sums<M, true>(codes, low, high, unit / 16 * blocks, chunks, x, found);
+            sum_units<F, M, true>(codes, low, high, unit / 16 * blocks, chunks, x, found);
             finish(found, unit);
         }
         if (unit < units) {
-            sums<M, false>(codes, low, high, unit / 16 * blocks, chunks, x, found);
+            sum_units<F, M, false>(codes, low, high, unit / 16 * blocks, chunks, x, found);
             finish(found, unit);
-        }
-    }
-
-    // The same where several share them.
-    __attribute__((noinline)) void of_steps(int64_t row, int64_t j, RowScales s, int i) const {
-        const int8_t* const x[] = {x_[i].codes};
-        for (int64_t unit = 0; unit < steps_.units; unit += 16) {
-            Ints found[1];
-            sums<1, false>(codes_, weight_.codes(row), weight_.high(row), unit / 16 * Steps<F>::kBlocks, steps_.chunks, x, found);
-            store_ints(sums_ + unit, found[0]);
-        }
-        for (int64_t step = 0; step < steps_.count; ++step) {
-            const int64_t first = step * steps_.each, last = first + steps_.each;
-            auto total = static_cast<uint32_t>(x_[i].added[step]);
-            for (int64_t unit = first; unit < last && unit < steps_.units; ++unit) total += static_cast<uint32_t>(sums_[unit]);
-            float product = static_cast<float>(static_cast<int32_t>(total)) * x_[i].scale[step] * s.scale[first];
-            if (F::kOffset) product -= x_[i].sum[step] * s.offset[first];
-            terms(i, j)[step] = product;
-        }
-    }
-
-    void add_up(int64_t column, int64_t columns) const {
-        const Results results(call_);
-        for (int i = 0; i < M && i < call_.p.m; ++i) {
-            alignas(64) float square[16 * kColumns];
-            Lanes y{};
-            for (int64_t first = 0; first < steps_.count; first += 16) {
-                turn(terms(i, 0) + first, steps_.padded * 4, square);
-                const int64_t rest = steps_.count - first;
-                for (int64_t step = 0; step < 16 && step < rest; ++step) {
-                    const Lanes own = load(square + step * kColumns);
-                    y = first + step ? plus(y, own) : own;
-                }
-            }
-            store(square, y);
-            for (int64_t j = 0; j < columns; ++j) results.put(i, column + j, square[j]);
         }
     }
 
@@ -257,7 +260,7 @@ public:
     }
 
 private:
-    void decode(int64_t column, int64_t columns) const {
+    HOP_ALONE void decode(int64_t column, int64_t columns) const {
         weight_.find(column, columns, found_);
         for (int64_t j = 0; j < kColumns; ++j) {
             uint8_t* row = rows_ + j * steps_.bytes;
@@ -282,7 +285,7 @@ private:
     }
 
     template <int M>
-    void tile(int64_t row, int64_t first, int64_t column, int64_t columns) const {
+    HOP_ALONE void tile(int64_t row, int64_t first, int64_t column, int64_t columns) const {
         RowOfCodes x[M];
         Lanes y[M];
         for (int i = 0; i < M; ++i) x[i] = x_[row + i];
@@ -348,7 +351,7 @@ int multiply_integers(const GroupCall& call) {
     const Codes<F::kBits> codes(p);
     const Order<F::kBits> order;
     Scratch& of_x = memory_of_x();
-    const bool is_few = p.m <= kFewOfIntegers;
+    const bool is_few = p.m <= kIntegerFew;
     int64_t block = is_few ? p.m : kBlockBytes / steps.of_row() / kIntegerRows * kIntegerRows;
     if (block < 4 * kIntegerRows && !is_few) block = 4 * kIntegerRows;
     if (block > p.m) block = p.m;
@@ -356,7 +359,7 @@ int multiply_integers(const GroupCall& call) {
     if (!memory_of_codes) return HOP_NO_MEMORY;
     const RowsOfCodes<F> x(call, steps, codes.zero(), memory_of_codes);
     const int64_t panels = (p.n + kColumns - 1) / kColumns;
-    const int64_t floats = is_few ? FewOfIntegers<F, kFewOfIntegers>::floats(weight, steps) : StripOfIntegers<F>::floats(weight, steps);
+    const int64_t floats = is_few ? FewOfIntegers<F, kIntegerFew>::floats(weight, steps) : StripOfIntegers<F>::floats(weight, steps);
     const int threads = worth(call.threads, p.n * p.k / 16 * (is_few ? 1 : block), kWorthAThread);
     std::atomic<int> error{HOP_OK};
     for (int64_t first = 0; first < p.m; first += block) {
@@ -377,8 +380,7 @@ int multiply_integers(const GroupCall& call) {
                 while (panels_left.take(begin, end)) {
                     const int64_t last = end * kColumns < p.n ? end * kColumns : p.n;
                     if (p.m == 1) few_of_integers<F, 1>(call, steps, codes, x, begin * kColumns, last, memory);
-                    else if (p.m == 2) few_of_integers<F, 2>(call, steps, codes, x, begin * kColumns, last, memory);
-                    else few_of_integers<F, kFewOfIntegers>(call, steps, codes, x, begin * kColumns, last, memory);
+                    else few_of_integers<F, kIntegerFew>(call, steps, codes, x, begin * kColumns, last, memory);
                 }
             } else {
                 const StripOfIntegers<F> strip(call, steps, codes, x, memory);

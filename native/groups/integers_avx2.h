@@ -7,7 +7,7 @@ struct Bytes {  // 64, 16 of each of four chunks
 struct Ints {  // 16 of int32
     __m256i lo, hi;
 };
-constexpr int kIntegerRows = 2;
+constexpr int kIntegerFew = 2, kIntegerRows = 2;  // rows of x of a product from registers, and from a strip
 
 struct Block {
     Bytes first, second;
@@ -48,7 +48,7 @@ HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
 }
 
 // 16 lines of 64 bytes, `stride` bytes apart: words become columns.
-HOP_INLINE void turn(const void* from, int64_t stride, void* to) {
+static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
     for (int row = 0; row < 16; row += 8)
         for (int column = 0; column < 16; column += 8) {
             __m256i a[8], b[8];

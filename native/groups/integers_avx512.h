@@ -3,7 +3,7 @@
 
 using Bytes = __m512i;  // 64, 16 of each of four chunks
 using Ints = __m512i;   // 16 of int32
-constexpr int kIntegerRows = 8;  // of a product from a strip
+constexpr int kIntegerFew = 4, kIntegerRows = 8;  // rows of x of a product from registers, and from a strip
 
 struct Block {
     Bytes first, second;
@@ -36,7 +36,7 @@ HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
 }
 
 // 16 lines of 64 bytes, `stride` bytes apart: words become columns.
-HOP_INLINE void turn(const void* from, int64_t stride, void* to) {
+static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
     __m512i a[16], b[16];
     HOP_UNROLL
     for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(static_cast<const char*>(from) + i * stride);

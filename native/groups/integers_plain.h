@@ -7,7 +7,7 @@ struct Bytes {  // 64, 16 of each of four chunks
 struct Ints {  // 16, modulo 2^32
     uint32_t of[16];
 };
-constexpr int kIntegerRows = 2;
+constexpr int kIntegerFew = 2, kIntegerRows = 2;  // rows of x of a product from registers, and from a strip
 
 struct Block {
     Bytes first, second;
@@ -42,7 +42,7 @@ HOP_INLINE Lanes to_floats(const Ints& x) {
 HOP_INLINE Lanes plus(Lanes a, Lanes b) { return a + b; }
 
 // Of each four of four e: the sums of e[j], of chunks 4 j to 4 j + 3, in the order of chunks.
-HOP_INLINE Ints sums_of_chunks(const Ints (&e)[4]) {
+static HOP_ALONE inline Ints sums_of_chunks(const Ints (&e)[4]) {
     Ints made;
     for (int j = 0; j < 4; ++j)
         for (int i = 0; i < 4; ++i)
@@ -51,7 +51,7 @@ HOP_INLINE Ints sums_of_chunks(const Ints (&e)[4]) {
 }
 
 // The same of each half of a chunk, of two e.
-HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
+static HOP_ALONE inline Ints sums_of_halves(const Ints (&e)[2]) {
     Ints made;
     for (int j = 0; j < 2; ++j)
         for (int i = 0; i < 8; ++i) made.of[8 * j + i] = e[j].of[2 * i] + e[j].of[2 * i + 1];
@@ -59,7 +59,7 @@ HOP_INLINE Ints sums_of_halves(const Ints (&e)[2]) {
 }
 
 // 16 lines of 64 bytes, `stride` bytes apart: words become columns.
-HOP_INLINE void turn(const void* from, int64_t stride, void* to) {
+static HOP_ALONE inline void turn(const void* from, int64_t stride, void* to) {
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 16; ++j)
             std::memcpy(static_cast<char*>(to) + j * 64 + i * 4, static_cast<const char*>(from) + i * stride + j * 4, 4);
@@ -71,7 +71,7 @@ public:
     explicit Codes(const hop_group_product& p) : p_(p), zero_(zero_of(p)) {}
     int zero() const { return zero_; }
 
-    Block operator()(const uint8_t* codes, const uint8_t* high) const {
+    HOP_ALONE Block operator()(const uint8_t* codes, const uint8_t* high) const {
         Block b;
         for (int i = 0; i < 64; ++i) {
             b.first.of[i] = code(codes, high, i / 16 * 32 + element_of(Bits, i % 16, 0));
@@ -81,12 +81,12 @@ public:
     }
 
     // The sum and the products of a block.
-    Ints dot(Ints sum, const Block& w, const int8_t* x) const {
+    HOP_ALONE Ints dot(Ints sum, const Block& w, const int8_t* x) const {
         for (int i = 0; i < 64; ++i) sum.of[i / 4] += static_cast<uint32_t>(w.first.of[i] * x[i] + w.second.of[i] * x[64 + i]);
         return sum;
     }
     // Four codes of 16 rows of the weight by four of x.
-    Ints quad(Ints sum, const Bytes& w, const int8_t* x) const {
+    HOP_ALONE Ints quad(Ints sum, const Bytes& w, const int8_t* x) const {
         for (int i = 0; i < 64; ++i) sum.of[i / 4] += static_cast<uint32_t>(w.of[i] * x[i % 4]);
         return sum;
     }
