@@ -107,21 +107,22 @@ public:
     static constexpr bool kFewRows = false, kKept = false;
 
     Avx2(int, int quads) : quads_(quads) {}
+    void reads_codes(bool yes) { fetches_ = yes; }
 
     template <int R, class Between>
     void multiply(const uint8_t* a, const uint8_t* b, int rows, int64_t slices, Sum* sums, bool add, Between& between) {
         blocks(rows, [&](auto n, auto tiles, int first, int tile) {
             const auto once = [&] { if (first == 0 && tile == 0) between(); };
-            block<n.value, tiles.value, kBytes == 1>(a + first * kRow, R * kLhsBytes * kTile, b + tile * kBytes * kTile, slices, 0, kQuads,
-                                                     sums + first * kBlock + tile * kRows, add, once);
+            block<n.value, tiles.value>(a + first * kRow, R * kLhsBytes * kTile, b + tile * kBytes * kTile, slices, 0, kQuads,
+                                        sums + first * kBlock + tile * kRows, add, once);
         });
     }
 
     template <int R, class Between>
     void step(const uint8_t* a, const uint8_t* b, int rows, int quad, Sum* sums, Between&) {
         blocks(rows, [&](auto n, auto tiles, int first, int tile) {
-            block<n.value, tiles.value, false>(a + first * kRow, 0, b + tile * kBytes * kTile, 1, quad, quads_,
-                                               sums + first * kBlock + tile * kRows, false, [] {});
+            block<n.value, tiles.value>(a + first * kRow, 0, b + tile * kBytes * kTile, 1, quad, quads_,
+                                        sums + first * kBlock + tile * kRows, false, [] {});
         });
     }
 
@@ -138,10 +139,11 @@ private:
         });
     }
 
-    // N rows by the 16 columns of each of T tiles. Fetched: those may come from memory.
-    template <int N, int T, bool Fetched, class Between>
-    static void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,
-                      Sum* sums, bool add, const Between& between) {
+    // N rows by the 16 columns of each of T tiles.
+    template <int N, int T, class Between>
+    void block(const uint8_t* a, int64_t stride, const uint8_t* b, int64_t slices, int quad, int quads,
+               Sum* sums, bool add, const Between& between) {
+        const bool fetches = kBytes == 1 && fetches_;
         Vector c[T][N][2];
         HOP_UNROLL
         for (int tile = 0; tile < T; ++tile) {
@@ -158,7 +160,7 @@ private:
                 const uint8_t* codes = b + tile * kBytes * kTile;
                 HOP_UNROLL_BY_TWO
                 for (int q = quad; q < quad + quads; ++q) {
-                    if (Fetched) {
+                    if (fetches) {
                         fetch_in_order(codes + q * 64 * (3 - T));
                         if (T == 1) fetch_in_order(codes + q * 128 + 64);
                     }
@@ -178,4 +180,5 @@ private:
     }
 
     int quads_;
+    bool fetches_ = false;
 };

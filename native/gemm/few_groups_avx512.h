@@ -131,8 +131,9 @@ private:
                      stride, span, 0, quads, nullptr, nullptr, 0};
         int64_t slices = job.slices;
         const bool once = rows.first == 0;
-        const int64_t size = job.slices * tiles;  // of which other rows find in the cache what the first ones read,
-        Ahead next_codes(job.p.m > kTogether ? g.b + size + size * rows.first / job.p.m : nullptr, size * N / job.p.m, job.groups);  // and fetch the next
+        // Later rows find in the cache what the first ones read: memory is free for the next panel.
+        const int64_t size = job.slices * tiles;
+        Ahead next_codes(job.p.m > kTogether ? g.b + size + size * rows.first / job.p.m : nullptr, size * N / job.p.m, job.groups);
         Ahead next_scales = rows_ahead(job, job.p.rhs.scale, once ? job.rhs.scale : nullptr, first, 4);
         Ahead next_zeros = rows_ahead(job, job.p.rhs.scale, once && Codes::kZero ? job.rhs.zero : nullptr, first, 1);
         out += rows.first * kBlock;

@@ -7,7 +7,7 @@ public:
     // Whether a product is done so: of packed codes without zero points, with one sum for all of k.
     static bool take(const Job& job, const uint8_t*) {
         const hop_operand& o = job.p.rhs;
-        const int most = o.fold.format == HOP_NONE ? 2 * kTogether : kTogether;  // scales of blocks cost too much to be folded in twice
+        const int most = o.fold.format == HOP_NONE ? 2 * kTogether : kTogether;  // twice is too often to fold scales in
         return job.p.m <= most && o.layout == HOP_TILED && !job.grouped() && !(o.format == HOP_UINT4 && has_zero(o));
     }
 

@@ -16,6 +16,7 @@
 //
 // and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
 //     lhs_tile(tile, out)                        if it has one: its own form of a tile of lhs
+//     reads_codes(yes)                           if it has one: is told whether tiles of rhs are packed codes, from memory
 //     keeps(job), groups(job, kept, rows, between)     the groups of a chunk, scaled and added, where kKept
 
 // Memory to fetch while multiplying.
@@ -37,6 +38,11 @@ template <class Engine, class = void>
 struct OwnLhs : std::false_type {};
 template <class Engine>
 struct OwnLhs<Engine, std::void_t<decltype(&Engine::lhs_tile)>> : std::true_type {};
+
+template <class Engine, class = void>
+struct ReadsCodes : std::false_type {};
+template <class Engine>
+struct ReadsCodes<Engine, std::void_t<decltype(&Engine::reads_codes)>> : std::true_type {};
 
 template <class Engine>
 class Multiplication {
@@ -227,6 +233,7 @@ private:
             sums_ = reinterpret_cast<Sum*>(p), p += of_sums;
             y_ = reinterpret_cast<float*>(p), p += of_y;
             columns_ = reinterpret_cast<Side*>(p);
+            if constexpr (ReadsCodes<Engine>::value) engine_.reads_codes(m.ready_);
             if constexpr (Engine::kFewRows) few_ = Engine::Few::take(job_, m_.tiles_of(0));
         }
         bool ready() const { return sums_ != nullptr; }
