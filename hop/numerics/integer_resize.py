@@ -179,7 +179,8 @@ class Pt2eResizeBilinear(OfFloats, _Bilinear):
     """A bilinear resize in float32, places and weights included, with the sums of PyTorch on CPUs. Of a result of up to
     128 rows and columns together, and of one that lies channels last and has more than three, the four products are
     added one after the other, each rounded with its sum: of channels in blocks of eight from the third on, of those
-    that are left from the second on. Of others, columns are interpolated first."""
+    that are left from the second on. Of others, columns are interpolated first, as PyTorch does with several threads:
+    with one, it takes such results of three channels another way, of which one code in thousands differs."""
 
     def compute(
         self,

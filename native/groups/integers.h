@@ -9,6 +9,7 @@
 // Sums of integers are exact, and what is done in floats is the same both ways, at every level.
 
 constexpr int64_t kColumns = 16;         // rows of the weight at once
+constexpr int64_t kIntegersFetched = 8 << 10;  // bytes that are fetched before few rows read them
 
 // The steps of the summed dimension, in which no scale changes. A unit is a chunk, or half of one where a group is that.
 template <class F>
@@ -109,6 +110,14 @@ HOP_INLINED inline Lanes term(Lanes sum, Lanes x_scale, Lanes x_sum, Lanes scale
 
 // ---- few rows of x
 
+// Asks for the lines that lie ahead of a block: its codes, and, once for each line, its high bits.
+template <int Bits>
+HOP_INLINED inline void fetch_ahead(const uint8_t* low, const uint8_t* high, int64_t b) {
+    constexpr int64_t bytes = 4 * codes_of_chunk(Bits), more = 4 * high_of_chunk(Bits);
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(low + b * bytes + line + kIntegersFetched, 0, 3);
+    if (more && b % (64 / (more ? more : 64)) == 0) __builtin_prefetch(high + b * more + kIntegersFetched, 0, 3);
+}
+
 // The sums of bytes of 16 units, from block `first` on. `Whole` where all of them are there.
 template <class F, int Rows, bool Whole>
 HOP_INLINED inline void sum_units(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t first,
@@ -120,6 +129,7 @@ HOP_INLINED inline void sum_units(const Codes<F::kBits>& codes, const uint8_t* l
         HOP_UNROLL
         for (int i = 0; i < Rows; ++i) e[i][b] = all_ints(0);
         if (!Whole && 4 * (first + b) >= chunks) continue;
+        fetch_ahead<F::kBits>(low, high, first + b);
         const Block w = block_of<F>(codes, low, high, first + b, Whole ? 4 * (first + b) + 4 : chunks);
         HOP_UNROLL
         for (int i = 0; i < Rows; ++i) e[i][b] = codes.dot(e[i][b], w, x[i] + (first + b) * kBlock);
