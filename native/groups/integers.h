@@ -189,12 +189,10 @@ public:
 
     void operator()(int64_t column, int64_t columns) const {
         weight_.find(column, columns, scales_);
-        for (int64_t j = 0; j < columns; ++j) {
-            const RowScales s = weight_.found(j, columns, scales_);
-            if (steps_.each == 1) of_units(column + j, j, s);
-            else for (int i = 0; i < M && i < call_.p.m; ++i)
-                of_steps(codes_, steps_, weight_.codes(column + j), weight_.high(column + j), s, x_[i], sums_, terms(i, j));
-        }
+        if (steps_.each == 1) of_units(column, columns);
+        else for (int64_t j = 0; j < columns; ++j)
+            for (int i = 0; i < M && i < call_.p.m; ++i)
+                of_steps(codes_, steps_, weight_.codes(column + j), weight_.high(column + j), weight_.found(j, columns, scales_), x_[i], sums_, terms(i, j));
         const Results results(call_);
         for (int i = 0; i < M && i < call_.p.m; ++i) {
             float numbers[kColumns];
@@ -206,34 +204,38 @@ public:
 private:
     float* terms(int i, int64_t j) const { return terms_ + (i * kColumns + j) * steps_.padded; }
 
-    // The terms of row j where each unit has its scales. What it reads are its own copies, which stay in registers.
-    HOP_ALONE void of_units(int64_t row, int64_t j, RowScales s) const {
+    // The terms of some rows where each unit has its scales. What it reads are its own copies, which stay in registers.
+    HOP_ALONE void of_units(int64_t column, int64_t columns) const {
         const Codes<F::kBits> codes = codes_;
-        const uint8_t *low = weight_.codes(row), *high = weight_.high(row);
+        const int64_t chunks = steps_.chunks, units = steps_.units;
+        constexpr int64_t blocks = Steps<F>::kBlocks;
         const int8_t* x[M];
         const int32_t* added[M];
         const float *x_scale[M], *x_sum[M];
-        float* to[M];
-        for (int i = 0; i < M; ++i) x[i] = x_[i].codes, added[i] = x_[i].added, x_scale[i] = x_[i].scale, x_sum[i] = x_[i].sum, to[i] = terms(i, j);
-        const auto finish = [&](const Ints (&found)[M], int64_t unit) HOP_INLINED {
-            const Lanes scale = load(s.scale + unit);
-            HOP_UNROLL
-            for (int i = 0; i < M; ++i) {
-                const Lanes sum = to_floats(plus_ints(found[i], load_ints(added[i] + unit)));
-                store(to[i] + unit, term<F>(sum, load(x_scale[i] + unit), load(x_sum[i] + unit), scale, s.offset + unit));
+        for (int i = 0; i < M; ++i) x[i] = x_[i].codes, added[i] = x_[i].added, x_scale[i] = x_[i].scale, x_sum[i] = x_[i].sum;
+        for (int64_t j = 0; j < columns; ++j) {
+            const uint8_t *low = weight_.codes(column + j), *high = weight_.high(column + j);
+            const RowScales s = weight_.found(j, columns, scales_);
+            float* to[M];
+            for (int i = 0; i < M; ++i) to[i] = terms(i, j);
+            const auto finish = [&](const Ints (&found)[M], int64_t unit) HOP_INLINED {
+                const Lanes scale = load(s.scale + unit);
+                HOP_UNROLL
+                for (int i = 0; i < M; ++i) {
+                    const Lanes sum = to_floats(plus_ints(found[i], load_ints(added[i] + unit)));
+                    store(to[i] + unit, term<F>(sum, load(x_scale[i] + unit), load(x_sum[i] + unit), scale, s.offset + unit));
+                }
+            };
+            Ints found[M];
+            int64_t unit = 0;
+            for (; unit + 16 <= units; unit += 16) {
+                sum_units<F, M, true>(codes, low, high, unit / 16 * blocks, chunks, x, found);
+                finish(found, unit);
             }
-        };
-        const int64_t chunks = steps_.chunks, units = steps_.units;
-        constexpr int64_t blocks = Steps<F>::kBlocks;
-        Ints found[M];
-        int64_t unit = 0;
-        for (; unit + 16 <= units; unit += 16) {
-            sum_units<F, M, true>(codes, low, high, unit / 16 * blocks, chunks, x, found);
-            finish(found, unit);
-        }
-        if (unit < units) {
-            sum_units<F, M, false>(codes, low, high, unit / 16 * blocks, chunks, x, found);
-            finish(found, unit);
+            if (unit < units) {
+                sum_units<F, M, false>(codes, low, high, unit / 16 * blocks, chunks, x, found);
+                finish(found, unit);
+            }
         }
     }
 
