@@ -4,10 +4,10 @@ and dequantize nodes around upsample_bilinear2d have them.
 Sources: TFLite, kernels/internal/reference/resize_bilinear.h (ResizeBilinearInteger,
 ComputeInterpolationValuesInteger); the TOSA specification 1.0, RESIZE; PyTorch,
 aten/src/ATen/native/cpu/UpSampleKernel.cpp (cpu_upsample_linear_channels_last, upsample_generic_Nd_kernel_impl), as gcc
-compiles it for x86 with AVX2: which products are fused with which sums was found by comparing bits.
+compiles it for x86 with AVX2: which products are fused with which sums was found by comparing bits with torch 2.13.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
@@ -21,8 +21,8 @@ from hop.numerics.integer_convention import Codes, IntegerFunction, Units
 from hop.numerics.interpolation import BILINEAR, resize
 from hop.numerics.ort_arithmetic import fma
 from hop.numerics.pt2e_arithmetic import OfFloats, floats
+from hop.numerics.requantization import GEMMLOWP, FixedPoint, WideFixedPoint, floor_quotient
 from hop.numerics.requantization import TFLITE as SINGLE
-from hop.numerics.requantization import WideFixedPoint, floor_quotient
 from hop.numerics.tosa_arithmetic import rescaled
 
 _BITS = 10  # of a place between two pixels, to TFLite
@@ -67,11 +67,12 @@ def sizes_of(op: OpOverload, rest: Sequence[Any], before: Sequence[Any], name: s
     return sizes, align_corners
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TfliteResizeBilinear(_Bilinear):
-    """A bilinear resize: the scale n / size in parts of 1024, rounded; places in as many parts of a pixel; the four
-    products to the nearest, ties away from zero. Zero points count as codes. Where the output has another scale, these
-    codes are then requantized by requantization.GEMMLOWP, as by an operator that follows."""
+class _OfCodes(_Bilinear):
+    """What gives codes of its operand's units, which are then requantized to others by `rule`, as by an operator that
+    follows. Each has `mean`: the codes before that, int64, of the sizes that are asked for."""
+
+    mean: ClassVar[Callable[..., Tensor]]
+    rule: ClassVar[FixedPoint]
 
     def compute(
         self,
@@ -84,12 +85,24 @@ class TfliteResizeBilinear(_Bilinear):
         dims: Sequence[int] = (),
     ) -> Tensor:
         """The codes of op(x, *rest), `op` one of PyTorch's upsample_bilinear2d."""
-        before = [x.shape[d] for d in dims]
-        sizes, align_corners = sizes_of(op, rest, before, type(self).__name__)
-        places = [_in_1024(n, size, align_corners, x.device) for n, size in zip(before, sizes, strict=True)]
+        sizes, align_corners = sizes_of(op, rest, [x.shape[d] for d in dims], type(self).__name__)
+        return requantized(self.mean(x, sizes, align_corners, dims), units, self.rule)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TfliteResizeBilinear(_OfCodes):
+    """A bilinear resize: the scale n / size in parts of 1024, rounded; places in as many parts of a pixel; the four
+    products to the nearest, ties away from zero. Zero points count as codes. Where the output has another scale, these
+    codes are then requantized by requantization.GEMMLOWP, as by an operator that follows."""
+
+    rule: ClassVar[FixedPoint] = GEMMLOWP
+
+    def mean(self, x: Tensor, sizes: Sequence[Any], align_corners: bool, dims: Sequence[int]) -> Tensor:
+        each = zip(dims, sizes, strict=True)
+        places = [_in_1024(x.shape[d], size, align_corners, x.device) for d, size in each]
         total, half = _weighted(x, places, dims), 2 ** (2 * _BITS - 1)
         down = floor_quotient(half - total, 2 * half)
-        return requantized(torch.where(total > 0, floor_quotient(total + half, 2 * half), -down), units)
+        return torch.where(total > 0, floor_quotient(total + half, 2 * half), -down)
 
 
 def _in_1024(n: Any, size: Any, align_corners: bool, device: torch.device) -> Between:
@@ -100,8 +113,8 @@ def _in_1024(n: Any, size: Any, align_corners: bool, device: torch.device) -> Be
     last = (size - 1) * scale + start
     if last // one >= n:
         raise ValueError(
-            f"TfliteResizeBilinear: the last of {size} elements lies beyond the {n} that there are, as a step of "
-            f"{scale} / 1024 is rounded up; take fewer"
+            f"TfliteResizeBilinear: output_size must not lead beyond the tensor, got {size} of {n} elements, of which "
+            f"the last lies beyond, as a step of {scale} / 1024 is rounded up; take fewer"
         )
     places = torch.arange(size, device=device) * scale + start
     low = floor_quotient(places, one).clamp(min=0)
@@ -110,36 +123,25 @@ def _in_1024(n: Any, size: Any, align_corners: bool, device: torch.device) -> Be
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TosaResizeBilinear(_Bilinear):
+class TosaResizeBilinear(_OfCodes):
     """RESIZE in mode BILINEAR, which weights neighbors by whole numbers, and a RESCALE by one over the product of their
     sums. Where the output has another scale, a RESCALE that rounds once follows."""
 
     inputs: ClassVar[tuple[torch.dtype, ...]] = (torch.int8, torch.int16)
+    rule: ClassVar[FixedPoint] = SINGLE
 
-    def compute(
-        self,
-        x: Tensor,
-        units: Units,
-        codes: Codes,
-        *,
-        op: OpOverload,
-        rest: Sequence[Any] = (),
-        dims: Sequence[int] = (),
-    ) -> Tensor:
-        """The codes of op(x, *rest), `op` one of PyTorch's upsample_bilinear2d."""
-        before = [x.shape[d] for d in dims]
-        sizes, align_corners = sizes_of(op, rest, before, type(self).__name__)
+    def mean(self, x: Tensor, sizes: Sequence[Any], align_corners: bool, dims: Sequence[int]) -> Tensor:
         places, parts = [], 1
-        for n, size in zip(before, sizes, strict=True):
-            step = TosaStep.of(n, size, align_corners)
-            places.append(step.between(n, size, x.device))
+        for d, size in zip(dims, sizes, strict=True):
+            step = TosaStep.of(x.shape[d], size, align_corners)
+            places.append(step.between(x.shape[d], size, x.device))
             parts = parts * step.parts
         total = _weighted(x, places, dims)
         by = torch.full((), parts, dtype=torch.float64, device=x.device)
         one = torch.ones_like(by)
         mean = WideFixedPoint().steps(total, one, one, by) if x.dtype == torch.int16 else rescaled(total, one / by)
         info = torch.iinfo(x.dtype)  # 15 bits of a reciprocal may lead beyond
-        return requantized(mean.clamp(info.min, info.max), units, SINGLE)
+        return mean.clamp(info.min, info.max)
 
 
 class TosaStep(NamedTuple):
@@ -235,14 +237,3 @@ def _in_floats(n: int, size: int, factor: float | None, align_corners: bool, dev
     far = (place - low).clamp(max=1)
     low = low.to(torch.int64)
     return Between(low, (low + 1).clamp(max=n - 1), far, 1)
-
-
-def check_range(step: TosaStep, n: int, size: int) -> None:
-    """Raise for what RESIZE has not: the specification bounds its numbers."""
-    border = step.border(n, size)
-    if step.parts > 2**11 or step.step >= 16 * step.parts or not -step.parts <= step.offset < 16 * step.parts:
-        raise NotImplementedError(
-            f"RESIZE from {n} to {size} elements takes {step.parts} parts of a step of {step.step}"
-        )
-    if not -16 * step.parts <= border < step.parts:
-        raise NotImplementedError(f"RESIZE from {n} to {size} elements leaves a border of {border / step.parts:.1f}")

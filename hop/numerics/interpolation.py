@@ -42,7 +42,8 @@ def resize(op: OpOverload, rest: Sequence[Any], before: Sequence[Any]) -> Resize
     """That of a call: `rest` are the arguments after the tensor, `before` its sizes along the dimensions that change.
 
     Raises:
-        ValueError: it says not both how many sizes there are and what they are, or asks for a size below 1.
+        ValueError: both of output_size and scale_factors are given, or none; they are not one for each dimension; a
+            size is below 1.
     """
     if str(op).endswith(".vec"):
         sizes, align_corners, factors = [*rest, *(None, False, None)[len(rest) :]]

@@ -22,6 +22,7 @@ namespace {
 #include "groups/order.h"
 #include "groups/integers_plain.h"
 #include "groups/weight.h"
+#include "groups/codes_of_rows.h"
 #include "groups/integers.h"
 }  // namespace
 }  // namespace portable
@@ -35,6 +36,7 @@ namespace {
 #include "groups/order.h"
 #include "groups/integers_avx2.h"
 #include "groups/weight.h"
+#include "groups/codes_of_rows.h"
 #include "groups/integers.h"
 }  // namespace
 }  // namespace avx2
@@ -48,6 +50,7 @@ namespace {
 #include "groups/order.h"
 #include "groups/integers_avx512.h"
 #include "groups/weight.h"
+#include "groups/codes_of_rows.h"
 #include "groups/integers.h"
 }  // namespace
 }  // namespace avx512

@@ -149,6 +149,15 @@ STEPS = {
 
 
 class TestOperators(unittest.TestCase):
+    @parameterized.expand([((5, 2401), "takes 2401 parts"), ((40, 2), "a step of 40"), ((90, 1), "a border")])
+    def test_resizes_that_it_has_not(self, sizes: tuple[int, int], why: str) -> None:
+        model = Step(
+            lambda x: F.interpolate(x, (4, sizes[1]), mode="bilinear", align_corners=sizes[1] == 1), (0.031, -9)
+        )
+        program = exported(model, torch.randn(1, 2, 4, sizes[0]))
+        with pytest.raises(NotImplementedError, match=f"RESIZE from {sizes[0]} to {sizes[1]} elements .*{why}.*take"):
+            hop.export.to_tosa(program)
+
     @parameterized.expand([(name, bits) for name in STEPS for bits in (8, 16)])
     def test_codes(self, name: str, bits: int) -> None:
         if (name, bits) == ("grouped", 16):

@@ -30,7 +30,8 @@ from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
 from hop.export.targets.tflite.steps import Index, Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, common_order, new, tensor
 from hop.export.targets.tflite.views import padded, reshaped, viewed
-from hop.numerics.interpolation import BILINEAR, resize
+from hop.numerics.integer_resize import sizes_of
+from hop.numerics.interpolation import BILINEAR
 
 _FUNCTIONS = {
     aten.sigmoid.default: ("LOGISTIC", ""),
@@ -271,7 +272,7 @@ def _bilinear(step: Step) -> None:
     x = step.arg(0)
     if step.op not in BILINEAR:
         raise NotImplementedError("linear interpolation is written of pictures, as bilinear")
-    sizes, align_corners, _ = resize(step.op, step.args[1:], x.shape[2:])
+    sizes, align_corners = sizes_of(step.op, step.args[1:], x.shape[2:], "RESIZE_BILINEAR")
     inputs = [tensor(step.file, x, LAST), step.file.integers(f"{step.result.name}_sizes", sizes)]
     options = {"alignCorners": align_corners, "halfPixelCenters": not align_corners}
     step.write_alike(x, "RESIZE_BILINEAR", inputs, LAST, "ResizeBilinearOptions", **options)

@@ -6,7 +6,7 @@ from hop.dispatch.operators import aten
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import LAST, tensor
 from hop.export.targets.tosa.scales import Scale, clamped, rescaled, result, same, sums
-from hop.numerics.integer_resize import TosaResizeBilinear, TosaStep, check_range, sizes_of
+from hop.numerics.integer_resize import TosaResizeBilinear, TosaStep, sizes_of
 from hop.numerics.interpolation import BILINEAR
 from hop.numerics.requantization import WideFixedPoint
 
@@ -41,7 +41,7 @@ def interpolated(step: Step) -> None:
     scale, offset, border, parts = [], [], [], 1
     for n, size in zip(x.shape[2:], sizes, strict=True):
         along = TosaStep.of(n, size, align_corners)
-        check_range(along, n, size)
+        _check_range(along, n, size)
         scale += [along.parts, along.step]
         offset.append(along.offset)
         border.append(along.border(n, size))
@@ -59,3 +59,18 @@ def interpolated(step: Step) -> None:
         clamped(step, made, LAST)
     else:
         same(step, made, x, LAST)
+
+
+def _check_range(step: TosaStep, n: int, size: int) -> None:
+    """Raise for numbers that RESIZE has not, by the specification's bounds for level 8K."""
+    border = step.border(n, size)
+    if step.parts > 2**11 or step.step >= 16 * step.parts or not -step.parts <= step.offset < 16 * step.parts:
+        raise NotImplementedError(
+            f"RESIZE from {n} to {size} elements takes {step.parts} parts of a step of {step.step}; TOSA has 2048 "
+            "parts and steps below 16 elements: take sizes with a larger common divisor, or nearer to each other"
+        )
+    if not -16 * step.parts <= border < step.parts:
+        raise NotImplementedError(
+            f"RESIZE from {n} to {size} elements leaves a border of {border / step.parts:.1f}; TOSA has at least -16: "
+            "take more elements"
+        )
