@@ -54,6 +54,10 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} lacks it: {lack.what}"))
 
 
+def pytest_collectstart(collector):
+    torch.manual_seed(0)  # what a module draws when it is imported does not depend on the modules before it
+
+
 @pytest.fixture(autouse=True)
 def reproducible():
     torch.manual_seed(0)
