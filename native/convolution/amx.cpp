@@ -41,11 +41,12 @@ template <bool Unsigned>
 class Windowed {
 public:
     static constexpr int kLhsBytes = 1;
+    static constexpr bool kWhole = true;
 
     Windowed(int rows, int quads) : registers_(rows, quads) {}
 
     template <int R, class Between>
-    void windows(const uint8_t* a, int64_t stride, const Step* steps, int64_t count, const uint8_t* b, int32_t* sums,
+    void windows(const uint8_t* a, int64_t stride, int, const Step* steps, int64_t count, const uint8_t* b, int32_t* sums,
                  bool add, Between between) {
         written();
         if (add) {

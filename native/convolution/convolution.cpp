@@ -91,11 +91,12 @@ void Convolution::lay_out() {
     image_bytes = examples * example_at + kBlock * row_at + kSlice;
 }
 
-void Convolution::plan(bool windows_allowed) {
+void Convolution::plan(Windows allowed) {
     flatten();
     outer = dims[0].outputs > 1 ? 0 : dims[1].outputs > 1 ? 1 : 2;
     inner = dims[2].outputs > 1 ? 2 : dims[1].outputs > 1 ? 1 : dims[0].outputs > 1 ? 0 : 2;
-    windows = windows_allowed && inputs % kSlice == 0 && !depthwise;
+    const bool flat = allowed == Windows::flat;
+    windows = (allowed == Windows::all || (flat && c.lhs.format == HOP_UINT8)) && inputs % kSlice == 0 && !depthwise;
     for (;;) {
         bool inside = strides[1] == 1 || c.channels == 1, lined = true;
         for (Dimension& d : dims) {
@@ -113,7 +114,7 @@ void Convolution::plan(bool windows_allowed) {
             borrowed = rows >= kRows && rows <= pixels + pixels / 4 + kRows;
             lay_out();
         }
-        if (borrowed || rows_of(band) <= pixels + pixels / 2 + kBlock) break;
+        if (flat ? borrowed && rows_of(band) == pixels : borrowed || rows_of(band) <= pixels + pixels / 2 + kBlock) break;
         windows = false;
     }
     cut(job.threads);
@@ -174,7 +175,8 @@ int hop_convolve(
     c.job.rhs = {weight, weight_scale, nullptr, nullptr, nullptr};
     c.job.bias = bias, c.job.output_scale = output_scale, c.job.output_zero = output_zero, c.job.output = output;
     if (c.batch == 0 || c.pixels == 0 || c.c.outputs == 0) return HOP_OK;
-    c.plan(level() == Level::amx);
+    const bool vnni = level() == Level::avx512 || level() == Level::avx512_bf16;
+    c.plan(level() == Level::amx ? Windows::all : vnni ? Windows::flat : Windows::none);
     switch (level()) {
 #if defined(__x86_64__)
         case Level::amx: return amx::convolution(c);

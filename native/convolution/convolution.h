@@ -39,6 +39,9 @@ struct Dimension {
     bool inside() const { return padding == 0 && (outputs - 1) * stride + (kernel - 1) * dilation < size; }
 };
 
+// What an engine reads as windows: nothing; rows of an input of uint8 that is the image, of which none is dropped; all.
+enum class Windows { none, flat, all };
+
 // A call, and what follows from it.
 struct Convolution {
     hop_convolution c;
@@ -60,7 +63,7 @@ struct Convolution {
     int64_t band_rows = 0, blocks = 0;  // of an example's band; blocks of all that is taken at once
 
     Convolution(const hop_convolution& convolution, int threads);
-    void plan(bool windows_allowed);
+    void plan(Windows allowed);
     int64_t lhs_steps(Step* steps) const;
 
     int64_t zero(int64_t example) const;  // the code of 0

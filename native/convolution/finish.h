@@ -34,30 +34,36 @@ inline void find_finite(Columns& c) {
 
 // Finds the factors, where all numbers are such that multiplication by them gives the codes. Sums less the zero point
 // are `largest` at most.
-inline void find_factors(const hop_output& o, double largest, Columns& c) {
-    c.quick = by_real(o) || o.requantize == HOP_MULTIPLIER;
+__attribute__((noinline)) inline void find_factors(const hop_output& o, double largest, Columns& c) {
+    const bool real = by_real(o);
+    c.quick = false;
+    if (!real && o.requantize != HOP_MULTIPLIER) return;
+    // Loops without branches, which the compiler makes vectors of.
     alignas(64) int32_t less[kBlock];
+    int all = 1;
     for (int j = 0; j < kBlock; ++j) {
-        const float scale = c.target.scale[j];
         c.least[j] = static_cast<float>(c.target.least[j] - c.target.zero[j]);
         c.most[j] = static_cast<float>(c.target.most[j] - c.target.zero[j]);
-        less[j] = c.less[j];
-        bool fits = c.target.least[j] <= c.target.most[j];
-        if (by_real(o)) {
-            c.factor[j] = 1.f / scale;
-            fits = fits && c.finite && scale > 0x1p-100f && scale < 0x1p100f;
-        } else {
-            c.factor[j] = c.lhs * c.scale[j] / scale;
-            fits = fits && c.factor[j] - c.factor[j] == 0;
-            double steps = 0;
-            if (c.biased && j < c.count)
-                steps = std::nearbyint(static_cast<double>(c.bias[j]) / (static_cast<double>(c.lhs) * c.scale[j]));
-            fits = fits && std::fabs(steps) < 0x1p31 - 1 - largest;  // the sum of both holds without saturation
-            less[j] = static_cast<int32_t>(static_cast<uint32_t>(less[j]) -
-                                           static_cast<uint32_t>(fits ? static_cast<int32_t>(steps) : 0));
-        }
-        c.quick = c.quick && fits;
+        all &= c.target.least[j] <= c.target.most[j];
     }
+    if (real) {
+        for (int j = 0; j < kBlock; ++j) {
+            const float scale = c.target.scale[j];
+            c.factor[j] = 1.f / scale;
+            all &= (scale > 0x1p-100f) & (scale < 0x1p100f);
+        }
+        c.quick = all && c.finite;
+        return;
+    }
+    for (int j = 0; j < kBlock; ++j) {
+        c.factor[j] = c.lhs * c.scale[j] / c.target.scale[j];
+        const double steps = std::rint(static_cast<double>(c.bias[j]) / (static_cast<double>(c.lhs) * c.scale[j]));
+        const double own = c.biased && j < c.count ? steps : 0;
+        const bool fits = std::fabs(own) < 0x1p31 - 1 - largest;  // the sum of both holds without saturation
+        less[j] = static_cast<int32_t>(static_cast<uint32_t>(c.less[j]) - static_cast<uint32_t>(static_cast<int32_t>(fits ? own : 0)));
+        all &= fits & (c.factor[j] - c.factor[j] == 0);
+    }
+    c.quick = all;
     if (c.quick) std::memcpy(c.less, less, sizeof(less));
 }
 

@@ -66,18 +66,24 @@ public:
 
     // The rows of all blocks, for a unit.
     void gather(int64_t unit) {
-        const int64_t stride = c_.row_stride();
+        const int64_t stride = c_.row_stride(), first = unit * c_.inputs;
+        const bool in_place = c_.inputs % kSlice == 0;  // the slices of a row lie in the image
         uint8_t* tiles = tiles_;
         for (int64_t b = 0; b < count_; ++b) {
             Rows& block = blocks_[b];
             uint8_t* rows = Windows ? rows_ + block.first * stride : rows_;
-            for (int i = 0; i < block.count; ++i)
-                gather_row(reinterpret_cast<const uint8_t*>(from_[block.first + i]) + unit * c_.inputs,
-                           rows + i * stride);
+            for (int i = 0; (Windows || !in_place) && i < block.count; ++i) gather_row(pixel(block, i) + first, rows + i * stride);
             block.at = rows;
             if constexpr (!Windows) {
                 block.at = tiles;
-                tiles = to_tiles(rows, block.count, tiles);
+                if (in_place) tiles = to_tiles(block.count, tiles, [&](int64_t slice) {
+                    const int64_t at = slice * kSlice;
+                    const int64_t offset = first + segments_[at / segment_] + at % segment_;
+                    return [this, &block, offset](int i) { return pixel(block, i) + offset; };
+                });
+                else tiles = to_tiles(block.count, tiles, [&](int64_t slice) {
+                    return [rows, stride, slice](int i) { return rows + i * stride + slice * kSlice; };
+                });
             }
         }
     }
@@ -113,10 +119,11 @@ private:
         return cut(example, first == 0, all, image, row);
     }
 
-    // Into blocks. What is read in place has no more rows than these, but some before them where `leading` is false:
-    // its last block begins earlier, and does not store again.
+    // Into blocks. What is read in place has no more rows than these, but some before them where `leading` is false: the
+    // last block of an engine of whole tiles begins earlier, and does not store again.
     int64_t cut(int64_t example, bool leading, int64_t rows, const uint8_t* image, int64_t row) {
-        const bool exact = c_.windows && c_.borrowed;
+        bool exact = false;
+        if constexpr (Windows) exact = Engine::kWhole && c_.windows && c_.borrowed;
         for (int64_t i = 0; i < rows;) {
             const int64_t rest = rows - i;
             int64_t here = rest < kBlock ? rest : kBlock, back = 0;
@@ -168,18 +175,18 @@ private:
             for (int64_t i = 0; i < bytes; i += kUnit) std::memcpy(row + i, from + *offset + i, kUnit);
     }
 
-    uint8_t* to_tiles(const uint8_t* rows, int count, uint8_t* out) const {
+    const uint8_t* pixel(const Rows& block, int i) const { return reinterpret_cast<const uint8_t*>(from_[block.first + i]); }
+
+    // `of_slice` says where the codes of the rows lie in a slice.
+    template <class OfSlice>
+    uint8_t* to_tiles(int count, uint8_t* out, OfSlice of_slice) const {
         const int tiles = count > kRows ? 2 : 1;
         alignas(64) uint8_t made[2 * kTile];
         for (int64_t slice = 0; slice < c_.slices; ++slice, out += tiles * kLhsUnit) {
             uint8_t* codes = OwnLhs<Engine>::value ? made : out;
             if (count % kRows) std::memset(codes + count / kRows * kTile, 0, kTile);
-            for (int i = 0; i < count; ++i) {
-                uint8_t* row = codes + i * kSlice;
-                to_int8(c_.job.p.lhs.format, rows + i * c_.row_stride() + slice * kSlice, row);
-                if (c_.job.shift)
-                    for (int j = 0; j < kSlice; ++j) row[j] ^= 0x80;
-            }
+            const auto row = of_slice(slice);
+            for (int i = 0; i < count; ++i) to_lhs(c_.job.p.lhs.format, c_.job.shift != 0, row(i), codes + i * kSlice);
             if constexpr (OwnLhs<Engine>::value)
                 for (int i = 0; i < tiles; ++i) Engine::lhs_tile(made + i * kTile, out + i * kLhsUnit);
         }

@@ -8,7 +8,8 @@
 //
 // Windows: the engine reads rows that lie anywhere,
 //
-//     template <int R> windows(a, row_stride, steps, count, b, sums, add, ahead)
+//     template <int R> windows(a, row_stride, rows, steps, count, b, sums, add, ahead)
+//     kWhole                                     whether it reads R · 16 rows, whatever `rows` is
 //
 // where steps say where the slices lie; others take tiles of lhs as products do.
 
@@ -200,7 +201,7 @@ private:
             if constexpr (Windows) {
                 const int each = static_cast<int>(ceil_div(kBlock, count));
                 engine_.template windows<R>(block.at + (c_.windows ? unit_ * c_.inputs : 0),
-                                            c_.windows ? c_.row_at : c_.row_stride(), steps_ + s, count, b, sums, s > 0,
+                                            c_.windows ? c_.row_at : c_.row_stride(), block.count, steps_ + s, count, b, sums, s > 0,
                                             [&] {
                                                 ahead();
                                                 store(each);

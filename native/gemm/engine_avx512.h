@@ -64,6 +64,7 @@ public:
     using Numbers::kBytes, Numbers::kLhsBytes, Numbers::kFewRows;
     using Few = OneSumOrGroups<NarrowSums<Numbers>, FewGroups<Numbers>>;
     static constexpr bool kKept = true;
+    static constexpr int64_t kLongChunk = 32 << 10;  // rhs is read a tenth as often as lhs: the second cache is near enough
 
     Avx512(int, int quads) : quads_(quads) {}
 

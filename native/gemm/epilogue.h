@@ -2,17 +2,19 @@
 
 // Rows begin..end - 1 of the sums of a block with the zero points taken in, modulo 2^32:
 // Σ (a - za)(b - zb) = Σ ab - za Σ b - zb Σ a + terms · za · zb.
+// (__restrict__: the numbers of the sides are not read anew for each sum, and many sums are taken at once.)
 template <bool LhsZero, bool RhsZero>
-inline void center(int32_t* c, int begin, int end, const Side& lhs, const Side& rhs, int64_t terms) {
-    for (int i = begin; i < end; ++i)
+inline void center(int32_t* __restrict__ c, int begin, int end, const Side& lhs, const Side& rhs, int64_t terms) {
+    for (int i = begin; i < end; ++i) {
+        const auto za = static_cast<uint32_t>(lhs.zero[i]);
+        const uint32_t of_row = static_cast<uint32_t>(lhs.sum[i]) - (LhsZero ? za * static_cast<uint32_t>(terms) : 0);
         for (int j = 0; j < kBlock; ++j) {
             auto x = static_cast<uint32_t>(c[i * kBlock + j]);
-            const auto za = static_cast<uint32_t>(lhs.zero[i]), zb = static_cast<uint32_t>(rhs.zero[j]);
             if (LhsZero) x -= za * static_cast<uint32_t>(rhs.sum[j]);
-            if (RhsZero) x -= zb * static_cast<uint32_t>(lhs.sum[i]);
-            if (LhsZero && RhsZero) x += za * zb * static_cast<uint32_t>(terms);
+            if (RhsZero) x -= static_cast<uint32_t>(rhs.zero[j]) * of_row;
             c[i * kBlock + j] = static_cast<int32_t>(x);
         }
+    }
 }
 
 inline void centered(const Job& job, int32_t* c, int begin, int end, const Side& lhs, const Side& rhs, int64_t terms) {

@@ -17,21 +17,23 @@
 // and calls between() now and then, after each slice in `multiply`: for other work that goes on beside the tiles.
 //     lhs_tile(tile, out)                        if it has one: its own form of a tile of lhs
 //     reads_codes(yes)                           if it has one: is told whether tiles of rhs are packed codes, from memory
+//     kLongChunk                                 if it has one: bytes of a chunk of integers
 //     keeps(job), groups(job, kept, rows, between)     the groups of a chunk, scaled and added, where kKept
 
 // Memory to fetch while multiplying.
 class Ahead {
 public:
     Ahead(const void* data, int64_t bytes, int64_t steps)
-        : at_(static_cast<const char*>(data)), each_(data ? ceil_div(ceil_div(bytes, 64), steps) * 64 : 0) {}
+        : at_(static_cast<const char*>(data)), each_(ceil_div(ceil_div(bytes, 64), steps) * 64), left_(data ? bytes : 0) {}
     void operator()() {
+        if (left_ <= 0) return;
         for (int64_t i = 0; i < each_; i += 64) __builtin_prefetch(at_ + i, 0, 2);
-        at_ += each_;
+        at_ += each_, left_ -= each_;
     }
 
 private:
     const char* at_;
-    int64_t each_;
+    int64_t each_, left_;
 };
 
 template <class Engine, class = void>
@@ -44,6 +46,11 @@ struct ReadsCodes : std::false_type {};
 template <class Engine>
 struct ReadsCodes<Engine, std::void_t<decltype(&Engine::reads_codes)>> : std::true_type {};
 
+template <class Engine, class = void>
+struct ChunkBytes : std::integral_constant<int64_t, kChunkBytes> {};
+template <class Engine>
+struct ChunkBytes<Engine, std::void_t<decltype(Engine::kLongChunk)>> : std::integral_constant<int64_t, Engine::kLongChunk> {};
+
 template <class Engine>
 class Multiplication {
 public:
@@ -55,18 +62,20 @@ public:
     explicit Multiplication(Job& job) : job_(job) {
         if constexpr (Engine::kKept) kept_ = Engine::keeps(job);
         const int64_t group_slices = ceil_div(job.group, kSlice);
-        chunk_ = kChunkBytes / (2 * kUnit) / (job.grouped() && !kept_ ? 2 : 1);
+        ready_ = kInteger && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
+        chunk_ = (job.grouped() ? kChunkBytes : ChunkBytes<Engine>::value) / (2 * kUnit) / (job.grouped() && !kept_ ? 2 : 1);
         if (job.grouped()) {
             per_slice_ = job.group < kSlice ? static_cast<int>(kSlice / job.group) : 1;
             chunk_ = group_slices >= chunk_ ? group_slices : chunk_ / group_slices * group_slices;
         }
-        // Twice as long a chunk costs less than the sums' way to memory and back, if there are no others then.
-        if (kInteger && !job.grouped() && job.slices <= 2 * chunk_) chunk_ = job.slices;
+        // Twice as long a chunk costs less than the sums' way to memory and back, if there are no others then; and what is
+        // read once need not stay in the cache.
+        const bool once = ready_ && job.p.m <= kReadOnce, twice = kInteger && job.slices <= 2 * kChunkBytes / (2 * kUnit);
+        if (!job.grouped() && (once || twice)) chunk_ = job.slices;
         if (chunk_ > job.slices) chunk_ = job.slices;
         block_bytes_ = job.slices * 2 * kLhsUnit;
         slab_ = kSlabBytes / block_bytes_;
         slab_ = slab_ < kBlock / 2 ? kBlock / 2 : slab_;
-        ready_ = kInteger && job.p.rhs.layout == HOP_TILED && job.p.rhs.format == HOP_INT8;
         lhs_zero_ = kInteger && lhs_has_zero(job);
         rhs_zero_ = kInteger && has_zero(job.p.rhs);
         sides_ = rhs_zero_ || job.p.lhs.scale.ks < job.p.k ? job.groups : 1;
@@ -83,6 +92,7 @@ public:
 
 private:
     static constexpr int64_t kSlabBytes = 16 << 20, kGroupBytes = 1 << 20, kMostGroup = 16;
+    static constexpr int64_t kReadOnce = 2;  // rows that all engines multiply at once
     static constexpr int64_t kGrain = 4;  // panels that a thread takes at once
 
     int rows_of(int64_t block) const {

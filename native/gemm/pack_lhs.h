@@ -27,6 +27,16 @@ inline const uint8_t* codes_of_row(const hop_operand& o, const void* codes, int6
     return buffer;
 }
 
+// 64 codes as an engine on int8 wants them: with 128 added to them if it shifts, which are those of uint8 again.
+inline void to_lhs(int format, bool shifted, const uint8_t* codes, uint8_t* out) {
+    if (format == HOP_UINT8 && shifted) {
+        std::memcpy(out, codes, kSlice);
+        return;
+    }
+    to_int8(format, codes, out);
+    for (int j = 0; shifted && j < kSlice; ++j) out[j] ^= 0x80;
+}
+
 // The tiles of rows first..first + rows - 1 (32 at most) of a slice, for an engine on int8.
 inline void pack_int8(const Job& job, int64_t first, int rows, int64_t slice, uint8_t* out) {
     const hop_operand& o = job.p.lhs;
@@ -34,9 +44,7 @@ inline void pack_int8(const Job& job, int64_t first, int rows, int64_t slice, ui
     const int count = static_cast<int>(job.p.k - k < kSlice ? job.p.k - k : kSlice);
     uint8_t buffer[kSlice];
     for (int i = 0; i < rows; ++i, out += kSlice) {
-        to_int8(o.format, codes_of_row(o, job.lhs.codes, first + i, k, count, buffer), out);
-        if (job.shift)
-            for (int j = 0; j < kSlice; ++j) out[j] ^= 0x80;
+        to_lhs(o.format, job.shift != 0, codes_of_row(o, job.lhs.codes, first + i, k, count, buffer), out);
         if (count < kSlice) std::memset(out + count, 0, kSlice - count);
     }
 }
