@@ -13,7 +13,7 @@ from tests.support import pages
 TEN = {
     "int8 linear layer, 1 row": ("int8 linear", "1x4096x4096,*", "bfloat16 linear"),
     "int8 linear layer, 128 rows": ("int8 linear", "128x4096x4096,*", "bfloat16 linear"),
-    "int8 linear layer, 128 rows ": ("int8 linear", "128x4096x4096,*", "onednn.qlinear*"),
+    "int8 linear layer, 128 rows ": ("int8 linear", "128x4096x4096, affine*", "onednn.qlinear*"),
     "fp8 linear layer, 128 rows": ("decoded", "fp8 row x row, 128x*", "bfloat16 linear"),
     "weight of int4 in groups, 1 row": ("decoded", "bfloat16 x int4 groups, 1x*", "aten int4pack mm"),
     "int8 by int4 in groups, 128 rows": ("decoded", "8da4w, 128x*", "bfloat16 linear"),
