@@ -16,17 +16,21 @@ struct KeptGroups {
 };
 
 // Rows first..first + N - 1. As add_group of groups_plain.h, bit for bit: each operation is rounded, groups are added in
-// order. Paired: zero points come with the first terms of a sum; Scaled: lhs has scales.
+// order. Paired: zero points come with the first terms of a sum; Scaled: lhs has scales. y of integers stays in registers. That
+// of floats stays in memory, for twice as many rows: so few sums as these would wait for each other, where a CPU begins two
+// multiply-adds a cycle.
 template <class Numbers, int N, bool Paired, bool Scaled, class Between>
 inline void kept_groups(const KeptGroups& g, int first, const Between& between) {
     constexpr int64_t row_bytes = Numbers::kLhsBytes * kSlice, slice_bytes = 2 * Numbers::kBytes * kTile;
+    constexpr bool held = Numbers::kBytes == 1;
+    const __m512 none = _mm512_set1_ps(-0.f);  // -0 + x is x, for each x
     float* out = g.y + first * kBlock;
-    __m512 y[N][2];
+    __m512 y[held ? N : 1][2];
+    for (int i = 0; !held && g.first && i < N * kBlock; i += kRows) _mm512_storeu_ps(out + i, none);
     HOP_UNROLL
-    for (int i = 0; i < N; ++i) {
+    for (int i = 0; i < (held ? N : 0); ++i) {
         HOP_UNROLL
-        for (int half = 0; half < 2; ++half)  // -0 + x is x, for each x
-            y[i][half] = g.first ? _mm512_set1_ps(-0.f) : _mm512_loadu_ps(out + i * kBlock + half * kRows);
+        for (int half = 0; half < 2; ++half) y[i][half] = g.first ? none : _mm512_loadu_ps(out + i * kBlock + half * kRows);
     }
     const uint8_t *a = g.a + first * row_bytes, *b = g.b;
     int quad = 0;
@@ -57,13 +61,16 @@ inline void kept_groups(const KeptGroups& g, int first, const Between& between) 
             for (int half = 0; half < 2; ++half) {
                 __m512 x = Numbers::number(c[0][i][half]);
                 if (Scaled) x = _mm512_mul_ps(x, _mm512_set1_ps(lhs.scale[first + i]));
-                y[i][half] = _mm512_add_ps(y[i][half], _mm512_mul_ps(x, _mm512_load_ps(rhs.scale + half * kRows)));
+                x = _mm512_mul_ps(x, _mm512_load_ps(rhs.scale + half * kRows));
+                float* own = out + i * kBlock + half * kRows;
+                if constexpr (held) y[i][half] = _mm512_add_ps(y[i][half], x);
+                else _mm512_storeu_ps(own, _mm512_add_ps(_mm512_loadu_ps(own), x));
             }
         }
         between();
     }
     HOP_UNROLL
-    for (int i = 0; i < N; ++i) {
+    for (int i = 0; i < (held ? N : 0); ++i) {
         HOP_UNROLL
         for (int half = 0; half < 2; ++half) _mm512_storeu_ps(out + i * kBlock + half * kRows, y[i][half]);
     }
@@ -77,8 +84,8 @@ inline bool keeps_groups(const Job& job) {
 
 template <class Numbers, class Between>
 inline void keep_groups(const Job& job, const KeptGroups& g, int rows, Between& between) {
-    constexpr int most = 6;  // rows at once: 12 registers of sums, and 12 of y
     constexpr bool integers = Numbers::kBytes == 1;
+    constexpr int most = integers ? 6 : 12;  // rows at once: 12 registers of sums and 12 of y, or 24 of sums
     in_row_blocks<most>(rows, [&](auto n, int first) {
         const auto once = [&] { if (first == 0) between(); };
         if constexpr (integers) {
