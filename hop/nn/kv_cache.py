@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager
-from hop.impls.quantize import quantize
-from hop.nn.attending import attend
+from hop.nn.attending import attend, prepared, rotated_size
 from hop.nn.static import Float32State
 from hop.numerics import blocks, copies, presets
 from hop.numerics.quantizer import Quantizer
@@ -32,6 +31,9 @@ class KVCache(Float32State):
             hop.presets.INT8_ROW, INT4_32, FP8_ROW, MXFP8, ...
         value_quantizer: of the values; None for the same.
         value_dim: the width of the values; None for head_dim.
+        rotated: whether keys are transformed before they are quantized, as by an AttentionScheme that says so; queries
+            have to be, too, as `forward` does. A state_dict then has `rotation`, how many elements are transformed
+            together.
         dtype: the floating-point dtype in which they appear.
         device: where the buffers lie.
 
@@ -43,6 +45,7 @@ class KVCache(Float32State):
 
     length: Tensor
     key_codes: Tensor
+    rotation: Tensor | None
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class KVCache(Float32State):
         value_dim: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
+        rotated: bool = False,
     ) -> None:
         super().__init__()
         sizes = blocks.checked_shape("KVCache", shape)
@@ -68,14 +72,17 @@ class KVCache(Float32State):
                 f"KVCache: quantizer and value_quantizer must both be of integers, or both of floats, as attention "
                 f"takes them; got {quantizer} and {values}"
             )
+        if not isinstance(rotated, bool):
+            raise TypeError(f"KVCache: rotated must be True or False, got {rotated!r}; give one of them")
         width = sizes[-1] if value_dim is None else value_dim
-        self.dtype = dtype
+        self.dtype, self.rotated = dtype, rotated
         self.quantizers, self.widths = {"key": quantizer, "value": values}, {"key": sizes[-1], "value": width}
         self.parts = {of: copies.names(q, (copies.ROWWISE,)) for of, q in self.quantizers.items()}
         for of, q in self.quantizers.items():
             for name, (size, stored) in q.buffers((*sizes[:-1], self.widths[of])).items():
                 self.register_buffer(f"{of}_{name}", torch.zeros(size, dtype=stored, device=device))
         self.register_buffer("length", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("rotation", torch.tensor(rotated_size(sizes[-1]), device=device) if rotated else None)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -85,7 +92,7 @@ class KVCache(Float32State):
 
     @property
     def key(self) -> QuantizedTensor:
-        """All keys, those included that are not there yet: a view of the buffers."""
+        """All keys, those included that are not there yet: a view of the buffers. Of a rotated cache rotated ones."""
         return self._tensor("key", {name: getattr(self, f"key_{name}") for name in self.parts["key"]})
 
     @property
@@ -201,7 +208,8 @@ class KVCache(Float32State):
             places, length = self._places(key.shape[_TOKENS], positions)
             keys, values = self._written(new, places, length)
         seen = self.mask(places)
-        return attend(None, query, keys, values, seen if mask is None else seen & mask, scale=scale)
+        seen = seen if mask is None else seen & mask
+        return attend(None, query, keys, values, seen, scale=scale, rotated=self.rotated)
 
     @torch.no_grad()
     def crop(self, length: int | Tensor) -> None:
@@ -229,7 +237,18 @@ class KVCache(Float32State):
     def extra_repr(self) -> str:
         of = self.quantizers
         values = "" if of["value"] == of["key"] else f", values={of['value']}"
-        return f"shape={self.shape}, {of['key']}{values}, dtype={self.dtype}"
+        rotated = ", rotated=True" if self.rotated else ""
+        return f"shape={self.shape}, {of['key']}{values}, dtype={self.dtype}{rotated}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        held = f"{prefix}rotation" in state_dict
+        if held != self.rotated and f"{prefix}key_codes" in state_dict:  # by strict=False, too
+            *_, messages = rest
+            messages.append(
+                f"KVCache: {prefix}key_codes are {'' if held else 'not '}rotated, and this cache has rotated="
+                f"{self.rotated}; make one with rotated={held}"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # ---- parts
 
@@ -256,7 +275,7 @@ class KVCache(Float32State):
         result: dict[str, dict[str, Tensor]] = {}
         for of, x in (("key", key), ("value", value)):
             self._check_new(of, x, key)
-            t = quantize(self.quantizers[of], x.detach())
+            t = prepared(self.quantizers[of], x.detach(), self.rotated and of == "key")
             result[of] = {name: getattr(t, name) for name in self.parts[of]}
         return result
 
