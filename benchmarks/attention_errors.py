@@ -29,14 +29,15 @@ RESULTS = Path(__file__).parent / "results" / "attention_errors.json"
 
 def _schemes() -> dict[str, AttentionScheme]:
     """The named ones; and what each part of int8 may be instead, as it is and rotated."""
-    row, channels = presets.INT8_ROW, Quantizer(INT8, (1, -1, 1))
-    groups = Quantizer(INT8, (1, 32))
+    row, groups, channels = presets.INT8_ROW, presets.INT8_32, Quantizer(INT8, (1, -1, 1))
     parts = {
         "": AttentionScheme(row, row, row),
         ", values by channels": AttentionScheme(row, row, channels),
         ", values in groups of 32": AttentionScheme(row, row, groups),
         ", keys in groups of 32": AttentionScheme(row, groups, row),
         ", plain queries": AttentionScheme(None, row, row),
+        ", plain queries, keys in groups of 32": AttentionScheme(None, groups, row),
+        ", plain queries, keys and values in groups of 32": AttentionScheme(None, groups, groups),
     }
     found = {f"int8{name}": scheme for name, scheme in parts.items()}
     found |= {f"int8 rotated{name}": replace(scheme, rotated=True) for name, scheme in parts.items()}

@@ -68,6 +68,8 @@ INT8_ROTATED_ATTENTION = replace(INT8_ATTENTION, rotated=True)
 FP8_ATTENTION = AttentionScheme(presets.FP8_ROW, presets.FP8_ROW, Quantizer(formats.E4M3, (1, -1, 1), CurrentScaling()))
 # Queries in floats, and so probabilities too: for keys and values that lie in a cache.
 INT8_KEYS_VALUES = AttentionScheme(None, presets.INT8_ROW, presets.INT8_ROW)
+# The nearest to floats of those measured (docs/scaled.md).
+INT8_ROTATED_KEYS_VALUES = AttentionScheme(None, presets.INT8_32, presets.INT8_32, rotated=True)
 
 ATTENTION_SCHEMES = {name: value for name, value in list(globals().items()) if isinstance(value, AttentionScheme)}
 SHORT = {"int8": "int8_attention", "int8_rotated": "int8_rotated_attention", "fp8": "fp8_attention"}
