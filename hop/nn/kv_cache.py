@@ -242,15 +242,17 @@ class KVCache(Float32State):
         rotated = ", rotated=True" if self.rotated else ""
         return f"shape={self.shape}, {of['key']}{values}, dtype={self.dtype}{rotated}"
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
         held = f"{prefix}rotation" in state_dict
         if held != self.rotated and f"{prefix}key_codes" in state_dict:  # by strict=False, too
-            *_, messages = rest
+            *_, messages = args
             messages.append(
                 f"KVCache: {prefix}key_codes are {'' if held else 'not '}rotated, and this cache has rotated="
                 f"{self.rotated}; make one with rotated={held}"
             )
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
 
     # ---- parts
 
