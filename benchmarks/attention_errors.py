@@ -7,22 +7,45 @@ python -m benchmarks.attention_errors     # prints, and writes benchmarks/result
 import json
 import statistics
 import sys
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from hop.attention_schemes import FP8_ATTENTION, AttentionScheme
+from hop.formats import INT8
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-import hop
+from hop import Quantizer, presets
 from hop.nn.attending import attend
 
 RESULTS = Path(__file__).parent / "results" / "attention_errors.json"
-SCHEMES = {name: hop.attention_schemes.named(name) for name in ("int8", "fp8")}
+
+
+def _schemes() -> dict[str, AttentionScheme]:
+    """The named ones; and what each part of int8 may be instead, as it is and rotated."""
+    row, groups, channels = presets.INT8_ROW, presets.INT8_32, Quantizer(INT8, (1, -1, 1))
+    parts = {
+        "": AttentionScheme(row, row, row),
+        ", values by channels": AttentionScheme(row, row, channels),
+        ", values in groups of 32": AttentionScheme(row, row, groups),
+        ", keys in groups of 32": AttentionScheme(row, groups, row),
+        ", plain queries": AttentionScheme(None, row, row),
+        ", plain queries, keys in groups of 32": AttentionScheme(None, groups, row),
+        ", plain queries, keys and values in groups of 32": AttentionScheme(None, groups, groups),
+    }
+    found = {f"int8{name}": scheme for name, scheme in parts.items()}
+    found |= {f"int8 rotated{name}": replace(scheme, rotated=True) for name, scheme in parts.items()}
+    return found | {"fp8": FP8_ATTENTION, "fp8 rotated": replace(FP8_ATTENTION, rotated=True)}
+
+
+SCHEMES = _schemes()
+MEANS = ("int8", "int8 rotated", "int8 rotated, plain queries")  # measured without the mean of keys over tokens, too
 MOST = 512  # tokens of the text that a language model reads
 
 _found: list[dict[str, float]] = []
@@ -39,6 +62,10 @@ def errors(
     for name, scheme in SCHEMES.items():
         got = attend(scheme, query, key, value, mask, **options)
         result[name] = float((got - want).norm() / want.norm())
+    rest = key - key.mean(-2, keepdim=True)
+    for name in MEANS:
+        got = attend(SCHEMES[name], query, rest, value, mask, **options)
+        result[f"{name}, keys less their mean"] = float((got - want).norm() / want.norm())
     return result
 
 
@@ -105,7 +132,7 @@ def main() -> None:
         results[name] = measure()
         for i, row in enumerate(results[name]):
             print(name, i, *(f"{scheme} {error:.2%}" for scheme, error in row.items()))
-        for scheme in SCHEMES:
+        for scheme in results[name][0]:
             print(name, "median", scheme, f"{statistics.median(row[scheme] for row in results[name]):.2%}")
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 

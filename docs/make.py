@@ -120,15 +120,23 @@ def attention_pairs() -> str:
 
 
 def attention_errors() -> str:
-    """A layer a row, of each model: the error of each scheme, and the median."""
-    found = training_tables.results("attention_errors")
-    schemes = list(next(iter(found.values()))[0])
+    """A layer a row, of each model: the error of each scheme that has a short name, and the median."""
+    found, schemes = training_tables.results("attention_errors"), ("int8", "int8 rotated", "fp8")
     rows = [["layer", *(f"{model}, {scheme}" for model in found for scheme in schemes)]]
     for i in range(max(map(len, found.values()))):
         cells = [f"{own[i][scheme]:.2%}" if i < len(own) else "" for own in found.values() for scheme in schemes]
         rows.append([str(i + 1), *cells])
     medians = [statistics.median(row[scheme] for row in own) for own in found.values() for scheme in schemes]
     return pages.table([*rows, ["median", *(f"{x:.2%}" for x in medians)]])
+
+
+def attention_medians() -> str:
+    """A scheme a row: the median of its errors over the layers of each model."""
+    found = training_tables.results("attention_errors")
+    rows = [["", *found]]
+    for scheme in next(iter(found.values()))[0]:
+        rows.append([scheme, *(f"{statistics.median(row[scheme] for row in own):.2%}" for own in found.values())])
+    return pages.table(rows)
 
 
 def integer_operators() -> str:
@@ -172,9 +180,10 @@ def attention_schemes() -> str:
     """The schemes of attention, with their short names."""
     short = {name.upper(): f'"{word}"' for word, name in OF_ATTENTION.items()}
     rows = [
-        [f"`{name}`", short.get(name, ""), *_spelled(s.query, s.key, s.value)] for name, s in ATTENTION_SCHEMES.items()
+        [f"`{name}`", short.get(name, ""), *_spelled(s.query, s.key, s.value), "rotated" if s.rotated else ""]
+        for name, s in ATTENTION_SCHEMES.items()
     ]
-    return pages.table([["hop.attention_schemes", "short", "query", "key", "value"], *rows])
+    return pages.table([["hop.attention_schemes", "short", "query", "key", "value", ""], *rows])
 
 
 def _spelled(*quantizers: Quantizer | None) -> list[str]:
@@ -480,6 +489,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         ": support": scaled_support,
         ": attention": attention_pairs,
         ": attention_errors": attention_errors,
+        ": attention_medians": attention_medians,
         ": conventions": scaled_conventions,
     },
     "training_runs.md": training_tables.TABLES,

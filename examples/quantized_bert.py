@@ -24,10 +24,11 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Form:
-    """How the model is quantized, and the dtype of what lies between its layers."""
+    """How the model is quantized, and the dtype of what lies between its layers; how it attends, None for floats."""
 
     scheme: str
     dtype: torch.dtype
+    attention: str | None = None
 
     def is_exact(self) -> bool:
         """Whether its products are sums of integers, which are the same on every route, bit for bit."""
@@ -45,7 +46,7 @@ FORMS = {
 
 def quantize(model: nn.Module, form: Form) -> Any:
     """A quantized copy of `model`: of the float32 weights, then in the dtype."""
-    return hop.quantize_(copy.deepcopy(model), form.scheme).to(form.dtype)
+    return hop.quantize_(copy.deepcopy(model), form.scheme, attention=form.attention).to(form.dtype)
 
 
 # ---- the model and its data

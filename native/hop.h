@@ -291,7 +291,7 @@ HOP_API int hop_function(int32_t function, int32_t dtype, const void* x, float* 
 // ---- rows: what lies between products, computed in float32 and cast or quantized while it lies in the cache, bit for bit
 // as hop/impls/scaled/families says
 
-enum RowOperation { HOP_FUNCTION = 0, HOP_GATED, HOP_LAYER_NORM, HOP_RMS_NORM, HOP_SOFTMAX, HOP_LOG_SOFTMAX };
+enum RowOperation { HOP_FUNCTION = 0, HOP_GATED, HOP_LAYER_NORM, HOP_RMS_NORM, HOP_SOFTMAX, HOP_LOG_SOFTMAX, HOP_HADAMARD };
 
 // Of HOP_FUNCTION and HOP_GATED; up to HOP_SILU as native/functions/functions.h counts them.
 enum RowFunction {
@@ -301,8 +301,8 @@ enum RowFunction {
 
 struct hop_rows {
     int32_t operation, function;
-    double number;          // eps of norms, the slope of HOP_LEAKY_RELU
-    int64_t count, length;  // rows, and elements of each: those that are summed
+    double number;          // eps of norms, the slope of HOP_LEAKY_RELU, the size of blocks of HOP_HADAMARD, which divides a row
+    int64_t count, length;  // rows, and elements of each: those that are summed, or transformed
     // of FloatDtype; result_dtype is that of `result` if there is no quantizer, or else of `floats`
     int32_t dtype, other_dtype, weight_dtype, bias_dtype, result_dtype;
     const hop_quantizer* quantizer;  // nullptr: the result is of floats

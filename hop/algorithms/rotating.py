@@ -22,10 +22,8 @@ from hop.nn.layer import Layer, not_a_model
 from hop.nn.layers import Linear
 from hop.nn.selectors import Selector
 from hop.nn.transforms import InputTransform
-from hop.numerics.hadamard import SIGNS, Hadamard
+from hop.numerics.hadamard import SIGNS, SIZES, Hadamard, largest_size
 from hop.numerics.schemes import Scheme
-
-SIZES = (4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Rotation:
         if wanted not in SIZES or whole % wanted:
             if self.size is not None:
                 return None
-            wanted = max((size for size in SIZES if whole % size == 0), default=None)
+            wanted = largest_size(whole)
         if wanted is None:
             return None
         if wanted == len(SIGNS):

@@ -22,6 +22,7 @@ import torch
 
 from hop.compat.eager import OpOverload
 from hop.dispatch.gated import GELU_MUL, SILU_MUL
+from hop.dispatch.hadamard import HADAMARD
 
 aten = torch.ops.aten
 
@@ -59,7 +60,8 @@ FUNCTION = Family("function of each element", file="functions")
 GATED = Family("gated product", file="functions")
 SOFTMAX = Family("softmax", file="softmax")
 NORM = Family("norm", file="norms")
-OWN = (FUNCTION, GATED, SOFTMAX, NORM)  # computed by functions and sums of our own
+TRANSFORM = Family("Hadamard transform", file="hadamard")
+OWN = (FUNCTION, GATED, SOFTMAX, NORM, TRANSFORM)  # computed by functions and sums of our own
 ATTENTION = Family("attention", file="attention")
 
 
@@ -131,6 +133,7 @@ TABLE: dict[OpOverload, Operator] = {
     aten.layer_norm.default: Operator(NORM, (OTHER, "", OTHER, BIAS)),
     aten.rms_norm.default: Operator(NORM, (OTHER, "", OTHER)),
     aten.batch_norm.default: Operator(NORM, (OTHER, OTHER, BIAS, OTHER, OTHER)),
+    HADAMARD: Operator(TRANSFORM, _ONE),
     aten.scaled_dot_product_attention.default: Operator(ATTENTION, (OTHER, OTHER, OTHER, MASK)),
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), Operator(ADD, _TWO)),
     **dict.fromkeys((aten.add.Scalar, aten.sub.Scalar), Operator(ADD, _ONE)),

@@ -4,6 +4,9 @@ A module that takes its attention from there, by the name in the model's config,
 computes in is said by the module, so that one model may have several schemes, and some modules none: those compute as
 transformers' "sdpa". The masks are those of "sdpa" too, registered under the same name: for a name that it does not
 know transformers builds no mask.
+
+"hop_rotated" is the same of a model whose schemes rotate queries and keys. A cache goes by this name, and so does the
+attention that reads its keys: so both do, or neither.
 """
 
 import inspect
@@ -15,9 +18,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from hop.nn.attending import KINDS, Kind, attend, scheme_of
+from hop.numerics.attention_schemes import AttentionScheme
 from hop.tensor import QuantizedTensor
 
-IMPLEMENTATION = "hop"
+IMPLEMENTATION, ROTATED = "hop", "hop_rotated"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # where a module's forward looks for the interface's functions
 _ATTRIBUTES = {  # of modules whose attention has more to it, and what that is
     "attn_logit_softcapping": "caps its scores (softcapping)",
@@ -60,6 +64,7 @@ def attention_forward(
         ValueError: dropout, or an argument that says more than the operator takes.
     """
     scheme = scheme_of(module)
+    rotated = is_rotated(module.config) if isinstance(key, QuantizedTensor) else None
     is_cached = isinstance(key, QuantizedTensor) or isinstance(value, QuantizedTensor)
     if scheme is None and not is_cached:
         more: Any = {"position_bias": position_bias, **kwargs}
@@ -81,7 +86,7 @@ def attention_forward(
     mask = attention_mask
     if position_bias is not None:
         mask, causal = _with_bias(attention_mask, position_bias, causal, key), False
-    y = attend(scheme, query, key, value, mask, bool(causal), scale=scaling)
+    y = attend(scheme, query, key, value, mask, bool(causal), scale=scaling, rotated=rotated)
     return y.transpose(1, 2).contiguous(), None
 
 
@@ -110,10 +115,16 @@ def _declines(module: Any) -> str | None:
     return None
 
 
-def _install(module: Any) -> None:
-    module.config._attn_implementation = IMPLEMENTATION
+def _install(module: Any, scheme: AttentionScheme) -> None:
+    module.config._attn_implementation = ROTATED if scheme.rotated else IMPLEMENTATION
+
+
+def is_rotated(config: Any) -> bool:
+    """Whether the keys that a cache gives a model's attention are rotated."""
+    return config._attn_implementation == ROTATED
 
 
 KINDS.append(Kind(_knows, _declines, _install))
-AttentionInterface.register(IMPLEMENTATION, attention_forward)
-AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+for _name in (IMPLEMENTATION, ROTATED):
+    AttentionInterface.register(_name, attention_forward)
+    AttentionMaskInterface.register(_name, sdpa_mask)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
+from hop.integrations.attention import IMPLEMENTATION, ROTATED, is_rotated
+from hop.nn.attending import own_scheme
 from hop.nn.kv_cache import KVCache
 from hop.numerics import presets
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import shown
 from hop.tensor import QuantizedTensor
 
-IMPLEMENTATION = "hop"
 MARK = "reads_codes"  # the attribute of another attention function that takes QuantizedTensors as key and value
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # where a module's forward looks for the interface's functions
 
@@ -28,7 +29,7 @@ class QuantizedLayer(CacheLayerMixin):
 
     Args:
         length: how many tokens it can hold.
-        quantizer, value_quantizer: those of the KVCache, which is made at the first update.
+        quantizer, value_quantizer, rotated: those of the KVCache, which is made at the first update.
     """
 
     is_compileable = True
@@ -36,9 +37,11 @@ class QuantizedLayer(CacheLayerMixin):
     is_sliding = False
     spare = 0  # slots that hold no token
 
-    def __init__(self, length: int, quantizer: Quantizer, value_quantizer: Quantizer | None = None) -> None:
+    def __init__(
+        self, length: int, quantizer: Quantizer, value_quantizer: Quantizer | None = None, rotated: bool = False
+    ) -> None:
         super().__init__()
-        self.length, self.quantizer, self.value_quantizer = length, quantizer, value_quantizer
+        self.length, self.quantizer, self.value_quantizer, self.rotated = length, quantizer, value_quantizer, rotated
         self.cache: Any = None
 
     @property
@@ -56,6 +59,7 @@ class QuantizedLayer(CacheLayerMixin):
             value_dim=value_states.shape[-1],
             dtype=key_states.dtype,
             device=key_states.device,
+            rotated=self.rotated,
         )
         self.is_initialized = True
 
@@ -128,17 +132,15 @@ class SlidingLayer(QuantizedLayer):
 
     Args:
         window: how many tokens the layer attends to.
-        length, quantizer, value_quantizer: as for QuantizedLayer; it holds no more tokens than `length`.
+        length, quantizer, value_quantizer, rotated: as for QuantizedLayer; it holds no more tokens than `length`.
     """
 
     is_croppable = False
     is_sliding = True
     spare = 1
 
-    def __init__(
-        self, window: int, length: int, quantizer: Quantizer, value_quantizer: Quantizer | None = None
-    ) -> None:
-        super().__init__(min(window, length), quantizer, value_quantizer)
+    def __init__(self, window: int, length: int, *rest: Any, **options: Any) -> None:
+        super().__init__(min(window, length), *rest, **options)
         self.window = window
 
     def write(self, key: Tensor, value: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
@@ -171,7 +173,8 @@ class HopCache(Cache):
     """Keys and values of a model of transformers, as codes; passed to it as past_key_values.
 
     Args:
-        model: whose attention is "hop", and whose layers attend to all tokens or to a window.
+        model: whose attention is "hop", or "hop_rotated", and whose layers attend to all tokens or to a window. Of
+            "hop_rotated" keys are rotated before they are quantized (hop.attention_schemes.AttentionScheme).
         max_cache_len: the most tokens of a sequence.
         quantizer: of keys, and of values if there is no value_quantizer: as hop.nn.KVCache takes them.
         value_quantizer: of values.
@@ -198,6 +201,8 @@ class HopCache(Cache):
             )
         self.config: Any = model.config.get_text_config(decoder=True)
         _check_attention(self.config)
+        self.rotated = is_rotated(self.config)
+        _check_schemes(model)
         _check_modules(model)
         KVCache((1, 1, 1, 128), quantizer, value_quantizer=value_quantizer)  # raises for quantizers that do not fit
         types, options = get_layer_types_and_kwargs(self.config)
@@ -209,10 +214,9 @@ class HopCache(Cache):
             )
         layers: list[Any] = []
         for name, given in zip(types, options, strict=True):
-            own = {"window": given["sliding_window"]} if name == "sliding_attention" else {}
-            layers.append(
-                _LAYERS[name](length=max_cache_len, quantizer=quantizer, value_quantizer=value_quantizer, **own)
-            )
+            own: Any = {"window": given["sliding_window"]} if name == "sliding_attention" else {}
+            own |= {"quantizer": quantizer, "value_quantizer": value_quantizer, "rotated": self.rotated}
+            layers.append(_LAYERS[name](length=max_cache_len, **own))
         super().__init__(layers=layers)
 
     def update(
@@ -220,19 +224,35 @@ class HopCache(Cache):
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
         """Write a layer's new keys and values, and give it those that its attention reads, as QuantizedTensors.
 
-        Raises ValueError where the model's attention has become one that does not read codes."""
+        Raises ValueError where the model's attention has become one that does not read codes, or not these keys."""
         _check_attention(self.config)
+        if is_rotated(self.config) != self.rotated:
+            raise ValueError(
+                f"HopCache: the cache holds keys {'that are' if self.rotated else 'that are not'} rotated, and the "
+                f"model's attention has become {self.config._attn_implementation!r}; make another cache"
+            )
         found: Any = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return found
 
 
 def _check_attention(config: Any) -> None:
     name = config._attn_implementation
-    if name != IMPLEMENTATION and not getattr(AttentionInterface().get(name), MARK, False):
+    if name not in (IMPLEMENTATION, ROTATED) and not getattr(AttentionInterface().get(name), MARK, False):
         raise ValueError(
             f"HopCache: the model's attention is {name!r}, which would compute with floats; call "
             f"model.set_attn_implementation({IMPLEMENTATION!r}) after `import hop.integrations`, or quantize it with "
             "hop.quantize_(model, ..., attention=...)"
+        )
+
+
+def _check_schemes(model: nn.Module) -> None:
+    """Raise ValueError where some layers rotate and others do not: the name of a model's attention is one for all."""
+    schemes = {name: scheme for name, m in model.named_modules() if (scheme := own_scheme(m)) is not None}
+    if len({scheme.rotated for scheme in schemes.values()}) > 1:
+        names = {rotated: next(n for n, s in schemes.items() if s.rotated is rotated) for rotated in (True, False)}
+        raise ValueError(
+            f"HopCache: the attention of {names[True]!r} rotates queries and keys, and that of {names[False]!r} does "
+            "not; give all layers schemes with one `rotated`"
         )
 
 

@@ -342,4 +342,4 @@ def _declines(module: nn.Module) -> str | None:
     return "its projections stay in floats, and PyTorch's own forward computes it; give them a scheme too"
 
 
-KINDS.append(Kind(lambda module: isinstance(module, nn.MultiheadAttention), _declines, lambda module: None))
+KINDS.append(Kind(lambda module: isinstance(module, nn.MultiheadAttention), _declines, lambda module, scheme: None))

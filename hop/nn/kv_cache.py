@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from hop.compat import eager
-from hop.impls.quantize import quantize
-from hop.nn.attending import attend
+from hop.nn.attending import attend, prepared, rotated_size
 from hop.nn.static import Float32State
 from hop.numerics import blocks, copies, presets
 from hop.numerics.quantizer import Quantizer
@@ -32,6 +31,9 @@ class KVCache(Float32State):
             hop.presets.INT8_ROW, INT4_32, FP8_ROW, MXFP8, ...
         value_quantizer: of the values; None for the same.
         value_dim: the width of the values; None for head_dim.
+        rotated: whether keys are transformed before they are quantized, as by an AttentionScheme that says so; queries
+            have to be, too, as `forward` does. A state_dict then has `rotation`, how many elements are transformed
+            together.
         dtype: the floating-point dtype in which they appear.
         device: where the buffers lie.
 
@@ -43,6 +45,7 @@ class KVCache(Float32State):
 
     length: Tensor
     key_codes: Tensor
+    rotation: Tensor | None
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class KVCache(Float32State):
         value_dim: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
+        rotated: bool = False,
     ) -> None:
         super().__init__()
         sizes = blocks.checked_shape("KVCache", shape)
@@ -68,14 +72,17 @@ class KVCache(Float32State):
                 f"KVCache: quantizer and value_quantizer must both be of integers, or both of floats, as attention "
                 f"takes them; got {quantizer} and {values}"
             )
+        if not isinstance(rotated, bool):
+            raise TypeError(f"KVCache: rotated must be True or False, got {rotated!r}; give one of them")
         width = sizes[-1] if value_dim is None else value_dim
-        self.dtype = dtype
+        self.dtype, self.rotated = dtype, rotated
         self.quantizers, self.widths = {"key": quantizer, "value": values}, {"key": sizes[-1], "value": width}
         self.parts = {of: copies.names(q, (copies.ROWWISE,)) for of, q in self.quantizers.items()}
         for of, q in self.quantizers.items():
             for name, (size, stored) in q.buffers((*sizes[:-1], self.widths[of])).items():
                 self.register_buffer(f"{of}_{name}", torch.zeros(size, dtype=stored, device=device))
         self.register_buffer("length", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("rotation", torch.tensor(rotated_size(sizes[-1]), device=device) if rotated else None)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -85,7 +92,7 @@ class KVCache(Float32State):
 
     @property
     def key(self) -> QuantizedTensor:
-        """All keys, those included that are not there yet: a view of the buffers."""
+        """All keys, those included that are not there yet: a view of the buffers. Of a rotated cache rotated ones."""
         return self._tensor("key", {name: getattr(self, f"key_{name}") for name in self.parts["key"]})
 
     @property
@@ -197,11 +204,14 @@ class KVCache(Float32State):
             (batch, heads of queries, T, value_dim), in the dtype of query.
         """
         with torch.no_grad():
-            new = self._quantized(key, value)
-            places, length = self._places(key.shape[_TOKENS], positions)
+            new, count = self._quantized(key, value), key.shape[_TOKENS]
+            places, length = self._places(count, positions)
             keys, values = self._written(new, places, length)
+            if isinstance(places, int):
+                places = torch.arange(places, places + count, device=self.length.device)
         seen = self.mask(places)
-        return attend(None, query, keys, values, seen if mask is None else seen & mask, scale=scale)
+        seen = seen if mask is None else seen & mask
+        return attend(None, query, keys, values, seen, scale=scale, rotated=self.rotated)
 
     @torch.no_grad()
     def crop(self, length: int | Tensor) -> None:
@@ -229,7 +239,20 @@ class KVCache(Float32State):
     def extra_repr(self) -> str:
         of = self.quantizers
         values = "" if of["value"] == of["key"] else f", values={of['value']}"
-        return f"shape={self.shape}, {of['key']}{values}, dtype={self.dtype}"
+        rotated = ", rotated=True" if self.rotated else ""
+        return f"shape={self.shape}, {of['key']}{values}, dtype={self.dtype}{rotated}"
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        held = f"{prefix}rotation" in state_dict
+        if held != self.rotated and f"{prefix}key_codes" in state_dict:  # by strict=False, too
+            *_, messages = args
+            messages.append(
+                f"KVCache: {prefix}key_codes are {'' if held else 'not '}rotated, and this cache has rotated="
+                f"{self.rotated}; make one with rotated={held}"
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
 
     # ---- parts
 
@@ -238,30 +261,43 @@ class KVCache(Float32State):
         return [f"{of}_{name}" for of, names in self.parts.items() for name in names]
 
     def _tensor(self, of: str, buffers: dict[str, Tensor]) -> QuantizedTensor:
-        shape = (*buffers["codes"].shape[:3], self.widths[of])
-        make = QuantizedTensor if torch.compiler.is_compiling() else QuantizedTensor.fitting  # Dynamo knows the class
-        return make(buffers, self.quantizers[of], shape, self.dtype)
+        q, codes = self.quantizers[of], buffers["codes"]
+        shape = (*codes.shape[:3], self.widths[of])
+        if torch.compiler.is_compiling():  # Dynamo knows the class
+            return QuantizedTensor(buffers, q, shape, self.dtype)
+        if codes.is_cpu and q.per_byte() == 1 and codes.is_contiguous() and eager.is_plain_eager():
+            return QuantizedTensor.fresh(tuple(buffers), tuple(buffers.values()), q, shape, self.dtype)
+        return QuantizedTensor.fitting(buffers, q, shape, self.dtype)
 
     def _written(
-        self, new: dict[str, dict[str, Tensor]], places: Tensor, length: Tensor
+        self, new: dict[str, dict[str, Tensor]], places: Tensor | int, length: Tensor | int
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
+        whole: dict[str, QuantizedTensor] = {}
         for of, buffers in new.items():
+            held = {name: getattr(self, f"{of}_{name}") for name in buffers}
             for name, t in buffers.items():
-                _bytes(getattr(self, f"{of}_{name}")).index_copy_(_TOKENS, places, _bytes(t))
-        self.length.copy_(length)
-        return self.key, self.value
+                if isinstance(places, int):  # a copy to a view takes half the time of one by index
+                    held[name].narrow(_TOKENS, places, t.shape[_TOKENS]).copy_(t)
+                else:
+                    _bytes(held[name]).index_copy_(_TOKENS, places, _bytes(t))
+            whole[of] = self._tensor(of, held)
+        if isinstance(length, int):
+            self.length.fill_(length)
+        else:
+            self.length.copy_(length)
+        return whole["key"], whole["value"]
 
     def _quantized(self, key: Tensor, value: Tensor) -> dict[str, dict[str, Tensor]]:
         """The buffers of new tokens."""
         result: dict[str, dict[str, Tensor]] = {}
+        batch, heads = self.key_codes.shape[:2]
         for of, x in (("key", key), ("value", value)):
-            self._check_new(of, x, key)
-            t = quantize(self.quantizers[of], x.detach())
+            self._check_new(of, x, key, batch, heads)
+            t = prepared(self.quantizers[of], x.detach(), self.rotated and of == "key")
             result[of] = {name: getattr(t, name) for name in self.parts[of]}
         return result
 
-    def _check_new(self, of: str, x: Any, key: Tensor) -> None:
-        batch, heads, *_ = self.shape
+    def _check_new(self, of: str, x: Any, key: Tensor, batch: int, heads: int) -> None:
         if not isinstance(x, Tensor) or isinstance(x, QuantizedTensor):
             raise TypeError(f"KVCache: {of} must be a plain tensor, got {shown(x)}; give floats, which it quantizes")
         count = key.shape[_TOKENS] if key.dim() == 4 else None
@@ -271,23 +307,33 @@ class KVCache(Float32State):
                 f"one T for keys and values, got {tuple(x.shape)}; make a cache of this shape"
             )
 
-    def _places(self, count: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The positions of `count` tokens, and the length with them."""
-        size = self.shape[_TOKENS]
-        known = not torch.compiler.is_compiling() and eager.is_plain_eager() and self.length.device.type == "cpu"
+    def _places(self, count: int, positions: Tensor | None) -> tuple[Tensor | int, Tensor | int]:
+        """The positions of `count` tokens, and the length with them; as numbers, the first one's and the length, where
+        these are known and the tokens follow each other."""
+        size = self.key_codes.shape[_TOKENS]
+        known = not torch.compiler.is_compiling() and eager.is_plain_eager() and self.length.is_cpu
         if positions is None:
-            if known and (least := int(self.length)) + count > size:
-                raise ValueError(
-                    f"KVCache: {count} tokens after {least} do not fit into a length of {size}; make a longer cache"
-                )
+            if known:
+                least = int(self.length)
+                if least + count > size:
+                    raise ValueError(
+                        f"KVCache: {count} tokens after {least} do not fit into a length of {size}; make a longer cache"
+                    )
+                return least, least + count
             return self.length + torch.arange(count, device=self.length.device), self.length + count
         if positions.dtype != torch.int64 or tuple(positions.shape) != (count,):
             raise ValueError(
                 f"KVCache: positions must be int64 of shape ({count},), got {positions.dtype} of "
                 f"{tuple(positions.shape)}; give one for each token"
             )
-        if known and count and (int(positions.min()) < 0 or int(positions.max()) >= size):
-            raise ValueError(f"KVCache: positions must be from 0 to {size - 1}, got {positions}; make a longer cache")
+        if known and count:
+            low, high = (int(positions), int(positions)) if count == 1 else map(int, positions.aminmax())
+            if low < 0 or high >= size:
+                raise ValueError(
+                    f"KVCache: positions must be from 0 to {size - 1}, got {positions}; make a longer cache"
+                )
+            if count == 1:
+                return low, max(int(self.length), low + 1)
         return positions, torch.maximum(self.length, positions.amax() + 1) if count else self.length
 
 

@@ -6,7 +6,7 @@ channel of each head. hop.scaled says which go together (docs/scaled.md#attentio
 """
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hop.numerics import formats, presets, spelling
 from hop.numerics.quantizer import Quantizer
@@ -21,15 +21,20 @@ class AttentionScheme(Value):
     Args:
         query: None to leave it in floats.
         key, value: of formats of one kind, and of that of the query.
+        rotated: whether query and key are transformed before they are quantized, each head by a Hadamard matrix of
+            blocks: `torch.ops.hop.hadamard`, of the largest of hop.hadamard.SIZES that divides its elements. The matrix
+            is orthogonal, so that scores stay what they are, but for roundings; elements that are large in all tokens
+            are spread over their block. Ashkboos et al. 2024, "QuaRot" (arXiv 2404.00456).
 
     Raises:
-        TypeError: one of them is no Quantizer.
+        TypeError: one of them is no Quantizer; or rotated is neither True nor False.
         ValueError: one has scales that are not found in each call, random bits, flat=True or a layout.
     """
 
     query: Quantizer | None
     key: Quantizer
     value: Quantizer
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         for name in ("query", "key", "value"):
@@ -47,6 +52,11 @@ class AttentionScheme(Value):
                     "take one that finds its scales in each call, such as hop.presets.INT8_ROW"
                 )
 
+        if not isinstance(self.rotated, bool):
+            raise TypeError(
+                f"AttentionScheme: rotated must be True or False, got {spelling.shown(self.rotated)}; give one of them"
+            )
+
     @staticmethod
     def parse(text: str) -> "AttentionScheme":
         """The scheme that `str` spelled so. Raises ValueError, with the position, for anything else."""
@@ -54,12 +64,15 @@ class AttentionScheme(Value):
 
 
 INT8_ATTENTION = AttentionScheme(presets.INT8_ROW, presets.INT8_ROW, presets.INT8_ROW)
+INT8_ROTATED_ATTENTION = replace(INT8_ATTENTION, rotated=True)
 FP8_ATTENTION = AttentionScheme(presets.FP8_ROW, presets.FP8_ROW, Quantizer(formats.E4M3, (1, -1, 1), CurrentScaling()))
 # Queries in floats, and so probabilities too: for keys and values that lie in a cache.
 INT8_KEYS_VALUES = AttentionScheme(None, presets.INT8_ROW, presets.INT8_ROW)
+# The nearest to floats of those measured (docs/scaled.md).
+INT8_ROTATED_KEYS_VALUES = AttentionScheme(None, presets.INT8_32, presets.INT8_32, rotated=True)
 
 ATTENTION_SCHEMES = {name: value for name, value in list(globals().items()) if isinstance(value, AttentionScheme)}
-SHORT = {"int8": "int8_attention", "fp8": "fp8_attention"}
+SHORT = {"int8": "int8_attention", "int8_rotated": "int8_rotated_attention", "fp8": "fp8_attention"}
 
 
 def named(name: str) -> AttentionScheme:

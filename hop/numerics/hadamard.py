@@ -11,9 +11,18 @@ from hop.numerics import blocks, spelling
 from hop.numerics.spelling import Value
 from hop.numerics.tables import tensor
 
-__all__ = ["SIGNS", "Hadamard"]
+__all__ = ["SIGNS", "SIZES", "Hadamard"]
 
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+
+SIZES = (4, 8, 16, 32, 64, 128, 256)
+"""How many elements may be transformed together."""
+
+
+def largest_size(width: int) -> int | None:
+    """The largest of SIZES that divides `width`; None where none does."""
+    fitting = [size for size in SIZES if width % size == 0]
+    return fitting[-1] if fitting else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -28,7 +37,7 @@ class Hadamard(Value):
 
     def __post_init__(self) -> None:
         signs = tuple(self.signs) if isinstance(self.signs, list | tuple) else ()
-        if len(signs) not in (4, 8, 16, 32, 64, 128, 256) or any(s not in (1, -1) for s in signs):
+        if len(signs) not in SIZES or any(s not in (1, -1) for s in signs):
             raise ValueError(
                 f"Hadamard: signs must be 4, 8, 16, 32, 64, 128 or 256 numbers 1 and -1, got "
                 f"{spelling.shown(self.signs)}; give so many"

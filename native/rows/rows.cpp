@@ -50,6 +50,8 @@ namespace functions_here {
 #include "rows/norm.h"
 #include "rows/each.h"
 #include "rows/softmax.h"
+#include "rows/hadamard_plain.h"
+#include "rows/hadamard.h"
 #include "rows/gelu_plain.h"
 #include "rows/run.h"
 }  // namespace
@@ -75,6 +77,8 @@ namespace functions_here {
 #include "rows/norm.h"
 #include "rows/each.h"
 #include "rows/softmax.h"
+#include "rows/hadamard_plain.h"
+#include "rows/hadamard.h"
 #include "rows/gelu_plain.h"
 #include "rows/run.h"
 }  // namespace
@@ -107,6 +111,8 @@ namespace functions_here {
 #include "rows/norm.h"
 #include "rows/each.h"
 #include "rows/softmax.h"
+#include "rows/hadamard_avx512.h"
+#include "rows/hadamard.h"
 #include "rows/gelu_avx512.h"
 #include "rows/run.h"
 }  // namespace

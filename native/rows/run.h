@@ -21,6 +21,7 @@ static void compute(const RowsCall& c, int64_t at, int64_t n, RowRoom& room) {
         case HOP_RMS_NORM: return rms_norm_row<T>(c, x, n, room.row);
         case HOP_SOFTMAX:
         case HOP_LOG_SOFTMAX: return softmax_row<T>(c, x, n, room.row, room.more);
+        case HOP_HADAMARD: return hadamard_row<T>(c, x, n, room.row);
         default: function_row<T>(c, x, n, room.row);
     }
     if (c.r.operation == HOP_GATED) multiply_row(c, at, n, room.row);

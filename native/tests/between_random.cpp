@@ -69,10 +69,14 @@ struct Case {
     int64_t numel = 0;
 
     explicit Case(Chance& chance) {
-        r.operation = static_cast<int32_t>(chance.below(6));
+        r.operation = static_cast<int32_t>(chance.below(7));
         r.function = static_cast<int32_t>(chance.below(r.operation <= HOP_GATED ? 13 : 1));
         r.number = chance.one_of<double>({1e-5, 0.0, 0.1});
         r.count = chance.between(1, 9), r.length = chance.once_in(5) ? chance.between(4000, 9000) : chance.between(1, 300);
+        if (r.operation == HOP_HADAMARD) {
+            const int64_t size = chance.one_of<int64_t>({4, 8, 16, 32, 64, 128, 256});
+            r.number = static_cast<double>(size), r.length = (r.length + size - 1) / size * size;
+        }
         r.dtype = chance.one_of<int32_t>({HOP_F32, HOP_BF16, HOP_F16});
         r.other_dtype = r.dtype, r.weight_dtype = chance.one_of<int32_t>({HOP_F32, HOP_BF16}), r.bias_dtype = HOP_F32;
         r.result_dtype = chance.one_of<int32_t>({HOP_F32, HOP_BF16, HOP_F16});

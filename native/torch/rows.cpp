@@ -1,5 +1,7 @@
 // hop_native::rows.
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 
 #include "functions/functions.h"
@@ -10,10 +12,11 @@
 namespace hop::torch {
 namespace {
 
-constexpr std::string_view kOperations[] = {"function", "gated", "layer_norm", "rms_norm", "softmax", "log_softmax"};
+constexpr std::string_view kOperations[] = {"function", "gated", "layer_norm", "rms_norm", "softmax",
+                                            "log_softmax", "hadamard"};
 constexpr std::string_view kPiecewise[] = {"hardsigmoid", "hardswish", "leaky_relu"};
 
-// An operation, in any order function=gelu, number=.. (the bits of a float64: eps, or a slope), sums=1 (the dimensions that
+// An operation, in any order function=gelu, number=.. (the bits of a float64: eps, a slope, or a size), sums=1 (the dimensions that
 // are one row), result=bfloat16; then, of a result in codes, quantizer and the words of one. Before these, floats=bfloat16
 // asks for floats too, which come first.
 struct RowsDescription {
@@ -25,7 +28,7 @@ struct RowsDescription {
     explicit RowsDescription(const std::string& text) {
         Words words(text);
         if (!words.next()) fail("a description ends before the operation");
-        rows.operation = words.one_of(words.word, kOperations, 6);
+        rows.operation = words.one_of(words.word, kOperations, 7);
         int result = HOP_FLOAT32;
         while (words.next()) {
             if (words.name == "function") rows.function = function_of(words);
@@ -91,6 +94,11 @@ void rows(StableIValue* values, uint64_t count) {
     for (int64_t i = v.dim - description->sums; i < v.dim; ++i) r.length *= shape[static_cast<size_t>(i)];
     r.count = v.numel() / r.length;
     if (r.length > int64_t(1) << 22) fail("a row has at most 2^22 elements, got shape " + v.shape());
+    if (r.operation == HOP_HADAMARD) {
+        const int64_t sizes[] = {4, 8, 16, 32, 64, 128, 256};
+        const auto* size = std::find(std::begin(sizes), std::end(sizes), r.number);
+        if (size == std::end(sizes) || r.length % *size) fail("number must be a power of two from 4 to 256 that divides a row, got shape " + v.shape());
+    }
     const bool norm = r.operation == HOP_LAYER_NORM || r.operation == HOP_RMS_NORM;
     for (const auto& [t, dtype] : {std::pair(&w, &r.weight_dtype), std::pair(&b, &r.bias_dtype)}) {
         if (!*t) continue;

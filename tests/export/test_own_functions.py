@@ -19,6 +19,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     **{name: (getattr(aten, name).default, (), {}) for name in ("log", "rsqrt", "gelu", "hardswish")},
     "gelu by tanh": (aten.gelu.default, (), {"approximate": "tanh"}),
     "silu_mul": (torch.ops.hop.silu_mul.default, (torch.linspace(-2, 2, 32),), {}),
+    "hadamard": (torch.ops.hop.hadamard.default, (16,), {}),
     "softmax": (aten.softmax.int, (-1,), {}),
     "log_softmax": (aten.log_softmax.int, (-1,), {}),
     "layer_norm": (aten.layer_norm.default, ([32], torch.linspace(-1, 2, 32), torch.linspace(1, 3, 32)), {}),

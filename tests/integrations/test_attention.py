@@ -75,6 +75,8 @@ def by_hand(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_ma
         seen = columns <= rows
         if getattr(module, "sliding_window", None):
             seen = seen & (columns > rows - module.sliding_window)
+    if own.rotated:
+        query, key = (hop.scaled(torch.ops.hop.hadamard.default, torch.float32, t, 16) for t in (query, key))
     parts = zip((own.query, own.key, own.value), (query, key, value), strict=True)
     codes = [t if q is None else hop.quantize(q, t) for q, t in parts]
     grouped = key.shape[1] != query.shape[1]
@@ -93,7 +95,9 @@ class TestAttention(unittest.TestCase):
         model = MODELS[name]()
         ids = torch.arange(1, 13)[None].repeat(2, 1) * torch.tensor([[1], [3]])
         quantized = attending(model, scheme.lower())
-        assert quantized.config._attn_implementation == "hop" and model.config._attn_implementation == "sdpa"
+        rotated = attention_schemes.ATTENTION_SCHEMES[scheme].rotated
+        assert quantized.config._attn_implementation == ("hop_rotated" if rotated else "hop")
+        assert model.config._attn_implementation == "sdpa"
         got = results(quantized, ids)
         quantized.config._attn_implementation = "by_hand"
         assert torch.equal(got, results(quantized, ids))
@@ -156,6 +160,25 @@ class TestAttention(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "no scheme is called 'int7'"):
             HopConfig("int8", attention="int7")
 
+    def test_rotated_saved_and_loaded(self):
+        model = llama()
+        with saved(model) as folder:
+            got = type(model).from_pretrained(folder, quantization_config=HopConfig("int8", attention="int8_rotated"))
+        with saved(got) as folder:
+            again = type(model).from_pretrained(folder)
+        assert again.config.quantization_config.attention == str(attention_schemes.INT8_ROTATED_ATTENTION)
+        assert again.config._attn_implementation == "hop_rotated"
+        assert torch.equal(results(again, IDS), results(got, IDS))
+        want = hop.quantize_(model, {"lm_head": None, "*": "int8"}, attention="int8_rotated")
+        assert torch.equal(results(got, IDS), results(want, IDS))
+
+    def test_rotated_and_no_longer(self):
+        model = attending(llama(), "int8_rotated")
+        plain = attending(model, "int8")
+        assert plain.config._attn_implementation == "hop"
+        assert torch.equal(results(plain, IDS), results(attending(llama(), "int8"), IDS))
+        assert not torch.equal(results(plain, IDS), results(model, IDS))
+
     def test_some_modules(self):
         model = bert()
         some = attending(model, {"*.0.*": "int8", "*.1.*": None})
@@ -165,8 +188,9 @@ class TestAttention(unittest.TestCase):
         assert torch.equal(results(none, IDS), results(model, IDS))
         assert not torch.equal(results(some, IDS), results(model, IDS))
 
-    def test_compiled_and_exported(self):
-        model = attending(bert(), "int8", "int8")
+    @parameterized.expand([("int8",), ("int8_rotated",)])
+    def test_compiled_and_exported(self, attention):
+        model = attending(bert(), attention, "int8")
         want = results(model, IDS)
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         assert torch.equal(results(compiled, IDS), want)
@@ -174,8 +198,9 @@ class TestAttention(unittest.TestCase):
             program = torch.export.export(model, (IDS,))
         assert torch.equal(program.module()(IDS).last_hidden_state, want)
 
-    def test_trains(self):
-        model = hop.nn.convert(bert(), {"*": "int8"}, attention="int8")
+    @parameterized.expand([("int8",), ("int8_rotated",)])
+    def test_trains(self, attention):
+        model = hop.nn.convert(bert(), {"*": "int8"}, attention=attention)
         model(IDS).last_hidden_state.square().sum().backward()
         assert all(p.grad is not None and p.grad.norm() > 0 for n, p in model.named_parameters() if "query.weight" in n)
         with self.assertRaisesRegex(ValueError, r"dropout=0\.1 of BertSelfAttention drops scores"):

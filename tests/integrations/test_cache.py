@@ -109,6 +109,47 @@ def test_as_without_a_cache(rule: str, name: str) -> None:
         assert cache.get_seq_length() == 20 and cache.batch_size == 2 and cache.get_max_length() == 24
 
 
+def rotated(name: str) -> Any:
+    """A model whose attention rotates queries and keys."""
+    return hop.quantize_(model(name, implementation="sdpa"), {"*": None}, attention="int8_rotated")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rotated_keys(name: str) -> None:
+    """The cache goes by the model's attention; what is said is what is said without one."""
+    m, plain = rotated(name), model(name)
+    want = m(IDS, use_cache=False).logits
+    assert not torch.equal(want, plain(IDS, use_cache=False).logits)
+    for steps in ((9, *[1] * 11), (2, 1, 1, 5, 7, 1, 3)):
+        cache = HopCache(m, 24)
+        agree(said(m, cache, steps=steps), want, ALLOWED["int8"][1])
+        assert all(layer.cache.rotated for layer in cache.layers)
+    with hop.nn.scheme(lambda role: None):  # what a cache holds is read as it is
+        without = said(m, HopCache(m, 24))
+    assert torch.equal(without, said(m, HopCache(m, 24)))
+    by_name = model(name, implementation="hop_rotated")  # without schemes: int8 beside integers
+    assert torch.equal(said(by_name, HopCache(by_name, 24)), said(m, HopCache(m, 24)))
+
+
+def test_keys_of_another_rotation_are_refused() -> None:
+    m = rotated("llama")
+    cache = HopCache(m, 24)
+    m.set_attn_implementation("hop")
+    with pytest.raises(ValueError, match="holds keys that are rotated, and the model's attention has become 'hop'"):
+        m(IDS, past_key_values=cache)
+    plain = HopCache(m, 24)
+    m.set_attn_implementation("hop_rotated")
+    with pytest.raises(
+        ValueError, match="keys that are not rotated, and the model's attention has become 'hop_rotated'"
+    ):
+        m(IDS, past_key_values=plain)
+    hop.nn.convert(m, {"*": None}, attention={"*.layers.0.*": "int8", "*": "int8_rotated"})
+    with pytest.raises(
+        ValueError, match=r"layers\.1\.self_attn' rotates queries and keys, and that of .*layers\.0.* does not"
+    ):
+        HopCache(m, 24)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("hidden", [range(4), range(5, 9)], ids=["left", "right"])
 def test_a_batch_with_padding(name: str, hidden: range) -> None:

@@ -142,10 +142,14 @@ def test_weights_are_those_of_the_model(made: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("scheme", "rule"), [("int4", presets.INT8_ROW), (None, INT4_16)], ids=["int4", "floats"])
-def test_other_schemes_and_caches(scheme: str | None, rule: Quantizer, folder: Path) -> None:
-    """Weights in groups of int4; and a model in floats, with keys and values in groups of int4."""
-    m = model("gemma", implementation="hop")
+@pytest.mark.parametrize(
+    ("scheme", "rule", "attention"),
+    [("int4", presets.INT8_ROW, "hop"), (None, INT4_16, "hop"), ("int8", presets.INT8_ROW, "hop_rotated")],
+    ids=["int4", "floats", "rotated"],
+)
+def test_other_schemes_and_caches(scheme: str | None, rule: Quantizer, attention: str, folder: Path) -> None:
+    """Weights in groups of int4; a model in floats, with keys and values in groups of int4; rotated keys."""
+    m = model("gemma", implementation=attention)
     m = m if scheme is None else hop.quantize_(m, scheme)
     cache = HopCache(m, LENGTH, rule)
     decoder = hop.compile_decode(m, LENGTH, batch_size=2, quantizer=rule, folder=folder)

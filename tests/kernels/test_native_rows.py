@@ -4,6 +4,7 @@ import unittest
 from typing import Any
 
 import torch
+from hop.hadamard import SIZES
 from parameterized import parameterized
 from torch import Tensor
 
@@ -23,7 +24,7 @@ OUTPUTS: dict[str, Any] = {
     },
     "static": presets.INT8_TENSOR_STATIC_AFFINE,
 }
-SHAPES = ((6, 40), (3, 5, 64), (2, 700), (1, 4100), (7,), (4, 1))
+SHAPES = ((6, 40), (3, 5, 64), (2, 700), (1, 4100), (3, 512), (7,), (4, 1))
 
 
 def nasty(shape: tuple[int, ...], kind: int, generator: torch.Generator) -> Tensor:
@@ -50,7 +51,9 @@ def calls(
 ) -> list[tuple[Any, Any, dict[str, Any]]]:
     weight, bias = torch.randn(2, shape[-1], generator=generator)
     last = [shape[-1]]
+    sizes = [size for size in SIZES if shape[-1] % size == 0]
     return [
+        *((torch.ops.hop.hadamard.default, (size,), {}) for size in {*sizes[:1], *sizes[-1:]}),
         (aten.gelu.default, (), {}),
         (aten.gelu.default, (), {"approximate": "tanh"}),
         (aten.exp.default, (), {}),
@@ -122,7 +125,7 @@ class TestRows(unittest.TestCase):
         q, generator, kind = OUTPUTS[name], torch.Generator().manual_seed(5), 0
         with levels.at(level):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                for shape in SHAPES[:4]:
+                for shape in SHAPES[:5]:
                     for op, args, kwargs in calls(shape, dtype, generator):
                         kind += 1
                         x = nasty(shape, kind % 8, generator).to(dtype)

@@ -267,6 +267,9 @@ class TestAttentionInAScheme(unittest.TestCase):
         got, weights = layer(x, x, x, **MASKS[mask] | {"need_weights": False})
         parts = [t.unflatten(-1, (4, 16)).transpose(1, 2) for t in layer.in_proj(x).chunk(3, -1)]
         quantizers = (ATTENDS[scheme].query, ATTENDS[scheme].key, ATTENDS[scheme].value)
+        if ATTENDS[scheme].rotated:
+            turned = [hop.scaled(torch.ops.hop.hadamard.default, torch.float32, t, 16) for t in parts[:2]]
+            parts = [*turned, parts[2]]
         codes = [t if q is None else hop.quantize(q, t) for q, t in zip(quantizers, parts, strict=True)]
         added = None
         if mask == "padding":
@@ -302,8 +305,9 @@ class TestAttentionInAScheme(unittest.TestCase):
         back = unfrozen.to_float()
         assert torch.equal(back(x, x, x)[0], floats()(x, x, x)[0])
 
-    def test_gradients_are_those_of_the_numbers(self):
-        layer, x = hop.nn.convert(floats(), "int8", attention="int8"), randn(2, 5, 64).requires_grad_()
+    @parameterized.expand([("int8",), ("int8_rotated",)])
+    def test_gradients_are_those_of_the_numbers(self, attention):
+        layer, x = hop.nn.convert(floats(), "int8", attention=attention), randn(2, 5, 64).requires_grad_()
         layer(x, x, x, need_weights=False)[0].square().sum().backward()
         assert x.grad is not None and layer.in_proj_weight.grad.norm() > 0
         other = x.detach().clone().requires_grad_()
@@ -311,8 +315,9 @@ class TestAttentionInAScheme(unittest.TestCase):
         assert other.grad is not None
         assert (x.grad - other.grad).norm() < 0.2 * other.grad.norm()
 
-    def test_compiled_and_exported(self):
-        layer, x = attending("int8"), randn(2, 5, 64)
+    @parameterized.expand([("int8",), ("int8_rotated",)])
+    def test_compiled_and_exported(self, attention):
+        layer, x = attending(attention), randn(2, 5, 64)
         with torch.no_grad():
             want = layer(x, x, x, need_weights=False)[0]
             compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -353,13 +358,24 @@ class TestAttentionInAScheme(unittest.TestCase):
             model = floats()
             with self.assertRaisesRegex(error, message):
                 hop.quantize_(model, "int8", attention=attention)
+        odd = hop.quantize_(nn.MultiheadAttention(10, 2), {"*": "int8"}, attention="int8_rotated")
+        with self.assertRaisesRegex(ValueError, "none of these divides its width, 5; take a scheme with rotated=False"):
+            odd(*[randn(3, 2, 10)] * 3, need_weights=False)
         for fields, error, message in (
+            (
+                (presets.INT8_ROW, presets.INT8_ROW, presets.INT8_ROW, 1),
+                TypeError,
+                "rotated must be True or False, got 1",
+            ),
             ((presets.INT8_ROW, None, presets.INT8_ROW), TypeError, "key must be a Quantizer, got None"),
             ((None, presets.INT8_TENSOR_STATIC, presets.INT8_ROW), ValueError, "static or delayed scales"),
         ):
             with self.assertRaisesRegex(error, message):
                 AttentionScheme(*fields)
-        assert AttentionScheme.parse(str(ATTENDS["FP8_ATTENTION"])) == ATTENDS["FP8_ATTENTION"]
+        for scheme in ATTENDS.values():
+            assert AttentionScheme.parse(str(scheme)) == scheme
+        plain, rotated = (ATTENDS[name] for name in ("INT8_ATTENTION", "INT8_ROTATED_ATTENTION"))
+        assert plain != rotated and "rotated" not in str(plain) and "rotated=True" in str(rotated)
 
 
 def _saved(layer: Any) -> io.BytesIO:

@@ -237,6 +237,66 @@ def test_saved_loaded_and_cast(name: str) -> None:
     assert same(own, other) and torch.equal(own(*part(9, 10, q, k, v)), other(*part(9, 10, q, k, v)))
 
 
+HADAMARD = torch.ops.hop.hadamard.default
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rotated_keys(name: str) -> None:
+    """Token by token the codes of all at once; queries are rotated each time, so that attention is that of rotated
+    tokens in a plain cache, and near that of the tokens as they are."""
+    rule, (q, k, v) = ALL[name], tokens()
+    own, plain, other = cache(rule, rotated=True), cache(rule), cache(rule)
+    turned = [hop.scaled(HADAMARD, torch.float32, t, WIDTH) for t in (q, k)]
+    for start, stop in itertools.pairwise(CHUNKS):
+        got = own(*part(start, stop, q, k, v))
+        assert torch.equal(got, plain(*part(start, stop, *turned, v)))
+        near = other(*part(start, stop, q, k, v))
+        assert not torch.equal(got, near) and float((got - near).norm() / near.norm()) < (0.3 if "4" in name else 0.1)
+    for mine, want in zip(stored(own.key), stored(plain.key), strict=True):
+        assert torch.equal(mine, want)
+    assert torch.equal(own.value.dequantize(), other.value.dequantize())
+    for mine, want in zip(own.slide(*part(0, 1, k, v), 4), plain.slide(*part(0, 1, turned[1], v), 4), strict=True):
+        assert all(map(torch.equal, stored(mine), stored(want)))
+    slots = torch.tensor([3])
+    assert all(
+        map(
+            torch.equal,
+            stored(own.put(*part(2, 3, k, v), slots, 4)[0]),
+            stored(plain.put(*part(2, 3, turned[1], v), slots, 4)[0]),
+        )
+    )
+
+
+@pytest.mark.parametrize("width", [24, 20, 512])
+def test_blocks_of_rotated_keys(width: int) -> None:
+    """The largest that divide a head."""
+    size = {24: 8, 20: 4, 512: 256}[width]
+    x = torch.randn(1, 1, 3, width, generator=torch.Generator().manual_seed(1))
+    own = KVCache((1, 1, 4, width), rotated=True)
+    assert int(own.rotation) == size and "rotated=True" in repr(own)
+    keys, _ = own.append(x, x)
+    want = hop.scaled(HADAMARD, presets.INT8_ROW, x, size)
+    assert torch.equal(keys.codes[:, :, :3], want.codes) and torch.equal(keys.scale[:, :, :3], want.scale)
+
+
+def test_rotated_keys_are_saved_as_such() -> None:
+    _, k, v = tokens()
+    own = cache(rotated=True)
+    own.append(k, v)
+    state = own.state_dict()
+    assert int(state["rotation"]) == WIDTH and "rotation" not in cache().state_dict()
+    again = cache(rotated=True)
+    again.load_state_dict(state)
+    assert same(own, again)
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match="key_codes are rotated, and this cache has rotated=False"):
+            cache().load_state_dict(state, strict=strict)
+        with pytest.raises(RuntimeError, match="key_codes are not rotated, and this cache has rotated=True"):
+            cache(rotated=True).load_state_dict(cache().state_dict(), strict=strict)
+    with pytest.raises(RuntimeError, match=r"attention\.key_codes are rotated"):
+        torch.nn.ModuleDict({"attention": cache()}).load_state_dict({f"attention.{n}": t for n, t in state.items()})
+
+
 class Sizes(TorchDispatchMode):
     """The elements of the largest float tensor that an operator makes."""
 
@@ -267,7 +327,7 @@ def test_compiled_once(name: str, backend: str) -> None:
     """As it fills, and beyond the window; the bits of eager mode, where sums are exact."""
     torch._dynamo.reset()
     q, k, v = tokens()
-    own, window = cache(ALL[name]), cache(ALL[name], 5)
+    own, window = cache(ALL[name], rotated=name != "int4"), cache(ALL[name], 5)
     counter = CompileCounterWithBackend(backend)
 
     def step(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,8 +349,8 @@ def test_compiled_once(name: str, backend: str) -> None:
 def test_exported(name: str) -> None:
     """With its buffers, which change; saved, loaded, and lowered."""
     q, k, v = tokens()
-    own, file = cache(ALL[name]), io.BytesIO()
-    program = torch.export.export(cache(ALL[name]), tuple(part(0, 1, q, k, v)))
+    own, file = cache(ALL[name], rotated=name != "int4"), io.BytesIO()
+    program = torch.export.export(cache(ALL[name], rotated=name != "int4"), tuple(part(0, 1, q, k, v)))
     torch.export.save(program, file)
     file.seek(0)
     loaded = torch.export.load(file)
@@ -306,10 +366,11 @@ def test_exported(name: str) -> None:
 
 def test_no_gradient_passes_into_it() -> None:
     q, k, v = tokens()
-    own = cache()
-    y = own(*part(0, 3, q.requires_grad_(), k.requires_grad_(), v.requires_grad_()))
-    y.sum().backward()
-    assert k.grad is None and v.grad is None and float(q.grad.norm()) > 0
+    for own in (cache(), cache(rotated=True)):
+        q.grad = None
+        y = own(*part(0, 3, q.requires_grad_(), k.requires_grad_(), v.requires_grad_()))
+        y.sum().backward()
+        assert k.grad is None and v.grad is None and float(q.grad.norm()) > 0
 
 
 SHAPE = (BATCH, GROUPS, LENGTH, WIDTH)
@@ -333,6 +394,8 @@ REFUSED: dict[str, Any] = {
         "both be of integers, or both of floats.*int8.*e4m3",
         lambda: KVCache(SHAPE, value_quantizer=presets.FP8_ROW),
     ),
+    "rotated": (TypeError, "rotated must be True or False, got 1", lambda: KVCache(SHAPE, rotated=1)),
+    "no block": (ValueError, "none of these divides its width, 33", lambda: KVCache((1, 1, 4, 33), rotated=True)),
     "batch": (ValueError, r"key must be .*\(2, 2, T, 32\).* got \(1, 2, 1, 32\)", lambda: appended(k=(1, 2, 1, 32))),
     "T": (ValueError, r"value must be .*one T.* got \(2, 2, 2, 16\)", lambda: appended(v=(2, 2, 2, 16))),
     "dimensions": (ValueError, r"key must be .* got \(2, 2, 32\)", lambda: appended(k=(2, 2, 32))),

@@ -396,6 +396,7 @@ SCALED = [
     ScaledOperator(
         "layer_norm", aten.layer_norm.default, (Q((3, 4, 6)), [6], P((6,)), P((6,))), output=_AFFINE, terms=1
     ),
+    ScaledOperator("hadamard", torch.ops.hop.hadamard.default, (Q((3, 4, 16), _AFFINE), 8), output=_ROW, terms=8),
     ScaledOperator(
         "attention",
         aten.scaled_dot_product_attention.default,

@@ -1,4 +1,5 @@
-"""scaled by the native kernels of rows: functions, gated products, norms and softmax, quantized in the same pass."""
+"""scaled by the native kernels of rows: functions, gated products, norms, softmax and Hadamard transforms, quantized in
+the same pass."""
 
 from typing import Any
 
@@ -10,7 +11,7 @@ from hop.compat.eager import OpOverload
 from hop.dispatch import plan
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
-from hop.dispatch.operators import FUNCTION, GATED, NORM, aten
+from hop.dispatch.operators import FUNCTION, GATED, NORM, TRANSFORM, aten
 from hop.dispatch.plan import Plan
 from hop.impls.scaled.calls import Call, compute_dtype, fitted, integer_function, values
 from hop.kernels.cpu import native, rows
@@ -34,6 +35,7 @@ _FUNCTIONS = {
     torch.ops.hop.silu_mul.default: "silu",
 }
 _LOG = (aten.log_softmax.int, aten._log_softmax.default)
+_LONGEST = 2**22  # elements of a row that is computed as a whole
 
 
 def function_of(call: Call) -> str:
@@ -49,6 +51,11 @@ def operation(call: Call) -> rows.Operation | str:
         slope = (*call.args, 0.01)[1] if name == "leaky_relu" else None
         return rows.Operation("gated" if family is GATED else "function", name, None if slope is None else float(slope))
     ndim = call.args[0].dim()
+    if family is TRANSFORM:
+        width = tracing.hints(call.args[0].shape[-1:])
+        if width is None or width[0] > _LONGEST:
+            return f"for rows of at most {_LONGEST} elements"
+        return rows.Operation("hadamard", number=float(call.args[1]), sums=1)
     if family is NORM:
         if call.op is aten.batch_norm.default:
             return "rows of batch_norm have no sums"

@@ -17,9 +17,9 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 class Operation:
     """What is computed of each row.
 
-    name: function, gated, layer_norm, rms_norm, softmax or log_softmax.
+    name: function, gated, layer_norm, rms_norm, softmax, log_softmax or hadamard.
     function: of function and gated.
-    number: eps, or a slope.
+    number: eps, a slope, or the size of blocks.
     sums: the last dimensions that are one row of what sums rows.
     """
 

@@ -1,0 +1,39 @@
+"""hop::hadamard, a transform that ATen lacks, so that hop.scaled can run it in a pass.
+
+    hop::hadamard(x, size)      x · H / √size of each block of the last dimension, H Hadamard's, in Sylvester's order
+
+The matrix is the product of log2(size) sparse ones, and so is what is computed: a stage makes of elements a and b that
+lie half a block apart a + b and a - b, each rounded, which then lie side by side; after the last the block is in order.
+So the order of the sums is fixed, for any number of rows. The product with 1 / √size comes last.
+
+H / √size is symmetric and orthogonal: the transform is its own inverse, and its own derivative.
+"""
+
+import torch
+from torch import Tensor
+
+from hop.numerics.hadamard import SIZES
+from hop.numerics.tables import float32
+
+_library = torch.library.Library("hop", "FRAGMENT")
+_library.define("hadamard(Tensor x, int size) -> Tensor", tags=(torch.Tag.flexible_layout,))
+
+
+def _hadamard(x: Tensor, size: int) -> Tensor:
+    if size not in SIZES or x.dim() == 0 or x.shape[-1] % size:
+        raise ValueError(
+            f"hop::hadamard: size must be one of {SIZES} that divides the last dimension of x, got {size} for a tensor "
+            f"of {tuple(x.shape)}; give such a size"
+        )
+    y = x.unflatten(-1, (-1, size))
+    for _ in range(size.bit_length() - 1):
+        a, b = y.chunk(2, -1)
+        y = torch.stack((a + b, a - b), -1).flatten(-2)
+    factor = size**-0.5
+    return (y * (factor if x.dtype == torch.float64 else float32(factor))).flatten(-2)
+
+
+for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # with the first alone, 2.15 loops under vmap, and warns
+    _library.impl("hadamard", _hadamard, _key)
+
+HADAMARD = torch.ops.hop.hadamard.default

@@ -1,0 +1,32 @@
+"""The Hadamard transform of blocks of the last dimension: sums and differences in float32, in the order of
+hop::hadamard (hop/dispatch/hadamard.py), and 1 / √size last. In float64 if the operand has that dtype.
+"""
+
+from torch import Tensor
+
+from hop.dispatch.operators import TRANSFORM
+from hop.impls.scaled.calls import Call, compute_dtype, values
+from hop.impls.scaled.family import Meaning, Places
+from hop.impls.scaled.native_rows import ROWS
+from hop.numerics.hadamard import SIZES
+
+
+def _check(call: Call) -> None:
+    x, size = call.args
+    if size not in SIZES or x.dim() == 0 or x.shape[-1] % size:
+        raise ValueError(
+            f"scaled: argument 'size' of {call.op} must be one of {SIZES} that divides the last dimension, got {size} "
+            f"for an operand of {tuple(x.shape)}; give such a size"
+        )
+
+
+def _transformed(call: Call) -> Tensor:
+    x, size = call.args
+    return call.op(values(x, compute_dtype(call)), size)
+
+
+def _places(call: Call, ndim: int) -> dict[int, Places]:
+    return {0: {d: d for d in range(ndim - 1)}}
+
+
+MEANINGS = {TRANSFORM: Meaning(_transformed, places=_places, check=_check, kernels=(ROWS,))}
