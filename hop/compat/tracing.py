@@ -1,7 +1,9 @@
 """make_fx and what it traces: nodes, and sizes that are symbols."""
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +35,25 @@ def trace_node(mode: ProxyTorchDispatchMode, hop: Any, args: tuple[Any, ...], kw
     proxy_args, proxy_kwargs = tree_map(mode.tracer.unwrap_proxy, (args, kwargs))
     proxy = mode.tracer.create_proxy("call_function", hop, proxy_args, proxy_kwargs, name=hop.name())
     return track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
+
+
+_describing = contextvars.ContextVar("describing", default=False)
+
+
+@contextlib.contextmanager
+def describing() -> Iterator[None]:
+    """A context in which results are wanted for their shapes, dtypes and strides alone, of tensors without values and
+    of sizes that are numbers: what has those of another, which takes fewer operators, may be given in its place."""
+    token = _describing.set(True)
+    try:
+        yield
+    finally:
+        _describing.reset(token)
+
+
+def is_describing() -> bool:
+    """Whether it is that context."""
+    return _describing.get()
 
 
 def is_exporting() -> bool:

@@ -99,7 +99,7 @@ def _run(operator: str, arguments: str, tensors: Sequence[Tensor], sizes: Sequen
 
 def _describe(operator: str, arguments: str, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
     args = [read(tensors, sizes) for read in _parsed(arguments)]
-    return [memory_format.dense(x) for x in _listed(operators[operator].reference(*args))]
+    return [memory_format.dense(x) for x in _listed(operators[operator].fake(*args))]
 
 
 _library.impl("run", _run, "CompositeExplicitAutograd")

@@ -51,7 +51,7 @@ class Hop(HigherOrderOperator):
         self.py_impl(TransformType.Vmap)(self._vmap_level)
         self.py_impl(tracing.ProxyTorchDispatchMode)(self._trace)
         self.py_functionalize_impl(self._functionalize)
-        eager.register_fake(self, self.fake)
+        eager.register_fake(self, self._describe)
         inductor.register_inductor_decomposition(self, self._lower)
         imports.when_imported("torch.distributed.tensor", self._register_dtensor)
         imports.when_imported("torch.utils.flop_counter", self._register_flop_counter)
@@ -173,6 +173,11 @@ class Hop(HigherOrderOperator):
         """What hop::run does in a compiled program: the call in eager mode, its arguments checked when traced."""
         with eager.below_autograd():
             return self._run(*args)
+
+    def _describe(self, /, *args: Any, **kwargs: Any) -> Any:
+        """`fake`, in a form that PyTorch keeps for the next call like it: a tensor, or a tuple of them."""
+        made = self.fake(*args, **kwargs)
+        return tuple(made) if isinstance(made, list) else made
 
     def _trace(self, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         return tracing.trace_node(mode, self, args, kwargs)

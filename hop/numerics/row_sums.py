@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hop.compat.export import is_lowering
+from hop.compat.tracing import is_describing
 
 BITS = 40
 """Below the largest magnitude of a row."""
@@ -41,12 +42,16 @@ def check(caller: str, op: Any, sizes: Sequence[Any]) -> None:
 def row_sum(x: Tensor, dims: Sequence[int]) -> Tensor:
     """Σ x over some dimensions, which stay with size 1; x float32, the sum float64: NaN where an element is not
     finite."""
+    if is_describing():
+        return _described(x, dims)
     unit = _unit(x, dims)
     return _added(x.to(torch.float64) * (2.0**BITS / unit), dims, unit)
 
 
 def row_sum_of_squares(x: Tensor, dims: Sequence[int]) -> Tensor:
     """Σ x², as `row_sum`."""
+    if is_describing():
+        return _described(x, dims)
     unit = _unit(x, dims)
     scaled = (x.to(torch.float64) * (2.0 ** (BITS // 2) / unit)).to(torch.float32)
     return _added((scaled * scaled).to(torch.float64), dims, unit * unit)
@@ -54,7 +59,12 @@ def row_sum_of_squares(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 def sum_of_fractions(x: Tensor, dims: Sequence[int]) -> Tensor:
     """Σ x, as `row_sum`, of numbers from 0 to 1, with 40 bits below 1. NaN counts as anything."""
-    return _added(x.to(torch.float64) * 2.0**BITS, dims)
+    return _described(x, dims) if is_describing() else _added(x.to(torch.float64) * 2.0**BITS, dims)
+
+
+def _described(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """A tensor like such a sum, without its values."""
+    return x.sum(list(dims), keepdim=True, dtype=torch.float64)
 
 
 def _added(scaled: Tensor, dims: Sequence[int], unit: Tensor | None = None) -> Tensor:

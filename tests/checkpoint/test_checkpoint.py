@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from parameterized import parameterized
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -443,7 +442,7 @@ class TestInterruption(unittest.TestCase):
     @unittest.skipUnless(hasattr(os, "fork"), "needs os.fork")
     def test_killed_before_each_call(self):
         with tempfile.TemporaryDirectory() as name:
-            mp.start_processes(killed_everywhere, args=(Path(name),), nprocs=1, join=True, start_method="spawn")
+            processes.start(killed_everywhere, (Path(name),), 1)
             for nth in range(1, LAST + 2):
                 self.check(Path(name) / str(nth), 1 if nth <= RENAMED else 2)
 

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import unittest
 from pathlib import Path
@@ -13,8 +11,7 @@ from parameterized import parameterized
 
 from hop.compat.patches import PATCHES
 from hop.compat.versions import TESTED
-
-ROOT = Path(__file__).parents[2]
+from tests.support import forks
 
 # By the name of a record: the body of a function that returns whether the fault shows, or raises where that is how.
 FAULTS = {
@@ -156,10 +153,11 @@ WHOLE = {name for name, fault in FAULTS.items() if PATCHES[name].changes is not 
 
 CHILD = """
 import contextlib, os, sys, warnings
-import torch, hop
+import torch, torch._functorch.config, hop
 from hop.compat.patches import PATCHES
 
 warnings.simplefilter("ignore")
+torch._functorch.config.enable_autograd_cache = True
 
 
 def one_process():
@@ -189,13 +187,8 @@ def shows(name: str, folder: Path, *, taken_back: bool) -> bool:
     """Whether the fault shows in a process of its own."""
     body = textwrap.indent(textwrap.dedent(FAULTS[name]), "    ")
     code = CHILD.format(body=body, taken_back=taken_back)
-    env = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"{taken_back}"),
-        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
-    }
-    call = [sys.executable, "-c", code, name, str(folder)]
-    done = subprocess.run(call, capture_output=True, text=True, env=env, timeout=600)
+    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / f"{taken_back}")}
+    done = forks.run(code, name, str(folder), env=env)
     if done.returncode == -signal.SIGSEGV and name in CRASHES and taken_back:
         return True
     assert done.returncode == 0, done.stderr[-2000:]

@@ -3,13 +3,10 @@
 import copy
 import math
 import os
-import subprocess
-import sys
 import tempfile
 import unittest
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +21,11 @@ import hop
 from hop import presets
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import table
+from tests.support import forks
 from tests.support.processes import run
 from tests.support.wire import Wire
 
 aten = torch.ops.aten
-ROOT = Path(__file__).parents[2]
 COLLECTIVES = {op for op in table.rules() if op.namespace in ("c10d", "_c10d_functional")}
 REFUSED = "DTensor cannot place a QuantizedTensor"
 FORMATS = tuple(presets.PRESETS.values())  # in every collective, and as the parts of DTensors in every way
@@ -394,10 +391,11 @@ class TestPad(unittest.TestCase):
 
 
 CACHED = """
-import os, sys, torch, hop
+import os, sys, torch, torch._functorch.config, hop
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+torch._functorch.config.enable_autograd_cache = True
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
@@ -459,8 +457,6 @@ class TestProcesses(unittest.TestCase):
 
 def _cached(name: str, folder: str) -> int:
     """How many programs a process of its own found in the cache."""
-    own = {"TORCHINDUCTOR_CACHE_DIR": folder, "TORCHINDUCTOR_AUTOGRAD_CACHE": "1", "PYTHONPATH": str(ROOT)}
-    call = [sys.executable, "-c", CACHED, name]
-    done = subprocess.run(call, capture_output=True, text=True, env=os.environ | own, timeout=120)
+    done = forks.run(CACHED, name, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder}, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     return int(done.stdout)

@@ -6,6 +6,8 @@ import sys
 import tempfile
 import unittest
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -121,11 +123,11 @@ MODELS = {
 
 
 class All(nn.Module):
-    """Every model as one program."""
+    """Models as one program: most of a package's minutes are those of its own C++, whatever is in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.models = nn.ModuleList(make() for make, _ in MODELS.values())
+        self.models = nn.ModuleList(models)
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
         return [y for model, x in zip(self.models, inputs, strict=True) for y in model(x)]
@@ -149,7 +151,7 @@ class TestPackages(unittest.TestCase):
     def test_equal_in_a_process_without_the_library(self):
         """As exported and as lowered to core ATen, for other batches than that of the example."""
         torch.manual_seed(0)
-        model = All().eval()
+        model = All(make() for make, _ in MODELS.values()).eval()
         batches = [[torch.randn(n, *shape) for _, shape in MODELS.values()] for n in (3, 8, 1)]
         batch = {0: torch.export.Dim("batch", min=1, max=64)}
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -179,30 +181,35 @@ class TestPackages(unittest.TestCase):
         if (missing := native.library().declines()) is not None:
             self.skipTest(missing)
         torch.manual_seed(0)
-        models = [*(make().eval() for make, _ in MODELS.values()), Packed().eval()]
+        models = [*(make() for make, _ in MODELS.values()), Packed()]
         shapes = [*(shape for _, shape in MODELS.values()), (64,)]
         batch = {0: torch.export.Dim("batch", min=1, max=64)}
-        batches = [[(torch.randn(n, *shape),) for n in (3, 8, 1)] for shape in shapes]
+        batches = [tuple(torch.randn(n, *shape) for shape in shapes) for n in (3, 8, 1)]
+
+        def kept(model: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> torch.export.ExportedProgram:
+            program = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
+            return hop.export.lower(program, native=True)
+
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for i, (model, inputs) in enumerate(zip(models, batches, strict=True)):
-                program = torch.export.export(model, inputs[0], dynamic_shapes=(batch,))
-                kept = hop.export.lower(program, native=True)
-                found = [str(n.target) for n in kept.graph.nodes if n.op == "call_function"]
+            for model, x in zip(models, batches[0], strict=True):
+                found = [str(n.target) for n in kept(model, (x,), (batch,)).graph.nodes if n.op == "call_function"]
                 assert any(name.startswith("hop_native.") for name in found), found
                 others = [name for name in found if "mm" in name or "aten.conv" in name or "higher_order" in name]
                 assert not others, others
-                path = torch._inductor.aoti_compile_and_package(kept, package_path=f"{folder}/{i}.pt2")
-                torch.save(inputs, f"{folder}/batches")
-                given = [f"{folder}/batches", hop.export.native_library(), path, f"{folder}/results"]
-                command = [sys.executable, "-c", RUN, *given]
-                done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)
-                assert done.stdout.strip() == "False"
-                for got, x in zip(torch.load(f"{folder}/results")[0], inputs, strict=True):
-                    want = model(*x)
-                    assert len(got) == len(want)
-                    for g, w in zip(got, want, strict=True):
-                        assert g.dtype == w.dtype and torch.equal(g, w), (i, found)
+            whole = All(models)
+            program = kept(whole, batches[0], ((batch,) * len(models),))
+            path = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/all.pt2")
+            torch.save(batches, f"{folder}/batches")
+            given = [f"{folder}/batches", hop.export.native_library(), path, f"{folder}/results"]
+            command = [sys.executable, "-c", RUN, *given]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)
+            assert done.stdout.strip() == "False"
+            for got, inputs in zip(torch.load(f"{folder}/results")[0], batches, strict=True):
+                want = whole(*inputs)
+                assert len(got) == len(want) == 2 * len(MODELS) + 6
+                for i, (g, w) in enumerate(zip(got, want, strict=True)):
+                    assert g.dtype == w.dtype and torch.equal(g, w), i
 
     @parameterized.expand(MODELS.items())
     def test_models_use_their_range(self, _name, model):

@@ -1,7 +1,6 @@
 """quantize_folder: what from_pretrained makes of the same folder, in little memory; killed, and finished."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -18,6 +17,7 @@ from parameterized import parameterized
 
 import hop
 from tests.integrations.models import IDS, NEEDED, QUIET, ROOT, llama
+from tests.support import forks
 from tests.support.files import InFolder
 
 for name in NEEDED:
@@ -150,14 +150,13 @@ class TestFolders(InFolder):
     def killed(self, times: int, seed: int) -> None:
         """Processes killed at random moments, each in a folder of its own and all in one: what is there is whole, or
         the next run makes it so, with the bytes of a run that nobody disturbs."""
-        context, rng = multiprocessing.get_context("forkserver"), random.Random(seed)
-        context.set_forkserver_preload(["hop.integrations", __name__])  # so that processes begin at once
+        rng = random.Random(seed)
         self.written("int8", shards="20KB")
         want = contents(self.out)
 
         def run(out: Path, seconds: float | None) -> float:
-            started = context.Event()
-            process = context.Process(target=quantizing, args=(self.floats, out, started))
+            started = forks.context.Event()
+            process = forks.context.Process(target=quantizing, args=(self.floats, out, started))
             process.start()
             assert started.wait(120)
             begin = time.perf_counter()

@@ -35,7 +35,7 @@ from hop.numerics.requantization import Division, FixedPoint, FloatMultiplier, R
 from hop.numerics.scale_rules import Found, Microscaling, Rule, Static
 from hop.tensor.quantized import operand
 from tests import levels
-from tests.support import scaled_oracles
+from tests.support import forks, scaled_oracles
 from tests.support.scaled_oracles import array, assert_bits
 
 aten = torch.ops.aten
@@ -494,8 +494,7 @@ class TestSafety(unittest.TestCase):
         code = "from hop.kernels import native as n; l = n.library(); print(l.declines(), l.off or l.path)"
 
         def run(path: str) -> subprocess.CompletedProcess:
-            env = {**os.environ, "HOP_NATIVE": path}
-            return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+            return forks.run(code, env={**os.environ, "HOP_NATIVE": path})
 
         assert run("off").stdout.strip() == "native kernels are switched off True"
         assert run("portable").stdout.strip() == "None portable"
@@ -532,24 +531,25 @@ class TestSafety(unittest.TestCase):
     def test_integers_without_vnni(self):
         """Where oneDNN's sums saturate, ours do not: eager, compiled, with and without native kernels."""
         code = (
-            "import torch, hop\n"
+            "import sys, torch, hop\n"
             "from hop.compat import eager\n"
+            "from hop.kernels.cpu import native\n"
             "a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((3, 33, 700), (3, 700, 17)))\n"
             "want = (a.long() @ b.long()).int()\n"
             "aten = torch.ops.aten\n"
-            "for f in (hop.out_dtype, torch.compile(hop.out_dtype, backend='aot_eager')):\n"
-            "    assert torch.equal(f(aten.mm.default, torch.int32, a[0], b[0]), want[0])\n"
-            "    assert torch.equal(f(aten.bmm.default, torch.int32, a, b), want)\n"
+            "for path in ('off', sys.argv[1]):\n"
+            "    torch._dynamo.reset()\n"
+            "    with native.use(path):\n"
+            "        for f in (hop.out_dtype, torch.compile(hop.out_dtype, backend='aot_eager')):\n"
+            "            assert torch.equal(f(aten.mm.default, torch.int32, a[0], b[0]), want[0])\n"
+            "            assert torch.equal(f(aten.bmm.default, torch.int32, a, b), want)\n"
             "print(eager.int_mm_is_exact())"
         )
         for level in levels.HERE[1:]:
-            for kernels in ("off", level):
-                env = {**levels.environment(level), "HOP_NATIVE": kernels}
-                done = subprocess.run(
-                    [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False
-                )
-                exact = "neon" in level or "vnni" in level or "bf16" in level or level == "amx"
-                assert done.stdout.strip() == str(exact), done.stderr
+            command, env = [sys.executable, "-c", code, level], levels.environment(level)
+            done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+            exact = "neon" in level or "vnni" in level or "bf16" in level or level == "amx"
+            assert done.stdout.strip() == str(exact), done.stderr
 
     def test_same_kernels(self):
         """Levels without kernels of their own run those of the one below."""

@@ -2,8 +2,6 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 import unittest
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from parameterized import parameterized
 
 from hop.kernels.cpu import native
+from tests.support import forks
 
 ROOT = Path(__file__).parents[2]
 NEEDS = {
@@ -39,8 +38,7 @@ class TestDocs(unittest.TestCase):
         for package in NEEDS.get(page.stem, ()):
             pytest.importorskip(package)
         code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
-        command = [sys.executable, "-W", "ignore", "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        done = forks.run(code)
         assert done.returncode == 0, done.stderr
         for line in re.findall(r"^# (.*)$", code, re.M):
             assert line in done.stdout, f"{line!r} not in {done.stdout!r}"
@@ -49,7 +47,8 @@ class TestDocs(unittest.TestCase):
         """The model in one line, and the operator."""
         blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[:2]
         code = "import torch; torch.manual_seed(0)\n" + "\n".join(blocks)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+        done = forks.run(code)
+        assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         report = next(i for i, line in enumerate(lines) if "parameters quantized (99.8 %)" in line)
         of_model, of_operator, explained = lines[report + 1 : report + 4]

@@ -14,7 +14,15 @@ from unittest import mock
 
 import pytest
 
+from tests.support import forks
+
 ROOT = Path(__file__).parents[2]
+RUN = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+sys.path.insert(0, "examples")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def example(name: str) -> Any:
@@ -27,8 +35,7 @@ def run(name: str, *arguments: str) -> tuple[str, dict[str, Any]]:
     """What an example prints, and what it writes."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "output.json")
-        command = [sys.executable, f"examples/{name}.py", *arguments, "--output", str(output)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        done = forks.run(RUN, f"examples/{name}.py", *arguments, "--output", str(output))
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, json.loads(output.read_text())
 

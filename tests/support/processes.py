@@ -1,4 +1,4 @@
-"""Checks in several processes: `run` spawns them, over Gloo, on a GPU over NCCL, and each calls the function."""
+"""Checks in several processes: `run` starts them, over Gloo, on a GPU over NCCL, and each calls the function."""
 
 import faulthandler
 import os
@@ -15,13 +15,17 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 
 from hop.distributed import gloo
+from tests.support import forks
 
 
 def run(check: Callable[[Any, int], None], world: int = 2, device: str = "cpu") -> None:
     """check(mesh, rank), a function of a module, in `world` processes of a mesh of one dimension."""
-    mp.start_processes(
-        _worker, args=(_free_port(), check, world, device), nprocs=world, join=True, start_method="spawn"
-    )
+    start(_worker, (_free_port(), check, world, device), world)
+
+
+def start(function: Callable[..., None], args: tuple[Any, ...], count: int) -> None:
+    """function(rank, *args) in `count` processes; raises as torch.multiprocessing does where one fails."""
+    mp.start_processes(function, args=args, nprocs=count, join=True, start_method=forks.context.get_start_method())
 
 
 def _free_port() -> int:

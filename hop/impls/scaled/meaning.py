@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hop.compat import tracing
 from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import SCALED, Family
@@ -44,10 +45,19 @@ def of(call: Call) -> Meaning:
 
 def reference(call: Call) -> Any:
     """What scaled returns: a tensor, or the buffers of a quantized one."""
-    if by_sum(call.output):
+    if by_sum(call.output) and not tracing.is_describing():
         return requantized(call, exact(call))
     known = of(call).buffers(call)
     return finish(call, real(call)) if known is None else known
+
+
+def described(call: Call) -> Any:
+    """What the reference gives, of tensors without values: from fewer operators, which leave out scales, groups and
+    the arithmetic of functions. Where a size is a symbol, it is the reference itself, with the guards that it takes."""
+    if not all(isinstance(n, int) for x in tensors(call.args) for n in x.shape):
+        return reference(call)
+    with tracing.describing():
+        return reference(call)
 
 
 def real(call: Call) -> Tensor:

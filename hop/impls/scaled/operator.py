@@ -49,6 +49,10 @@ class ScaledBuffers(Hop):
         scale, zero_point, *encoded = args
         return meaning.reference(_call(op, output, scale, zero_point, encoded, kwargs))
 
+    def fake(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Any:
+        scale, zero_point, *encoded = args
+        return meaning.described(_call(op, output, scale, zero_point, encoded, kwargs))
+
     def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
         scale, zero_point, *encoded = args
         call = _call(op, output, scale, zero_point, encoded, kwargs)

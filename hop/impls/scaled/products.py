@@ -35,6 +35,8 @@ class Sum(NamedTuple):
 
     def real(self) -> Tensor:
         """(float32(total) · lhs) · rhs, less (float32(rows) · lhs) · offset."""
+        if tracing.is_describing():
+            return self.total.to(torch.float32)
         product = self.total.to(torch.float32) * self.lhs * self.rhs
         if self.rows is None or self.offset is None:
             return product
@@ -150,11 +152,14 @@ def has_wide_sums(*operands: Operand) -> bool:
 
 
 def sums(call: Call) -> list[Sum]:
-    """The sums of a product of integer operands, a group after the other."""
+    """The sums of a product of integer operands, a group after the other. Those that are described are one, whose
+    scales have no form yet."""
     lhs, rhs = (plain(call.find(role), usage(call, role)) for role in (LHS, RHS))
     exactly = _exactly_wide if has_wide_sums(lhs, rhs) else _exactly
     if call.roles.family is CONVOLUTION:
         total = product(call, centered(lhs), centered(rhs), exactly)
+        if tracing.is_describing():
+            return [Sum(total, lhs.scale, rhs.scale)]
         return [Sum(total, batch_scale(lhs), channel_scale(call, rhs))]
     takes_vectors = call.op in (aten.matmul.default, aten.linear.default)
     row, column = (takes_vectors and g.dim() == 1 for g in (lhs, rhs))
@@ -165,6 +170,8 @@ def sums(call: Call) -> list[Sum]:
     a, b, along = centered(lhs), centered(rhs), call.roles.rhs_sums
     if min(a.dim(), b.dim()) < 2:
         product(call, a, b, exactly)  # has PyTorch's words for it
+    if tracing.is_describing():
+        return [_without(Sum(product(call, a, b, exactly), lhs.scale, rhs.scale), row, column)]
     for start, length, of_lhs, of_rhs in groups(lhs, rhs, along):
         own = cut(a, -1, start, length)
         found.append(
