@@ -110,8 +110,11 @@ class KVCache(Float32State):
         Raises:
             ValueError: a shape does not fit; or, in eager mode on the CPU, a position.
         """
-        new = self._quantized(key, value)
-        return self._written(new, *self._places(key.shape[_TOKENS], positions))
+        new, count = self._quantized(key, value), key.shape[_TOKENS]
+        if positions is None and self._is_known():
+            self._put(new, self._fitting(count), count)
+            return self.key, self.value
+        return self._written(new, *self._places(count, positions))
 
     @torch.no_grad()
     def slide(self, key: Tensor, value: Tensor, size: int | None = None) -> tuple[QuantizedTensor, QuantizedTensor]:
@@ -129,6 +132,10 @@ class KVCache(Float32State):
         size = self.shape[_TOKENS] if size is None else size
         if not 0 <= size <= self.shape[_TOKENS]:
             raise ValueError(f"KVCache: size must be from 0 to the length, {self.shape[_TOKENS]}, got {size}")
+        if self._is_known() and (at := int(self.length)) + count <= size and size + count <= self.shape[_TOKENS]:
+            self._put(new, at, count)  # no token moves
+            held = {of: {name: self._first(of, name, size + count) for name in buffers} for of, buffers in new.items()}
+            return self._tensor("key", held["key"]), self._tensor("value", held["value"])
         held, gone = self.length.clamp(max=size), (self.length - size).clamp(min=0)
         order = (gone + torch.arange(size, device=device)) % max(size, 1)
         places, last = held + torch.arange(count, device=device), min(count, size)
@@ -242,6 +249,31 @@ class KVCache(Float32State):
         make = QuantizedTensor if torch.compiler.is_compiling() else QuantizedTensor.fitting  # Dynamo knows the class
         return make(buffers, self.quantizers[of], shape, self.dtype)
 
+    def _first(self, of: str, name: str, count: int) -> Tensor:
+        """The first `count` tokens of a buffer."""
+        own: Tensor = getattr(self, f"{of}_{name}")
+        return own if own.shape[_TOKENS] == count else own.narrow(_TOKENS, 0, count)
+
+    def _is_known(self) -> bool:
+        """Whether the length is a number at no cost."""
+        return not torch.compiler.is_compiling() and eager.is_plain_eager() and self.length.device.type == "cpu"
+
+    def _fitting(self, count: int) -> int:
+        """The length, which is known, before `count` further tokens, for which there must be room."""
+        size, least = self.shape[_TOKENS], int(self.length)
+        if least + count > size:
+            raise ValueError(
+                f"KVCache: {count} tokens after {least} do not fit into a length of {size}; make a longer cache"
+            )
+        return least
+
+    def _put(self, new: dict[str, dict[str, Tensor]], at: int, count: int) -> None:
+        """Write `count` further tokens, side by side."""
+        for of, buffers in new.items():
+            for name, t in buffers.items():
+                getattr(self, f"{of}_{name}").narrow(_TOKENS, at, count).copy_(t)
+        self.length.add_(count)
+
     def _written(
         self, new: dict[str, dict[str, Tensor]], places: Tensor, length: Tensor
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
@@ -273,13 +305,10 @@ class KVCache(Float32State):
 
     def _places(self, count: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """The positions of `count` tokens, and the length with them."""
-        size = self.shape[_TOKENS]
-        known = not torch.compiler.is_compiling() and eager.is_plain_eager() and self.length.device.type == "cpu"
+        size, known = self.shape[_TOKENS], self._is_known()
         if positions is None:
-            if known and (least := int(self.length)) + count > size:
-                raise ValueError(
-                    f"KVCache: {count} tokens after {least} do not fit into a length of {size}; make a longer cache"
-                )
+            if known:
+                self._fitting(count)
             return self.length + torch.arange(count, device=self.length.device), self.length + count
         if positions.dtype != torch.int64 or tuple(positions.shape) != (count,):
             raise ValueError(
