@@ -92,8 +92,10 @@ HOP_ALONE void of_steps(const Codes<F::kBits>& codes, const Steps<F>& steps, con
 // The results of a row of x by 16 rows of the weight, whose terms lie `apart`.
 HOP_ALONE inline void add_up(const float* terms, int64_t apart, int64_t count, float* results) {
     alignas(64) float square[16 * kColumns];
+    constexpr int64_t few = 4;  // that are added one by one in less time than 16 are turned
     Lanes y{};
-    for (int64_t first = 0; first < count; first += 16) {
+    int64_t first = 0;
+    for (; first < count && (!first || count - first > few); first += 16) {
         turn(terms + first, apart * 4, square);
         for (int64_t step = 0; step < 16 && step < count - first; ++step) {
             const Lanes own = load(square + step * kColumns);
@@ -101,6 +103,8 @@ HOP_ALONE inline void add_up(const float* terms, int64_t apart, int64_t count, f
         }
     }
     store(results, y);
+    for (int64_t step = first; step < count; ++step)
+        for (int64_t j = 0; j < kColumns; ++j) results[j] += terms[j * apart + step];
 }
 
 template <class F, int M>
