@@ -139,7 +139,7 @@ def test_native(name: str, left: str):
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_0", "Q8_0", "pairs", "pairs of bytes"])
 @pytest.mark.parametrize("k", [128, 160, 384, 640, 1152])
 def test_rows_that_end_within_a_register(name: str, k: int):
-    """Of whole blocks, so that one register holds the end of a row and the beginning of the next, and of parts of one."""
+    """Of whole blocks, so that a register holds the end of a row and the beginning of the next, and of parts of one."""
     if "pairs" in name:
         k = math.lcm(k, 192)  # whole outer scales
     for seed, (m, n) in enumerate(((1, 16), (2, 33), (4, 40), (6, 16))):

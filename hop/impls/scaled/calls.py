@@ -14,7 +14,7 @@ from hop.numerics import copies
 from hop.numerics.formats import Codebook, Float, Integer
 from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
-from hop.numerics.stored_scales import StoredScales
+from hop.numerics.stored_scales import has_whole_numbers
 
 Output = torch.dtype | Quantizer
 OUTPUT_NAMES = ("output_scale", "output_zero_point")
@@ -72,9 +72,7 @@ def has_stored_sums(call: Call) -> bool:
     if call.roles.family is not MATRIX or not is_integer(lhs) or not isinstance(rhs, Operand) or rhs.dim() != 2:
         return False
     q = rhs.quantizer
-    if q.format.is_integer:
-        return q.scale.is_compound and not q.flat
-    return type(q.scale) is StoredScales and not q.flat and q.layout is None and q.format.is_whole
+    return (q.format.is_integer and q.scale.is_compound and not q.flat) or has_whole_numbers(q)
 
 
 _KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}
