@@ -66,9 +66,9 @@ def load_model(
         path: of a GGUF file, or of a folder.
         dtype: of what is no code, and in which quantized weights appear. None for that of config.json; float32 of GGUF.
         pack: whether weights are laid out for the kernels of this machine; hop.nn.freeze says more.
-        activations: what quantizes the input of linear layers whose weights are integers, in each call, such as
-            hop.presets.INT8_32: products are then those of integers, in less time, and results are others than the
-            file's numbers give. Layers of other weights (IQ4_NL, MXFP4, fp8, ...) take floats. None for floats in all.
+        activations: what quantizes the input of linear layers whose weights are integers times scales, in each call,
+            such as hop.presets.INT8_32: products are then those of integers, in less time, and results are others than
+            the file's numbers give. Layers of other weights (NF4, fp8, ...) take floats. None for floats in all.
 
     Returns:
         The model. `save_pretrained` writes what `from_pretrained` reads where hop.integrations is imported.
@@ -208,7 +208,7 @@ def _rules(
     quantizers: Mapping[str, Quantizer], floats: list[str], activations: Quantizer | None
 ) -> list[tuple[str, Scheme | None]]:
     """The schemes of layers by name, that of most of them last, as the rule for all others."""
-    schemes = {q: Scheme(activations if q.format.is_integer else None, q) for q in quantizers.values()}
+    schemes = {q: Scheme(activations if q.format.is_whole else None, q) for q in quantizers.values()}
     ((most, _),) = Counter(quantizers.values()).most_common(1)
     others = [(name, schemes[q]) for name, q in quantizers.items() if q != most]
     return [*others, *((name, None) for name in floats), ("*", schemes[most])]

@@ -136,6 +136,10 @@ class KVCache(Float32State):
         size = self.shape[_TOKENS] if size is None else size
         if not 0 <= size <= self.shape[_TOKENS]:
             raise ValueError(f"KVCache: size must be from 0 to the length, {self.shape[_TOKENS]}, got {size}")
+        if self._is_known() and (at := int(self.length)) + count <= size and size + count <= self.shape[_TOKENS]:
+            self._written(new, at, at + count)  # no token moves
+            key_of, value_of = ({n: self._first(of, n, size + count) for n in buffers} for of, buffers in new.items())
+            return self._tensor("key", key_of), self._tensor("value", value_of)
         held, gone = self.length.clamp(max=size), (self.length - size).clamp(min=0)
         order = (gone + torch.arange(size, device=device)) % max(size, 1)
         places, last = held + torch.arange(count, device=device), min(count, size)
@@ -269,6 +273,15 @@ class KVCache(Float32State):
             return QuantizedTensor.fresh(tuple(buffers), tuple(buffers.values()), q, shape, self.dtype)
         return QuantizedTensor.fitting(buffers, q, shape, self.dtype)
 
+    def _first(self, of: str, name: str, count: int) -> Tensor:
+        """The first `count` tokens of a buffer."""
+        own: Tensor = getattr(self, f"{of}_{name}")
+        return own if own.shape[_TOKENS] == count else own.narrow(_TOKENS, 0, count)
+
+    def _is_known(self) -> bool:
+        """Whether the length is a number at no cost."""
+        return not torch.compiler.is_compiling() and eager.is_plain_eager() and self.length.is_cpu
+
     def _written(
         self, new: dict[str, dict[str, Tensor]], places: Tensor | int, length: Tensor | int
     ) -> tuple[QuantizedTensor, QuantizedTensor]:
@@ -310,8 +323,7 @@ class KVCache(Float32State):
     def _places(self, count: int, positions: Tensor | None) -> tuple[Tensor | int, Tensor | int]:
         """The positions of `count` tokens, and the length with them; as numbers, the first one's and the length, where
         these are known and the tokens follow each other."""
-        size = self.key_codes.shape[_TOKENS]
-        known = not torch.compiler.is_compiling() and eager.is_plain_eager() and self.length.is_cpu
+        size, known = self.key_codes.shape[_TOKENS], self._is_known()
         if positions is None:
             if known:
                 least = int(self.length)

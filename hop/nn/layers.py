@@ -7,13 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from hop.compat.eager import OpOverload
+from hop.compat.profiling import is_unwatched
+from hop.impls.quantize import quantize
 from hop.impls.quantized import Scales
 from hop.impls.quantized.contract import Options
 from hop.impls.quantized.linear import linear
-from hop.nn.contexts import INPUT, OUTPUT, WEIGHT, SchemeNeeds
+from hop.impls.scaled import scaled
+from hop.nn.contexts import INPUT, OUTPUT, WEIGHT, SchemeNeeds, active
 from hop.nn.layer import Layer
 from hop.nn.sharing import Source
 from hop.nn.transforms import InputTransform
+from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 
 aten = torch.ops.aten
@@ -65,7 +69,31 @@ class Linear(Layer, nn.Linear):
         super()._begin(scheme, learn_scales)
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.frozen and not (torch.compiler.is_compiling() or torch.is_grad_enabled()) and is_unwatched():
+            return self._multiplied(self.transformed(input))
         return self._compute(self.transformed(input))
+
+    def _multiplied(self, x: Any) -> Any:
+        """What `_compute` gives of codes where nothing watches the call, in fewer steps of Python."""
+        needs, weight = active(self._own), self._parameters.get(WEIGHT)
+        scheme, rare = needs.settled, needs.needs or self._norms or self.in_floats
+        if scheme is None or weight is None or scheme.output is not None or rare:
+            return self._compute(x)
+        q = scheme.lhs
+        if type(x) is not Tensor:
+            if q is None or getattr(x, "quantizer", None) != q:
+                return self._compute(x)
+        elif q is not None:
+            found = self._codes_of(q, x)
+            x = quantize(q, x) if found is x else found
+        if x.dtype != weight.dtype:
+            return self._compute(x)
+        return scaled(aten.linear.default, x.dtype, x, weight, self._parameters["bias"])
+
+    def _codes_of(self, q: Quantizer, x: Any) -> Any:
+        """x as others have quantized it, or will; or itself."""
+        codes, shared = Source.codes(q, x), self.shared_input
+        return codes if codes is not None else x if shared is None else shared.codes(self, q, x)
 
     def transformed(self, x: Tensor) -> Tensor:
         """The input as it is quantized."""
@@ -125,10 +153,9 @@ class Linear(Layer, nn.Linear):
     def _run(self, op: OpOverload, scheme: Scheme, args: tuple[Any, ...], scales: Scales) -> Any:
         if self.frozen:  # nothing to save for a gradient of the weight
             x, *others = args
-            q, shared = scheme.lhs, self.shared_input
+            q = scheme.lhs
             if q is not None and q.scale.missing() is None and not torch.compiler.is_compiling():
-                codes = Source.codes(q, x)
-                x = codes if codes is not None else x if shared is None else shared.codes(self, q, x)
+                x = self._codes_of(q, x)
             return super()._run(op, scheme, (x, *others), scales)
         if self.norm is not None or scheme.adds_noise():  # what is multiplied is made anew, and its gradient goes on
             if getattr(self.weight, "main_grad", None) is not None:

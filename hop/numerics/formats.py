@@ -11,6 +11,7 @@ A float format with sign s, exponent e of E bits and mantissa m of M bits, bias 
 Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0; ggml for IQ4_NL.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -135,6 +136,11 @@ class Format(Value):
     def parts(self) -> tuple[int, ...]:
         """The bits of each part of a code: of a float sign, exponent and mantissa."""
         return (self.bits,)
+
+    @functools.cached_property
+    def is_whole(self) -> bool:
+        """Whether its numbers are integers: where its codes are others, of 8 bits."""
+        return self.is_integer or all(x.is_integer() and -128 <= x <= 127 for x in map(float, self.numbers))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from hop.numerics import presets, spelling
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import Value
+from hop.numerics.stored_scales import has_whole_numbers
 
 STE, ORIGINAL, QUANTIZED = "ste", "original", "quantized"
 BACKWARDS = (STE, ORIGINAL, QUANTIZED)
@@ -97,6 +98,8 @@ class Scheme(Value):
         """Raise unless numbers of these formats are multiplied by each other."""
         given = {name: q for name in ("lhs", "rhs", "grad") if (q := getattr(self, name)) is not None}
         formats = [q.format for q in given.values()]
+        if self.lhs is not None and self.rhs is not None and self.grad is None:
+            formats[1] = self.lhs.format if has_whole_numbers(self.rhs) else self.rhs.format
         if len(given) > 1 and not (all(f.is_integer for f in formats) or all(f.is_float for f in formats)):
             raise ValueError(
                 "Scheme: integers are multiplied by integers, floats by floats, and codebooks by plain floats; got "

@@ -221,3 +221,9 @@ def _as(number: Tensor, dtype: torch.dtype, parts: Blocks) -> Tensor:
 def _over(x: Tensor, number: float) -> Tensor:
     """x / number, correctly rounded."""
     return x / torch.full_like(x, number)
+
+
+def has_whole_numbers(q: Any) -> bool:
+    """Whether the elements of a quantizer are integers times stored scales, by codes that are others, as IQ4_NL's."""
+    is_stored = type(q.scale) is StoredScales and not q.flat and q.layout is None
+    return is_stored and q.format.is_whole and not q.format.is_integer

@@ -46,10 +46,10 @@ HOP_INLINE void interleave(const int8_t* const rows[4], uint8_t* to) {
 #endif
 }
 
-// Columns are channels: four tokens of a channel are brought side by side.
-static void pack_values(const int8_t* v, int64_t stride, int64_t tokens, int64_t width, int64_t quads_of, uint8_t* out) {
+// Columns are channels: four tokens of a channel are brought side by side, in the first `quads` of `quads_of`.
+static void pack_values(const int8_t* v, int64_t stride, int64_t tokens, int64_t width, int64_t quads, int64_t quads_of, uint8_t* out) {
     int8_t part[4][kLanes];
-    for (int64_t c = 0; c < quads_of; ++c) {
+    for (int64_t c = 0; c < quads; ++c) {
         for (int64_t p = 0; p < line_count(width); ++p) {
             const int64_t there = least(kLanes, width - p * kLanes);
             const int8_t* rows[4];

@@ -45,6 +45,27 @@ struct AttentionRow {
     float scale;
 };
 
+// How many keys a row may see: up to the last that a mask of booleans leaves, of whose row `mask` is the start.
+static int64_t seen(const uint8_t* mask, int64_t keys) {
+    constexpr int64_t word = sizeof(uint64_t);
+    for (; keys >= word; keys -= word) {
+        uint64_t own;
+        std::memcpy(&own, mask + keys - word, word);
+        if (own) break;
+    }
+    while (keys && !mask[keys - 1]) --keys;
+    return keys;
+}
+
+static AttentionRow row_of(const AttentionCall& c, int64_t batch, int64_t head, int64_t query) {
+    const hop_attention& a = c.a;
+    const float* scale = c.q_scale + batch * a.q_scale_stride[0] + head * a.q_scale_stride[1];
+    AttentionRow r{head, query, a.is_causal ? least(query + 1, a.keys) : a.keys, scale[query * a.q_scale_stride[2]] * a.scale};
+    if (a.mask == HOP_MASK_BOOL)
+        r.keys = seen(static_cast<const uint8_t*>(c.mask) + batch * a.mask_stride[0] + head * a.mask_stride[1] + query * a.mask_stride[2], r.keys);
+    return r;
+}
+
 // ---- products
 
 // The first `count` of `quads_of` quads of a line.
@@ -203,13 +224,15 @@ static void attend_block(const AttentionCall& c, const AttentionRoom& room, int6
 
 // ---- heads
 
-static void take_head(const AttentionCall& c, AttentionRoom& room, int64_t batch, int64_t head) {
+// Brings to lines what rows of `seen` keys at most read.
+static void take_head(const AttentionCall& c, AttentionRoom& room, int64_t batch, int64_t head, int64_t seen) {
     const hop_attention& a = c.a;
     const int64_t tokens = room.lines * kLanes, channels = AttentionRoom::value_lines(a) * kLanes;
-    pack_keys(c.k + batch * a.k_stride[0] + head * a.k_stride[1], a.k_stride[2], a.keys, a.width, room.lines, room.keys);
-    sum_keys(room.keys, room.quads_of_keys, room.lines, room.corrections);
-    pack_values(c.v + batch * a.v_stride[0] + head * a.v_stride[1], a.v_stride[2], a.keys, a.value_width, room.quads_of_values,
-                room.values);
+    const int64_t lines = divide_up(line_count(seen), kLinesAtOnce) * kLinesAtOnce;
+    pack_keys(c.k + batch * a.k_stride[0] + head * a.k_stride[1], a.k_stride[2], seen, a.width, lines, room.keys);
+    sum_keys(room.keys, room.quads_of_keys, lines, room.corrections);
+    pack_values(c.v + batch * a.v_stride[0] + head * a.v_stride[1], a.v_stride[2], seen, a.value_width, lines * kLanes / 4,
+                room.quads_of_values, room.values);
     if (AttentionRoom::value_lines(a) != line_count(a.value_width)) {
         const int64_t done = line_count(a.value_width) * room.quads_of_values * kLine;
         std::memset(room.values + done, 0, room.sizes[1] - size_t(done));
@@ -253,18 +276,18 @@ static int attend(const AttentionCall& c) {
         room.lie(memory);
         for (int64_t item, end; queue.take(item, end);) {
             const int64_t batch = item / parts / a.key_heads, head = item / parts % a.key_heads;
-            take_head(c, room, batch, head);
-            const int64_t last = least(all_rows, (item % parts + 1) * per_part);
-            for (int64_t at = item % parts * per_part; at < last; at += room.rows) {
+            const int64_t first = item % parts * per_part, last = least(all_rows, first + per_part);
+            const auto own = [&](int64_t at) { return row_of(c, batch, head * groups + at / a.queries, at % a.queries); };
+            int64_t most = 0;
+            for (int64_t at = first; at < last && most < a.keys; ++at) {
+                const int64_t keys = own(at).keys;
+                most = keys > most ? keys : most;
+            }
+            take_head(c, room, batch, head, most);
+            for (int64_t at = first; at < last; at += room.rows) {
                 AttentionRow row[AttentionRoom::kMost];
                 const int rows = int(least(room.rows, last - at));
-                for (int i = 0; i < rows; ++i) {
-                    AttentionRow& r = row[i];
-                    r.head = head * groups + (at + i) / a.queries, r.query = (at + i) % a.queries;
-                    r.keys = a.is_causal ? least(r.query + 1, a.keys) : a.keys;
-                    const float* scale = c.q_scale + batch * a.q_scale_stride[0] + r.head * a.q_scale_stride[1];
-                    r.scale = scale[r.query * a.q_scale_stride[2]] * a.scale;
-                }
+                for (int i = 0; i < rows; ++i) row[i] = own(at + i);
                 attend_block(c, room, batch, row, rows);
             }
         }

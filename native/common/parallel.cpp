@@ -75,13 +75,33 @@ void use_huge_pages(void* data, size_t bytes) {
 #endif
 }
 
+#if defined(__linux__)
+namespace {
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
+constexpr size_t kSmall = size_t(32) << 10;
+
+// A page for each 2 MB that a smaller tensor lies in, with what lies beside it there. Where the memory is not all in use by
+// the process, the system leaves it as it is.
+void gather_around(uintptr_t begin, uintptr_t end) {
+    constexpr size_t kSeen = 4096;
+    static std::atomic<uintptr_t> seen[kSeen];
+    for (uintptr_t at = begin / kHuge; at <= (end - 1) / kHuge; ++at) {
+        auto& slot = seen[at % kSeen];
+        if (slot.load(std::memory_order_relaxed) == at) continue;
+        slot.store(at, std::memory_order_relaxed);
+        madvise(reinterpret_cast<void*>(at * kHuge), kHuge, kCollapse);
+    }
+}
+}  // namespace
+#endif
+
 void gather_pages(const void* data, size_t bytes) {
 #if defined(__linux__)
-    constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
     constexpr size_t kSeen = 1024;
     static std::atomic<uint64_t> seen[kSeen];
-    if (bytes < 2 * kHuge) return;
     const auto at = reinterpret_cast<uintptr_t>(data);
+    if (bytes < kSmall) return;
+    if (bytes < 2 * kHuge) return gather_around(at, at + bytes);
     const uint64_t mark = static_cast<uint64_t>(at) * 31 + bytes;
     auto& slot = seen[(at >> 12) % kSeen];
     if (slot.load(std::memory_order_relaxed) == mark) return;

@@ -5,13 +5,14 @@
 template <class F>
 struct Steps {
     static constexpr int64_t kUnit = F::kPairs ? 16 : 32, kBlocks = F::kPairs ? 2 : 4;  // of 16 units
-    int64_t chunks, units, padded, step, count, each, bytes;
+    static constexpr int64_t kMore = 3 * kBlock;  // codes of a row again, behind its end: 16 units may begin near to it
+    int64_t chunks, units, padded, held, step, count, each, bytes;
 
     explicit Steps(const hop_group_product& p)
-        : chunks(p.k / kChunk), units(p.k / kUnit), padded((units + 15) / 16 * 16), step(step_of(p)),
+        : chunks(p.k / kChunk), units(p.k / kUnit), padded((units + 15) / 16 * 16), held(padded + 16), step(step_of(p)),
           count((p.k + step - 1) / step), each(step / kUnit), bytes((p.k + kBlock - 1) / kBlock * kBlock) {}
 
-    int64_t of_row() const { return bytes + 3 * padded * 4; }
+    int64_t of_row() const { return bytes + kMore + 3 * held * 4; }
     static int64_t step_of(const hop_group_product& p) {
         const int64_t own = p.x_group && p.x_group < p.k ? p.x_group : p.k;
         return own < p.scales.group ? own : p.scales.group;
@@ -19,7 +20,7 @@ struct Steps {
 };
 
 // A row of x: codes, and of each step what is added to the sums of bytes from 0 up, the scale, and the scale times the sum of
-// codes.
+// codes. All of them come again behind the last.
 struct RowOfCodes {
     const int8_t* codes;
     const int32_t* added;
@@ -35,16 +36,16 @@ public:
 
     RowOfCodes operator[](int64_t i) const {
         const char* at = memory_ + i * steps_.of_row();
-        const auto* numbers = reinterpret_cast<const float*>(at + steps_.bytes);
-        return {reinterpret_cast<const int8_t*>(at), reinterpret_cast<const int32_t*>(numbers), numbers + steps_.padded, numbers + 2 * steps_.padded};
+        const auto* numbers = reinterpret_cast<const float*>(at + steps_.bytes + steps_.kMore);
+        return {reinterpret_cast<const int8_t*>(at), reinterpret_cast<const int32_t*>(numbers), numbers + steps_.held, numbers + 2 * steps_.held};
     }
 
     // Row `row` of x becomes row i.
     HOP_ALONE void prepare(int64_t row, int64_t i, const Order<F::kBits>& order) const {
         char* at = memory_ + i * steps_.of_row();
         auto* codes = reinterpret_cast<int8_t*>(at);
-        auto* added = reinterpret_cast<int32_t*>(at + steps_.bytes);
-        auto *scale = reinterpret_cast<float*>(added + steps_.padded), *sum = scale + steps_.padded;
+        auto* added = reinterpret_cast<int32_t*>(at + steps_.bytes + steps_.kMore);
+        auto *scale = reinterpret_cast<float*>(added + steps_.held), *sum = scale + steps_.held;
         const int8_t* own = x_ + row * p_.k;
         int64_t k = 0;
         for (; k + kBlock <= p_.k; k += kBlock) order(own + k, codes + k);
@@ -53,6 +54,7 @@ public:
             std::memcpy(last, own + k, static_cast<size_t>(p_.k - k));
             order(last, codes + k);
         }
+        for (k = 0; k < steps_.kMore; k += kBlock) std::memcpy(codes + steps_.bytes + k, codes + k % steps_.bytes, kBlock);
         for (int64_t s = 0; s < steps_.count; ++s) {
             uint32_t total = 0;
             const int64_t first = s * steps_.step, last = first + steps_.step < p_.k ? first + steps_.step : p_.k;
@@ -65,7 +67,8 @@ public:
             scale[s] = scales_[row * of_row_ + first / own_];
             sum[s] = static_cast<float>(static_cast<int32_t>(total)) * scale[s];
         }
-        for (int64_t s = steps_.count; s < steps_.padded; ++s) added[s] = 0, scale[s] = sum[s] = 0;
+        for (int64_t s = steps_.count; s < steps_.held; ++s)
+            added[s] = added[s - steps_.count], scale[s] = scale[s - steps_.count], sum[s] = sum[s - steps_.count];
     }
 
 private:

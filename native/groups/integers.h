@@ -9,7 +9,8 @@
 // Sums of integers are exact, and what is done in floats is the same both ways, at every level.
 
 constexpr int64_t kColumns = 16;         // rows of the weight at once
-constexpr int64_t kIntegersFetched = 8 << 10;  // bytes that are fetched before few rows read them
+constexpr int64_t kIntegersFetched = 8 << 10;  // bytes of codes that are fetched before few rows read them
+constexpr int64_t kBegun = 2 << 10;            // and while rows of x are prepared
 
 // The bytes of block b of a row of the weight, of which the last may have fewer than four chunks.
 template <class F>
@@ -33,29 +34,31 @@ HOP_INLINED inline Lanes term(Lanes sum, Lanes x_scale, Lanes x_sum, Lanes scale
 
 // ---- few rows of x
 
-// Asks for the lines that lie ahead of a block: its codes, and, once for each line, its high bits.
-template <int Bits>
-HOP_INLINED inline void fetch_ahead(const uint8_t* low, const uint8_t* high, int64_t b) {
-    constexpr int64_t bytes = 4 * codes_of_chunk(Bits), more = 4 * high_of_chunk(Bits);
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(low + b * bytes + line + kIntegersFetched, 0, 3);
-    if (more && b % (64 / (more ? more : 64)) == 0) __builtin_prefetch(high + b * more + kIntegersFetched, 0, 3);
+// Asks for the lines that lie ahead of 16 units: their codes and high bits.
+template <class F>
+HOP_INLINED inline void fetch_ahead(const uint8_t* low, const uint8_t* high) {
+    constexpr int64_t chunks = 4 * Steps<F>::kBlocks, bytes = chunks * codes_of_chunk(F::kBits), more = chunks * high_of_chunk(F::kBits);
+    HOP_UNROLL
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(low + line + kIntegersFetched, 0, 3);
+    HOP_UNROLL
+    for (int64_t line = 0; line < more; line += 64) __builtin_prefetch(high + line + kIntegersFetched, 0, 3);
 }
 
-// The sums of bytes of 16 units, from block `first` on. `Whole` where all of them are there.
+// The sums of bytes of 16 units, of which `chunks` are there: all of them where they are `Whole`. Codes of x begin with theirs.
 template <class F, int Rows, bool Whole>
-HOP_INLINED inline void sum_units(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t first,
-                                  int64_t chunks, const int8_t* const (&x)[Rows], Ints (&sums)[Rows]) {
+HOP_INLINED inline void sum_units(const Codes<F::kBits>& codes, const uint8_t* low, const uint8_t* high, int64_t chunks,
+                                  const int8_t* const (&x)[Rows], int64_t at, Ints (&sums)[Rows]) {
     constexpr int64_t blocks = Steps<F>::kBlocks;
     Ints e[Rows][blocks];
+    fetch_ahead<F>(low, high);
     HOP_UNROLL
     for (int b = 0; b < blocks; ++b) {
         HOP_UNROLL
         for (int i = 0; i < Rows; ++i) e[i][b] = all_ints(0);
-        if (!Whole && 4 * (first + b) >= chunks) continue;
-        fetch_ahead<F::kBits>(low, high, first + b);
-        const Block w = block_of<F>(codes, low, high, first + b, Whole ? 4 * (first + b) + 4 : chunks);
+        if (!Whole && 4 * b >= chunks) continue;
+        const Block w = block_of<F>(codes, low, high, b, Whole ? 4 * b + 4 : chunks);
         HOP_UNROLL
-        for (int i = 0; i < Rows; ++i) e[i][b] = codes.dot(e[i][b], w, x[i] + (first + b) * kBlock);
+        for (int i = 0; i < Rows; ++i) e[i][b] = codes.dot(e[i][b], w, x[i] + at + b * kBlock);
     }
     HOP_UNROLL
     for (int i = 0; i < Rows; ++i) {
@@ -69,9 +72,11 @@ template <class F>
 HOP_ALONE void of_steps(const Codes<F::kBits>& codes, const Steps<F>& steps, const uint8_t* low, const uint8_t* high, RowScales s,
                         const RowOfCodes& x, int32_t* sums, float* terms) {
     const int8_t* const own[] = {x.codes};
-    for (int64_t unit = 0; unit < steps.units; unit += 16) {
+    constexpr int64_t each = 4 * Steps<F>::kBlocks;  // chunks of 16 units
+    for (int64_t unit = 0, chunk = 0; unit < steps.units; unit += 16, chunk += each) {
         Ints found[1];
-        sum_units<F, 1, false>(codes, low, high, unit / 16 * Steps<F>::kBlocks, steps.chunks, own, found);
+        sum_units<F, 1, false>(codes, low + chunk * codes_of_chunk(F::kBits), high + chunk * high_of_chunk(F::kBits),
+                               steps.chunks - chunk, own, chunk * kChunk, found);
         store_ints(sums + unit, found[0]);
     }
     for (int64_t step = 0; step < steps.count; ++step) {
@@ -84,18 +89,22 @@ HOP_ALONE void of_steps(const Codes<F::kBits>& codes, const Steps<F>& steps, con
     }
 }
 
-// The results of a row of x by 16 rows of the weight, whose terms lie `padded` apart.
-HOP_ALONE inline void add_up(const float* terms, int64_t padded, int64_t count, float* results) {
+// The results of a row of x by 16 rows of the weight, whose terms lie `apart`.
+HOP_ALONE inline void add_up(const float* terms, int64_t apart, int64_t count, float* results) {
     alignas(64) float square[16 * kColumns];
+    constexpr int64_t few = 4;  // that are added one by one in less time than 16 are turned
     Lanes y{};
-    for (int64_t first = 0; first < count; first += 16) {
-        turn(terms + first, padded * 4, square);
+    int64_t first = 0;
+    for (; first < count && (!first || count - first > few); first += 16) {
+        turn(terms + first, apart * 4, square);
         for (int64_t step = 0; step < 16 && step < count - first; ++step) {
             const Lanes own = load(square + step * kColumns);
             y = first + step ? plus(y, own) : own;
         }
     }
     store(results, y);
+    for (int64_t step = first; step < count; ++step)
+        for (int64_t j = 0; j < kColumns; ++j) results[j] += terms[j * apart + step];
 }
 
 template <class F, int M>
@@ -103,7 +112,7 @@ class FewOfIntegers {
 public:
     FewOfIntegers(const GroupCall& call, const Steps<F>& steps, const Codes<F::kBits>& codes, const RowsOfCodes<F>& x, float* memory)
         : call_(call), steps_(steps), codes_(codes), weight_(call), scales_(memory), terms_(memory + weight_.floats(kColumns)),
-          sums_(reinterpret_cast<int32_t*>(terms_ + M * kColumns * steps.padded)) {
+          sums_(reinterpret_cast<int32_t*>(terms_ + M * kColumns * steps.padded)), ahead_(kIntegersFetched / weight_.bytes() + kColumns) {
         for (int i = 0; i < M; ++i) x_[i] = x[i < call.p.m ? i : call.p.m - 1];
     }
     static int64_t floats(const Weight& weight, const Steps<F>& steps) {
@@ -111,54 +120,64 @@ public:
     }
 
     void operator()(int64_t column, int64_t columns) const {
+        weight_.fetch(column + ahead_, columns);
         weight_.find(column, columns, scales_);
-        if (steps_.each == 1) of_units(column, columns);
-        else for (int64_t j = 0; j < columns; ++j)
-            for (int i = 0; i < M && i < call_.p.m; ++i)
-                of_steps(codes_, steps_, weight_.codes(column + j), weight_.high(column + j), weight_.found(j, columns, scales_), x_[i], sums_, terms(i, j));
+        int64_t apart = steps_.padded;  // terms of rows of the weight
+        if (steps_.each == 1) {
+            if (steps_.chunks % 4 == 0 && columns * steps_.units % 16 == 0) apart = steps_.units;
+            of_units(column, columns, apart);
+        } else {
+            for (int64_t j = 0; j < columns; ++j)
+                for (int i = 0; i < M && i < call_.p.m; ++i)
+                    of_steps(codes_, steps_, weight_.codes(column + j), weight_.high(column + j), weight_.found(j, columns, scales_), x_[i], sums_, terms(i) + j * apart);
+        }
         const Results results(call_);
         for (int i = 0; i < M && i < call_.p.m; ++i) {
             float numbers[kColumns];
-            add_up(terms(i, 0), steps_.padded, steps_.count, numbers);
+            add_up(terms(i), apart, steps_.count, numbers);
             for (int64_t j = 0; j < columns; ++j) results.put(i, column + j, numbers[j]);
         }
     }
 
 private:
-    float* terms(int i, int64_t j) const { return terms_ + (i * kColumns + j) * steps_.padded; }
+    float* terms(int i) const { return terms_ + i * kColumns * steps_.padded; }
 
-    // The terms of some rows where each unit has its scales. What it reads are its own copies, which stay in registers.
-    HOP_ALONE void of_units(int64_t column, int64_t columns) const {
+    // The terms of some rows where each unit has its scales, `apart` of them from row to row. Rows lie one after the other, and
+    // so do their scales: where each is of whole blocks, and all of them are of whole sixteens of units, 16 units may end
+    // one row and begin the next. What it reads are its own copies, which stay in registers.
+    HOP_ALONE void of_units(int64_t column, int64_t columns, int64_t apart) const {
         const Codes<F::kBits> codes = codes_;
-        const int64_t chunks = steps_.chunks, units = steps_.units;
-        constexpr int64_t blocks = Steps<F>::kBlocks;
+        constexpr int64_t each = 4 * Steps<F>::kBlocks;  // chunks of 16 units
+        const bool is_one = apart == steps_.units;
+        const int64_t rows = is_one ? 1 : columns, chunks = is_one ? columns * steps_.chunks : steps_.chunks, units = steps_.units;
         const int8_t* x[M];
         const int32_t* added[M];
         const float *x_scale[M], *x_sum[M];
-        for (int i = 0; i < M; ++i) x[i] = x_[i].codes, added[i] = x_[i].added, x_scale[i] = x_[i].scale, x_sum[i] = x_[i].sum;
-        for (int64_t j = 0; j < columns; ++j) {
+        float* to[M];
+        for (int i = 0; i < M; ++i) x[i] = x_[i].codes, added[i] = x_[i].added, x_scale[i] = x_[i].scale, x_sum[i] = x_[i].sum, to[i] = terms(i);
+        for (int64_t j = 0; j < rows; ++j) {
             const uint8_t *low = weight_.codes(column + j), *high = weight_.high(column + j);
             const RowScales s = weight_.found(j, columns, scales_);
-            float* to[M];
-            for (int i = 0; i < M; ++i) to[i] = terms(i, j);
-            const auto finish = [&](const Ints (&found)[M], int64_t unit) HOP_INLINED {
-                const Lanes scale = load(s.scale + unit);
+            int64_t unit = 0;  // of a row of x
+            const auto take = [&](auto whole, int64_t chunk, int64_t at) HOP_INLINED {
+                Ints found[M];
+                sum_units<F, M, decltype(whole)::value>(codes, low + chunk * codes_of_chunk(F::kBits), high + chunk * high_of_chunk(F::kBits),
+                                                        chunks - chunk, x, unit * Steps<F>::kUnit, found);
+                const Lanes scale = load(s.scale + at);
                 HOP_UNROLL
                 for (int i = 0; i < M; ++i) {
                     const Lanes sum = to_floats(plus_ints(found[i], load_ints(added[i] + unit)));
-                    store(to[i] + unit, term<F>(sum, load(x_scale[i] + unit), load(x_sum[i] + unit), scale, s.offset + unit));
+                    store(to[i] + at, term<F>(sum, load(x_scale[i] + unit), load(x_sum[i] + unit), scale, s.offset + at));
                 }
             };
-            Ints found[M];
-            int64_t unit = 0;
-            for (; unit + 16 <= units; unit += 16) {
-                sum_units<F, M, true>(codes, low, high, unit / 16 * blocks, chunks, x, found);
-                finish(found, unit);
+            int64_t chunk = 0, at = 0;
+            for (; chunk + each <= chunks; chunk += each, at += 16) {
+                take(std::true_type{}, chunk, at);
+                unit += 16;
+                while (unit >= units) unit -= units;
             }
-            if (unit < units) {
-                sum_units<F, M, false>(codes, low, high, unit / 16 * blocks, chunks, x, found);
-                finish(found, unit);
-            }
+            if (chunk < chunks) take(std::false_type{}, chunk, at);
+            for (int i = 0; i < M; ++i) to[i] += apart;
         }
     }
 
@@ -169,6 +188,7 @@ private:
     RowOfCodes x_[M];
     float *scales_, *terms_;  // terms of rows of x by rows of the weight
     int32_t* sums_;           // of units
+    int64_t ahead_;           // rows of the weight, of which scales are fetched
 };
 
 // ---- many rows
@@ -295,12 +315,15 @@ int multiply_integers(const GroupCall& call) {
     const RowsOfCodes<F> x(call, steps, codes.zero(), memory_of_codes);
     const int64_t panels = (p.n + kColumns - 1) / kColumns;
     const int64_t floats = is_few ? FewOfIntegers<F, kIntegerFew>::floats(weight, steps) : StripOfIntegers<F>::floats(weight, steps);
-    const int threads = worth(call.threads, p.n * p.k / 16 * (is_few ? 1 : block), kWorthAThread);
+    const int threads = worth(call.threads, p.n * p.k / 4 * (is_few ? 1 : block), kWorthAThread);
     std::atomic<int> error{HOP_OK};
     for (int64_t first = 0; first < p.m; first += block) {
         const int64_t rows = p.m - first < block ? p.m - first : block;
+        if (is_few) weight.begin(0, kBegun), weight.fetch(0, 2 * kColumns);
         for (int64_t i = 0; is_few && i < rows; ++i) x.prepare(i, i, order);
-        Queue rows_left(is_few ? 0 : rows, 8), panels_left(panels, panels >= 32 * threads ? 4 : 1);
+        // Few rows read a weight in order, as memory gives it fastest: long parts of it by each thread.
+        const int64_t part = panels / (4 * threads), grain = is_few ? (part < 64 ? part + 1 : 64) : panels >= 32 * threads ? 4 : 1;
+        Queue rows_left(is_few ? 0 : rows, 8), panels_left(panels, threads == 1 ? panels : grain);
         Barrier prepared;
         parallel(threads, [&](int, int team) {
             Scratch& own = memory_of_thread();

@@ -75,6 +75,7 @@ void few(const GroupCall& call, const Numbers<F>& numbers, const Weight& weight,
     const float* own[M];
     RowScales scales[N];
     Lanes sums[N][M];
+    weight.fetch(row + kFetched / weight.bytes() + N, columns);
     weight.find(row, columns, memory);
     for (int i = 0; i < M; ++i) own[i] = x + (i < rows ? i : rows - 1) * k;
     for (int64_t j = 0; j < N; ++j) {

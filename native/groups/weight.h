@@ -35,6 +35,27 @@ public:
     int64_t bytes() const { return codes_; }
     int64_t high_bytes() const { return high_; }
 
+    // Asks for the first lines of a row.
+    void begin(int64_t row, int64_t bytes) const {
+        for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(codes(row) + line, 0, 3);
+        if (high_) for (int64_t line = 0; line < bytes / 2; line += 64) __builtin_prefetch(high(row) + line, 0, 3);
+    }
+
+    // Asks for the memory of scales of some rows, of which there may be none.
+    void fetch(int64_t row, int64_t rows) const {
+        const hop_group_scales& s = p_.scales;
+        const auto ask = [row, rows](const void* data, int64_t count, int32_t format) {
+            const int64_t each = count * (format == HOP_FLOAT32 ? 4 : is_word(format) ? 2 : 1);
+            const auto* at = static_cast<const char*>(data) + row * each;
+            for (int64_t line = 0; line < rows * each; line += 64) __builtin_prefetch(at + line, 0, 3);
+        };
+        ask(d_.scale, groups_, s.format);
+        if (p_.has_offset) ask(d_.offset, groups_, s.format);
+        if (!s.outer) return;
+        ask(d_.outer_scale, outers_, s.outer_format);
+        if (p_.has_offset) ask(d_.outer_offset, outers_, s.outer_format);
+    }
+
     // Finds those of some rows, in memory for floats(rows).
     int64_t floats(int64_t rows) const { return rows * (2 * served_ + groups_ + outers_) + kMore; }
     void find(int64_t row, int64_t rows, float* memory) const {
@@ -47,6 +68,7 @@ public:
     }
 
 private:
+    static bool is_word(int32_t format) { return format == HOP_FLOAT16 || format == HOP_BFLOAT16; }
     static constexpr int64_t kMore = 16;  // that whole lanes may be written behind the last
 
     static int64_t outers_of(const hop_group_product& p) {

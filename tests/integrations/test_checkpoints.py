@@ -143,13 +143,12 @@ class TestGGUF(InFolder):
             assert len(layers) == 15 and "lm_head" in layers
             x = torch.randn(3, 64)
             for layer in (layers["lm_head"], layers["model.layers.1.self_attn.q_proj"]):
-                given = x if kind == "MXFP4" else hop.quantize(q, x)
-                want = hop.scaled(torch.ops.aten.linear.default, torch.float32, given, layer.weight)
+                want = hop.scaled(torch.ops.aten.linear.default, torch.float32, hop.quantize(q, x), layer.weight)
                 assert torch.equal(layer(x), want)
             assert torch.equal(model.model.embed_tokens(IDS), floats.model.embed_tokens(IDS))
             assert model.lm_head.weight is model.model.embed_tokens.weight
             got, exact = result(model), result(floats)
-            assert torch.equal(got, exact) == (kind == "MXFP4")
+            assert not torch.equal(got, exact)
             assert (got - exact).abs().max() < 0.1 * exact.abs().max()
             with saved(model) as folder:
                 assert torch.equal(result(type(model).from_pretrained(folder)), got)

@@ -56,6 +56,8 @@ def masks(shape: tuple[int, ...], generator: torch.Generator) -> list[tuple[Any,
     odd[..., :1, :] = -math.inf
     odd[..., -1:, :1] = math.nan
     last = values[..., :1, :] > 0
+    seen = torch.randint(0, shape[-1] + 1, (*shape[:-1], 1), generator=generator)
+    seen[..., :1, :] = 0
     return [
         (),
         (None, 0.0, True),
@@ -64,6 +66,7 @@ def masks(shape: tuple[int, ...], generator: torch.Generator) -> list[tuple[Any,
         (odd,),
         (values[..., :1] > 0,),
         (values.to(torch.bfloat16),),
+        (torch.arange(shape[-1]) < seen,),
     ]
 
 

@@ -25,7 +25,7 @@ from tests import levels
 from tests.kernels.test_native_groups import BY_NAME, FLOATS, LINEAR, same, weight
 
 NATIVE = pytest.mark.skipif(not levels.HERE, reason="needs the native kernels")
-INTEGERS = [name for name, t in BY_NAME.items() if t.quantizer.format.is_integer]
+INTEGERS = [name for name, t in BY_NAME.items() if t.quantizer.format.is_whole]
 OTHERS = {
     "float32 scales": Quantizer(UINT5, (1, 128), StoredScales(torch.float32, offset=True), layout=Planes()),
     "pairs": Quantizer(UINT4, (1, 16), StoredScales(UINT6, (1, 48), torch.float32, offset=True)),
@@ -64,7 +64,8 @@ def oracle(x: QuantizedTensor, w: QuantizedTensor) -> np.ndarray:
     plain = q.layout.restore(w.codes, [n, k], q.format, ones) if q.layout is not None else w.codes
     if q.per_byte() > 1 and q.layout is None:
         plain = q.format.unpack(plain, k)
-    codes = plain.numpy().astype(np.int64).reshape(n, k) - q.scale.zero(q.format)
+    plain = plain if q.format.is_integer else q.format.decode(plain)
+    codes = plain.numpy().astype(np.int64).reshape(n, k) - (q.scale.zero(q.format) if q.format.is_integer else 0)
 
     def numbers(name: str) -> np.ndarray:
         """Of each group, by the documented product of what is stored."""
@@ -132,6 +133,20 @@ def test_native(name: str, left: str):
         x = hop.quantize(LEFT[left], torch.randn(m, k, generator=generator))
         bias = torch.randn(n, generator=generator).to(FLOATS[seed % 3]) if seed % 2 else None
         check(x, w, bias, (torch.float32, torch.float32, torch.bfloat16, torch.float16)[seed])
+
+
+@NATIVE
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_0", "Q8_0", "pairs", "pairs of bytes"])
+@pytest.mark.parametrize("k", [128, 160, 384, 640, 1152])
+def test_rows_that_end_within_a_register(name: str, k: int):
+    """Of whole blocks, so that a register holds the end of a row and the beginning of the next, and of parts of one."""
+    if "pairs" in name:
+        k = math.lcm(k, 192)  # whole outer scales
+    for seed, (m, n) in enumerate(((1, 16), (2, 33), (4, 40), (6, 16))):
+        generator = torch.Generator().manual_seed(seed)
+        q = OTHERS.get(name) or BY_NAME[name].quantizer
+        w = hop.quantize(q, torch.randn(n, k, generator=generator))
+        check(hop.quantize(presets.INT8_32, torch.randn(m, k, generator=generator)), w)
 
 
 @NATIVE

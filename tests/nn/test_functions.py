@@ -204,7 +204,7 @@ class TestFused(unittest.TestCase):
         with torch.inference_mode():
             model(x)
             assert wanted(model) == [presets.INT8_ROW] * 3
-            with mock.patch("hop.nn.layer.quantized", wraps=hop.quantized) as products:
+            with mock.patch("hop.nn.layers.scaled", wraps=hop.scaled) as products:
                 model(x)
         assert [type(call.args[2]) for call in products.call_args_list] == [hop.QuantizedTensor] * 4
 

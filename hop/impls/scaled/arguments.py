@@ -31,6 +31,7 @@ from hop.impls.scaled.calls import (
     Call,
     by_sum,
     described,
+    has_stored_sums,
     integer_function,
     is_integer,
     kind,
@@ -210,7 +211,7 @@ def _is_wide(call: Call) -> bool:
 def _check_product(call: Call) -> None:
     lhs, rhs, bias = (call.find(role) for role in (LHS, RHS, BIAS))
     kinds = kind(lhs), kind(rhs)
-    if kinds not in PAIRS and kinds[::-1] not in PAIRS:
+    if kinds not in PAIRS and kinds[::-1] not in PAIRS and not has_stored_sums(call):
         supported = "; ".join(f"{a} with {b}" for a, b in PAIRS)
         raise ValueError(
             f"scaled: {call.op} takes {supported}; got {name_of(call, LHS)} by {described(lhs)} with "

@@ -14,6 +14,7 @@ from hop.numerics import copies
 from hop.numerics.formats import Codebook, Float, Integer
 from hop.numerics.integer_convention import IntegerFunction
 from hop.numerics.quantizer import Quantizer
+from hop.numerics.stored_scales import has_whole_numbers
 
 Output = torch.dtype | Quantizer
 OUTPUT_NAMES = ("output_scale", "output_zero_point")
@@ -64,14 +65,14 @@ def is_integer(x: Any) -> bool:
     return x.quantizer.format.is_integer and not x.quantizer.scale.is_compound
 
 
-def has_offset_sums(call: Call) -> bool:
-    """Whether a product of matrices is one of integers by codes of integers whose scales come in two levels, or with
-    offsets."""
+def has_stored_sums(call: Call) -> bool:
+    """Whether a product of matrices is one of integers by numbers that are integers as files of quantized models hold
+    them: codes of integers whose scales come in two levels, or with offsets; or codes of others, such as IQ4_NL's."""
     lhs, rhs = call.find(LHS), call.find(RHS)
     if call.roles.family is not MATRIX or not is_integer(lhs) or not isinstance(rhs, Operand) or rhs.dim() != 2:
         return False
     q = rhs.quantizer
-    return q.format.is_integer and q.scale.is_compound and not q.flat
+    return (q.format.is_integer and q.scale.is_compound and not q.flat) or has_whole_numbers(q)
 
 
 _KINDS: dict[type, str] = {Integer: "integers", Float: "floats of 8 or 4 bits", Codebook: "codebooks"}

@@ -17,7 +17,7 @@ from hop.dispatch.kernel import Kernel
 from hop.dispatch.operand import Operand
 from hop.dispatch.operators import BIAS, LHS, RHS
 from hop.dispatch.plan import Plan
-from hop.impls.scaled.calls import Call, has_offset_sums, is_integer, misfit, usage
+from hop.impls.scaled.calls import Call, has_stored_sums, is_integer, misfit, usage
 from hop.impls.scaled.outputs import finish
 from hop.kernels.cpu import group_product, native
 from hop.kernels.cpu.group_product import FLOATS, Described
@@ -62,7 +62,7 @@ def _declines(call: Call) -> str | None:
 def _has_codes(call: Call) -> bool:
     """Whether the meaning is that of sums of integers."""
     lhs, rhs = call.find(LHS), call.find(RHS)
-    return is_integer(lhs) and (is_integer(rhs) or has_offset_sums(call))
+    return is_integer(lhs) and (is_integer(rhs) or has_stored_sums(call))
 
 
 def _multiplied(call: Call, result: torch.dtype) -> Callable[..., Tensor]:

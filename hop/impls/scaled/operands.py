@@ -3,6 +3,7 @@ dimensions."""
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from hop.compat import tracing
 from hop.dispatch.operand import Operand
 from hop.numerics import blocks, copies
 from hop.numerics.blocks import Block
-from hop.numerics.formats import Format, Integer
+from hop.numerics.formats import INT8, Format, Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Static, StoredScales
 
@@ -39,6 +40,24 @@ def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand
         return result
     transposed = permuted(result, [1, 0])
     return transposed if operand.dim() == 2 else _unflattened(transposed, list(operand.shape))
+
+
+def in_integers(x: Operand, usage: str) -> Operand:
+    """An operand whose codes are its numbers, which are integers; itself if it is one of integers."""
+    own: Any = x.quantizer.format
+    if own.is_integer:
+        return x
+    codes, *stored = x.of(usage).tensors
+    shape = list(x.shape) if usage == copies.ROWWISE else copies.columns(x.shape)
+    if x.quantizer.per_byte() > 1:
+        codes = own.unpack(codes, shape[-1]).reshape(shape)
+    numbers = own.decode(codes).to(torch.int8)
+    return Operand(_of_integers(x.quantizer), (numbers, *stored), (usage,), x.shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_integers(q: Quantizer) -> Quantizer:
+    return replace(q, format=INT8)
 
 
 def _plain(q: Quantizer, block: Block, buffers: tuple[Tensor, ...], shape: Sequence[int]) -> Operand:

@@ -15,12 +15,12 @@ from hop.impls.out_dtype import out_dtype_operator as out_dtype
 from hop.impls.scaled.calls import (
     Call,
     compute_dtype,
-    has_offset_sums,
+    has_stored_sums,
     is_integer,
     usage,
     values,
 )
-from hop.impls.scaled.operands import centered, plain, spread, unsqueezed
+from hop.impls.scaled.operands import centered, in_integers, plain, spread, unsqueezed
 from hop.kernels.aten.convolution import lay_out
 
 
@@ -51,7 +51,7 @@ def real_product(call: Call) -> Tensor:
             (one,) = found
             found, bias = [one._replace(total=one.total + aligned(call, bias))], None
         y = in_order(found)
-    elif has_offset_sums(call):
+    elif has_stored_sums(call):
         y = in_order(sums(call))
     else:
         dtype = compute_dtype(call)
@@ -154,7 +154,7 @@ def has_wide_sums(*operands: Operand) -> bool:
 def sums(call: Call) -> list[Sum]:
     """The sums of a product of integer operands, a group after the other. Those that are described are one, whose
     scales have no form yet."""
-    lhs, rhs = (plain(call.find(role), usage(call, role)) for role in (LHS, RHS))
+    lhs, rhs = (plain(in_integers(call.find(role), usage(call, role)), usage(call, role)) for role in (LHS, RHS))
     exactly = _exactly_wide if has_wide_sums(lhs, rhs) else _exactly
     if call.roles.family is CONVOLUTION:
         total = product(call, centered(lhs), centered(rhs), exactly)
