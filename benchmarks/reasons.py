@@ -25,6 +25,8 @@ class Reason:
         return level in self.levels and any(all(map(fnmatchcase, names, patterns)) for patterns in self.rows)
 
 
+_VNNI = ("avx512_bf16",)
+
 REASONS = {
     "a": Reason(
         (("int8 mm", "128x1024x1024, B row-major", "torch._int_mm"),),
@@ -110,11 +112,98 @@ REASONS = {
         (("MiniLM", "*, eager", "bfloat16, eager"),),
         "Half of the time goes to what is not quantized: attention, GELU, norms and sums. The products are small, and "
         "quantizing the activations of a layer takes an eighth to a half of the time of its product.",
+        ("amx", "avx512_bf16"),
     ),
     "q": Reason(
         (("training", "int8, backward in int8, 512x1024x1024", "bfloat16"),),
         "Quantizing is bounded by memory and by the vector units: it does not shrink as the products do, and these are "
         "small. Each of seven kernels costs 40 to 60 µs in Python and in PyTorch's dispatcher.",
+    ),
+    "r": Reason(
+        (
+            ("int8 mm", "128x1024x1024, *", "stock out_dtype"),
+            ("linear", "int16 of Q/DQ, *", "stock out_dtype"),
+            ("int8 conv2d", "64->64, 3x3, *", "*"),
+        ),
+        "The target was set with matrix tiles, at 12 TOPS. Dot products of VNNI reach 2 on these two cores.",
+        _VNNI,
+    ),
+    "s": Reason(
+        (("fp8 mm", "*", "torch._scaled_mm"),),
+        "PyTorch's own takes 3 ms here, and 2 s on the machine that the target was set on. Both decode to float32.",
+        _VNNI,
+    ),
+    "t": Reason(
+        (("call", "*, plain tensors", "torch._int_mm"),),
+        "PyTorch's call takes 0.9 µs less than on the machine that the target was set on, and what Python adds, 2.6 to "
+        "3.1 µs, is not less.",
+        _VNNI,
+    ),
+    "u": Reason(
+        (
+            ("int8 mm", "1024x*", "torch._int_mm"),
+            ("int8 sums", "1024x*", "torch._int_mm"),
+            ("int8 linear", "*", "onednn*"),
+        ),
+        "Both are near the peak of VNNI: of 1024 rows by 4096x4096 ours does 1.95 TOPS, and oneDNN 2.0. Ours takes "
+        "eleven and ten rows at once, whose sums go to memory every 1024 terms. What is not packed is brought to tiles "
+        "on the clock. Of one row and of 16 the weight lies in the third cache, which one core reads at 116 GB/s, and "
+        "ours at 81. Products of 512x1024x1024 came out at 1.02 with zero points and at 1.21 without: why, was not "
+        "found out.",
+        _VNNI,
+    ),
+    "v": Reason(
+        (("int8 sums", "1x*", "torch._int_mm"),),
+        "The same kernel runs where the weight is not packed. A packed one takes 15 µs more: see u.",
+        _VNNI,
+    ),
+    "w": Reason(
+        (("decoded", "fp8 row x row, 1024x*", "bfloat16 linear"),),
+        "Both multiply by `vdpbf16ps`; ours decodes the weight and scales the sums as well.",
+        _VNNI,
+    ),
+    "x": Reason(
+        (("decoded", "8da4w, 128x*", "*linear"), ("decoded", "bfloat16 x int4 groups, 128x*", "*linear")),
+        "Each group of 32 terms has its own scale. Of integers it takes 8 dot products, two multiplies by scales and "
+        "one by zero points, of the same two ports: 8/11 of the peak at most. Of bfloat16 it takes 16 multiply-adds "
+        "and one by the scale; decoding is a twentieth.",
+        _VNNI,
+    ),
+    "y": Reason(
+        (("int8 conv2d", "ResNet-50, *", "onednn*"), ("int8 conv2d", "MobileNetV2, *", "onednn*")),
+        "What 3x3 kernels read is copied once for each of their elements, and what the 7x7 one reads is "
+        "gathered. Of 7 by 7 pixels the sums of the weight's codes, which are found in each call, take a tenth.",
+        _VNNI,
+    ),
+    "z": Reason(
+        (("quantize", "INT8_ROW, eager", "copy"),),
+        "The tensor of 8 MB lies in the third cache, where a copy takes half as long as from memory, and quantizing as "
+        "long. Of 64 MB, on another CPU of this level, it took 0.84 of a copy's time.",
+        _VNNI,
+    ),
+    "aa": Reason(
+        (("layer", "int8, *, 1x*", "torchao*"),),
+        "A compiled layer of one row is one function of C++ behind guards; ours is a module, a plan and two operators, "
+        "called by Python: 30 µs.",
+        _VNNI,
+    ),
+    "ab": Reason(
+        (("layer", "int4 weight, *, 128x*", "torchao*"),),
+        "Freezing makes bfloat16 of torchao's weight, before the clock, which takes four times the memory.",
+        _VNNI,
+    ),
+    "ac": Reason(
+        (("row", "*", "ATen's function alone"),),
+        "Norms and softmax read a row three times: its largest number, its sums in fixed point, which have no order, "
+        "and its codes; the first reading waits for memory in both. A softmax takes some 30 instructions for 16 "
+        "exponentials that are rounded correctly. GELU looks numbers up where codes do not follow from float32.",
+        _VNNI,
+    ),
+    "ad": Reason(
+        (("groups", "1x*", "reading its bytes"),),
+        "Decoding, and multiply-adds of float32: codes of 5 and 6 bits are put together from two planes, and each "
+        "block has its own scale and minimum.",
+        _VNNI,
     ),
 }  # fmt: skip
 
