@@ -386,7 +386,8 @@ class TestSharedInput(unittest.TestCase):
             return hop.quantize(q, x, **options)
 
         of_layers = mock.patch("hop.impls.quantized.operands.found_scales", counted)
-        with mock.patch("hop.nn.sharing.quantize", counted), of_layers, torch.no_grad():
+        of_frozen = mock.patch("hop.nn.layers.quantize", counted)
+        with mock.patch("hop.nn.sharing.quantize", counted), of_layers, of_frozen, torch.no_grad():
             return model(*args), len(calls)
 
     def unshared(self, model: nn.Module) -> nn.Module:
