@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hop.attention_schemes import FP8_ATTENTION, AttentionScheme
-from hop.formats import INT8
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -23,6 +21,8 @@ from transformers.masking_utils import sdpa_mask
 
 from hop import Quantizer, presets
 from hop.nn.attending import attend
+from hop.numerics.attention_schemes import FP8_ATTENTION, AttentionScheme
+from hop.numerics.formats import INT8
 
 RESULTS = Path(__file__).parent / "results" / "attention_errors.json"
 

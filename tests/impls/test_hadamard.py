@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hop.hadamard import SIZES, Hadamard
 from torch import Tensor
 
 import hop
 from hop import presets
+from hop.numerics.hadamard import SIZES, Hadamard
 
 OP = torch.ops.hop.hadamard.default
 

@@ -4,7 +4,6 @@ import unittest
 from typing import Any
 
 import torch
-from hop.hadamard import SIZES
 from parameterized import parameterized
 from torch import Tensor
 
@@ -12,6 +11,7 @@ import hop
 from hop import presets
 from hop.impls.scaled.native_rows import rounded_and_quantized
 from hop.kernels.cpu import native, operators
+from hop.numerics.hadamard import SIZES
 from tests import levels
 
 aten = torch.ops.aten
