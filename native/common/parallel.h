@@ -64,7 +64,7 @@ private:
 void use_huge_pages(void* data, size_t bytes);  // for memory that was not written yet
 
 // The same for memory in use, the first time that it is seen: a weight that is read in every call, in a package above all,
-// whose constants lie on small pages, is read in 6 to 20 % less time. It takes 0.4 ms for each megabyte, once; where the
+// whose constants lie on small pages, is read in 6 to 15 % less time. It takes 0.4 ms for each megabyte, once; where the
 // system cannot, nothing happens. What lies there does not change; beside a small tensor it may be memory of others.
 void gather_pages(const void* data, size_t bytes);
 

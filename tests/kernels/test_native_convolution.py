@@ -156,6 +156,21 @@ def test_codes(level: str, convention: Any, block: tuple[int, ...]) -> None:
             _same(_call(bias=bias, output=Quantizer(format, block, Static(affine=True, requantize=convention))))
 
 
+@pytest.mark.parametrize("level", levels.OWN)
+def test_read_in_place(level: str) -> None:
+    """Kernels of one element over channels in whole slices, which lie last: any number of pixels, groups, and examples
+    with scales of their own, and more slices than are multiplied at once."""
+    for pixels, (batch, channels, groups), block in itertools.product(
+        (1, 11, 13, 16, 31, 33, 49, 65), ((1, 64, 1), (2, 128, 1), (1, 64, 2), (1, 1408, 1)), _BLOCKS[:2]
+    ):
+        torch.manual_seed(pixels)
+        codes = _random_codes((batch, channels * groups, 1, pixels), torch.uint8, "last")
+        x = _operand(Quantizer(UINT8, block, MinMax()), codes)
+        weight = _operand(presets.INT8_CONV, _random_codes((40 * groups, channels, 1, 1), torch.int8))
+        with levels.at(level):
+            _same(_call(x, _packed(weight), torch.randn(40 * groups), ([1, 1], [0, 0], [1, 1], groups), torch.bfloat16))
+
+
 @pytest.mark.parametrize("requantize", [Division(), GEMMLOWP], ids=str)
 def test_channels_last(requantize: Any) -> None:
     """The result lies as the input does, through a chain of operators."""
