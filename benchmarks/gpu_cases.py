@@ -31,8 +31,8 @@ GUARD, PATTERNS = 4096, (0xA5, 0x5A)  # bytes on both sides of a result, and wha
 class Form:
     """What is multiplied and what is fused into it.
 
-    scales is "" none, "vector", "one" for all, "block" or "1x128"; zeros names the factors that have zero points, in the
-    dtype zero; groups, of which there are GROUPS, says what they divide.
+    scales is "" none, "vector", "one" for all, "block" or "1x128"; zeros names the factors that have zero points, in
+    the dtype zero; groups, of which there are GROUPS, says what they divide.
     """
 
     name: str

@@ -39,7 +39,8 @@ CHUNK = 16  # bytes that a swizzle keeps together
 
 class Groups(NamedTuple):
     """What a block knows of them: where each ends, and the tiles, along the rows or columns that they divide, of all up
-    to it; their count; the size of what they divide; rows, columns and results in tiles; steps along K."""
+    to it; their count; the size of what they divide; rows, columns and results in tiles of a cluster; steps along K;
+    the place of the block in its cluster."""
 
     ends: Any
     tiles: Any
@@ -47,6 +48,7 @@ class Groups(NamedTuple):
     extent: Any
     counts: Any
     steps: Any
+    place: Any
 
 
 class Where(NamedTuple):
@@ -95,8 +97,8 @@ class GroupedGemm(Gemm):
             out.iterator, cute.select(with_batch(out).layout, [2, 1, 0] if const_expr(tile.swap) else [1, 2, 0])
         )
         a_layout, b_layout = self.factor_layout(mA, tile.m), self.factor_layout(mB, tile.n)
-        tma_a, tA = self.load_atom(mA, a_layout, tile.m, 1)
-        tma_b, tB = self.load_atom(mB, b_layout, tile.n, 1)
+        tma_a, tA = self.load_atom(mA, a_layout, tile.m, tile.cluster[1])
+        tma_b, tB = self.load_atom(mB, b_layout, tile.n, tile.cluster[0])
         d_layout, tma_d, tD = None, None, None
         if const_expr(v.tma):
             d_layout = self.part_layout(mD)
@@ -106,25 +108,29 @@ class GroupedGemm(Gemm):
         mma = hopper_helpers.make_trivial_tiled_mma(
             TYPES[self.a_type], TYPES[self.b_type], K, K, TYPES[v.accumulates], (1, 1, 1), (64, tile.n)
         )
+        clusters = cutlass.min(self.most(mA, mB, offs), multiprocessors // (tile.cluster[0] * tile.cluster[1]))
         self.kernel(
             tma_a, tA, tma_b, tB, tma_d, tD, mD, mma, a_layout, b_layout, d_layout, vectors, bounds, offs
         ).launch(
-            grid=(1, 1, cutlass.max(cutlass.min(self.most(mA, mB, offs), multiprocessors), 1)),
+            grid=(*tile.cluster, cutlass.max(clusters, 1)),
             block=[tile.threads, 1, 1],
+            cluster=(*tile.cluster, 1),
             min_blocks_per_mp=1,
             stream=stream,
         )
 
     def most(self, mA: cute.Tensor, mB: cute.Tensor, offs: cute.Tensor) -> Any:
         """How many tiles there are at most: a group may end within one."""
-        rows, columns = (
-            cute.ceil_div(cute.size(mA, mode=[0]), self.tile.m),
-            cute.ceil_div(cute.size(mB, mode=[0]), self.tile.n),
-        )
-        groups = cute.size(offs)
+        (rows, columns), groups = self.in_tiles(mA, mB), cute.size(offs)
         if self.along == 2:
             return rows * columns * groups
         return (rows + groups) * columns if self.along == 0 else rows * (columns + groups)
+
+    def in_tiles(self, a: cute.Tensor, b: cute.Tensor) -> tuple[Any, Any]:
+        """Rows and columns in tiles of a cluster."""
+        sizes = (self.tile.m * self.tile.cluster[0], self.tile.n * self.tile.cluster[1])
+        rows, columns = (cute.ceil_div(cute.size(t, mode=[0]), size) for t, size in zip((a, b), sizes, strict=True))
+        return rows, columns
 
     # ---- the kernel
 
@@ -167,29 +173,30 @@ class GroupedGemm(Gemm):
             sS = smem.allocate_tensor(cutlass.Float32, cute.make_layout((tile.n, 2, tile.consumers)), 16)
         tables = [smem.allocate_tensor(Int32, cute.make_layout(MOST_GROUPS + 1), 16) for _ in range(2)]
 
-        releasing = (1 if const_expr(tile.pingpong) else tile.consumers) * 4  # warps
+        cluster = cute.make_layout((*tile.cluster, 1))
+        own = cluster.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
+        copies = tile.cluster[0] + tile.cluster[1] - 1
+        releasing = (1 if const_expr(tile.pingpong) else tile.consumers) * 4 * copies  # warps, once for each copy
         loaded = pipeline.PipelineTmaAsync.create(
             barrier_storage=barriers,
             num_stages=v.stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, releasing),
             tx_count=(tile.m + tile.n) * tile.k,
-            cta_layout_vmnk=cute.make_layout((1, 1, 1, 1)),
+            cta_layout_vmnk=cute.make_layout((1, *tile.cluster, 1)),
             defer_sync=True,
         )
         extent = (cute.size(tA, mode=[0]), cute.size(tB, mode=[0]), cute.size(tA, mode=[1]))[self.along]
         count = cute.size(offs)
         if warp == 0:
             self.count_groups(offs, extent, tables[0], tables[1])
-        pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))  # for the tables too
+        if const_expr(tile.cluster != (1, 1)):
+            cute.arch.barrier()  # for the tables; the cluster's barrier, which is relaxed, publishes mbarriers alone
+        pipeline.pipeline_init_arrive(cluster_shape_mn=tile.cluster, is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=tile.cluster)  # without a cluster for the tables too
 
-        counts = (
-            cute.ceil_div(cute.size(tA, mode=[0]), tile.m),
-            cute.ceil_div(cute.size(tB, mode=[0]), tile.n),
-            count,
-        )
-        groups = Groups(tables[0], tables[1], count, extent, counts, cute.ceil_div(cute.size(tA, mode=[1]), tile.k))
+        steps = cute.ceil_div(cute.size(tA, mode=[1]), tile.k)
+        groups = Groups(*tables, count, extent, (*self.in_tiles(tA, tB), count), steps, own)
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
         if group == 0:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
@@ -262,16 +269,20 @@ class GroupedGemm(Gemm):
         rows, columns, _ = groups.counts
         start, end = self.before(groups.ends, group), groups.ends[group]
         if self.along == 2:
-            row, column, _ = schedule.at((rows, columns, 1), index % (rows * columns))
+            row, column = self.in_cluster(groups, schedule.at((rows, columns, 1), index % (rows * columns)))
             first = start // self.tile.k
             steps = epilogue.select(end > start, cute.ceil_div(end, self.tile.k) - first, Int32(0))
             return Where(group, row, column, start, end, first, steps)
         before = self.before(groups.tiles, group)
         own = groups.tiles[group] - before
         counts, others = ((own, columns, 1), columns) if self.along == 0 else ((rows, own, 1), rows)
-        row, column, _ = schedule.at(counts, index - before * others)
+        row, column = self.in_cluster(groups, schedule.at(counts, index - before * others))
         steps = epilogue.select(group < groups.count, groups.steps, Int32(0))
         return Where(group, row, column, start, end, Int32(0), steps)
+
+    def in_cluster(self, groups: Any, at: Any) -> tuple[Any, Any]:
+        """The row and column of a block's tile, of the cluster's."""
+        return tuple(at[i] * self.tile.cluster[i] + groups.place[i] for i in range(2))  # type: ignore[return-value]
 
     # ---- the producer
 
@@ -281,6 +292,9 @@ class GroupedGemm(Gemm):
         tile = self.tile
         tma_a, tA, sA = a
         tma_b, tB, sB = b
+        cluster, place = cute.make_layout((*tile.cluster, 1)), groups.place
+        a_mask = cute.make_layout_image_mask(cluster, place, mode=1) if const_expr(tile.cluster[1] > 1) else None
+        b_mask = cute.make_layout_image_mask(cluster, place, mode=0) if const_expr(tile.cluster[0] > 1) else None
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.variant.stages)
         group = Int32(0)
         for index in range(cute.arch.block_idx()[2], self.total(groups), cute.arch.grid_dim()[2]):
@@ -293,19 +307,22 @@ class GroupedGemm(Gemm):
                 a_batch, b_batch = 0, 0
             gA = cute.local_tile(cute.domain_offset((a_first, 0, 0), tA), (tile.m, tile.k), (None, None, None))
             gB = cute.local_tile(cute.domain_offset((b_first, 0, 0), tB), (tile.n, tile.k), (None, None, None))
-            tAsA, tAgA = self.partitioned(tma_a, sA, gA)
-            tBsB, tBgB = self.partitioned(tma_b, sB, gB)
+            tAsA, tAgA = self.partitioned(tma_a, sA, gA, place[1], tile.cluster[1])
+            tBsB, tBgB = self.partitioned(tma_b, sB, gB, place[0], tile.cluster[0])
             for step in range(at.first, at.first + at.steps):
                 loaded.producer_acquire(state)
                 barrier = loaded.producer_get_barrier(state)
-                cute.copy(tma_a, tAgA[(None, at.row, step, a_batch)], tAsA[(None, state.index)], tma_bar_ptr=barrier)
-                cute.copy(tma_b, tBgB[(None, at.column, step, b_batch)], tBsB[(None, state.index)], tma_bar_ptr=barrier)
+                at_a, at_b = (None, at.row, step, a_batch), (None, at.column, step, b_batch)
+                stage = (None, state.index)
+                cute.copy(tma_a, tAgA[at_a], tAsA[stage], tma_bar_ptr=barrier, mcast_mask=a_mask)
+                cute.copy(tma_b, tBgB[at_b], tBsB[stage], tma_bar_ptr=barrier, mcast_mask=b_mask)
                 state.advance()
         loaded.producer_tail(state)
 
-    def partitioned(self, atom: Any, shared: Any, tiles: Any) -> Any:
+    def partitioned(self, atom: Any, shared: Any, tiles: Any, place: Any, copies: int) -> Any:
+        """A block's share of the tiles that are loaded for all blocks of its row, or column, of the cluster."""
         return cpasync.tma_partition(
-            atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+            atom, place, cute.make_layout(copies), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
         )
 
     # ---- a consumer

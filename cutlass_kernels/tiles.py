@@ -23,6 +23,7 @@ TILES = (
     Tile(128, 64),
     Tile(128, 128),
     Tile(128, 128, cluster=(2, 1)),
+    Tile(128, 128, cluster=(1, 2)),
     Tile(128, 128, pingpong=True),
     Tile(128, 128, cluster=(2, 1), pingpong=True),
     Tile(128, 256),

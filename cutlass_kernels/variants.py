@@ -197,8 +197,8 @@ class Variant:
             return f"block scales are for floats, and tiles that lie in one block of {BLOCK}; got {t}"
         if self.scales == "1x128" and (self.is_integer or t.k != BLOCK):
             return f"block scales are for floats, and steps of {BLOCK}; got {t}"
-        if self.groups and t.cluster != (1, 1):
-            return f"blocks of a cluster share tiles, which may be of two groups; got {t}"
+        if self.groups in ("rows", "columns") and t.cluster[(self.groups == "columns") != t.swap] > 1:
+            return f"blocks of a cluster are beside each other where groups do not divide the result; got {t}"
         if t.swap and self.tma:
             return "transposed tiles are written by threads"
         if self.requantize and (self.out not in INTEGERS or self.scales != "vector" or not self.is_integer):
