@@ -213,9 +213,7 @@ def _requantized(q: Quantizer, stored: list[Tensor]) -> dict[str, Any]:
 def _run(call: Call) -> Any:
     found = asked(call)
     assert not isinstance(found, str)
-    p = found.product
-    given = {name: value for name, value in vars(p).items() if name not in ("lhs", "rhs", "out")}
-    y = gpu.mm(p.lhs, p.rhs, p.out, **{n: v for n, v in given.items() if v is not None})
+    y = gpu.run(found.product)
     y = y.reshape([*call.find(LHS).shape[:-1], y.shape[-1]])
     return [y, *found.stored] if found.stored else finish(call, y)
 
