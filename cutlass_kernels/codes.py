@@ -1,6 +1,6 @@
 """Codes of elements in the CuTe DSL: from numbers to codes and back, each operation rounded as the CPU rounds it.
 
-Numbers are lists of Float32. Codes are words of 32 bits, with four codes, or eight of 4 bits, the first in the low bits.
+Numbers are lists of Float32. Codes are words of 32 bits, of four codes, or eight of 4 bits, the first in the low bits.
 
     words = encode(E4M3, y)                             y in units of the format, to the nearest
     encode_integers(S8, x, by, zero, amax, True, words) of x / by.scale
@@ -212,6 +212,17 @@ def quotient(x: Any, by: Divisor) -> Any:
 def fits(by: Divisor, amax: Any) -> Any:
     """Whether numbers up to `amax` may be divided so, and their codes fit into 16 bits; not where it is NaN."""
     return by.usual & (mul(amax, magnitude(by.inverse)) < Float32(32000.0))
+
+
+@cute.jit
+def divide(x: Any, by: Any, amax: Any, y: Any) -> None:
+    """y = x / by.scale, correctly rounded where that shows in a code; of numbers up to `amax`, or NaN if one is."""
+    if by.usual & (mul(amax, magnitude(by.inverse)) < Float32(2.0**100)):
+        for i in cutlass.range_constexpr(len(x)):
+            y[i] = quotient(x[i], by)
+    else:
+        for i in cutlass.range_constexpr(len(x)):
+            y[i] = div(x[i], by.scale)
 
 
 @cute.jit

@@ -118,7 +118,7 @@ class Arithmetic(unittest.TestCase):
         ("max.f32", np.fmax), ("max.NaN.f32", np.maximum), ("min.NaN.f32", np.minimum), ("mul.rn.f32", np.multiply),
         ("div.rn.f32", np.divide), ("rcp.rn.f32", lambda a, b: np.float32(1) / a),
     ])  # fmt: skip
-    def test_floats(self, name, oracle):
+    def test_floats_have_one_nan(self, name, oracle):
         """NaN results are all the canonical one."""
         others = FLOATS[::-1].copy()
         text = f"{name} %z, %a;" if name.startswith("rcp") else f"{name} %z, %a, %b;"
