@@ -139,12 +139,12 @@ def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: b
 
 def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
     """The inverse of `_taken_apart`; what is left over stays at the end."""
-    found, at = [], 0
+    args, at = [], 0
     for held in layout:
         width = 1 if held is None else held.width
-        found.append(flat[at] if held is None else held.together(flat[at : at + width]))
+        args.append(flat[at] if held is None else held.together(flat[at : at + width]))
         at += width
-    return [*found, *flat[at:]]
+    return [*args, *flat[at:]]
 
 
 class Function:
@@ -348,14 +348,14 @@ def fakes_of_parts() -> Changes:
     collect = module._collect_fake_inputs
 
     def collect_parts(inputs: Sequence[Any]) -> list[Any]:
-        found: list[Any] = []
+        parts: list[Any] = []
         for x in inputs:
             value: Any = getattr(getattr(x, "node", x), "meta", {}).get("example_value")
             if type(value) in RULES:
-                found += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+                parts += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
             else:
-                found += collect([x])
-        return found
+                parts += collect([x])
+        return parts
 
     yield module, "_collect_fake_inputs", collect_parts
 

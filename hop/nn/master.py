@@ -308,20 +308,20 @@ class _Part:
         by_rows = self.parts.processes > 1 and any(g[0] == -1 or self.parts.size % g[0] for g in grids)
         return by_rows or (outer is not None and any(d is not None and g[d] == -1 for g in grids for d in outer[1]))
 
-    def _combined(self, found: Tensor, op: str, block: Block) -> Tensor:
+    def _combined(self, values: Tensor, op: str, block: Block) -> Tensor:
         """A statistic of each block of the frame, of the whole blocks. It is 0 where there are no numbers."""
         if block[0] == -1:
-            found = process_groups.combined_over(found, op, self.mesh, 0)
+            values = process_groups.combined_over(values, op, self.mesh, 0)
         elif self.parts.size % block[0]:
-            whole = found.new_zeros(-(-self.parts.rows // block[0]), *found.shape[1:])
+            whole = values.new_zeros(-(-self.parts.rows // block[0]), *values.shape[1:])
             at = self._first // block[0] if self.parts.length(self.rank) else 0
-            whole[at : at + found.shape[0]] = found
-            found = process_groups.combined_over(whole, op, self.mesh, 0)[at : at + found.shape[0]]
-        return self._combined_outside(found, op, block)
+            whole[at : at + values.shape[0]] = values
+            values = process_groups.combined_over(whole, op, self.mesh, 0)[at : at + values.shape[0]]
+        return self._combined_outside(values, op, block)
 
-    def _combined_outside(self, found: Tensor, op: str, block: Block) -> Tensor:
+    def _combined_outside(self, values: Tensor, op: str, block: Block) -> Tensor:
         """The same over the processes between which the weight was cut before."""
-        return found if self.gathering.outer is None else reduction(*self.gathering.outer)(found, op, block)
+        return values if self.gathering.outer is None else reduction(*self.gathering.outer)(values, op, block)
 
     def _given(self, x: Tensor, frame: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What takes the place of a rule that finds no scale, for the blocks of the frame."""

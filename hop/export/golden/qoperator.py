@@ -51,9 +51,9 @@ def verify_qoperator(program: ExportedProgram, model: Any, inputs: Data) -> QOpe
     """
     check_program(program, _CALLER)
     given = parse(_CALLER, "inputs", inputs)
-    found = compared(_Beside(program, _Runtime(model), _CALLER), given)
-    assert isinstance(found, QOperatorComparison)
-    return found
+    comparison = compared(_Beside(program, _Runtime(model), _CALLER), given)
+    assert isinstance(comparison, QOperatorComparison)
+    return comparison
 
 
 class _Beside(Beside):

@@ -52,9 +52,9 @@ def verify_tosa(program: ExportedProgram, model: Any, inputs: Data) -> TosaCompa
     """
     check_program(program, _CALLER)
     given = parse(_CALLER, "inputs", inputs)
-    found = compared(_Beside(program, _Runtime(model), _CALLER), given)
-    assert isinstance(found, TosaComparison)
-    return found
+    comparison = compared(_Beside(program, _Runtime(model), _CALLER), given)
+    assert isinstance(comparison, TosaComparison)
+    return comparison
 
 
 class _Beside(Beside):

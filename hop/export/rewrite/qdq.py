@@ -297,17 +297,17 @@ class _Writer(Editing):
 
     def weight(self, node: Node, call: Call, operand: Operand, by_rows: bool) -> _Weight:
         known = operand._replace(tensors=tuple(self.known[t] for t in operand.tensors))  # type: ignore[index]
-        found = plain(known, usage(call, RHS))
+        weight = plain(known, usage(call, RHS))
         if call.roles.family is MATRIX:
-            if found.dim() != 2:
+            if weight.dim() != 2:
                 raise _Left("its weight is no matrix")
-            found = permuted(found, [1, 0]) if call.roles.rhs_sums == -2 else found
-        codes = centered(found)
+            weight = permuted(weight, [1, 0]) if call.roles.rhs_sums == -2 else weight
+        codes = centered(weight)
         low, high = RANGES[torch.int8]
         if codes.dtype != torch.int8 and not (low <= int(codes.min()) and int(codes.max()) <= high):
             raise _Left("codes of its weight, less the zero point, are beyond int8")
         shape = list(codes.shape)
-        block = tuple(-1 if b == n and n != 1 else b for b, n in zip(found.block, shape, strict=True))
+        block = tuple(-1 if b == n and n != 1 else b for b, n in zip(weight.block, shape, strict=True))
         groups = _groups_transposed(call)
         axis = 0 if groups is None else 1
         if groups not in (None, 1) and any(b != -1 for b in block):
@@ -317,12 +317,12 @@ class _Writer(Editing):
         if is_group and operand.quantizer.format == INT4:
             low, high = INT4.low, INT4.high
         elif not all(b == c or b == -1 for b, c in zip(block, of_channel, strict=True)):
-            raise _Left(f"a weight with scales of blocks {found.block}: written are those of output channels")
+            raise _Left(f"a weight with scales of blocks {weight.block}: written are those of output channels")
         elif all(b == -1 for b in block) and not by_rows:
             block = (-1,)
         else:
             block = of_channel
-        step = found.scale.to(torch.float32)
+        step = weight.scale.to(torch.float32)
         if not bool(((step >= torch.finfo(torch.float32).tiny) & step.isfinite()).all()):
             raise _Left("a scale of its weight is 0, or not normal")
         held = self.held(f"{node.name}_codes", codes.to(torch.int8).contiguous())

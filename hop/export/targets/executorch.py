@@ -82,22 +82,10 @@ def to_executorch(
 
     compile_config = compile_config or EdgeCompileConfig()
     if partitioners:
-        to_xnnpack = any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners)
-        program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
-        with contextlib.nullcontext() if exact else functions.of_runtime():
-            low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
-        _check_dtypes(low)
-        if to_xnnpack:
-            _check_convolutions(low)
-            _check_xnnpack(low)
+        low = _for_partitioners(program, partitioners, exact)
         edge = to_edge_transform_and_lower(low, partitioner=list(partitioners), compile_config=compile_config)
     else:
-        with contextlib.nullcontext() if exact else functions.of_runtime():
-            low = lower(program)
-        _check_dtypes(low)
-        _check_convolutions(low)
-        low = folded(_with_sums(numbers_held(low)))
-        edge = to_edge(low, compile_config=compile_config)
+        edge = to_edge(_for_portable_kernels(program, exact), compile_config=compile_config)
     with torch.no_grad():  # its passes run buffers' updates again, also those of weights that require gradients
         result = edge.to_executorch(backend_config or ExecutorchBackendConfig())
     runtime = Runtime.get()
@@ -105,6 +93,26 @@ def to_executorch(
     if partitioners:
         _check_delegates(result, runtime)
     return result
+
+
+def _for_partitioners(program: ExportedProgram, partitioners: Sequence[Any], exact: bool) -> ExportedProgram:
+    to_xnnpack = any(type(p).__module__.startswith("executorch.backends.xnnpack") for p in partitioners)
+    program = to_qdq(program, target="xnnpack").program if to_xnnpack else program
+    with contextlib.nullcontext() if exact else functions.of_runtime():
+        low = program.run_decompositions({k: v for k, v in decompositions().items() if isinstance(k, Hop)})
+    _check_dtypes(low)
+    if to_xnnpack:
+        _check_convolutions(low)
+        _check_xnnpack(low)
+    return low
+
+
+def _for_portable_kernels(program: ExportedProgram, exact: bool) -> ExportedProgram:
+    with contextlib.nullcontext() if exact else functions.of_runtime():
+        low = lower(program)
+    _check_dtypes(low)
+    _check_convolutions(low)
+    return folded(_with_sums(numbers_held(low)))
 
 
 def _with_sums(program: ExportedProgram) -> ExportedProgram:

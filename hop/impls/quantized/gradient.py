@@ -84,13 +84,13 @@ def through_operator(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> G
     if call.scheme.backward != QUANTIZED or call.roles.family not in (MATRIX, CONVOLUTION):
         return _through_numbers(call, grad, wanted)
     args = (call.op, str(call.scheme), call.dtype, call.seed, *call.scales, *call.args)
-    found = {role: codes_gradient(role, grad, *args, **call.kwargs) for role in wanted if role != BIAS}
+    gradients = {role: codes_gradient(role, grad, *args, **call.kwargs) for role in wanted if role != BIAS}
     # it will be differentiated, or carries a tangent: straight through its roundings
     again = torch.is_grad_enabled() or eager.has_tangent(grad)
     linear = _through_numbers(call, grad, wanted if again else [role for role in wanted if role == BIAS])
-    return {role: with_derivatives(found[role], linear[role]) if again else found[role] for role in found} | {
-        role: g for role, g in linear.items() if role == BIAS
-    }
+    return {
+        role: with_derivatives(gradients[role], linear[role]) if again else gradients[role] for role in gradients
+    } | {role: g for role, g in linear.items() if role == BIAS}
 
 
 def through_quantizer(

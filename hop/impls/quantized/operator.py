@@ -64,14 +64,14 @@ class Quantized(Composite):
         """Which kernel the product of the codes takes."""
         (op, scheme, dtype, *rest), kwargs = self.check(*args, **kwargs)
         call = taken(op, scheme, dtype, rest, kwargs)
-        found = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
-        if not any(isinstance(x, QuantizedTensor) for x in found):
+        operand_codes = call.replaced({role: operands.argument(call, role) for role in (LHS, RHS)})
+        if not any(isinstance(x, QuantizedTensor) for x in operand_codes):
             return "reference: chosen"
         output, scales = call.scheme.output, call.scales
         if output is None:
-            return explain_scaled(op, call.dtype, *found, **kwargs)
+            return explain_scaled(op, call.dtype, *operand_codes, **kwargs)
         options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
-        return explain_scaled(op, output, *found, **options, **kwargs)
+        return explain_scaled(op, output, *operand_codes, **options, **kwargs)
 
     def differentiable(self, /, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -268,12 +268,12 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
     """The call, with what it leaves open."""
     check_op(op)
     bound, kwargs = describe(op).bind(args, kwargs)
-    found = calls.operands_of(op, bound)
+    factors = calls.operands_of(op, bound)
     if dtype is None:
-        dtype = calls.autocast_dtype(found[0])
+        dtype = calls.autocast_dtype(factors[0])
     scheme = Scheme.parse(text)
     if seed is None and scheme.is_stochastic():
-        seed = torch.randint(2**62, (), device=found[0].device)
+        seed = torch.randint(2**62, (), device=factors[0].device)
     if scheme.adds_noise():
         call = taken(op, text, dtype, (seed, *scales, *bound), kwargs)
         made = noisy.with_noise(call)

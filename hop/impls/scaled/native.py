@@ -32,8 +32,8 @@ def _declines(call: Call) -> str | None:
     ranks = (lhs.dim(), rhs.dim())
     if min(ranks) < 2 or (rhs.dim() > 2 and (ranks != (3, 3) or lhs.shape[0] != rhs.shape[0])):
         return "for two matrices, or two batches of as many"
-    found = product(call)
-    return found if isinstance(found, str) else None
+    form = product(call)
+    return form if isinstance(form, str) else None
 
 
 def product(call: Call) -> "native_product.NativeProduct | str":

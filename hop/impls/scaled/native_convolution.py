@@ -52,8 +52,8 @@ def _declines(call: Call) -> str | None:
         return "for row-wise copies"
     if not (isinstance(call.output, Quantizer) or call.output in native_product.FLOATS):
         return f"gives float32, bfloat16, float16 and integers, not {call.output}"
-    found = convolution(call)
-    return found if isinstance(found, str) else None
+    form = convolution(call)
+    return form if isinstance(form, str) else None
 
 
 def convolution(call: Call) -> NativeConvolution | str:
@@ -79,8 +79,8 @@ def _numbers(value: Any) -> Any:
     """An argument of the convolution with numbers for symbols; None if one is unknown."""
     if isinstance(value, list | tuple):
         return tracing.hints(value)
-    found = tracing.hints([value]) if isinstance(value, torch.SymInt) else (value,)
-    return None if found is None else found[0]
+    sizes = tracing.hints([value]) if isinstance(value, torch.SymInt) else (value,)
+    return None if sizes is None else sizes[0]
 
 
 @functools.lru_cache(maxsize=4096)

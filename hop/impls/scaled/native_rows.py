@@ -157,8 +157,8 @@ def rounded_and_quantized(op: OpOverload, q: Quantizer, args: tuple[Any, ...], k
     known = plan.key((rounded_and_quantized, op, q, *kwargs.items()), args)
     if known is None:
         return None
-    found = plan.find(known) or plan.remember(known, _both(op, q, args, kwargs))
-    return found(*args)
+    compute = plan.find(known) or plan.remember(known, _both(op, q, args, kwargs))
+    return compute(*args)
 
 
 def _both(op: OpOverload, q: Quantizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

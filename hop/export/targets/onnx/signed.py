@@ -19,12 +19,12 @@ def choose_signed(model: Any) -> None:
     exact."""
     import onnx_ir as ir
 
-    found = [node for node in model.graph if node.op_type == "MatMulInteger" and _is_moved(model, node)]
-    if not found:
+    products = [node for node in model.graph if node.op_type == "MatMulInteger" and _is_moved(model, node)]
+    if not products:
         return
     exact = _question(ir, model.graph)
     weights: dict[str, Any] = {}
-    for node in found:
+    for node in products:
         b = node.inputs[1]
         if b.name not in weights:
             weights[b.name] = _held(ir, model.graph, b)

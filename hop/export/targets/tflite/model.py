@@ -191,9 +191,9 @@ class Writer:
         if isinstance(x, Node) and x not in self.constants.constant and value(x).dtype in (torch.int32, torch.int64):
             return self.index(x)
         if isinstance(x, Node):
-            if (found := self.constants.find(x)) is None:
+            if (constant := self.constants.find(x)) is None:
                 raise NotImplementedError(f"its argument {x.name!r} is of floats; quantize it")
-            return found
+            return constant
         return x
 
     def index(self, x: Node) -> Index:

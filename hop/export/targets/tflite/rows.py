@@ -37,13 +37,13 @@ def _picture(codes: Codes) -> Codes:
 
 def _arguments(op: Any, given: Sequence[Any]) -> list[Any]:
     """Those after the tensor, of two dimensions: nothing happens along the first."""
-    found: list[Any] = []
+    args: list[Any] = []
     for argument, value in zip(op._schema.arguments[1:], given, strict=False):
         if isinstance(value, Weight):
-            found.append(replace(value, codes=value.codes.unsqueeze(2)))
+            args.append(replace(value, codes=value.codes.unsqueeze(2)))
         elif argument.name in _OF_NO_DIMENSION or value in (None, []):
-            found.append(value)
+            args.append(value)
         else:
             (number,) = value if isinstance(value, list | tuple) else [value]
-            found.append([0 if argument.name == "padding" else 1, number])
-    return found
+            args.append([0 if argument.name == "padding" else 1, number])
+    return args

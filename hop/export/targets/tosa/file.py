@@ -41,8 +41,8 @@ _VERSION = {"_major": 1, "_minor": 0, "_patch": 0, "_draft": False}
 
 def schema(caller: str) -> tuple[Path, Path]:
     """flatc, and the schema. Raises ImportError where ExecuTorch is not installed."""
-    found = find_spec("executorch")
-    for place in () if found is None else found.submodule_search_locations or ():
+    spec = find_spec("executorch")
+    for place in () if spec is None else spec.submodule_search_locations or ():
         paths = Path(place, "data/bin/flatc"), Path(place, "backends/arm/tosa/schemas/tosa_1.0.fbs")
         if all(p.is_file() for p in paths):
             return paths

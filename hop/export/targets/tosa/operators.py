@@ -24,7 +24,7 @@ from hop.dispatch.operators import (
     Family,
     aten,
 )
-from hop.export.targets.tflite.operators import bias_codes, pair
+from hop.export.targets.tflite.operators import bias_codes, pair, window_of
 from hop.export.targets.tflite.rows import OF_PICTURES, of_rows
 from hop.export.targets.tflite.steps import Step, Weight
 from hop.export.targets.tflite.values import LAST, Codes, Order, common_order, tensor
@@ -285,20 +285,8 @@ def _pool(step: Step) -> None:
     if step.op in OF_PICTURES:
         of_rows(step, _pool, _in_layout)
         return
-    x, name, file = step.arg(0), step.op._schema.name.removeprefix("aten::"), step.file
-    if not name.endswith("pool2d") or len(x.shape) != 4:
-        raise NotImplementedError("pools of one or two dimensions, in batches, are written")
-    is_maximum = name == "max_pool2d"
-    if name.startswith("adaptive"):
-        kernel = pair([n // m for n, m in zip(x.shape[2:], step.result.shape[2:], strict=True)])
-        stride, pad, rest = kernel, (0, 0), ()
-    else:
-        kernel = pair(step.arg(1))
-        stride, pad, rest = pair(step.arg(2) or kernel), pair(step.arg(3, 0), 0), step.args[4:]
-    if is_maximum and (pair(step.arg(4, 1)) != (1, 1) or step.arg(5, False)):
-        raise NotImplementedError("TOSA's pools have no dilation; ceil_mode is not written")
-    if not is_maximum and rest and rest[0]:
-        raise NotImplementedError("ceil_mode is not written")
+    x, file = step.arg(0), step.file
+    is_maximum, kernel, stride, pad = window_of(step, "TOSA")
     image, pads = _window(file, tensor(file, x, LAST), step.result.shape[2:], kernel, stride, pad)
     attributes: dict[str, Any] = {"kernel": list(kernel), "stride": list(stride), "pad": pads}
     shape, inputs = [step.result.shape[d] for d in LAST], [image]

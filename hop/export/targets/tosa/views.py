@@ -2,7 +2,7 @@
 
 from hop.export.targets.tflite.steps import Step
 from hop.export.targets.tflite.values import Codes, Order, common_order, tensor
-from hop.export.targets.tflite.views import permutation
+from hop.export.targets.tflite.views import permutation, place_of_slice
 from hop.export.targets.tosa.file import File
 from hop.export.targets.tosa.scales import same
 
@@ -45,17 +45,7 @@ def sliced(file: File, x: str, begin: list[int], shape: list[int]) -> str:
 
 
 def _slice(step: Step, x: Codes, name: str) -> None:
-    dim = step.arg(1, 0) % len(x.shape)
-    size, stride = x.shape[dim], 1
-    if name == "slice":
-        start, stop = slice(step.arg(2) or 0, step.arg(3)).indices(size)[:2]
-        stride = step.arg(4, 1)
-    elif name == "narrow":
-        start = step.arg(2) % max(size, 1)
-        stop = start + step.arg(3)
-    else:
-        start = step.arg(2) % size
-        stop = start + 1
+    dim, start, stop, stride = place_of_slice(step, x, name)
     if stop <= start:
         raise NotImplementedError(f"it has no elements: sizes {step.result.shape}; TOSA's tensors have some")
     order: Order = x.plain if name == "select" else common_order([x])
