@@ -114,7 +114,7 @@ def anywhere(model: Any, rules: Sequence[tuple[str, Scheme | None]]) -> list[Rul
 def restore(model: nn.Module, names: Iterable[str], reason: str) -> None:
     """Put float layers back in the place of the layers that have these names, and float weights where modules hold
     quantized ones, and say so in the model's report."""
-    made: dict[int, nn.Module] = {}
+    restored: dict[int, nn.Module] = {}
     names = set(names)
     for name in names:
         layer = model.get_submodule(name)
@@ -122,8 +122,8 @@ def restore(model: nn.Module, names: Iterable[str], reason: str) -> None:
         if holder is not None:
             holder.thaw()
         elif isinstance(layer, Layer):
-            made.setdefault(id(layer), layer.to_float())
-            model.set_submodule(name, made[id(layer)])
+            restored.setdefault(id(layer), layer.to_float())
+            model.set_submodule(name, restored[id(layer)])
     report = getattr(model, "hop_report", None)
     if isinstance(report, Report) and names:
         rows = [replace(r, scheme=None, quantized=0, reason=reason) if r.name in names else r for r in report.rows]

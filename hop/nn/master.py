@@ -173,13 +173,13 @@ def gathered_like(weight: Any, new: Any) -> Any:
     masters = [isinstance(t, MasterWeight) for t in (own, part)]
     if not any(masters) or dtensor.is_dtensor(weight) != dtensor.is_dtensor(new):
         return new
-    made: Any = part.data_ if masters[1] else part
-    if masters[0] and type(made) in (Tensor, torch.nn.Parameter):
-        made = MasterWeight(made.detach(), own.gathering)
+    result: Any = part.data_ if masters[1] else part
+    if masters[0] and type(result) in (Tensor, torch.nn.Parameter):
+        result = MasterWeight(result.detach(), own.gathering)
     if part is not new:
         at = dtensor.Sharding([], new.device_mesh, new.placements, new.shape, new.stride())
-        made = dtensor.make_dtensor(made, at)
-    return parameter_like(new, made)
+        result = dtensor.make_dtensor(result, at)
+    return parameter_like(new, result)
 
 
 def parameter_like(old: Tensor, new: Tensor) -> Tensor:
@@ -258,19 +258,19 @@ class _Part:
         """Of each buffer the units that begin in this part, and a function that says which elements are not clipped."""
         frame, length = self._frame(x), x.shape[0]
         scale, zero_point = self._given(x, frame)
-        made = self._buffers(frame, scale, zero_point)
+        buffers = self._buffers(frame, scale, zero_point)
         own = slice(self.parts.start(self.rank) - self._first, None)
-        grids = dict(made)
+        grids = dict(buffers)
         for name, unit in fsdp.row_units(self.quantizer, x.dim()).items():
             if unit == -1:
                 continue
             first, last = self.parts.units(self.rank, unit)
             skipped = first - self._first // unit if length else 0
-            grids[name] = made[name][skipped : skipped + last - first]
+            grids[name] = buffers[name][skipped : skipped + last - first]
 
         def inside() -> Tensor:
-            used = made["scale"] if scale is None else scale
-            return self.quantizer.derivatives(self._frame(x), used, made.get("zero_point")).inside[own][:length]
+            used = buffers["scale"] if scale is None else scale
+            return self.quantizer.derivatives(self._frame(x), used, buffers.get("zero_point")).inside[own][:length]
 
         return grids, inside
 
@@ -297,9 +297,9 @@ class _Part:
     def _buffers(self, frame: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> dict[str, Tensor]:
         if not self._is_cut():
             return quantize(self.quantizer, frame, scale=scale, zero_point=zero_point).buffers()
-        made = quantize_shared(self.quantizer, frame, (scale, zero_point, None), (copies.ROWWISE,), self._combined)
+        buffers = quantize_shared(self.quantizer, frame, (scale, zero_point, None), (copies.ROWWISE,), self._combined)
         names = copies.names(self.quantizer, (copies.ROWWISE,))
-        return dict(zip(names, made, strict=True))
+        return dict(zip(names, buffers, strict=True))
 
     def _is_cut(self) -> bool:
         """Whether blocks have elements in other processes."""

@@ -152,10 +152,10 @@ def _run(
         key = (name, "" if scheme is None else str(scheme))
         row = known.get(key)
         if row is None:
-            made = None if scheme is None else to_scheme(program, scheme)
-            row = replace(trial.measured(None if made is None else made.program), name=name, scheme=key[1])
-            if made is not None:
-                row = replace(row, rewritten=len(made.report.rewritten), left=len(made.report.left))
+            converted = None if scheme is None else to_scheme(program, scheme)
+            row = replace(trial.measured(None if converted is None else converted.program), name=name, scheme=key[1])
+            if converted is not None:
+                row = replace(row, rewritten=len(converted.report.rewritten), left=len(converted.report.left))
             notes.add(asdict(row))
         rows.append(row)
     trial.options.tell("done", len(everything), len(everything))

@@ -60,9 +60,9 @@ class Arrays:
             stored = stored.to(torch.float32)
         elif str(x.dtype).startswith(("torch.float8", "torch.float4")):
             stored = stored.view(_BITS[x.dtype.itemsize])
-        self.held[name] = made = stored.contiguous().numpy()
+        self.held[name] = array = stored.contiguous().numpy()
         dtype = str(x.dtype).removeprefix("torch.")
-        self.described[name] = {"dtype": dtype, "stored": made.dtype.name, "shape": list(made.shape)}
+        self.described[name] = {"dtype": dtype, "stored": array.dtype.name, "shape": list(array.shape)}
 
     # ---- arguments
 

@@ -85,9 +85,9 @@ class _Runtime:
             FileTensor(i, n, self.model.shape(n), self.model.tensors[n]["type"], None, None)
             for i, n in enumerate(names)
         )
-        made = [(op["op"], n) for op in self.model.block.get("operators", ()) for n in op.get("outputs", ())]
+        written = [(op["op"], n) for op in self.model.block.get("operators", ()) for n in op.get("outputs", ())]
         codes = {n for n in places if self.model.dtype(n) in _CODES}
-        self.shown = [n for op, n in made if op != "CONST" and n in codes]
+        self.shown = [n for op, n in written if op != "CONST" and n in codes]
         operators = tuple(
             FileOperator(i, "", (), (places[n],), lambda name, default: default) for i, n in enumerate(self.shown)
         )

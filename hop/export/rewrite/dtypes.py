@@ -82,7 +82,7 @@ def _cast(
     held = state if names[scale.name] in state else constants
     was = held[names[scale.name]]
     scale.meta["val"] = scale.meta["val"].to(dtype)
-    made = was.detach().to(dtype)
+    tensor = was.detach().to(dtype)
     held[names[scale.name]] = (
-        torch.nn.Parameter(made, was.requires_grad) if isinstance(was, torch.nn.Parameter) else made
+        torch.nn.Parameter(tensor, was.requires_grad) if isinstance(was, torch.nn.Parameter) else tensor
     )

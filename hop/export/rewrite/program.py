@@ -76,8 +76,8 @@ def propagate(graph: Graph) -> None:
         except (RuntimeError, ValueError):
             if node.target is not torch.ops.aten.view.default:
                 raise
-            made = emit(node, torch.ops.aten.reshape.default, *node.args)
-            node.replace_all_uses_with(made)
+            reshaped = emit(node, torch.ops.aten.reshape.default, *node.args)
+            node.replace_all_uses_with(reshaped)
             graph.erase_node(node)
 
 

@@ -120,8 +120,8 @@ def _with_sums(program: ExportedProgram) -> ExportedProgram:
     graph = graph_of(program)
     sums = graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
     for node in [n for n in sums if value(n.args[0]).dtype == torch.int64]:
-        made = emit(node, _last_of_cumulative, *node.args)
-        node.replace_all_uses_with(made)
+        total = emit(node, _last_of_cumulative, *node.args)
+        node.replace_all_uses_with(total)
         graph.erase_node(node)
     return rebuilt(program, graph) if sums else program
 
@@ -192,8 +192,8 @@ def _is_activation(node: Node) -> bool:
     return isinstance(codes, Node) and "quantize" in str(origin_of(codes).target)
 
 
-def _check_kernels(made: "ExecutorchProgramManager", known: Any) -> None:
-    program = made.exported_program()
+def _check_kernels(manager: "ExecutorchProgramManager", known: Any) -> None:
+    program = manager.exported_program()
     for node in program.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is None:
@@ -203,13 +203,13 @@ def _check_kernels(made: "ExecutorchProgramManager", known: Any) -> None:
             raise NotImplementedError(f"to_executorch: node {node.name!r} calls {name}, which has no portable kernel")
 
 
-def _check_delegates(made: "ExecutorchProgramManager", runtime: Any) -> None:
+def _check_delegates(manager: "ExecutorchProgramManager", runtime: Any) -> None:
     """Refuse a file whose delegates do not start, where this runtime has them: XNNPACK takes convolutions of three
     dimensions, for instance, and refuses them when the file is loaded."""
-    wanted = {delegate.id for plan in made.executorch_program.execution_plan for delegate in plan.delegates}
+    wanted = {delegate.id for plan in manager.executorch_program.execution_plan for delegate in plan.delegates}
     if not all(runtime.backend_registry.is_available(name) for name in wanted):
         return
-    program = runtime.load_program(made.buffer)
+    program = runtime.load_program(manager.buffer)
     for method in sorted(program.method_names):
         try:
             program.load_method(method)

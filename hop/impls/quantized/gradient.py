@@ -199,8 +199,8 @@ def transposed_rows(call: SchemeCall, role: str, x: Tensor, stream: int) -> tupl
     q = call.quantizer(role)
     assert q is not None
     if schemes.rows_share_scales(q):
-        made, fold = _codes(call, role, x)
-        return operands.swapped_codes(made), fold
+        codes, fold = _codes(call, role, x)
+        return operands.swapped_codes(codes), fold
     if is_quantized(call.find(role)):
         if copies.COLUMNWISE in call.find(role).usages:
             return operands.rows_of_columns(call.find(role)), None
@@ -216,10 +216,10 @@ def transposed_rows(call: SchemeCall, role: str, x: Tensor, stream: int) -> tupl
 def _codes(call: SchemeCall, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | None]:
     """The codes of an operand with one scale for each row, as the forward has them: of the rows x, which may be views
     of it. Its scales apart, None where one serves the whole tensor."""
-    made, q = operands.quantized_rows(call, role), call.quantizer(role)
+    codes, q = operands.quantized_rows(call, role), call.quantizer(role)
     assert q is not None
     # of symbolic sizes reshape would be no view
-    flat: Any = made if made.shape == x.shape else made.contiguous().view(x.shape)
+    flat: Any = codes if codes.shape == x.shape else codes.contiguous().view(x.shape)
     if q.shares_scale():
         return flat, None
     step = flat.quantizer.scale.scale_of(list(flat.buffers().values())[1:], flat.quantizer.format)

@@ -179,18 +179,18 @@ class _Linear(torch.autograd.Function):
         flags = ctx.needs_input_grad[-len(tensors) + 1 :]
         needs = Needs(*flags[_SCALES:], *flags[:4])
         with eager.below_autograd():
-            y, *made = linear_forward(scheme, dtype, list(needs), list(options), *tensors, held)
+            y, *copies_saved = linear_forward(scheme, dtype, list(needs), list(options), *tensors, held)
         contract = _contract(scheme, needs, list(options), scales)
         of_x, of_weight = (TensorProto.of(t) for t in (x, weight))
         count = _count(contract.copy_of_x(of_x))
         saved, kept = contract.copy_of_weight(of_weight), contract.kept_of_weight(of_weight)
-        new = made[count:]
+        new = copies_saved[count:]
         copy = new
         if kept is not None:
             named = dict(zip([b.name for b in kept.buffers()], held or new, strict=True))
             copy = [] if saved is None else [named[b.name] for b in saved.buffers()]
         originals = [t if s.original else None for t, s in ((x, contract.of_x()), (weight, contract.of_weight()))]
-        ctx.save_for_backward(*tensors[: 1 + _SCALES], *originals, *made[:count], *copy)
+        ctx.save_for_backward(*tensors[: 1 + _SCALES], *originals, *copies_saved[:count], *copy)
         ctx.node = (scheme, dtype, list(needs), list(options))
         ctx.described = ([list(t.shape) for t in (x, weight)], [x.dtype, weight.dtype])
         if bias is not None:
@@ -211,8 +211,8 @@ class _Linear(torch.autograd.Function):
         if torch.is_grad_enabled() or eager.has_tangent(grad):
             gradients = _differentiable(ctx, needs, grad, seed, scales, x, weight)
         else:
-            made = iter(linear_backward(*ctx.node, *ctx.described, seed, *scales, grad, x, weight, of_x, of_weight))
-            gradients = [next(made) if need else None for need in needs]
+            outputs = iter(linear_backward(*ctx.node, *ctx.described, seed, *scales, grad, x, weight, of_x, of_weight))
+            gradients = [next(outputs) if need else None for need in needs]
         if needs.weight and ctx.main_grad is not None:
             of_weight, gradients[1] = gradients[1], None
             assert of_weight is not None

@@ -57,8 +57,8 @@ class Quantized(Composite):
         if output is None:
             return scaled(op, dtype, *args, **kwargs)
         options = {"output_scale": scales.output, "output_zero_point": scales.output_zero_point}
-        made = scaled(op, output, *args, **options, **kwargs)
-        return made if made.dtype == dtype else made.rebuilt(made.buffers(), dtype=dtype)
+        result = scaled(op, output, *args, **options, **kwargs)
+        return result if result.dtype == dtype else result.rebuilt(result.buffers(), dtype=dtype)
 
     def explain(self, /, *args: Any, **kwargs: Any) -> str:
         """Which kernel the product of the codes takes."""
@@ -276,11 +276,11 @@ def _node(op: Any, text: str, dtype: Any, scales: Scales, seed: _Optional, *args
         seed = torch.randint(2**62, (), device=factors[0].device)
     if scheme.adds_noise():
         call = taken(op, text, dtype, (seed, *scales, *bound), kwargs)
-        made = noisy.with_noise(call)
-        if made.scheme is None:
-            return noisy.in_floats(call, made.args)
-        text, scales, bound = str(made.scheme), made.scales, made.args
-        seed = seed if made.scheme.is_stochastic() else None
+        with_noise = noisy.with_noise(call)
+        if with_noise.scheme is None:
+            return noisy.in_floats(call, with_noise.args)
+        text, scales, bound = str(with_noise.scheme), with_noise.scales, with_noise.args
+        seed = seed if with_noise.scheme.is_stochastic() else None
     return quantized_operator(op, text, dtype, seed, *scales, *bound, **kwargs)
 
 

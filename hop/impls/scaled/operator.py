@@ -121,8 +121,10 @@ class Scaled(Composite):
         self, op: OpOverload, output: Any, scale: _Optional, zero_point: _Optional, /, *args: Any, **kwargs: Any
     ) -> Tensor:
         encoded = encode([operand(x) for x in args])
-        made = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
-        return made if isinstance(output, torch.dtype) else _quantized(Quantizer.parse(output), op, args, kwargs, made)
+        result = scaled_buffers(op, output, scale, zero_point, *encoded, **kwargs)
+        if isinstance(output, torch.dtype):
+            return result
+        return _quantized(Quantizer.parse(output), op, args, kwargs, result)
 
     def kernels(self, op: OpOverload, output: Any, /, *args: Any, **kwargs: Any) -> Iterable[tuple[Kernel, Call]]:
         return ()
@@ -210,17 +212,17 @@ def _first_operand(op: OpOverload, args: tuple[Any, ...]) -> int:
     )
 
 
-def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Tensor:
+def _quantized(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Tensor:
     """The result, of which `made` are the buffers."""
-    shape, dtype = _shape(q, op, args, kwargs, made), _appearance(op, args)
-    named = zip(copies.names(q, (copies.ROWWISE,)), made, strict=True)
+    shape, dtype = _shape(q, op, args, kwargs, buffers), _appearance(op, args)
+    named = zip(copies.names(q, (copies.ROWWISE,)), buffers, strict=True)
     return QuantizedTensor.fitting(dict(named), q, shape, dtype)
 
 
-def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], made: Sequence[Tensor]) -> Sequence[int]:
+def _shape(q: Quantizer, op: OpOverload, args: Any, kwargs: dict[str, Any], buffers: Sequence[Tensor]) -> Sequence[int]:
     """The shape of the result, of which `made` are the buffers."""
     if q.per_byte() == 1:
-        return made[0].shape
+        return buffers[0].shape
     return calls.shape(op, [operand(x) for x in args], kwargs)
 
 

@@ -60,11 +60,11 @@ def _weight(step: Step, x: Codes, weight: Weight, codes: Tensor) -> list[str]:
     file, scales = step.file, weight.scales
     unsigned = x.dtype == torch.uint8 and file.weights == torch.uint8
     zero, dtype = (_UNSIGNED, torch.uint8) if unsigned else (0, torch.int8)
-    made = file.tensor(weight.name, codes.shape, dtype, data=codes.to(torch.int16) + zero)
+    tensor_name = file.tensor(weight.name, codes.shape, dtype, data=codes.to(torch.int16) + zero)
     if scales.numel() == 1:
-        return [made, file.scale(scales.item()), file.zero(zero, dtype)]
+        return [tensor_name, file.scale(scales.item()), file.zero(zero, dtype)]
     return [
-        made,
+        tensor_name,
         file.numbers(scales.tolist(), torch.float32, f"{weight.name}_scales"),
         file.numbers([zero] * scales.numel(), dtype, f"{weight.name}_zero_points"),
     ]
@@ -89,8 +89,8 @@ def _matrix(step: Step) -> None:
     flat = sized(file, tensor(file, x), (rows, width), f"{step.result.name}_rows")
     operands = [flat, *units(file, x), *_weight(step, x, weight, weight.codes.t())]
     bias = _bias(step, x, weight, channels) or [""]
-    made = like(step.result, (rows, channels), step)
-    give(step, made, "QGemm", [*operands, *bias, *units(file, step.result)], CONTRIB)
+    output = like(step.result, (rows, channels), step)
+    give(step, output, "QGemm", [*operands, *bias, *units(file, step.result)], CONTRIB)
 
 
 def _matmul(step: Step, x: Codes, other: Codes | Weight) -> None:
@@ -146,8 +146,8 @@ def _difference(step: Step, a: Sequence[str], b: Sequence[str]) -> None:
         file.node("DequantizeLinear", own, file.tensor(f"{name}operand", file.sizes[own[0]], torch.float32))
         for own in (a, b)
     ]
-    made = file.node("Sub", floats, file.tensor(f"{name}_floats", step.result.shape, torch.float32))
-    give(step, step.result, "QuantizeLinear", [made, *units(file, step.result)])
+    difference = file.node("Sub", floats, file.tensor(f"{name}_floats", step.result.shape, torch.float32))
+    give(step, step.result, "QuantizeLinear", [difference, *units(file, step.result)])
 
 
 def _product(step: Step) -> None:
@@ -183,8 +183,8 @@ def _global_mean(step: Step, x: Codes, dims: Sequence[int]) -> None:
         )
     image = sized(file, image, (1, *sizes), f"{step.result.name}_rows")
     operands = [image, *units(file, x), *units(file, step.result)]
-    made = like(step.result, (1, sizes[0], 1), step)
-    give(step, made, "QLinearGlobalAveragePool", operands, CONTRIB, channels_last=0)
+    output = like(step.result, (1, sizes[0], 1), step)
+    give(step, output, "QLinearGlobalAveragePool", operands, CONTRIB, channels_last=0)
 
 
 def _mean(step: Step) -> None:
@@ -226,8 +226,8 @@ def _maximum(step: Step) -> None:
     if step.arg(5, False):
         raise NotImplementedError("ceil_mode is not written")
     x, pool = step.arg(0), _window(step)
-    made = like(x, step.result.shape, step)
-    give(step, made, "MaxPool", [tensor(step.file, x)], dilations=each(step.arg(4, 1), 2, 1), **pool)
+    output = like(x, step.result.shape, step)
+    give(step, output, "MaxPool", [tensor(step.file, x)], dilations=each(step.arg(4, 1), 2, 1), **pool)
 
 
 def _softmax(step: Step) -> None:

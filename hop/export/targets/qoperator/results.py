@@ -33,22 +33,22 @@ def like(x: Codes, shape: Sequence[int], step: Step) -> Codes:
     return Codes(f"{step.result.name}_of", tuple(shape), x.scale, x.zero, x.dtype)
 
 
-def give(step: Step, made: Codes, op: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
+def give(step: Step, output: Codes, op: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
     """The result of a node that gives `made`: in the result's sizes and units, and within its range."""
     file, result = step.file, step.result
     low, high = _bounds(step)
     rest: list[tuple[str, Codes, list[str]]] = []
-    if made.shape != result.shape:
+    if output.shape != result.shape:
         shape = file.numbers(result.shape, torch.int64, "sizes")
-        rest.append(("Reshape", like(made, result.shape, step), [shape]))
-    if made.dtype != result.dtype:
-        raise NotImplementedError(f"its codes are {result.dtype}, and what it reads {made.dtype}; take one dtype")
-    if not made.is_alike(result):
-        rest.append(("QLinearConcat", result, units(file, made)))
+        rest.append(("Reshape", like(output, result.shape, step), [shape]))
+    if output.dtype != result.dtype:
+        raise NotImplementedError(f"its codes are {result.dtype}, and what it reads {output.dtype}; take one dtype")
+    if not output.is_alike(result):
+        rest.append(("QLinearConcat", result, units(file, output)))
     if low is not None or high is not None:
         bounds = ["" if n is None else file.zero(n, result.dtype) for n in (low, high)]
         rest.append(("Clip", result, bounds))
-    x = file.node(op, inputs, _output(step, made, not rest), domain, **attributes)
+    x = file.node(op, inputs, _output(step, output, not rest), domain, **attributes)
     for i, (name, codes, more) in enumerate(rest):
         out = _output(step, codes, i == len(rest) - 1)
         if name == "QLinearConcat":
@@ -75,5 +75,5 @@ def sized(file: File, x: str, shape: Sequence[int], name: str) -> str:
     """x in other sizes."""
     if file.sizes[x] == tuple(shape):
         return x
-    made = file.tensor(name, shape, file.dtypes[x])
-    return file.node("Reshape", [x, file.numbers(shape, torch.int64, "sizes")], made)
+    output = file.tensor(name, shape, file.dtypes[x])
+    return file.node("Reshape", [x, file.numbers(shape, torch.int64, "sizes")], output)

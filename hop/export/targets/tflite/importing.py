@@ -191,20 +191,20 @@ class _Module(nn.Module):
         inputs = tuple(None if t is None else self._input(t, values) for t in tensors)
         result = self.graph.tensors[op.outputs[0]]
         if op.name == "DEQUANTIZE":
-            made: Any = run_dequantize(inputs[0].held()) if isinstance(inputs[0], Value) else None
-            if made is None:
+            output: Any = run_dequantize(inputs[0].held()) if isinstance(inputs[0], Value) else None
+            if output is None:
                 raise NotImplementedError(f"{self.place(op)} reads no codes of int8 or int16")
-            return made
+            return output
         try:
-            made = READ[op.name](Call(op, inputs, tensors, result, self.of(result), self.numbers, self.lists))
+            output = READ[op.name](Call(op, inputs, tensors, result, self.of(result), self.numbers, self.lists))
         except NotImplementedError as error:
             raise NotImplementedError(f"{self.place(op)} cannot be read: {error}") from error
         except _REFUSALS as error:
             raise ValueError(f"{self.place(op)} cannot be: {error}") from error
-        shape = tuple(made.at().shape)
+        shape = tuple(output.at().shape)
         if shape != result.shape:
             raise ValueError(f"{self.place(op)} gives the shape {shape}, and the file says {result.shape}")
-        return made
+        return output
 
     def _input(self, tensor: FileTensor, values: dict[int, Any]) -> Any:
         if tensor.index in values:
@@ -214,9 +214,9 @@ class _Module(nn.Module):
 
 def _named(names: Any) -> list[str]:
     """Names of a file as names of arguments."""
-    made: list[str] = []
+    unique: list[str] = []
     for name in names:
         own = re.sub(r"\W", "_", name.partition(":")[0], flags=re.ASCII) or "x"
         own = f"x_{own}" if own[0].isdigit() or own[0] == "_" or keyword.iskeyword(own) or own == "self" else own
-        made.append(own if own not in made else f"{own}_{len(made)}")
-    return made
+        unique.append(own if own not in unique else f"{own}_{len(unique)}")
+    return unique

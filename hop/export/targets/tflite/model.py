@@ -229,10 +229,10 @@ class Writer:
         return Weight(str(codes), known, scale.reshape(-1))
 
     def constant(self, name: str, codes: Tensor, scale: float, zero: int) -> Codes:
-        made = Codes(name, _shape(codes), scale, zero, codes.dtype)
+        result = Codes(name, _shape(codes), scale, zero, codes.dtype)
         index = self.file.tensor(name, codes.shape, codes.dtype, ([scale], [zero], 0), codes)
-        made.tensors[made.plain] = index
-        return made
+        result.tensors[result.plain] = index
+        return result
 
     def units(self, quantizer: Quantizer, scale: Any, zero: Any) -> tuple[float, int, torch.dtype]:
         """The scale, the zero point and the dtype of codes."""

@@ -128,7 +128,7 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
         raise NotImplementedError(f"an output_padding of {more} beside a padding of {pad} is not written: take no more")
     is_whole = is_same or list(sizes) == whole
     shape = result.shape if is_whole else (*result.shape[:2], *whole)
-    made = result if is_whole else replace(result, name=f"{result.name}_whole", shape=shape, tensors={})
+    output = result if is_whole else replace(result, name=f"{result.name}_whole", shape=shape, tensors={})
     inputs = [
         file.integers(f"{result.name}_sizes", [shape[d] for d in LAST]),
         _filter(step, weight, weight.codes.permute(1, 2, 3, 0), 0),
@@ -137,7 +137,7 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
     ]
     options = {"padding": file.padding("SAME" if is_same else "VALID"), "strideH": stride[0], "strideW": stride[1]}
     options["fusedActivationFunction"] = step.activation()
-    index = file.operator("TRANSPOSE_CONV", inputs, new(file, made, LAST), "TransposeConvOptions", options)
+    index = file.operator("TRANSPOSE_CONV", inputs, new(file, output, LAST), "TransposeConvOptions", options)
     if is_whole:
         result.tensors[LAST] = index
         return

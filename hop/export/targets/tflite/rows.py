@@ -23,11 +23,11 @@ def of_rows(step: Step, write: Callable[[Step], None], reshape: Callable[[Any, A
     x, file = step.arg(0), step.file
     if len(x.shape) != len(ROWS):
         raise NotImplementedError("convolutions and pools of one dimension are written in batches")
-    picture, made = (_picture(codes) for codes in (x, step.result))
+    picture, output = (_picture(codes) for codes in (x, step.result))
     picture.tensors[LAST] = reshape(file, tensor(file, x, ROWS), picture, LAST)
     args = (picture, *_arguments(step.op, step.args[1:]))
-    write(replace(step, op=OF_PICTURES[step.op], args=args, result=made))
-    step.result.tensors[ROWS] = reshape(file, tensor(file, made, LAST), step.result, ROWS)
+    write(replace(step, op=OF_PICTURES[step.op], args=args, result=output))
+    step.result.tensors[ROWS] = reshape(file, tensor(file, output, LAST), step.result, ROWS)
 
 
 def _picture(codes: Codes) -> Codes:

@@ -52,10 +52,10 @@ def _as_is(step: Step, x: Codes, order: Any) -> None:
         step.result.tensors.update(x.tensors)
         return
     index = tensor(step.file, x, order)
-    made = step.file.operator("QUANTIZE", [index], new(step.file, step.result, order), "QuantizeOptions")
+    output = step.file.operator("QUANTIZE", [index], new(step.file, step.result, order), "QuantizeOptions")
     if (step.low, step.high) != (None, None):
-        made = step.bounded(made, order)
-    step.result.tensors[order] = made
+        output = step.bounded(output, order)
+    step.result.tensors[order] = output
 
 
 def place_of_slice(step: Step, x: Codes, name: str) -> tuple[int, int, int, int]:

@@ -107,9 +107,9 @@ def _matmul(step: Step, x: Codes, other: Codes | Weight) -> None:
     if isinstance(other, Weight):
         if other.scales.numel() != 1:
             raise NotImplementedError("the second operand of a product of activations has one scale")
-        made = file.tensor(other.name, other.codes.shape, torch.int8, data=other.codes)
+        second = file.tensor(other.name, other.codes.shape, torch.int8, data=other.codes)
         other = Codes(other.name, tuple(other.codes.shape), float(other.scales), 0)
-        other.tensors[other.plain] = made
+        other.tensors[other.plain] = second
     if x.dtype != other.dtype:
         raise NotImplementedError("MATMUL takes codes of one width")
     zeros = [file.constant([v.zero], v.dtype) for v in (x, other)]
@@ -212,8 +212,8 @@ def _both(step: Step) -> tuple[list[str], Order]:
         return [tensor(step.file, v, order) for v in (a, b)], order
     rank = len(step.result.shape)
     shapes = [(*[1] * (rank - len(v.shape)), *v.shape) for v in (a, b)]
-    made = [reshaped(step.file, tensor(step.file, v), s) for v, s in zip((a, b), shapes, strict=True)]
-    return made, step.result.plain
+    operands = [reshaped(step.file, tensor(step.file, v), s) for v, s in zip((a, b), shapes, strict=True)]
+    return operands, step.result.plain
 
 
 def _sum(step: Step) -> None:
@@ -245,13 +245,13 @@ def _concatenation(step: Step) -> None:
     parts, dim, file = step.arg(0), step.arg(1, 0) % len(step.result.shape), step.file
     order, inputs = common_order(parts), []
     for i, part in enumerate(parts):
-        made = tensor(file, part, order)
+        name = tensor(file, part, order)
         if not part.is_alike(step.result):
             own = _float(part.scale)
             scale = Scale.of(step.convention, own, torch.ones_like(own), _float(step.result.scale))
-            like = file.tensor(f"{step.result.name}_part{i}", file.sizes[made], part.dtype)
-            made = rescaled(file, made, like, scale, (part.zero, step.result.zero))
-        inputs.append(made)
+            like = file.tensor(f"{step.result.name}_part{i}", file.sizes[name], part.dtype)
+            name = rescaled(file, name, like, scale, (part.zero, step.result.zero))
+        inputs.append(name)
     shape = [step.result.shape[d] for d in order]
     joined = file.made("CONCAT", inputs, f"{step.result.name}_joined", shape, step.result.dtype, axis=order.index(dim))
     same(step, joined, step.result, order)
@@ -297,8 +297,8 @@ def _pool(step: Step) -> None:
         inputs += [file.constant([x.zero], x.dtype)] * 2
         attributes["acc_type"] = "INT32"
     op = "MAX_POOL2D" if is_maximum else "AVG_POOL2D"
-    made = file.made(op, inputs, f"{step.result.name}_pooled", shape, x.dtype, **attributes)
-    same(step, made, x, LAST)
+    pooled = file.made(op, inputs, f"{step.result.name}_pooled", shape, x.dtype, **attributes)
+    same(step, pooled, x, LAST)
 
 
 def _relu(step: Step) -> None:

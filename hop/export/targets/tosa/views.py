@@ -22,8 +22,8 @@ def viewed(step: Step) -> None:
             step.result.tensors.update({tuple(by.index(d) for d in order): t for order, t in x.tensors.items()})
             return
         order = step.result.plain
-        made = step.file.tensor(f"{step.result.name}_view", step.result.shape, x.dtype)
-        same(step, step.file.transposed(tensor(step.file, x), by, made), x, order)
+        output = step.file.tensor(f"{step.result.name}_view", step.result.shape, x.dtype)
+        same(step, step.file.transposed(tensor(step.file, x), by, output), x, order)
     elif name in ("slice", "narrow", "select"):
         _slice(step, x, name)
     else:
@@ -49,10 +49,10 @@ def _slice(step: Step, x: Codes, name: str) -> None:
     if stop <= start:
         raise NotImplementedError(f"it has no elements: sizes {step.result.shape}; TOSA's tensors have some")
     order: Order = x.plain if name == "select" else common_order([x])
-    made, at = tensor(step.file, x, order), order.index(dim)
-    made = _strided(step.file, made, at, (start, stop, stride))
+    output, at = tensor(step.file, x, order), order.index(dim)
+    output = _strided(step.file, output, at, (start, stop, stride))
     result = step.result.plain if name == "select" else order
-    same(step, reshaped(step.file, made, tuple(step.result.shape[d] for d in result)), x, result)
+    same(step, reshaped(step.file, output, tuple(step.result.shape[d] for d in result)), x, result)
 
 
 def _strided(file: File, x: str, dim: int, places: tuple[int, int, int]) -> str:
