@@ -135,8 +135,8 @@ class _Rotating(Stages):
         self.settings = settings
         self.rows = {layer: RotatedLayer(name, 0, float("nan"), float("nan")) for layer, name in self.names.items()}
 
-    def note(self, layer: Layer, note: str, **found: Any) -> None:
-        self.rows[layer] = replace(self.rows[layer], note=note, **found)
+    def note(self, layer: Layer, note: str, **fields: Any) -> None:
+        self.rows[layer] = replace(self.rows[layer], note=note, **fields)
 
     def stage(self, layers: list[Linear], inputs: Inputs) -> None:
         """Layers that read one input take one rotation, if they have one scheme."""
@@ -161,8 +161,8 @@ class _Rotating(Stages):
                 self.note(layer, "no rotation: it is no better", before=before, after=before)
                 continue
             into, note = ("", f"not folded: {why}") if source is None else (source.name, "")
-            found = {"size": len(hadamard.signs), "before": before, "after": after, "folded_into": into}
-            self.note(layer, note, **found)
+            fields = {"size": len(hadamard.signs), "before": before, "after": after, "folded_into": into}
+            self.note(layer, note, **fields)
             if source is None:
                 layer.transform_input(InputTransform(None, hadamard))
             else:

@@ -178,8 +178,8 @@ class _Smoothing(Stages):
         self.options = options
         self.rows = {layer: SmoothedLayer(name, None, _NAN, _NAN) for layer, name in self.names.items()}
 
-    def note(self, layer: Layer, note: str, **found: Any) -> None:
-        self.rows[layer] = replace(self.rows[layer], note=note, **found)
+    def note(self, layer: Layer, note: str, **fields: Any) -> None:
+        self.rows[layer] = replace(self.rows[layer], note=note, **fields)
 
     def stage(self, layers: list[Linear], inputs: Inputs) -> None:
         """Layers that read one input take one factor."""
@@ -217,8 +217,8 @@ class _Smoothing(Stages):
         for each in self.options.settings.alphas:
             s = self.options.settings.factor(each, inputs.most, inputs.mean, weights.clamp(min=LEAST))
             s = s.to(layers[0].weight.dtype).to(torch.float32)  # as the weight is multiplied
-            if bool(((s > 0) & s.isfinite()).all()) and (found := error(s)) < best:
-                alpha, factor, best = each, s, found
+            if bool(((s > 0) & s.isfinite()).all()) and (loss := error(s)) < best:
+                alpha, factor, best = each, s, loss
         return alpha, factor, before, best
 
     def _fold(self, source: Source, factor: Tensor) -> None:

@@ -65,17 +65,17 @@ class Route(NamedTuple):
 
 
 def _integer(program: ExportedProgram, options: Options, out: Path) -> Report:
-    made = to_integer(program, requantize=None if options.requantize is None else CONVENTIONS[options.requantize])
-    torch.export.save(made.program, out)
-    return made.report
+    result = to_integer(program, requantize=None if options.requantize is None else CONVENTIONS[options.requantize])
+    torch.export.save(result.program, out)
+    return result.report
 
 
 def _qdq(program: ExportedProgram, options: Options, out: Path) -> Report:
     if options.target == "vulkan":
         raise typer.BadParameter("--to qdq knows xnnpack alone", param_hint="'--target'")
-    made = to_qdq(program, target=options.target)
-    torch.export.save(made.program, out)
-    return made.report
+    result = to_qdq(program, target=options.target)
+    torch.export.save(result.program, out)
+    return result.report
 
 
 def _aten(program: ExportedProgram, options: Options, out: Path) -> None:

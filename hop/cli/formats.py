@@ -50,11 +50,11 @@ def formats(
             )
         return
     if name is None:
-        found = [facts(f) for f in FORMATS]
+        rows = [facts(f) for f in FORMATS]
         if as_json:
-            show_json(found)
+            show_json(rows)
         else:
-            show(_listing(found))
+            show(_listing(rows))
         return
     chosen = next((f for f in FORMATS if f.name == name.lower()), None)
     if chosen is None:
@@ -103,14 +103,14 @@ def codes(fmt: Format) -> list[tuple[int, float]]:
     return [(c, n) for c, n in zip(bits.tolist(), numbers, strict=True) if n in known or not fmt.is_integer]
 
 
-def _listing(found: list[dict[str, Any]]) -> str:
+def _listing(listed: list[dict[str, Any]]) -> str:
     names = ("name", "kind", "dtype", "bits", "numbers", "smallest", "largest", "least above 0")
     rows = [
         [
             *(f["name"], f["kind"], f["dtype"], str(f["bits"]), str(f["numbers"])),
             *(f"{f[key]:.6g}" for key in ("smallest", "largest", "least_above_zero")),
         ]
-        for f in found
+        for f in listed
     ]
     return table(names, rows, right=3)
 

@@ -70,8 +70,8 @@ class _StoodFor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, like: Tensor, dense: bool) -> Tensor:
-        made = torch.zeros(tuple(x.shape) if dense else (), dtype=x.dtype, device=like.device)
-        return made if dense else made.expand(tuple(x.shape))
+        tensor = torch.zeros(tuple(x.shape) if dense else (), dtype=x.dtype, device=like.device)
+        return tensor if dense else tensor.expand(tuple(x.shape))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -139,12 +139,12 @@ def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: b
 
 def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
     """The inverse of `_taken_apart`; what is left over stays at the end."""
-    found, at = [], 0
+    args, at = [], 0
     for held in layout:
         width = 1 if held is None else held.width
-        found.append(flat[at] if held is None else held.together(flat[at : at + width]))
+        args.append(flat[at] if held is None else held.together(flat[at : at + width]))
         at += width
-    return [*found, *flat[at:]]
+    return [*args, *flat[at:]]
 
 
 class Function:
@@ -165,8 +165,8 @@ class Function:
         return _results.get(self.function, {}).get((self.layout, self.differs, self.floats))
 
     def __call__(self, *flat: Any) -> Any:
-        made = self.function(*_together(flat, self.layout))
-        many = made if isinstance(made, list | tuple) else [made]
+        output = self.function(*_together(flat, self.layout))
+        many = output if isinstance(output, list | tuple) else [output]
         results: list[_Held | None] = []
         flat_results: list[Any] = []
         for i, x in enumerate(many):
@@ -179,7 +179,7 @@ class Function:
             results.append(held)
             flat_results += _flat(x, held, parts, dense=True)
         _results.setdefault(self.function, {})[self.layout, self.differs, self.floats] = tuple(results)
-        return tuple(flat_results) if any(results) else made
+        return tuple(flat_results) if any(results) else output
 
 
 # By functions, which live as long as whoever calls the operator keeps them.
@@ -191,10 +191,10 @@ def _wrapped(function: Any, layout: _Layout, differs: bool, floats: int) -> Func
     """One object for equal arguments: operators that know a function by its identity know this one so, too. Of the
     results, as many as `floats` are carried as floats."""
     known = _functions.setdefault(function, weakref.WeakValueDictionary())
-    made = known.get((layout, differs, floats))
-    if made is None:
-        known[layout, differs, floats] = made = Function(function, layout, differs, floats)
-    return made
+    wrapper = known.get((layout, differs, floats))
+    if wrapper is None:
+        known[layout, differs, floats] = wrapper = Function(function, layout, differs, floats)
+    return wrapper
 
 
 @dataclass(frozen=True)
@@ -245,11 +245,11 @@ def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
     functions = [given[i] for i in row.functions]
     if row.rest is not None:
         given = [*given[: row.rest], *given[row.rest]]
-    made = plain(*given, **_moved(kwargs, layout))
+    output = plain(*given, **_moved(kwargs, layout))
     results: _Layout = next((f.results for f in functions if f.results is not None), ())
     if row.loops and row.carried is not None:
         results = layouts[row.carried]  # its function may not run at all
-    return _put_back(row, made, results, layouts)
+    return _put_back(row, output, results, layouts)
 
 
 def _trains(given: Any) -> bool:
@@ -277,18 +277,18 @@ def _moved(kwargs: dict[str, Any], layout: _Layout) -> dict[str, Any]:
     return kwargs | {"mutated_arg_indices": ",".join(moved)}
 
 
-def _put_back(row: Operator, made: Any, results: _Layout, layouts: dict[int, _Layout]) -> Any:
+def _put_back(row: Operator, output: Any, results: _Layout, layouts: dict[int, _Layout]) -> Any:
     """The results of an operator, of the class that its functions give."""
     if not any(results):
-        return made
+        return output
     carried = 0 if row.carried is None else len(layouts[row.carried])
     layout = [
-        held._replace(form=held.rules.stacked(held.form, made[-1].shape[0]))
+        held._replace(form=held.rules.stacked(held.form, output[-1].shape[0]))
         if held and row.stacks and i >= carried
         else held
         for i, held in enumerate(results)
     ]
-    return tuple(_together(made, tuple(layout)))
+    return tuple(_together(output, tuple(layout)))
 
 
 def _entered(name: str) -> Callable[[], Changes]:
@@ -348,14 +348,14 @@ def fakes_of_parts() -> Changes:
     collect = module._collect_fake_inputs
 
     def collect_parts(inputs: Sequence[Any]) -> list[Any]:
-        found: list[Any] = []
+        parts: list[Any] = []
         for x in inputs:
             value: Any = getattr(getattr(x, "node", x), "meta", {}).get("example_value")
             if type(value) in RULES:
-                found += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+                parts += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
             else:
-                found += collect([x])
-        return found
+                parts += collect([x])
+        return parts
 
     yield module, "_collect_fake_inputs", collect_parts
 

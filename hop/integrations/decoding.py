@@ -77,7 +77,7 @@ class Decoder:
         mask = self._begin(input_ids, attention_mask)
         # Of the other positions nobody reads the logits, and a large vocabulary makes them most of the time and memory.
         last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
-        found = self.model(
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=mask.to(torch.int64),
             position_ids=(mask.cumsum(1) - 1).clamp(min=0),
@@ -85,7 +85,7 @@ class Decoder:
             use_cache=True,
             **last,
         )
-        return found.logits[:, -1]
+        return outputs.logits[:, -1]
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:

@@ -109,13 +109,13 @@ def _on_meta(source: Path, config: HopConfig) -> Any:
     """The model without data, with quantized layers."""
     own = transformers.AutoConfig.from_pretrained(source)
     named: Any = (own.architectures or ["none"])[0]
-    found = getattr(transformers, named, None)
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    model_class = getattr(transformers, named, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
         raise ValueError(
             f"quantize_folder: {source}: architectures of config.json must name a model of transformers, got {named!r}"
         )
     with torch.device("meta"):
-        model = found(own)
+        model = model_class(own)
     HopQuantizer(config, pre_quantized=False)._process_model_before_weight_loading(model)
     return model
 
@@ -128,10 +128,10 @@ def _files(source: Path) -> list[Path]:
         if not listed or any(not isinstance(n, str) or Path(n).name != n for n in listed):
             raise ValueError(f"quantize_folder: {index}: weight_map must map names to files beside it")
         return [source / name for name in listed]
-    found = sorted(source.glob("*.safetensors"))
-    if not found:
+    files = sorted(source.glob("*.safetensors"))
+    if not files:
         raise FileNotFoundError(f"quantize_folder: {source} has no files *.safetensors; save the model so first")
-    return found
+    return files
 
 
 def _begin(target: Path, source: Path, config: HopConfig, headers: Sequence[Header]) -> None:
@@ -233,7 +233,7 @@ def _quantizer(model: Any, entry: Entry) -> Quantizer | None:
 
 def _described(planned: Sequence[_Planned]) -> dict[str, str]:
     """What hop.storage.load_file reads of the quantized tensors."""
-    found = {
+    description = {
         t.entry.name: {
             "quantizer": str(t.quantizer),
             "shape": list(t.entry.shape),
@@ -243,4 +243,4 @@ def _described(planned: Sequence[_Planned]) -> dict[str, str]:
         for t in planned
         if t.quantizer is not None
     }
-    return {"format": "pt", "hop": json.dumps(found)}
+    return {"format": "pt", "hop": json.dumps(description)}

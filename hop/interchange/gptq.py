@@ -44,8 +44,8 @@ def read_gptq(parts: Parts, config: Config) -> Weight:
     order = order_of_groups(parts, "g_idx", size, group) if parts.has("g_idx") else None
 
     def codes(start: int, stop: int) -> Tensor:
-        found = unpacked(words[:, start:stop].t(), bits, size)
-        return found if order is None else found[:, order]
+        numbers = unpacked(words[:, start:stop].t(), bits, size)
+        return numbers if order is None else numbers[:, order]
 
     return _built(parts, bits, group, codes, scales, zeros, size, order)
 

@@ -188,8 +188,8 @@ class FoldedBatchNorm(nn.Module):
             destination[f"{prefix}{FROZEN}"] = torch.tensor(True)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        if (found := state_dict.pop(f"{prefix}{FROZEN}", None)) is not None:
-            self.statistics_frozen = bool(found)
+        if (frozen := state_dict.pop(f"{prefix}{FROZEN}", None)) is not None:
+            self.statistics_frozen = bool(frozen)
         count = f"{prefix}num_batches_tracked"
         if self.num_batches_tracked is not None and count not in state_dict:  # of files before PyTorch counted them
             state_dict[count] = self.num_batches_tracked

@@ -146,13 +146,13 @@ class KVCache(Float32State):
         slots = (self.length + torch.arange(count - last, count, device=device)) % max(size, 1)
         whole: dict[str, QuantizedTensor] = {}
         for of, buffers in new.items():
-            found: dict[str, Tensor] = {}
+            slid: dict[str, Tensor] = {}
             for name, t in buffers.items():
                 own, t_bytes = _bytes(getattr(self, f"{of}_{name}")), _bytes(t)
                 both = torch.cat([own.index_select(_TOKENS, order), t_bytes], _TOKENS)
-                found[name] = both.index_copy_(_TOKENS, places, t_bytes).view(t.dtype)
+                slid[name] = both.index_copy_(_TOKENS, places, t_bytes).view(t.dtype)
                 own.index_copy_(_TOKENS, slots, t_bytes.narrow(_TOKENS, count - last, last))
-            whole[of] = self._tensor(of, found)
+            whole[of] = self._tensor(of, slid)
         self.length.add_(count)
         return whole["key"], whole["value"]
 
@@ -171,12 +171,12 @@ class KVCache(Float32State):
         """
         whole: dict[str, QuantizedTensor] = {}
         for of, buffers in self._quantized(key, value).items():
-            found: dict[str, Tensor] = {}
+            written: dict[str, Tensor] = {}
             for name, t in buffers.items():
                 own = getattr(self, f"{of}_{name}")
                 _bytes(own).index_copy_(_TOKENS, slots, _bytes(t))
-                found[name] = own.narrow(_TOKENS, 0, count)
-            whole[of] = self._tensor(of, found)
+                written[name] = own.narrow(_TOKENS, 0, count)
+            whole[of] = self._tensor(of, written)
         return whole["key"], whole["value"]
 
     def mask(self, positions: Tensor, window: int | None = None) -> Tensor:
@@ -230,11 +230,11 @@ class KVCache(Float32State):
         """Let each sequence of the batch be the one that `indices`, int64, name: in place where their number stays."""
         for name in self._names():
             own: Tensor = getattr(self, name)
-            found = own.index_select(0, indices.to(own.device))
-            if found.shape == own.shape:
-                own.copy_(found)
+            selected = own.index_select(0, indices.to(own.device))
+            if selected.shape == own.shape:
+                own.copy_(selected)
             else:
-                setattr(self, name, found)
+                setattr(self, name, selected)
 
     def reset(self) -> None:
         """Forget all tokens."""

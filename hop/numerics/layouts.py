@@ -216,10 +216,10 @@ class Tiled(Layout):
         of 4. Their bytes alone are read. `at` are rows that there are; `held` integers."""
         panel, row = torch.div(at, ROWS, rounding_mode="floor"), at.remainder(ROWS)
         tile, lane = torch.div(row, 16, rounding_mode="floor"), row.remainder(16)
-        found = held.unflatten(4, (16, QUAD))[panel, :, tile, :, lane]  # (rows, slices, quads or pairs of them, 4)
-        if found.shape[2] == 16:
-            return found.flatten(1)[:, :size]
-        quads = torch.stack([found.remainder(16), torch.div(found, 16, rounding_mode="floor")], 3).flatten(1)
+        codes = held.unflatten(4, (16, QUAD))[panel, :, tile, :, lane]  # (rows, slices, quads or pairs of them, 4)
+        if codes.shape[2] == 16:
+            return codes.flatten(1)[:, :size]
+        quads = torch.stack([codes.remainder(16), torch.div(codes, 16, rounding_mode="floor")], 3).flatten(1)
         return (quads[:, 0::2] + quads[:, 1::2] * 16)[:, : -(-size // 2)]
 
     def restore(

@@ -227,8 +227,8 @@ class Quantizer(Value):
         if scale is not None:  # which stays the caller's, and may be expanded
             tensors = tuple(t.clone(memory_format=torch.contiguous_format) for t in tensors)
         by_rule = zip(self.stored_by_rule(), tensors, strict=True)
-        found = {name: blocks.gather(t, len(shape)) for name, t in by_rule}
-        return {"codes": codes} | found | self._beside(cut, shape, x.shape)
+        stored = {name: blocks.gather(t, len(shape)) for name, t in by_rule}
+        return {"codes": codes} | stored | self._beside(cut, shape, x.shape)
 
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
         """The numbers of a tensor of `shape`, in float32."""
@@ -326,12 +326,12 @@ class Quantizer(Value):
         """reduce(x, dims) over each block of x: by default the sum."""
         shape = self.rows(x.shape)
         cut, dims = blocks.split(x.reshape(shape), self.block)
-        found = reduce(cut, dims)
-        return blocks.gather(found.reshape([1 if i in dims else n for i, n in enumerate(cut.shape)]), len(shape))
+        reduced = reduce(cut, dims)
+        return blocks.gather(reduced.reshape([1 if i in dims else n for i, n in enumerate(cut.shape)]), len(shape))
 
-    def combined(self, found: Tensor, op: str, block: Block) -> Tensor:
+    def combined(self, values: Tensor, op: str, block: Block) -> Tensor:
         """As Blocks.combined, for a tensor with one element for each block."""
-        return found
+        return values
 
     def _blocks(self, x: Tensor, dims: list[int], ndim: int, dtype: torch.dtype) -> Blocks:
         return Blocks(x, dims, blocks.places(self.block, ndim), dtype, self.block)

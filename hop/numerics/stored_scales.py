@@ -126,10 +126,10 @@ class StoredScales(Rule):
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
         dtype = self.scale.dtype if isinstance(self.scale, Format) else self.scale
         names = ["scale", "offset"] if self.offset else ["scale"]
-        found = dict.fromkeys(names, (dtype, block))
+        stored = dict.fromkeys(names, (dtype, block))
         if self.outer is None:
-            return found
-        return found | {f"outer_{name}": (self.outer_dtype, self.outer) for name in names}
+            return stored
+        return stored | {f"outer_{name}": (self.outer_dtype, self.outer) for name in names}
 
     def check(self, format: Format, block: Block) -> None:
         if self.offset and not (format.is_integer and format.min == 0):

@@ -43,16 +43,16 @@ _ARGUMENTS = {  # where those of the inner operator begin
 }
 
 
-def rows_of(meter: Meter, found: list[Pair]) -> tuple[Row, ...]:
+def rows_of(meter: Meter, node_pairs: list[Pair]) -> tuple[Row, ...]:
     """A row for each input, and each value of tensors that the program computes."""
-    return tuple(_Listing(meter, found).rows)
+    return tuple(_Listing(meter, node_pairs).rows)
 
 
 class _Listing:
-    def __init__(self, meter: Meter, found: list[Pair]) -> None:
+    def __init__(self, meter: Meter, node_pairs: list[Pair]) -> None:
         self.meter = meter
         self.rows: list[Row] = []
-        self.pairs = {pair.a: pair for pair in found if pair.elements is not None}
+        self.pairs = {pair.a: pair for pair in node_pairs if pair.elements is not None}
         self.outputs = {node: i for i, (node, _) in reversed(list(enumerate(meter.outputs)))}
         self.held = _held(meter)
         self.places: dict[Node, int] = {}

@@ -11,9 +11,9 @@ _MOST = 3  # rows that a sentence names
 
 def summary(rows: Sequence[Row], has_reference: bool, parameter_bytes: int) -> tuple[str, ...]:
     """Sentences, the most important one first."""
-    found = [_errors(rows), *_losses(rows)] if has_reference else [_NO_REFERENCE]
-    found += [_floats(rows), _changes(rows), _costs(rows, parameter_bytes)]
-    return tuple(sentence for sentence in found if sentence)
+    sentences = [_errors(rows), *_losses(rows)] if has_reference else [_NO_REFERENCE]
+    sentences += [_floats(rows), _changes(rows), _costs(rows, parameter_bytes)]
+    return tuple(sentence for sentence in sentences if sentence)
 
 
 _NO_REFERENCE = "There is no reference, so that nothing is said of errors."
@@ -64,8 +64,8 @@ def _errors(rows: Sequence[Row]) -> str:
 
 def _losses(rows: Sequence[Row]) -> list[str]:
     said: list[str] = []
-    found = [row for row in losses(rows) if row is not first_error(rows)]
-    low, floats = ([row for row in found if row.is_float == flag][:_MOST] for flag in (False, True))
+    with_loss = [row for row in losses(rows) if row is not first_error(rows)]
+    low, floats = ([row for row in with_loss if row.is_float == flag][:_MOST] for flag in (False, True))
     for own, what in (
         (low, "Of what computes in other formats than floats, these lose most beyond what comes in"),
         (floats, "Floats pass on what comes in; these make it larger beside the signal"),

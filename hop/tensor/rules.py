@@ -31,8 +31,8 @@ def same(op: OpOverload, t: QuantizedTensor) -> Any:
 def clone(op: OpOverload, t: QuantizedTensor, *, memory_format: Any = torch.preserve_format) -> Any:
     """fresh buffers; a memory format applies to the codes"""
     t.check()
-    made = {name: b.clone(memory_format=_format(t, name, memory_format)) for name, b in t.buffers().items()}
-    return t.rebuilt(made)
+    buffers = {name: b.clone(memory_format=_format(t, name, memory_format)) for name, b in t.buffers().items()}
+    return t.rebuilt(buffers)
 
 
 @implements(aten._pin_memory.default)
@@ -328,8 +328,8 @@ def quantized_like(t: QuantizedTensor, x: Tensor) -> QuantizedTensor:
         if x.shape == t.shape and x.device == t.device:
             scale, zero_point = t.scale, t.zero_point if q.scale.has_zero_point() else None
         else:
-            made = {n: torch.ones(s, dtype=d, device=x.device) for n, (s, d) in q.buffers(x.shape).items()}
-            scale, zero_point = made["scale"], made.get("zero_point")
+            ones = {n: torch.ones(s, dtype=d, device=x.device) for n, (s, d) in q.buffers(x.shape).items()}
+            scale, zero_point = ones["scale"], ones.get("zero_point")
         scale = q.scale.given_of(scale, q.format)
     if q.stochastic:
         noise = torch.randint(0, 256, x.shape, dtype=torch.uint8, device=x.device)

@@ -259,26 +259,28 @@ class _Analysis:
                 return intervals.anything(value)
         return result
 
-    def _summed(self, node: Node, value: Tensor, made: Sum) -> Any:
+    def _summed(self, node: Node, value: Tensor, total: Sum) -> Any:
         if not intervals.is_integer(value.dtype):
             return Reals()
-        cast = _cast_after(node) if made.is_product else None
+        cast = _cast_after(node) if total.is_product else None
         if cast is not None:
             self.narrowed.add(cast)
         accumulator = value.dtype if cast is None else cast.meta["val"].dtype
-        self._row(node, made, accumulator)
+        self._row(node, total, accumulator)
         least, greatest = intervals.dtype_range(value.dtype)
-        if made.low < least or made.high > greatest:
+        if total.low < least or total.high > greatest:
             return intervals.anything(value)
-        return made.parts or intervals.integers(made.low, made.high)
+        return total.parts or intervals.integers(total.low, total.high)
 
-    def _row(self, node: Node, made: Sum, accumulator: torch.dtype) -> None:
+    def _row(self, node: Node, total: Sum, accumulator: torch.dtype) -> None:
         least, greatest = intervals.dtype_range(accumulator)
-        status = PROVEN if least <= made.low and made.high <= greatest else MAY_OVERFLOW
-        bits = 1 + max((n if n >= 0 else ~n).bit_length() for n in (made.low, made.high))
-        bits -= least == 0 and made.low >= 0
+        status = PROVEN if least <= total.low and total.high <= greatest else MAY_OVERFLOW
+        bits = 1 + max((n if n >= 0 else ~n).bit_length() for n in (total.low, total.high))
+        bits -= least == 0 and total.low >= 0
         names = (self.owners.get(node, node.name), node.name, str(node.target))
-        self.rows.append(SumRange(*names, made.is_product, made.low, made.high, bits, accumulator, status, made.known))
+        self.rows.append(
+            SumRange(*names, total.is_product, total.low, total.high, bits, accumulator, status, total.known)
+        )
 
     def _unknown(self, node: Node, dtype: torch.dtype, reason: str) -> None:
         names = (self.owners.get(node, node.name), node.name, str(node.target))

@@ -113,15 +113,15 @@ def run_view(
     tensor = held.tensor()
     if of(op).family is VIEW:
         op = aten.reshape.default if op is aten.view.default else op
-        made = op(tensor, *rest, **kwargs)
+        result = op(tensor, *rest, **kwargs)
     else:
         scale, *zero = parameters(held.quantizer, held.codes, held.given)
         options = {"output_scale": scale} | ({"output_zero_point": zero[0]} if zero else {})
-        made = scaled(op, held.quantizer, tensor, *rest, **kwargs, **options)
-    if not isinstance(made, QuantizedTensor):
+        result = scaled(op, held.quantizer, tensor, *rest, **kwargs, **options)
+    if not isinstance(result, QuantizedTensor):
         raise TypeError(f"{op} of blocks of {held.quantizer.block} leaves no blocks")
-    seen.append(made.quantizer)
-    return list(made.buffers().values())
+    seen.append(result.quantizer)
+    return list(result.buffers().values())
 
 
 def run_quantize(quantizer: Quantizer, x: Tensor, given: list[Any], bounds: tuple[int, int] | None) -> Tensor:

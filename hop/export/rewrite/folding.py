@@ -46,10 +46,10 @@ def known_tensors(program: ExportedProgram, graph: Graph) -> dict[Node, Tensor]:
             continue
         args, kwargs = tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
         with torch.no_grad():
-            made = node.target(*args, **kwargs)
+            output = node.target(*args, **kwargs)
         size = max([SMALL, *(sizes[n] for n in node.all_input_nodes)])
-        if made.nbytes <= size:
-            known[node], sizes[node] = made, size
+        if output.nbytes <= size:
+            known[node], sizes[node] = output, size
     return known
 
 

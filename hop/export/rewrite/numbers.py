@@ -42,9 +42,9 @@ def numbers_held(program: ExportedProgram) -> ExportedProgram:
             node.update_arg(place, held[number])
             continue
         with graph.inserting_before(node):
-            made = graph.call_function(aten.expand.default, (held[number], list(like.shape)))
-        made.meta.update(node.meta)
-        node.replace_all_uses_with(made)
+            expanded = graph.call_function(aten.expand.default, (held[number], list(like.shape)))
+        expanded.meta.update(node.meta)
+        node.replace_all_uses_with(expanded)
         graph.erase_node(node)
     return rebuilt(program, graph, constants.signature, constants=constants.tensors) if held else program
 

@@ -142,9 +142,9 @@ def _rewrite(node: Node, weight: Tensor | None, scheme: Scheme, weights: _Weight
 def _call(before: Node, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Node:
     """A call in front of a node, which stands where that does."""
     fake_args, fake_kwargs = tree_map_only(Node, value, (args, kwargs))
-    found = faked(operator, fake_args, fake_kwargs)
+    output = faked(operator, fake_args, fake_kwargs)
     with before.graph.inserting_before(before):
         result = before.graph.call_function(operator, tuple(args), dict(kwargs))
     kept = {key: before.meta[key] for key in ("nn_module_stack", "stack_trace") if key in before.meta}
-    result.meta |= kept | {"val": found}
+    result.meta |= kept | {"val": output}
     return result

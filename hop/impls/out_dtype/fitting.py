@@ -164,10 +164,10 @@ def _check_convolution(
     given |= dict(zip(names, args, strict=False))
     spatial = roles.spatial or len(weight) - 2
     _check_ranks(said, spatial, x, weight)
-    found = {name: _spatial(said, name, given[name], spatial) for name in _LEAST if name in given}
-    steps = {name: numbers for name, numbers in found.items() if numbers is not None}
+    options = {name: _spatial(said, name, given[name], spatial) for name in _LEAST if name in given}
+    steps = {name: numbers for name, numbers in options.items() if numbers is not None}
     groups = given["groups"]
-    if not isinstance(groups, int) or len(steps) < len(found):
+    if not isinstance(groups, int) or len(steps) < len(options):
         return
     if groups < 1:
         said.refuse("argument 'groups'", f"must be 1 or more, got {groups}; give such a number")

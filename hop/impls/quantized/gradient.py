@@ -84,13 +84,13 @@ def through_operator(call: SchemeCall, grad: Tensor, wanted: Sequence[str]) -> G
     if call.scheme.backward != QUANTIZED or call.roles.family not in (MATRIX, CONVOLUTION):
         return _through_numbers(call, grad, wanted)
     args = (call.op, str(call.scheme), call.dtype, call.seed, *call.scales, *call.args)
-    found = {role: codes_gradient(role, grad, *args, **call.kwargs) for role in wanted if role != BIAS}
+    gradients = {role: codes_gradient(role, grad, *args, **call.kwargs) for role in wanted if role != BIAS}
     # it will be differentiated, or carries a tangent: straight through its roundings
     again = torch.is_grad_enabled() or eager.has_tangent(grad)
     linear = _through_numbers(call, grad, wanted if again else [role for role in wanted if role == BIAS])
-    return {role: with_derivatives(found[role], linear[role]) if again else found[role] for role in found} | {
-        role: g for role, g in linear.items() if role == BIAS
-    }
+    return {
+        role: with_derivatives(gradients[role], linear[role]) if again else gradients[role] for role in gradients
+    } | {role: g for role, g in linear.items() if role == BIAS}
 
 
 def through_quantizer(
@@ -199,8 +199,8 @@ def transposed_rows(call: SchemeCall, role: str, x: Tensor, stream: int) -> tupl
     q = call.quantizer(role)
     assert q is not None
     if schemes.rows_share_scales(q):
-        made, fold = _codes(call, role, x)
-        return operands.swapped_codes(made), fold
+        codes, fold = _codes(call, role, x)
+        return operands.swapped_codes(codes), fold
     if is_quantized(call.find(role)):
         if copies.COLUMNWISE in call.find(role).usages:
             return operands.rows_of_columns(call.find(role)), None
@@ -216,10 +216,10 @@ def transposed_rows(call: SchemeCall, role: str, x: Tensor, stream: int) -> tupl
 def _codes(call: SchemeCall, role: str, x: Tensor) -> tuple[QuantizedTensor, Tensor | None]:
     """The codes of an operand with one scale for each row, as the forward has them: of the rows x, which may be views
     of it. Its scales apart, None where one serves the whole tensor."""
-    made, q = operands.quantized_rows(call, role), call.quantizer(role)
+    codes, q = operands.quantized_rows(call, role), call.quantizer(role)
     assert q is not None
     # of symbolic sizes reshape would be no view
-    flat: Any = made if made.shape == x.shape else made.contiguous().view(x.shape)
+    flat: Any = codes if codes.shape == x.shape else codes.contiguous().view(x.shape)
     if q.shares_scale():
         return flat, None
     step = flat.quantizer.scale.scale_of(list(flat.buffers().values())[1:], flat.quantizer.format)

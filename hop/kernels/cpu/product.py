@@ -158,8 +158,8 @@ _CONVENTIONS: dict[type, Callable[[Any], int | None]] = {
 
 def _convention(r: Convention) -> int | None:
     """Its number in native/; None for one that is not known there."""
-    found = _CONVENTIONS.get(type(r))
-    return None if found is None else found(r)
+    describe_rule = _CONVENTIONS.get(type(r))
+    return None if describe_rule is None else describe_rule(r)
 
 
 def declines(call: NativeProduct, lhs: Sequence[int], rhs: Sequence[int], bias: torch.dtype | None) -> str | None:

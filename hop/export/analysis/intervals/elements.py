@@ -44,8 +44,8 @@ def elementwise(corners: Callable[..., list[Any]], *operands: Any) -> Sum:
     shape = torch.broadcast_shapes(*(t.shape for x in given for t in (x.low, x.high)))
     if math.prod(shape) > max(FEW, *(x.low.numel() for x in given)):
         return Sum(low, high, integers(low, high), known)
-    found = torch.broadcast_tensors(*(torch.as_tensor(t) for t in corners(*((x.low, x.high) for x in given))))
-    parts = Integers(*(_extreme(found, f) for f in (torch.minimum, torch.maximum)))
+    values = torch.broadcast_tensors(*(torch.as_tensor(t) for t in corners(*((x.low, x.high) for x in given))))
+    parts = Integers(*(_extreme(values, f) for f in (torch.minimum, torch.maximum)))
     return Sum(*parts.hull(), parts, known)
 
 
@@ -65,10 +65,10 @@ def scaled(x: Any, by: Any) -> Any:
         return x
     if not isinstance(by, int):
         raise Unknown(f"a factor of {by}")
-    found = elementwise(products, x, by)
-    if found.parts is None:
+    result = elementwise(products, x, by)
+    if result.parts is None:
         raise Unknown(f"{by} times an operand exceeds 64 bits")
-    return found.parts
+    return result.parts
 
 
 def add_rule(node: Node, a: Any, b: Any, alpha: Any = 1) -> Any:

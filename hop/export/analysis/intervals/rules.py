@@ -85,8 +85,8 @@ def float_rule(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rea
     target = node.target
     if target in MOVES or target in _CHOOSE:
         given = args[0] if isinstance(args[0], list | tuple) else [args[0]]
-        found = [reals(x) for x in given]
-        return Reals(min(r.low for r in found), max(r.high for r in found), any(r.nan for r in found))
+        ranges = [reals(x) for x in given]
+        return Reals(min(r.low for r in ranges), max(r.high for r in ranges), any(r.nan for r in ranges))
     if target is aten.where.self:
         a, b = reals(args[1]), reals(args[2])
         if _tests_for_nan(node):
@@ -113,8 +113,8 @@ def float_rule(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rea
 
 def _ends(operand: Any, x: Any) -> list[Tensor]:
     """The bounds of an operand as tensors of one element, of its dtype, and without a dimension where it has none."""
-    like, found = operand.meta["val"], bounds(x)
-    ends = found.hull() if isinstance(found, Integers) else (found.low, found.high)
+    like, interval = operand.meta["val"], bounds(x)
+    ends = interval.hull() if isinstance(interval, Integers) else (interval.low, interval.high)
     return [torch.full([1] * min(like.dim(), 1), end, dtype=like.dtype) for end in ends]
 
 

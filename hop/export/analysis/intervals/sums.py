@@ -60,13 +60,13 @@ def _of_factors(count: int, a: Any, b: Any, *, fixed: bool, zeros: bool = False)
 
 def _along(x: Any, dim: int) -> Integers:
     """Bounds for each place along a dimension, or for all of them."""
-    found = whole(x)
-    if found.one() or found.low.dim() < -dim or found.high.shape != found.low.shape:
-        return one(found)
-    if found.low.shape[dim] == 1:
-        return one(found)
-    others = [d for d in range(found.low.dim()) if d != found.low.dim() + dim]
-    return Integers(found.low.amin(others), found.high.amax(others)) if others else found
+    values = whole(x)
+    if values.one() or values.low.dim() < -dim or values.high.shape != values.low.shape:
+        return one(values)
+    if values.low.shape[dim] == 1:
+        return one(values)
+    others = [d for d in range(values.low.dim()) if d != values.low.dim() + dim]
+    return Integers(values.low.amin(others), values.high.amax(others)) if others else values
 
 
 def _by_weights(weight: Tensor, x: Integers, dim: int, shaped: Callable[[Tensor], Tensor]) -> Sum:
@@ -77,8 +77,8 @@ def _by_weights(weight: Tensor, x: Integers, dim: int, shaped: Callable[[Tensor]
     count = weight.shape[dim]
     known = f"weights {'x'.join(map(str, weight.shape))}, factors {interval(low, high)}"
     if not fits(count * least, count * greatest, *(count * p for p in products((least, greatest), (low, high)))):
-        found = _of_factors(count, integers(least, greatest), x, fixed=True)
-        return Sum(found.low, found.high, None, known, True)
+        total = _of_factors(count, integers(least, greatest), x, fixed=True)
+        return Sum(total.low, total.high, None, known, True)
     positive, negative = weight.clamp(min=0), weight.clamp(max=0)
     if x.one():
         up, down = (w.sum(dim, dtype=torch.int64) for w in (positive, negative))
@@ -92,18 +92,18 @@ def _by_weights(weight: Tensor, x: Integers, dim: int, shaped: Callable[[Tensor]
 
 
 def addmm_rule(node: Node, bias: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Sum:
-    found = matmul_rule(node, a, b)
+    product = matmul_rule(node, a, b)
     if alpha != 1:
         raise Unknown(f"alpha={alpha}")
-    return found if beta == 0 else _with_bias(found, scaled(bias, beta))
+    return product if beta == 0 else _with_bias(product, scaled(bias, beta))
 
 
-def _with_bias(found: Sum, bias: Any) -> Sum:
+def _with_bias(total: Sum, bias: Any) -> Sum:
     low, high = whole(bias).hull()
-    known = f"{found.known}, bias {interval(low, high)}"
-    if found.parts is None:
-        return Sum(found.low + low, found.high + high, None, known, True)
-    both = elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], found.parts, bias)
+    known = f"{total.known}, bias {interval(low, high)}"
+    if total.parts is None:
+        return Sum(total.low + low, total.high + high, None, known, True)
+    both = elementwise(lambda x, y: [x[0] + y[0], x[1] + y[1]], total.parts, bias)
     return Sum(both.low, both.high, both.parts, known, True)
 
 

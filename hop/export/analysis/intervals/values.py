@@ -141,8 +141,8 @@ def interval(low: int, high: int) -> str:
 
 def concrete(shape: Iterable[Any]) -> list[int] | None:
     """A shape without symbols."""
-    found = list(shape)
-    return found if all(isinstance(n, int) for n in found) else None
+    sizes = list(shape)
+    return sizes if all(isinstance(n, int) for n in sizes) else None
 
 
 def constant(x: Any) -> Tensor | None:

@@ -40,8 +40,8 @@ class Constants:
         if node not in self.constant:
             return None
         if node not in self.values:
-            found = {x: self.find(x) for x in node.all_input_nodes}
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: found[x])
+            values = {x: self.find(x) for x in node.all_input_nodes}
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: values[x])
             self.values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return self.values[node]
 

@@ -96,12 +96,12 @@ def _transposed(call: Call) -> Value:
     if sizes != wanted or any(out > full for out, full in zip(sizes, whole, strict=True)):
         call.refuse(f"its result has the sizes {sizes}, of {padding} {wanted} are read, up to {whole}")
     args = [x.held(SECOND), weight.held, _bias(call, 3), stride, [0, 0], [0, 0], 1, [1, 1]]
-    made = call.give(aten.conv_transpose2d.input, args, SECOND)
-    codes = made.at(SECOND)
+    output = call.give(aten.conv_transpose2d.input, args, SECOND)
+    codes = output.at(SECOND)
     for d, (full, out) in enumerate(zip(whole, sizes, strict=True), 2):
         if full != out:
             codes = aten.slice.Tensor(codes, d, (full - out) // 2, (full - out) // 2 + out)
-    return replace(made, tensors={SECOND: codes})
+    return replace(output, tensors={SECOND: codes})
 
 
 def _nearest(call: Call) -> Value:
@@ -144,8 +144,8 @@ def _batch_matmul(call: Call) -> Value:
     if list(sides[1][1].shape[:-2]) != batch:
         call.refuse(f"its factors have the batches {batch} and {list(sides[1][1].shape[:-2])}")
     flat = [replace(x, tensors={FILE: aten.reshape.default(c, [-1, *c.shape[-2:]])}).held() for x, c in sides]
-    made = call.give(aten.bmm.default, flat, bounds=(None, None))
-    return replace(made, tensors={FILE: aten.reshape.default(made.at(), list(call.result.shape))})
+    output = call.give(aten.bmm.default, flat, bounds=(None, None))
+    return replace(output, tensors={FILE: aten.reshape.default(output.at(), list(call.result.shape))})
 
 
 # ---- the others

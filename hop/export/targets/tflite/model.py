@@ -191,9 +191,9 @@ class Writer:
         if isinstance(x, Node) and x not in self.constants.constant and value(x).dtype in (torch.int32, torch.int64):
             return self.index(x)
         if isinstance(x, Node):
-            if (found := self.constants.find(x)) is None:
+            if (constant := self.constants.find(x)) is None:
                 raise NotImplementedError(f"its argument {x.name!r} is of floats; quantize it")
-            return found
+            return constant
         return x
 
     def index(self, x: Node) -> Index:
@@ -229,10 +229,10 @@ class Writer:
         return Weight(str(codes), known, scale.reshape(-1))
 
     def constant(self, name: str, codes: Tensor, scale: float, zero: int) -> Codes:
-        made = Codes(name, _shape(codes), scale, zero, codes.dtype)
+        result = Codes(name, _shape(codes), scale, zero, codes.dtype)
         index = self.file.tensor(name, codes.shape, codes.dtype, ([scale], [zero], 0), codes)
-        made.tensors[made.plain] = index
-        return made
+        result.tensors[result.plain] = index
+        return result
 
     def units(self, quantizer: Quantizer, scale: Any, zero: Any) -> tuple[float, int, torch.dtype]:
         """The scale, the zero point and the dtype of codes."""
