@@ -152,10 +152,10 @@ class _Rotating(Stages):
                 self.note(layer, f"no rotation: no size that is asked for divides its {channels} channels")
             return
         lost, x = lost_by(layers, inputs), inputs.rows
-        ends = torch.stack([inputs.low.amin(), inputs.high.amax()])
-        before = lost(x, lambda weight: weight, ends)
-        turned = hadamard.apply(x)
-        after = lost(turned, hadamard.apply, turned)
+        value_range = torch.stack([inputs.low.amin(), inputs.high.amax()])
+        before = lost(x, lambda weight: weight, value_range)
+        rotated = hadamard.apply(x)
+        after = lost(rotated, hadamard.apply, rotated)
         for layer in layers:
             if not (after < before or self.settings.always):
                 self.note(layer, "no rotation: it is no better", before=before, after=before)

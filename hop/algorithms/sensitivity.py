@@ -204,15 +204,15 @@ class _Seen:
                 )
             yield torch.autograd.grad(loss.sum(), by, allow_unused=True)
             return
-        ends = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
-        if not ends:
+        differentiable = [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
+        if not differentiable:
             raise ValueError(
                 f"{self.function}: the model gives no floating-point tensor that has a gradient, got "
                 f"{type(outputs).__name__}; give SQNR()"
             )
         for _ in range(measure.draws):
-            v = [torch.randn(t.shape, generator=generator).to(t) for t in ends]
-            yield torch.autograd.grad(ends, by, v, retain_graph=True, allow_unused=True)
+            v = [torch.randn(t.shape, generator=generator).to(t) for t in differentiable]
+            yield torch.autograd.grad(differentiable, by, v, retain_graph=True, allow_unused=True)
 
     def _zeros(self, value: float) -> dict[str, dict[int, float]]:
         return {name: dict.fromkeys(by, value) for name, by in self.found.layers.items()}

@@ -209,8 +209,8 @@ class _Smoothing(Stages):
         lost, x = lost_by(layers, inputs), inputs.rows
 
         def error(s: Tensor) -> float:
-            ends = torch.stack([(inputs.low / s).amin(), (inputs.high / s).amax()])
-            return lost(x / s, lambda weight: weight * s, ends)
+            value_range = torch.stack([(inputs.low / s).amin(), (inputs.high / s).amax()])
+            return lost(x / s, lambda weight: weight * s, value_range)
 
         before = best = error(torch.ones_like(weights))
         alpha, factor = 0.0, None

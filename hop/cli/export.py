@@ -172,8 +172,8 @@ def _route(model: Path, out: Path, to: str | None, options: Options) -> Route:
     """The route, by its name or by the end of `out`."""
     name = to or next((n for n, r in ROUTES.items() if r.suffix == out.suffix), None)
     if name is None:
-        ends = ", ".join(sorted({r.suffix for r in ROUTES.values()}))
-        raise typer.BadParameter(f"{out} must end in one of {ends}", param_hint="'--output'")
+        suffixes = ", ".join(sorted({r.suffix for r in ROUTES.values()}))
+        raise typer.BadParameter(f"{out} must end in one of {suffixes}", param_hint="'--output'")
     route = ROUTES[name]
     if out.suffix != route.suffix:
         raise typer.BadParameter(

@@ -94,13 +94,13 @@ def codes(fmt: Format) -> list[tuple[int, float]]:
     Without those that stand for nothing."""
     bits = torch.arange(len(fmt.numbers) if fmt.is_codebook else 2**fmt.bits)
     if fmt.dtype.is_floating_point:
-        held = bits.to(torch.uint8).view(fmt.dtype)
+        stored = bits.to(torch.uint8).view(fmt.dtype)
     else:
-        held = torch.where(bits >= 2 ** (fmt.bits - 1), bits - 2**fmt.bits, bits) if fmt.dtype.is_signed else bits
-        held = held.to(fmt.dtype)
-    numbers = fmt.decode(held).tolist()
+        stored = torch.where(bits >= 2 ** (fmt.bits - 1), bits - 2**fmt.bits, bits) if fmt.dtype.is_signed else bits
+        stored = stored.to(fmt.dtype)
+    values = fmt.decode(stored).tolist()
     known = set(fmt.numbers)
-    return [(c, n) for c, n in zip(bits.tolist(), numbers, strict=True) if n in known or not fmt.is_integer]
+    return [(c, n) for c, n in zip(bits.tolist(), values, strict=True) if n in known or not fmt.is_integer]
 
 
 def _listing(listed: list[dict[str, Any]]) -> str:
@@ -126,5 +126,5 @@ def _heading(fmt: Format) -> str:
 def _bits(fmt: Format, code: int) -> str:
     """The bits; of a float its sign, its exponent and its mantissa apart."""
     text = f"{code:0{fmt.bits}b}"
-    ends = itertools.accumulate(fmt.parts, initial=0)
-    return " ".join(text[a:b] for a, b in itertools.pairwise(ends) if a < b)
+    boundaries = itertools.accumulate(fmt.parts, initial=0)
+    return " ".join(text[a:b] for a, b in itertools.pairwise(boundaries) if a < b)

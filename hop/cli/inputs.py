@@ -230,12 +230,12 @@ def _rows(node: Node) -> int:
 # ---- from a file
 
 
-def _found(held: Mapping[str, Tensor], position: int, w: Wanted, path: str | Path) -> Tensor:
+def _found(tensors: Mapping[str, Tensor], position: int, w: Wanted, path: str | Path) -> Tensor:
     names = (w.name, str(position), f"arr_{position}")
-    result = next((held[n] for n in names if n in held), None)
+    result = next((tensors[n] for n in names if n in tensors), None)
     if result is None:
         raise ValueError(
-            f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(held) or 'nothing'}"
+            f"{path} lacks {w.name!r}, input {position} of the program; it holds {', '.join(tensors) or 'nothing'}"
         )
     val = value(w.node)
     if not isinstance(val, Tensor):
@@ -257,7 +257,7 @@ def _dims(w: Wanted) -> int:
     return value(w.node).dim()
 
 
-def _arguments(program: ExportedProgram, leaves: list[Any]) -> Arguments:
+def _arguments(program: ExportedProgram, tensors: list[Any]) -> Arguments:
     spec = program.call_spec.in_spec
-    args, kwargs = tree_unflatten(leaves, spec) if spec is not None else (leaves, {})
+    args, kwargs = tree_unflatten(tensors, spec) if spec is not None else (tensors, {})
     return Arguments(tuple(args), kwargs)

@@ -95,11 +95,11 @@ def _held(x: Any, parts: Sequence[Tensor], *, differs: bool, floats: bool) -> _H
     return _Held(RULES[_class(x)], RULES[_class(x)].form(x), len(parts), differs, dtypes)
 
 
-def _flat(x: Any, held: _Held, parts: Sequence[Tensor], *, dense: bool) -> list[Tensor]:
+def _flat(x: Any, wrapper: _Held, parts: Sequence[Tensor], *, dense: bool) -> list[Tensor]:
     """What holds x, its stand-in first."""
-    if held.dtypes:
+    if wrapper.dtypes:
         parts = [part.to(_WIDE.get(part.dtype, torch.float32)) for part in parts]
-    return [_StoodFor.apply(x, parts[0], dense), *parts] if held.differs else list(parts)
+    return [_StoodFor.apply(x, parts[0], dense), *parts] if wrapper.differs else list(parts)
 
 
 _WIDE = dict.fromkeys((torch.float64, torch.int32, torch.int64), torch.float64)
@@ -126,23 +126,23 @@ def _taken_apart(row: "Operator", group: int, operands: Sequence[Any], trains: b
             continue
         rules = RULES[_class(x)]
         parts = rules.apart(x)
-        held = _held(
+        wrapper = _held(
             x, parts, differs=trains and (carried or x.requires_grad), floats=trains and carried and row.stacks
         )
         if group in row.sliced:
             parts, form = rules.slices(x)
-            held = held._replace(form=form)
-        layout.append(held)
-        flat += _flat(x, held, parts, dense=carried)
+            wrapper = wrapper._replace(form=form)
+        layout.append(wrapper)
+        flat += _flat(x, wrapper, parts, dense=carried)
     return flat, tuple(layout)
 
 
 def _together(flat: Sequence[Any], layout: _Layout) -> list[Any]:
     """The inverse of `_taken_apart`; what is left over stays at the end."""
     args, at = [], 0
-    for held in layout:
-        width = 1 if held is None else held.width
-        args.append(flat[at] if held is None else held.together(flat[at : at + width]))
+    for wrapper in layout:
+        width = 1 if wrapper is None else wrapper.width
+        args.append(flat[at] if wrapper is None else wrapper.together(flat[at : at + width]))
         at += width
     return [*args, *flat[at:]]
 
@@ -175,9 +175,9 @@ class Function:
                 flat_results.append(x)
                 continue
             parts = RULES[_class(x)].apart(x)
-            held = _held(x, parts, differs=self.differs, floats=i < self.floats)
-            results.append(held)
-            flat_results += _flat(x, held, parts, dense=True)
+            wrapper = _held(x, parts, differs=self.differs, floats=i < self.floats)
+            results.append(wrapper)
+            flat_results += _flat(x, wrapper, parts, dense=True)
         _results.setdefault(self.function, {})[self.layout, self.differs, self.floats] = tuple(results)
         return tuple(flat_results) if any(results) else output
 
@@ -236,7 +236,7 @@ def call(row: Operator, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
     layouts: dict[int, _Layout] = {}
     for group in row.groups:
         given[group], layouts[group] = _taken_apart(row, group, given[group], trains)
-    layout = tuple(held for group in layouts.values() for held in group)
+    layout = tuple(wrapper for group in layouts.values() for wrapper in group)
     floats = len(layouts[row.carried]) if trains and row.stacks and row.carried is not None else 0
     for i in row.functions:
         given[i] = _wrapped(given[i], layout, trains, floats)
@@ -272,7 +272,7 @@ def _moved(kwargs: dict[str, Any], layout: _Layout) -> dict[str, Any]:
     written = kwargs.get("mutated_arg_indices")
     if not written:
         return kwargs
-    widths = [1 if held is None else held.width for held in layout]
+    widths = [1 if wrapper is None else wrapper.width for wrapper in layout]
     moved = [str(sum(widths[: int(i)])) for i in written.split(",")]
     return kwargs | {"mutated_arg_indices": ",".join(moved)}
 
@@ -283,10 +283,10 @@ def _put_back(row: Operator, output: Any, results: _Layout, layouts: dict[int, _
         return output
     carried = 0 if row.carried is None else len(layouts[row.carried])
     layout = [
-        held._replace(form=held.rules.stacked(held.form, output[-1].shape[0]))
-        if held and row.stacks and i >= carried
-        else held
-        for i, held in enumerate(results)
+        wrapper._replace(form=wrapper.rules.stacked(wrapper.form, output[-1].shape[0]))
+        if wrapper and row.stacks and i >= carried
+        else wrapper
+        for i, wrapper in enumerate(results)
     ]
     return tuple(_together(output, tuple(layout)))
 

@@ -71,13 +71,13 @@ class HopConfig(QuantizationConfigMixin):
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds."""
-        held: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "quant_method": METHOD,
             "scheme": self.scheme,
             "modules_to_not_convert": self.modules_to_not_convert,
         }
-        held |= {} if self.attention is None else {"attention": self.attention}
-        return held | ({"input_orders": self.input_orders} if self.input_orders else {})
+        fields |= {} if self.attention is None else {"attention": self.attention}
+        return fields | ({"input_orders": self.input_orders} if self.input_orders else {})
 
     @classmethod
     def from_dict(  # type: ignore[override]

@@ -130,5 +130,5 @@ def tensors_of(step: nn.Module) -> dict[str, Tensor]:
 def _parts(tensor: Any) -> list[Tensor]:
     """The plain tensors that a wrapper holds."""
     names, _ = tensor.__tensor_flatten__()
-    held = [getattr(tensor, name) for name in names]
-    return [part for t in held for part in (_parts(t) if hasattr(t, "__tensor_flatten__") else [t])]
+    inner = [getattr(tensor, name) for name in names]
+    return [part for t in inner for part in (_parts(t) if hasattr(t, "__tensor_flatten__") else [t])]

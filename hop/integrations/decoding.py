@@ -113,10 +113,10 @@ class Decoder:
                 f"Decoder: the cache holds {self.max_cache_len} tokens, and is full; compile with a larger "
                 "max_cache_len"
             )
-        if (held := self.cache.layers[0].cache.shape[0]) != self.batch_size:  # type: ignore[attr-defined]
+        if (batch_size := self.cache.layers[0].cache.shape[0]) != self.batch_size:  # type: ignore[attr-defined]
             raise ValueError(
-                f"Decoder: the cache has become one of {held} sequences, and the program is for {self.batch_size}; "
-                "compile for the batch that comes of beams"
+                f"Decoder: the cache has become one of {batch_size} sequences, and the program is for "
+                f"{self.batch_size}; compile for the batch that comes of beams"
             )
         self._seen[:, at] = True
         slots = {FULL: at, WINDOW: at % self._window}

@@ -68,7 +68,7 @@ def quantize_folder(
     """
     source, target = checked_path("quantize_folder", folder), Path(os.fspath(out))
     config = HopConfig(scheme, modules_to_not_convert=modules_to_not_convert)
-    held = _model_config(source)
+    model_config = _model_config(source)
     model = _on_meta(source, config)
     headers = [read_header(file) for file in _files(source)]
     _begin(target, source, config, headers)
@@ -87,7 +87,7 @@ def quantize_folder(
                 done += tensor.entry.bytes
                 if progress is not None:
                     progress(tensor.entry.name, done, total)
-    _finish(source, target, places, {**held, "quantization_config": config.to_dict()})
+    _finish(source, target, places, {**model_config, "quantization_config": config.to_dict()})
     return model.hop_report
 
 
@@ -95,14 +95,14 @@ def _model_config(source: Path) -> dict[str, Any]:
     if not (source / _CONFIG).is_file():
         raise FileNotFoundError(f"quantize_folder: {source} has no {_CONFIG}; give a folder that transformers saved")
     try:
-        held: Any = json.loads((source / _CONFIG).read_text())
+        config: Any = json.loads((source / _CONFIG).read_text())
     except ValueError as error:
         raise ValueError(f"quantize_folder: {source / _CONFIG} is no JSON: {error}") from error
-    if not isinstance(held, dict):
-        raise ValueError(f"quantize_folder: {source / _CONFIG} must be an object, got {held!r}")
-    if held.get("quantization_config"):
+    if not isinstance(config, dict):
+        raise ValueError(f"quantize_folder: {source / _CONFIG} must be an object, got {config!r}")
+    if config.get("quantization_config"):
         raise ValueError(f"quantize_folder: {source} is quantized already; give the folder of its floats")
-    return held
+    return config
 
 
 def _on_meta(source: Path, config: HopConfig) -> Any:

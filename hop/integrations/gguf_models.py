@@ -172,10 +172,10 @@ def in_rows(tensor: Tensor, order: Tensor) -> Tensor:
     if not isinstance(tensor, QuantizedTensor):
         return tensor.index_select(0, order)
     units = of_buffers(tensor.quantizer, tensor.usages, tensor.dim())
-    held = tensor.buffers()
-    if any(units[name][0] not in (1, -1) for name in held):
+    buffers = tensor.buffers()
+    if any(units[name][0] not in (1, -1) for name in buffers):
         raise ValueError(f"rows of a tensor by {tensor.quantizer} share scales, and cannot be ordered one by one")
-    return tensor.rebuilt({name: b.index_select(0, order) if units[name][0] == 1 else b for name, b in held.items()})
+    return tensor.rebuilt({name: b.index_select(0, order) if units[name][0] == 1 else b for name, b in buffers.items()})
 
 
 # ---- the table

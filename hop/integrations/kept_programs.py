@@ -61,8 +61,8 @@ def digest(step: nn.Module, rest: Sequence[Any]) -> str | None:
         sha256.update(_code(type(module)))
         settings = {k: _described(v) for k, v in sorted(module.__dict__.items())}
         sha256.update(f"{name} {settings} {getattr(module, 'scheme', None)}\0".encode())
-        held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        sha256.update("".join(f"{own} {values.cache_key(t)}\0" for own, t in held).encode())
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        sha256.update("".join(f"{own} {values.cache_key(t)}\0" for own, t in tensors).encode())
     return sha256.hexdigest()[:40]
 
 

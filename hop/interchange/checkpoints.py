@@ -191,10 +191,10 @@ def _files(path: Path) -> tuple[list[Path], Iterable[str]]:
         if not files:
             raise FileNotFoundError(f"open_checkpoint: {path} has no files *.safetensors; give a folder that has")
         return files, ()
-    held: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
-    if not isinstance(held, dict):
-        raise ValueError(f"{index}: weight_map must map names to files beside it, got {held!r}")
-    places = cast("dict[str, Any]", held)
+    weight_map: Any = from_json(index.read_bytes(), str(index)).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index}: weight_map must map names to files beside it, got {weight_map!r}")
+    places = cast("dict[str, Any]", weight_map)
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
             raise ValueError(f"{index}: weight_map must map names to files beside it, and {name!r} is in {file!r}")
@@ -221,6 +221,6 @@ def _found(names: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, tuple[K
         for name in names:
             start = name.removesuffix(kind.needs[0])
             if start + kind.needs[0] == name and all(start + end in names for end in kind.needs):
-                ends = [end for end in (*kind.needs, *kind.may) if start + end in names]
-                weights.setdefault(start + kind.result, (kind, {end: start + end for end in ends}))
+                suffixes = [end for end in (*kind.needs, *kind.may) if start + end in names]
+                weights.setdefault(start + kind.result, (kind, {end: start + end for end in suffixes}))
     return weights

@@ -160,13 +160,13 @@ def _integers(tensor: QuantizedTensor, block: tuple[int, int], wanted: str | Non
         wanted = INTEGERS[1]  # the package packs zero points of rows alone
     small = {"weight_scale": _scales(tensor, scale, by)}
     if affine:
-        held = torch.full(scale.shape, constant) if zeros is None else zeros.detach().cpu()
-        held = held.to(torch.int16) - middle
+        zero_points = torch.full(scale.shape, constant) if zeros is None else zeros.detach().cpu()
+        zero_points = zero_points.to(torch.int16) - middle
         if wanted == INTEGERS[0]:
-            words = packed_words((held + 2 ** (bits - 1)).to(torch.uint8).t().contiguous(), bits)
+            words = packed_words((zero_points + 2 ** (bits - 1)).to(torch.uint8).t().contiguous(), bits)
             small["weight_zero_point"] = words.t().contiguous()
         else:
-            small["weight_zero_point"] = held.to(torch.int8).reshape(small["weight_scale"].shape)
+            small["weight_zero_point"] = zero_points.to(torch.int8).reshape(small["weight_scale"].shape)
     args = _args(bits, "int", not affine, strategy, small["weight_scale"].dtype)
     if wanted == INTEGERS[1]:
         return _form(wanted, args, "weight", (torch.int8, shape), small, middle)

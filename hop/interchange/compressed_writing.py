@@ -80,10 +80,10 @@ def save_compressed_tensors(
         FileExistsError: folder has safetensors.
         ValueError: a tensor has no such form, with the reason, or no name that is a weight's. Nothing is written then.
     """
-    place, held = _checked(folder, tensors, config, integers, shard_size)
+    place, state = _checked(folder, tensors, config, integers, shard_size)
     configuration = _config(place, tensors, config)
-    planned = [_planned(name, held[name], integers) for name in held]  # one of them alive at a time
-    _check_orders([p for p in planned if p.format], held)
+    planned = [_planned(name, state[name], integers) for name in state]  # one of them alive at a time
+    _check_orders([p for p in planned if p.format], state)
     place.mkdir(parents=True, exist_ok=True)
     shards, places = _shards(planned, shard_size), dict[str, str]()
     for i, shard in enumerate(shards, 1):
@@ -92,7 +92,7 @@ def save_compressed_tensors(
         places |= dict.fromkeys((e.name for e in entries), name)
         with Writer(place / name, entries, {"format": "pt"}) as writer:
             for each in shard:
-                _write(writer, each, held[each.name], integers)
+                _write(writer, each, state[each.name], integers)
     if len(shards) > 1:
         total = sum(p.bytes for p in planned)
         _write_json(place / _INDEX, {"metadata": {"total_size": total}, "weight_map": places})
@@ -177,9 +177,9 @@ def _form(name: str, tensor: QuantizedTensor, integers: str | None) -> Form:
         ) from error
 
 
-def _check_orders(quantized: Sequence[_Planned], held: Mapping[str, Tensor]) -> None:
+def _check_orders(quantized: Sequence[_Planned], state: Mapping[str, Tensor]) -> None:
     for each in quantized:
-        if f"{each.name.removesuffix('weight')}input_order" in held:
+        if f"{each.name.removesuffix('weight')}input_order" in state:
             raise ValueError(
                 f"{_CALLER}: tensors[{each.name!r}] has columns in an order of their own (input_order), which the "
                 "package has not any more; dequantize the layer"

@@ -268,8 +268,8 @@ def _stored_kinds(stored: bytes) -> list[int]:
     return kinds
 
 
-def _equal(held: Any, value: Any) -> bool:
-    return type(held) is type(value) and held == value
+def _equal(stored: Any, value: Any) -> bool:
+    return type(stored) is type(value) and stored == value
 
 
 def _kinds(value: Any) -> list[int]:

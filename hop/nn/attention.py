@@ -111,9 +111,9 @@ def _cut(weight: Any, start: int, stop: int) -> Any:
     """Some rows of a weight."""
     if not isinstance(weight, QuantizedTensor) or not weight.quantizer.is_tiled():
         return weight[start:stop]
-    held = {name: b[start:stop] for name, b in weight.buffers().items()}
-    held["codes"] = weight.buffers()["codes"][start // ROWS : stop // ROWS]
-    return weight.rebuilt(held, shape=(stop - start, weight.shape[1]))
+    buffers = {name: b[start:stop] for name, b in weight.buffers().items()}
+    buffers["codes"] = weight.buffers()["codes"][start // ROWS : stop // ROWS]
+    return weight.rebuilt(buffers, shape=(stop - start, weight.shape[1]))
 
 
 class MultiheadAttention(nn.MultiheadAttention):

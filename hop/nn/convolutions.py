@@ -22,13 +22,13 @@ class _Convolution(Layer, ConvNd):
     op: OpOverload
 
     def _call(self, x: Tensor) -> tuple[OpOverload, tuple[Any, ...]]:
-        ends = padding_at_ends(self)
-        padding = ends[::-2]
+        sides = padding_at_ends(self)
+        padding = sides[::-2]
         if self.padding_mode != "zeros":
-            x = functional.pad(x, ends, mode=self.padding_mode)
+            x = functional.pad(x, sides, mode=self.padding_mode)
             padding = [0] * len(padding)
-        elif ends[::2] != ends[1::2]:  # "same" may pad one more at the end
-            x = functional.pad(x, ends)
+        elif sides[::2] != sides[1::2]:  # "same" may pad one more at the end
+            x = functional.pad(x, sides)
             padding = [0] * len(padding)
         options = (list(self.stride), list(padding), list(self.dilation), self.groups)
         return self.op, (x, self.weight, self.bias, *options)
@@ -38,12 +38,12 @@ class _Convolution(Layer, ConvNd):
         return self._empty(1, self.in_channels, *(max(d * (k - 1), p) + 1 for d, k, p in sizes))
 
     def _output_shape(self, one: Sequence[int]) -> Sequence[int]:
-        ends = padding_at_ends(self)
+        sides = padding_at_ends(self)
         sizes: list[int] = []
         for i, n in enumerate(one[1:]):
             at = 2 * (len(one) - 2 - i)
             span = self.dilation[i] * (self.kernel_size[i] - 1)
-            sizes.append((n + ends[at] + ends[at + 1] - span - 1) // self.stride[i] + 1)
+            sizes.append((n + sides[at] + sides[at + 1] - span - 1) // self.stride[i] + 1)
         return (self.out_channels, *sizes)
 
     def weight_quantizer(self, q: Quantizer) -> Quantizer:

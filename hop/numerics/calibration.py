@@ -79,22 +79,22 @@ def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, l
         raise ValueError(f"entropy: q={q} has scales in two levels, which no distribution has; take mse")
     low, high = _range(q, batches)
     rows = _rows(q, batches, lambda x: x)
-    ends = torch.stack([low.flatten(), high.flatten()])
-    width = ((ends[1] - ends[0]) / bins).clamp(min=2.0**-126).unsqueeze(1)
+    limits = torch.stack([low.flatten(), high.flatten()])
+    width = ((limits[1] - limits[0]) / bins).clamp(min=2.0**-126).unsqueeze(1)
     known = rows == rows
-    place = ((rows.nan_to_num(0.0) - ends[0].unsqueeze(1)) / width).floor().clamp(0, bins - 1).to(torch.int64)
+    place = ((rows.nan_to_num(0.0) - limits[0].unsqueeze(1)) / width).floor().clamp(0, bins - 1).to(torch.int64)
     counts = torch.zeros(len(rows), bins, dtype=torch.float64, device=rows.device)
     counts.scatter_add_(1, place, known.to(torch.float64))
-    centres = ends[0].unsqueeze(1) + (torch.arange(bins, device=rows.device) + 0.5) * width
+    centres = limits[0].unsqueeze(1) + (torch.arange(bins, device=rows.device) + 0.5) * width
     if not q.scale.has_zero_point():  # which holds as much at both ends
-        most = torch.maximum(ends[1], -ends[0])
-        ends = torch.stack([most * (q.format.min / q.format.max), most])
+        most = torch.maximum(limits[1], -limits[0])
+        limits = torch.stack([most * (q.format.min / q.format.max), most])
     best: dict[str, Tensor] = {}
     lost: Tensor | None = None
     for i in range(steps):
         ratio = 1 - (1 - least) * i / (steps - 1)
         scales = _from_range(q, low * ratio, high * ratio)
-        divergence = _divergence(q, counts, centres, ends * ratio, scales).reshape(low.shape)
+        divergence = _divergence(q, counts, centres, limits * ratio, scales).reshape(low.shape)
         if lost is None:
             best, lost = scales, divergence
         else:
@@ -103,19 +103,19 @@ def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, l
     return best
 
 
-def _divergence(q: Quantizer, counts: Tensor, centres: Tensor, ends: Tensor, scales: dict[str, Tensor]) -> Tensor:
+def _divergence(q: Quantizer, counts: Tensor, centres: Tensor, limits: Tensor, scales: dict[str, Tensor]) -> Tensor:
     """Of each row of counts (rows, bins), clipped to its ends (2, rows)."""
     by_row = replace(q, block=(1, -1), flat=False, stochastic=False, layout=None)
     own = {name: value.reshape(-1, 1) for name, value in scales.items()}
-    numbers = by_row.fake_quantize(centres, own["scale"], own.get("zero_point"))
-    inside = (centres >= ends[0].unsqueeze(1)) & (centres <= ends[1].unsqueeze(1))
+    values = by_row.fake_quantize(centres, own["scale"], own.get("zero_point"))
+    inside = (centres >= limits[0].unsqueeze(1)) & (centres <= limits[1].unsqueeze(1))
     kept = torch.where(inside, counts, 0.0)
     places = torch.arange(counts.shape[1], device=counts.device).expand_as(counts)
     first = torch.where(inside, places, counts.shape[1]).amin(1, keepdim=True).clamp(max=counts.shape[1] - 1)
     last = torch.where(inside, places, -1).amax(1, keepdim=True).clamp(min=0)
     p = kept.scatter_add(1, first, torch.where(places < first, counts, 0.0).sum(1, keepdim=True))
     p = p.scatter_add(1, last, torch.where(places > last, counts, 0.0).sum(1, keepdim=True))
-    code = torch.nn.functional.pad((numbers.diff(dim=1) != 0).to(torch.int64).cumsum(1), (1, 0))
+    code = torch.nn.functional.pad((values.diff(dim=1) != 0).to(torch.int64).cumsum(1), (1, 0))
     filled = (kept > 0).to(kept.dtype)
     sums, sizes = (torch.zeros_like(kept).scatter_add(1, code, t).gather(1, code) for t in (kept, filled))
     spread = torch.where(kept > 0, sums / sizes.clamp(min=1), 0.0)
@@ -218,8 +218,8 @@ def _from_range(q: Quantizer, low: Tensor, high: Tensor) -> dict[str, Tensor]:
     if q.scale.outer_block is not None:
         return {"scale": torch.maximum(high, -low)}
     rule = q.scale.of_ends()
-    ends = torch.stack([low, high], -1)
-    parts = Blocks(ends, [ends.dim() - 1], list(range(ends.dim() - 1)), torch.float32, q.block)
+    limits = torch.stack([low, high], -1)
+    parts = Blocks(limits, [limits.dim() - 1], list(range(limits.dim() - 1)), torch.float32, q.block)
     tensors = rule.find(parts, q.format).tensors
     return {name: t.squeeze(-1) for name, t in zip(rule.stored(q.format, q.block), tensors, strict=True)}
 

@@ -96,8 +96,8 @@ class Integer(Format):
 
     def decode(self, codes: Tensor, zero: Tensor | int = 0) -> Tensor:
         """As Format.decode, with `zero` for the code of 0."""
-        numbers = codes.to(torch.float32)
-        return numbers if isinstance(zero, int) and zero == 0 else numbers - zero
+        values = codes.to(torch.float32)
+        return values if isinstance(zero, int) and zero == 0 else values - zero
 
     def inside(self, x: Tensor, zero: Tensor | int = 0) -> Tensor:
         """As Format.inside, with `zero` for the code of 0; a tie beyond the last code is clipped if it rounds to it."""
@@ -196,8 +196,8 @@ class Codebook(Format):
 
     def __post_init__(self) -> None:
         self._check()
-        numbers = self.book if isinstance(self.book, tuple | list) else (None,)
-        if any(isinstance(v, bool | str) or not hasattr(v, "__float__") for v in numbers):
+        values = self.book if isinstance(self.book, tuple | list) else (None,)
+        if any(isinstance(v, bool | str) or not hasattr(v, "__float__") for v in values):
             raise ValueError(
                 f"{self.name}: book must be a tuple of numbers, got {spelling.shown(self.book)}; give one such as "
                 "(-1.0, 0.0, 1.0)"

@@ -74,10 +74,10 @@ class Journal:
 def fingerprint(program: ExportedProgram, data: Sequence[Arguments], options: Any) -> str:
     """A hash of a program, of what it holds, of its inputs and of options that change what is measured."""
     result = hashlib.sha256(f"{program.graph} {options} {torch.get_num_threads()}".encode())
-    held = {**program.constants, **program.state_dict}
-    for name in sorted(held):
+    tensors = {**program.constants, **program.state_dict}
+    for name in sorted(tensors):
         result.update(name.encode())
-        _add(result, held[name])
+        _add(result, tensors[name])
     for x in tree_leaves([(arguments.args, dict(arguments.kwargs)) for arguments in data]):
         _add(result, x)
     return result.hexdigest()

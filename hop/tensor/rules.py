@@ -77,8 +77,8 @@ def to_copy(
         kept = _format(t, name, memory_format)
         return b.to(device=device or b.device, non_blocking=non_blocking, copy=True, memory_format=kept)
 
-    held = t.quantizer.layout
-    if held is not None and device is not None and not held.suits(torch.device(device)):
+    packing = t.quantizer.layout
+    if packing is not None and device is not None and not packing.suits(torch.device(device)):
         t = views.unpacked(t)
     new = t.rebuilt({name: moved(name, b) for name, b in t.buffers().items()}, dtype=dtype)
     return new.pin_memory() if pin_memory else new
@@ -207,8 +207,8 @@ def split_sizes(op: OpOverload, t: QuantizedTensor, sizes: Sequence[int], dim: i
     dim = views.dimension(dim, t.dim())
     if sum(sizes) != t.shape[dim] or any(n < 0 for n in sizes):
         raise IndivisibleError(f"{sizes} do not sum to {t.shape[dim]}")
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [views.narrow(t, dim, end - n, end) for n, end in zip(sizes, ends, strict=True)]
+    offsets = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [views.narrow(t, dim, end - n, end) for n, end in zip(sizes, offsets, strict=True)]
 
 
 @implements(aten.unbind.int)

@@ -119,8 +119,8 @@ def load_file(path: str | Path, device: str | torch.device = "cpu") -> dict[str,
         )
     try:
         with safetensors.safe_open(str(path), "pt", device=str(device)) as file:
-            held: dict[str, str] = file.metadata() or {}
-            text = held.get(_KEY, "{}")
+            metadata: dict[str, str] = file.metadata() or {}
+            text = metadata.get(_KEY, "{}")
             flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
     except safetensors.SafetensorError as error:
         raise ValueError(f"load_file: {path} is no whole file of safetensors: {error}") from error

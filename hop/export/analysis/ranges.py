@@ -295,22 +295,22 @@ def _given(node: Node, limits: Any) -> Any:
     """Bounds of an input, as the caller gives them."""
     value = node.meta["val"]
     kind: Any = int if isinstance(value, Tensor) and intervals.is_integer(value.dtype) else int | float
-    ends = list[Any](cast(Iterable[Any], limits)) if isinstance(limits, tuple | list) else []
-    pair = len(ends) == 2 and all(isinstance(n, kind) for n in ends)
-    if not isinstance(value, Tensor) or not pair or not ends[0] <= ends[1]:
+    limit = list[Any](cast(Iterable[Any], limits)) if isinstance(limits, tuple | list) else []
+    pair = len(limit) == 2 and all(isinstance(n, kind) for n in limit)
+    if not isinstance(value, Tensor) or not pair or not limit[0] <= limit[1]:
         raise ValueError(
             f"ranges: inputs[{node.name!r}] must be a pair of ascending numbers, of integers for a tensor of "
             f"integers; got {limits!r}; give one such as (0, 1)"
         )
     if kind is not int:
-        return Reals(float(ends[0]), float(ends[1]), False)
+        return Reals(float(limit[0]), float(limit[1]), False)
     least, greatest = intervals.dtype_range(value.dtype)
-    if ends[0] < least or ends[1] > greatest:
+    if limit[0] < least or limit[1] > greatest:
         raise ValueError(
             f"ranges: inputs[{node.name!r}] is {limits!r}, and {value.dtype} holds {least} to {greatest}; give "
             "such bounds"
         )
-    return intervals.integers(*ends)
+    return intervals.integers(*limit)
 
 
 def _cast_after(node: Node) -> Node | None:

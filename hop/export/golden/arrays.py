@@ -79,9 +79,9 @@ class Arrays:
                 self._argument(f"{name}.{i}", *pair)
         else:
             self.arguments[name] = _as_json(x)
-            numbers = x if isinstance(x, list | tuple) else [x]
-            if numbers and all(isinstance(n, bool | int | float) for n in numbers):
-                whole = all(isinstance(n, int) for n in numbers)
+            values = x if isinstance(x, list | tuple) else [x]
+            if values and all(isinstance(n, bool | int | float) for n in values):
+                whole = all(isinstance(n, int) for n in values)
                 self.add(name, torch.tensor(x, dtype=torch.int64 if whole else torch.float64))
 
     def _buffers(self, name: str, quantizer: Quantizer, usages: Sequence[str], tensors: Sequence[Tensor]) -> None:
@@ -156,13 +156,13 @@ class Arrays:
         format, convention = call.output.format, call.output.scale.requantization  # type: ignore[union-attr]
         if not isinstance(format, Integer) or buffers[1].numel() != 1:
             return
-        ends = torch.tensor([format.low, format.high], dtype=torch.int32)
+        limits = torch.tensor([format.low, format.high], dtype=torch.int32)
         if convention is not None and (convention.low, convention.high) != (None, None):
             if not by_sum(call.output) and integer_function(call.output) is None:
                 return
             zero = buffers[2].reshape(()).to(torch.int32) if len(buffers) > 2 else format.zero
-            ends = convention.clamp(ends, buffers[1].reshape(()), zero, format)
-        self.add("output.range", ends.to(torch.int32))
+            limits = convention.clamp(limits, buffers[1].reshape(()), zero, format)
+        self.add("output.range", limits.to(torch.int32))
 
 
 def _sums_of(call: Call) -> list[Sum]:

@@ -88,12 +88,12 @@ class _Runtime:
         except Exception as error:  # protobuf's, by its version
             raise ValueError(f"{_CALLER}: {what} is no ONNX file: {error}") from error
         self.graph = _graph(its)
-        ends = [o.name for o in its.graph.output]
+        outputs_shown = [o.name for o in its.graph.output]
         infos = {i.name: i for i in its.graph.value_info}
-        outputs = [n for node in its.graph.node for n in node.output if n in infos and n not in ends]
+        outputs = [n for node in its.graph.node for n in node.output if n in infos and n not in outputs_shown]
         codes = {t.name for t in self.graph.tensors if t.kind in _CODES}
-        self.shown = [*ends, *(n for n in outputs if n in codes)]
-        its.graph.output.extend(infos[n] for n in self.shown[len(ends) :])
+        self.shown = [*outputs_shown, *(n for n in outputs if n in codes)]
+        its.graph.output.extend(infos[n] for n in self.shown[len(outputs_shown) :])
         try:
             self.session: Any = onnxruntime.InferenceSession(
                 its.SerializeToString(), providers=["CPUExecutionProvider"]

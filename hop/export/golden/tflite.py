@@ -274,9 +274,9 @@ class Beside(Runner):
                 spelled = str(node.args[1 if can_be_tried(node) else 0])
                 self.units[node] = float(scale), int(zero[0]) if zero else Quantizer.parse(spelled).format.zero
         elif (e := quantizing(node)) is not None:
-            numbers = [self._number(x) for x in (e.scale, e.zero_point)]
-            if None not in numbers:
-                self.units[node] = float(torch.tensor(numbers[0])), int(numbers[1])  # type: ignore[arg-type]
+            units = [self._number(x) for x in (e.scale, e.zero_point)]
+            if None not in units:
+                self.units[node] = float(torch.tensor(units[0])), int(units[1])  # type: ignore[arg-type]
         elif of(node.target).family is VIEW and isinstance(output, Tensor) and output.dtype in _CODES:
             source: Any = node.args[0]
             source = source.args[0] if getattr(source.target, "__name__", "") == "getitem" else source

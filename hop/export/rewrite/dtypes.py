@@ -79,10 +79,10 @@ def _cast(
 ) -> None:
     if not isinstance(scale, Node) or scale.name not in names:
         return
-    held = state if names[scale.name] in state else constants
-    was = held[names[scale.name]]
+    tensors = state if names[scale.name] in state else constants
+    was = tensors[names[scale.name]]
     scale.meta["val"] = scale.meta["val"].to(dtype)
     tensor = was.detach().to(dtype)
-    held[names[scale.name]] = (
+    tensors[names[scale.name]] = (
         torch.nn.Parameter(tensor, was.requires_grad) if isinstance(was, torch.nn.Parameter) else tensor
     )

@@ -85,11 +85,11 @@ def _held(program: ExportedProgram) -> dict[str, Tensor]:
     """The tensors that the program holds and never writes to, by the names of their placeholders."""
     signature = program.graph_signature
     written = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
-    held: dict[str, Any] = {
+    tensors: dict[str, Any] = {
         name: program.state_dict[target] if target in program.state_dict else program.constants[target]
         for name, target in {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.items()
         if target not in written
     }
     constants = signature.inputs_to_lifted_tensor_constants
-    held |= {name: program.constants[target] for name, target in constants.items()}
-    return {name: x.detach() for name, x in held.items()}
+    tensors |= {name: program.constants[target] for name, target in constants.items()}
+    return {name: x.detach() for name, x in tensors.items()}

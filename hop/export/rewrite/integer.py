@@ -200,7 +200,9 @@ class _Rewriter:
             self.leave(node, "its probabilities would be rounded to 8 bits, which the program does not say")
             return
         reason = (
-            self.requantized(node, ends) if (ends := ends_of(node)) else "what reads its result does not quantize it"
+            self.requantized(node, consumers)
+            if (consumers := ends_of(node))
+            else "what reads its result does not quantize it"
         )
         if reason is None:
             return
@@ -211,11 +213,11 @@ class _Rewriter:
         else:
             self.leave(node, reason)
 
-    def requantized(self, node: Node, ends: Sequence[End]) -> str | None:
+    def requantized(self, node: Node, consumers: Sequence[End]) -> str | None:
         """Let an operator give codes. Returns why it cannot, None where it does."""
         places = {n: i for i, n in enumerate(self.graph.nodes)}
         nodes: dict[Any, Node] = {}
-        for end in sorted(ends, key=lambda end: places[end.node]):
+        for end in sorted(consumers, key=lambda end: places[end.node]):
             key = (end.encoding.parameters(), end.low, end.high, end.views)
             if key not in nodes:
                 try:
@@ -224,7 +226,7 @@ class _Rewriter:
                     return str(error)
             end.node.replace_all_uses_with(nodes[key])
             self.graph.erase_node(end.node)
-        self.rows.append(self.row(node, ", ".join(dict.fromkeys(end.encoding.shown() for end in ends))))
+        self.rows.append(self.row(node, ", ".join(dict.fromkeys(end.encoding.shown() for end in consumers))))
         return None
 
     def codes_of(self, node: Node, end: End) -> Node:
@@ -235,16 +237,16 @@ class _Rewriter:
         bounds = None if e.is_whole_range() else (e.low, e.high)
         views = [(v.target, list(v.args[1:]), dict(v.kwargs)) for v in end.views]
         args = self.arguments(node)
-        held = args[0] if of(node.target).family is VIEW else None
-        if isinstance(held, Held) and end[2:4] == (None, None) and self.is_alike(held, e):
+        operand = args[0] if of(node.target).family is VIEW else None
+        if isinstance(operand, Held) and end[2:4] == (None, None) and self.is_alike(operand, e):
             views = [(node.target, args[1:], dict(node.kwargs)), *views]
-            return emit(end.node, codes_within, held.codes, bounds, views)
+            return emit(end.node, codes_within, operand.codes, bounds, views)
         return emit(end.node, run_requantized, node.target, output, args, node.kwargs, given, bounds, views)
 
-    def is_alike(self, held: Held, e: Encoding) -> bool:
+    def is_alike(self, operand: Held, e: Encoding) -> bool:
         """Whether codes mean the same numbers, all of them by one scale."""
-        whole = held.is_whole() and all(b == -1 for b in e.block)
-        return whole and held.quantizer.format.dtype == e.codes and held.given == self.given(e)
+        whole = operand.is_whole() and all(b == -1 for b in e.block)
+        return whole and operand.quantizer.format.dtype == e.codes and operand.given == self.given(e)
 
     def dequantized(self, node: Node) -> None:
         """Let an operator give floats."""
@@ -258,14 +260,14 @@ class _Rewriter:
 
     def view(self, node: Node, reason: str) -> None:
         """A view, a maximum or a clamp of codes holds codes."""
-        held = self.held.get(node.args[0]) if isinstance(node.args[0], Node) else None  # type: ignore[arg-type]
-        if held is None or not (of(node.target).family is VIEW or held.is_whole()):
+        operand = self.held.get(node.args[0]) if isinstance(node.args[0], Node) else None  # type: ignore[arg-type]
+        if operand is None or not (of(node.target).family is VIEW or operand.is_whole()):
             self.leave(node, reason)
             return
         seen: list[Quantizer] = []
         try:
             codes, *given = emit(
-                node, partial(run_view, seen), node.target, held, list(node.args[1:]), dict(node.kwargs)
+                node, partial(run_view, seen), node.target, operand, list(node.args[1:]), dict(node.kwargs)
             )
         except _REFUSALS as error:
             self.leave(node, str(error))
@@ -273,13 +275,13 @@ class _Rewriter:
         self.held[node] = Held(seen[-1], codes, given, value(node).dtype)
 
     def pad(self, node: Node, x: Node, sides: list[int], number: float) -> None:
-        held = self.held[x]
+        operand = self.held[x]
         try:
-            codes = emit(node, run_pad, held.codes, sides, fill_code(self.program, held, number))
+            codes = emit(node, run_pad, operand.codes, sides, fill_code(self.program, operand, number))
         except _REFUSALS as error:
             self.leave(node, str(error))
             return
-        self.held[node] = held._replace(codes=codes)
+        self.held[node] = operand._replace(codes=codes)
 
     def arguments(self, node: Node) -> list[Any]:
         """The arguments of a node, with what is held for the nodes that hold codes. A bias stays a float."""
@@ -334,13 +336,13 @@ class _Rewriter:
 
     def finish(self, node: Node) -> None:
         """What still dequantizes, by ours."""
-        held = self.held.get(node)
+        operand = self.held.get(node)
         wide = [user for user in node.users if not isinstance(user.target, Hop)]  # a bias may hold int32
-        if held is None and wide and (encoding := encodings.dequantizing(node)) and encoding.codes not in FORMATS:
+        if operand is None and wide and (encoding := encodings.dequantizing(node)) and encoding.codes not in FORMATS:
             self.leave(node, f"codes of {short(encoding.codes)}: what reads them stays in floats ({_KNOWN_CODES})")
         try:
-            if held is not None:
-                floats = emit(node, run_dequantize, held)
+            if operand is not None:
+                floats = emit(node, run_dequantize, operand)
             elif encoding := encodings.dequantizing(node):
                 floats = emit(node, numbers_by_hand, *encoding[:4], value(node).dtype)
             else:
@@ -352,12 +354,12 @@ class _Rewriter:
 
     def quantized(self, node: Node, e: Encoding) -> None:
         """What quantizes floats, or codes by another scale."""
-        held = self.held.get(e.tensor)
+        operand = self.held.get(e.tensor)
         try:
-            if held is not None and self.is_alike(held, e):
-                codes = emit(node, codes_within, held.codes, None if e.is_whole_range() else (e.low, e.high), [])
-            elif held is not None and self.conventions.target:
-                codes = self.rescaled(node, held, e)
+            if operand is not None and self.is_alike(operand, e):
+                codes = emit(node, codes_within, operand.codes, None if e.is_whole_range() else (e.low, e.high), [])
+            elif operand is not None and self.conventions.target:
+                codes = self.rescaled(node, operand, e)
             else:
                 codes = self.codes_of_floats(node, e)
         except _REFUSALS as error:
@@ -365,11 +367,11 @@ class _Rewriter:
             return
         self.replace(node, codes)
 
-    def rescaled(self, node: Node, held: Held, e: Encoding) -> Node:
+    def rescaled(self, node: Node, operand: Held, e: Encoding) -> Node:
         rule, given = self.conventions.of_copy(e.codes), self.given(e)
         output = Quantizer(FORMATS[e.codes], e.block, Static(affine=len(given) == 2, requantize=rule))
         bounds = None if e.is_whole_range() else (e.low, e.high)
-        return emit(node, run_requantized, aten.clone.default, output, [held], {}, given, bounds, [])
+        return emit(node, run_requantized, aten.clone.default, output, [operand], {}, given, bounds, [])
 
     def codes_of_floats(self, node: Node, e: Encoding) -> Node:
         bounds = (e.low, e.high)

@@ -325,16 +325,16 @@ class _Writer(Editing):
         step = weight.scale.to(torch.float32)
         if not bool(((step >= torch.finfo(torch.float32).tiny) & step.isfinite()).all()):
             raise _Left("a scale of its weight is 0, or not normal")
-        held = self.held(f"{node.name}_codes", codes.to(torch.int8).contiguous())
+        constant = self.held(f"{node.name}_codes", codes.to(torch.int8).contiguous())
         if block == (-1,):
             step = step.reshape(())
             number = float(step.item())
-            e = Encoding(held, number, 0, block, torch.int8, low, high, torch.float32)
+            e = Encoding(constant, number, 0, block, torch.int8, low, high, torch.float32)
             return _Weight(self.write(node, "dequantize", e), step)
         step = step if is_group else step.reshape(-1).expand(shape[axis]).contiguous()
         zeros = torch.zeros(step.shape, dtype=torch.int64)
         scales, zeros = (self.held(f"{node.name}_{name}", x) for name, x in (("scales", step), ("zeros", zeros)))
-        e = Encoding(held, scales, zeros, block, torch.int8, low, high, torch.float32)
+        e = Encoding(constant, scales, zeros, block, torch.int8, low, high, torch.float32)
         return _Weight(self.write(node, "dequantize", e), step)
 
     def bias(self, node: Node, bias: Any, encoding: Encoding, weight: _Weight) -> Any:

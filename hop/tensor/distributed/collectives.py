@@ -181,8 +181,8 @@ def cut(t: Any, sizes: Sequence[int]) -> list[Any]:
     """Parts of t along its first dimension."""
     if sum(sizes) != t.shape[0] or any(n < 0 for n in sizes):
         raise IndivisibleError(f"parts of {list(sizes)} do not make its first dimension of {t.shape[0]}")
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [views.narrow(t, 0, end - n, end) for n, end in zip(sizes, ends, strict=True)]
+    offsets = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [views.narrow(t, 0, end - n, end) for n, end in zip(sizes, offsets, strict=True)]
 
 
 def grid_rows(t: Any, n: int) -> dict[str, int]:

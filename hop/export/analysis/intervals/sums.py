@@ -52,10 +52,10 @@ def matmul_rule(node: Node, a: Any, b: Any) -> Sum:
 def _of_factors(count: int, a: Any, b: Any, *, fixed: bool, zeros: bool = False) -> Sum:
     """The sum of so many products of two factors of which nothing but bounds is known."""
     x, y = whole(a).hull(), whole(b).hull()
-    ends = products(x, y) + ([0] if zeros else [])
+    limits = products(x, y) + ([0] if zeros else [])
     most = f"{count:,}" if fixed else f"{count:,} at most"
     known = f"{most} products, {interval(*x)} by {interval(*y)}"
-    return Sum(*_times(count, min(ends), max(ends), fixed=fixed), None, known, True)
+    return Sum(*_times(count, min(limits), max(limits), fixed=fixed), None, known, True)
 
 
 def _along(x: Any, dim: int) -> Integers:
@@ -84,9 +84,9 @@ def _by_weights(weight: Tensor, x: Integers, dim: int, shaped: Callable[[Tensor]
         up, down = (w.sum(dim, dtype=torch.int64) for w in (positive, negative))
         parts = Integers(up * low + down * high, up * high + down * low)
     else:
-        ends = [t.unsqueeze(-1) if dim == -2 else t for t in (x.low, x.high)]
+        limits = [t.unsqueeze(-1) if dim == -2 else t for t in (x.low, x.high)]
         of_bounds = lambda a, b: (positive * a + negative * b).sum(dim)  # noqa: E731
-        parts = Integers(of_bounds(ends[0], ends[1]), of_bounds(ends[1], ends[0]))
+        parts = Integers(of_bounds(limits[0], limits[1]), of_bounds(limits[1], limits[0]))
     parts = Integers(shaped(parts.low), shaped(parts.high))
     return Sum(*parts.hull(), parts, known, True)
 

@@ -44,12 +44,12 @@ def _is_moved(model: Any, node: Any) -> bool:
     """Whether the right factor is a constant of uint8 whose zero point is 128, and the left one uint8."""
     if len(node.inputs) < 4 or node.inputs[3] is None:
         return False
-    (a, b, _, zero), held = node.inputs, model.graph.initializers
-    is_known = b.name in held and zero.name in held and held[zero.name].const_value is not None
-    kinds = {str(b.dtype), str(held[b.name].const_value.dtype) if is_known else ""}
+    (a, b, _, zero), initializers = node.inputs, model.graph.initializers
+    is_known = b.name in initializers and zero.name in initializers and initializers[zero.name].const_value is not None
+    kinds = {str(b.dtype), str(initializers[b.name].const_value.dtype) if is_known else ""}
     if not is_known or kinds != {"UINT8"} or (a.dtype is not None and str(a.dtype) != "UINT8"):
         return False
-    return bool((held[zero.name].const_value.numpy() == _MIDDLE).all())
+    return bool((initializers[zero.name].const_value.numpy() == _MIDDLE).all())
 
 
 def _initializer(ir: Any, graph: Any, name: str, data: Any) -> Any:

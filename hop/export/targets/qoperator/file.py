@@ -87,19 +87,19 @@ class File:
         """The bytes, with the inputs and the outputs of the graph."""
         import onnx
 
-        taken, ends = set(inputs.values()) | self.held, []
+        taken, infos = set(inputs.values()) | self.held, []
         for name, tensor in outputs.items():
             if tensor in taken:  # an output is a tensor of its own
                 tensor = self.node("Identity", [tensor], self.tensor(name, self.sizes[tensor], self.dtypes[tensor]))
             taken.add(tensor)
-            ends.append(tensor)
-        shown = {*inputs.values(), *ends}
+            infos.append(tensor)
+        shown = {*inputs.values(), *infos}
         unshown = [n for n in self.sizes if n not in shown and n not in self.held]
         graph = self.helper.make_graph(
             self.nodes,
             "program",
             [self._info(n) for n in inputs.values()],
-            [self._info(n) for n in ends],
+            [self._info(n) for n in infos],
             self.constants,
             value_info=[self._info(n) for n in unshown],
         )

@@ -26,10 +26,10 @@ def viewed(step: Step) -> None:
 
 def _slice(step: Step, x: Codes, name: str) -> None:
     dim, start, stop, stride = place_of_slice(step, x, name)
-    numbers = [step.file.numbers([n], torch.int64, "place") for n in (start, max(start, stop), dim, stride)]
+    constants = [step.file.numbers([n], torch.int64, "place") for n in (start, max(start, stop), dim, stride)]
     shape = list(x.shape)
     shape[dim] = max(0, -(-(stop - start) // stride))
-    give(step, like(x, shape, step), "Slice", [tensor(step.file, x), *numbers])
+    give(step, like(x, shape, step), "Slice", [tensor(step.file, x), *constants])
 
 
 def padded(step: Step) -> None:

@@ -132,8 +132,8 @@ class _Module(nn.Module):
 
     def _check(self, op: FileOperator) -> None:
         """Raise for an operator that is not read, before anything runs."""
-        ends = set(self.graph.outputs.values())
-        is_last = op.name == "DEQUANTIZE" and set(op.outputs) <= ends
+        outputs = set(self.graph.outputs.values())
+        is_last = op.name == "DEQUANTIZE" and set(op.outputs) <= outputs
         if op.name not in READ and not is_last:
             floats = [t for i in op.outputs if (t := self.graph.tensors[i]).kind == "FLOAT32"]
             raise NotImplementedError(
@@ -181,10 +181,10 @@ class _Module(nn.Module):
 
     def _constant(self, tensor: FileTensor) -> Any:
         """A constant: a Value, where it has codes of one scale; else what it holds."""
-        held = getattr(self, self.held[tensor.index]) if tensor.index in self.held else tensor.data
-        if tensor.kind in _CODES and tensor.units is not None and held is not None:
-            return Value(*tensor.units, {"file": held})
-        return held
+        stored = getattr(self, self.held[tensor.index]) if tensor.index in self.held else tensor.data
+        if tensor.kind in _CODES and tensor.units is not None and stored is not None:
+            return Value(*tensor.units, {"file": stored})
+        return stored
 
     def _call(self, op: FileOperator, values: dict[int, Any]) -> Any:
         tensors = tuple(None if i is None else self.graph.tensors[i] for i in op.inputs)

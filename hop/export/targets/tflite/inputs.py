@@ -264,16 +264,16 @@ def _slice(call: Call) -> Value:
     sizes, begin, third = list(x.at().shape), call.numbers(1), call.numbers(2)
     if call.op.name == "SLICE":
         steps, drop = [1] * len(sizes), 0
-        ends = [n if size == -1 else b + size for n, b, size in zip(sizes, begin, third, strict=True)]
+        stops = [n if size == -1 else b + size for n, b, size in zip(sizes, begin, third, strict=True)]
     else:
-        steps, drop, ends = call.numbers(3), call.option("ShrinkAxisMask"), third
+        steps, drop, stops = call.numbers(3), call.option("ShrinkAxisMask"), third
         if call.option("EllipsisMask") or call.option("NewAxisMask") or any(s < 1 for s in steps):
             call.refuse("an ellipsis, a new dimension or a step below 1 is not read")
         begins, masks = call.option("BeginMask"), call.option("EndMask")
         begin = [0 if begins >> i & 1 else b for i, b in enumerate(begin)]
-        ends = [n if masks >> i & 1 else e for i, (n, e) in enumerate(zip(sizes, ends, strict=True))]
+        stops = [n if masks >> i & 1 else e for i, (n, e) in enumerate(zip(sizes, stops, strict=True))]
     codes = x.at()
-    for dim, (size, start, end, step) in enumerate(zip(sizes, begin, ends, steps, strict=True)):
+    for dim, (size, start, end, step) in enumerate(zip(sizes, begin, stops, steps, strict=True)):
         if drop >> dim & 1:
             start, end, step = start % size, start % size + 1, 1
         if (start, end, step) != (0, size, 1):

@@ -141,10 +141,10 @@ def _transposed(step: Step, x: Codes, weight: Weight) -> None:
     if is_whole:
         result.tensors[LAST] = index
         return
-    ends = [(0, shape[0]), *((p, p + n) for p, n in zip(pad, sizes, strict=True)), (0, shape[1])]
+    ranges = [(0, shape[0]), *((p, p + n) for p, n in zip(pad, sizes, strict=True)), (0, shape[1])]
     places = [
         file.integers(f"{result.name}_{what}", n)
-        for what, n in zip(("begin", "end"), zip(*ends, strict=True), strict=True)
+        for what, n in zip(("begin", "end"), zip(*ranges, strict=True), strict=True)
     ]
     places.append(file.integers(f"{result.name}_strides", [1] * 4))
     step.write("STRIDED_SLICE", [index, *places], LAST, "StridedSliceOptions")

@@ -72,10 +72,10 @@ def place_of_slice(step: Step, x: Codes, name: str) -> tuple[int, int, int, int]
 def _slice(step: Step, x: Codes, name: str) -> None:
     dim, start, stop, stride = place_of_slice(step, x, name)
     order = x.plain if name == "select" else common_order([x])
-    ends = [(start, stop, stride) if d == dim else (0, x.shape[d], 1) for d in order]
+    ranges = [(start, stop, stride) if d == dim else (0, x.shape[d], 1) for d in order]
     begin, end, strides = (
         step.file.integers(f"{step.result.name}_{what}", values)
-        for what, values in zip(("begin", "end", "strides"), zip(*ends, strict=True), strict=True)
+        for what, values in zip(("begin", "end", "strides"), zip(*ranges, strict=True), strict=True)
     )
     result = step.result.plain if name == "select" else order
     mask = 1 << dim if name == "select" else 0

@@ -122,10 +122,10 @@ def _clamped(file: File, x: str, limits: Tensor) -> str:
 def bounds(step: Step) -> tuple[int, int]:
     """The least and the largest code of the result, by the range of the activation that is fused into it."""
     format = FORMATS[step.result.dtype]
-    ends = torch.tensor([format.low, format.high])
+    limits = torch.tensor([format.low, format.high])
     if step.convention is not None:
-        ends = step.convention.clamp(ends, torch.tensor(step.result.scale), step.result.zero, format)
-    low, high = ends.tolist()
+        limits = step.convention.clamp(limits, torch.tensor(step.result.scale), step.result.zero, format)
+    low, high = limits.tolist()
     return int(low), int(high)
 
 
