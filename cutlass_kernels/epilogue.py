@@ -8,6 +8,7 @@ A wgmma leaves the sums of 64 rows with the 128 threads of a warpgroup, in pairs
     row = 16 · warp + lane / 4 + 8 · (pair % 2)         column = 8 · (pair / 2) + 2 · (lane % 4)
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -101,10 +102,11 @@ def share(v: cutlass.Constexpr, at: Any, ahead: Any, sV: Any):
 
 def block_of(v: Variant, i: int) -> int:
     """Which of a thread's factors of blocks belongs to its sum `i`."""
-    if not v.tile.swap:  # one for each of its rows
-        return 2 * (i // (v.tile.n // 2)) + i // 2 % 2
-    within = i % (v.tile.n // 2)  # one for each of its columns
-    return 2 * (within // 4) + within % 2
+    within = i % (v.tile.n // 2)
+    if v.tile.swap:  # one for each of its columns
+        return 2 * (within // 4) + within % 2
+    row = 2 * (i // (v.tile.n // 2)) + within // 2 % 2  # one for each of its rows, and each piece of the columns
+    return row * (v.tile.n // v.piece) + 8 * (within // 4) // v.piece
 
 
 def fetch_blocks(v: Variant, at: Place, fused: Fused, step: Int32) -> Any:
@@ -113,27 +115,36 @@ def fetch_blocks(v: Variant, at: Place, fused: Fused, step: Int32) -> Any:
         return None
     lhs, rhs = fused.vectors[0], fused.vectors[1]
     row, column, _ = at.first
+
+    def of_rhs(place: Any) -> Any:
+        return rhs[(step, cutlass.min(place // BLOCK, rhs.shape[1] - 1))]
+
     if const_expr(v.tile.swap):
-        of_block = rhs[(step, cutlass.min(row // BLOCK, rhs.shape[1] - 1))]
+        of_columns = [of_rhs(row)]
         places = [column + 8 * (i // 2) + 2 * (at.thread % 4) + i % 2 for i in range(v.tile.n // 4)]
     else:
-        of_block = rhs[(step, cutlass.min(column // BLOCK, rhs.shape[1] - 1))]
+        of_columns = [of_rhs(column + first) for first in range(0, v.tile.n, v.piece)]
         places = [row + 64 * m + place_of(at.thread, h)[0] for m in range(v.tile.rows // 64) for h in range(2)]
-    found = cute.make_rmem_tensor(len(places), Float32)
-    for i, place in enumerate(places):
-        found[i] = mul(lhs[(cutlass.min(place, lhs.shape[0] - 1), step)], of_block)
+    of_rows = [lhs[(cutlass.min(place, lhs.shape[0] - 1), step)] for place in places]
+    found = cute.make_rmem_tensor(len(of_rows) * len(of_columns), Float32)
+    for i, (a, b) in enumerate(itertools.product(of_rows, of_columns)):
+        found[i] = mul(a, b)
     return found
 
 
-def promote(v: Variant, tCrC: cute.Tensor, tCrP: cute.Tensor, scales: Any, ahead: Any) -> None:
-    """Add the products of a step to the sums in float32, times the scales of its blocks if there are any; those of the
-    next step take their place."""
-    for i in range(cute.size(tCrC)):
+def promote(v: Variant, tCrC: cute.Tensor, tCrP: cute.Tensor, scales: Any, m: int) -> None:
+    """Add the products of a step to the sums of the m-th 64 rows in float32, times the scales of its blocks, if any."""
+    first = m * cute.size(tCrP)
+    for i in range(first, first + cute.size(tCrP)):
         if v.scales == "block":
-            tCrC[i] = fma(tCrP[i], scales[block_of(v, i)], tCrC[i])
+            tCrC[i] = fma(tCrP[i - first], scales[block_of(v, i)], tCrC[i])
         else:
-            tCrC[i] = add(tCrC[i], tCrP[i])
-    if v.scales == "block":
+            tCrC[i] = add(tCrC[i], tCrP[i - first])
+
+
+def replace(scales: Any, ahead: Any) -> None:
+    """Those of the next step take the place of the scales of blocks."""
+    if scales is not None:
         for i in range(cute.size(scales)):
             scales[i] = ahead[i]
 
