@@ -109,7 +109,7 @@ def _form_of(v: Variant) -> Form:
         v.bias,
         v.requantize,
         v.bounded,
-        fast=not (v.is_integer or v.summed),
+        fast=not (v.is_integer or v.adds_up),
         zero=v.lhs_zero or v.rhs_zero or S32,
         out_zero=v.out_zero if v.requantize else S32,
         batch=2 if v.batched else 0,

@@ -79,10 +79,12 @@ class TestVariants(unittest.TestCase):
     @parameterized.expand(
         [
             (replace(FORM, lhs=torch.float8_e4m3fn), "factors are two of"),
-            (replace(FORM, tile=Tile(96, 64)), "a tile has 64 or 128 rows"),
-            (replace(FORM, tile=Tile(64, 40)), "a tile has 64 or 128 rows"),
+            (replace(FORM, tile=Tile(96, 64)), "a tile has 64, 128 or 256 rows"),
+            (replace(FORM, tile=Tile(64, 40)), "a tile has 64, 128 or 256 rows"),
             (replace(FORM, tile=Tile(128, 256, pingpong=True)), "accumulators"),
             (replace(FORMS[-1], tile=Tile(128, 256)), "accumulators"),
+            (replace(FORMS[-1], tile=Tile(128, 136)), "scales of their own"),
+            (replace(FORMS[-1], tile=Tile(128, 64, pingpong=True)), "hidden by nothing"),
             (replace(FORM, tile=Tile(64, 32, swap=True)), "written by threads"),
             (replace(FORM, out=torch.int32, tma=False), "the result"),
             (replace(FORM, requantize="division", tma=False), "requantized results"),
@@ -207,7 +209,9 @@ class TestEmulated(unittest.TestCase):
         """The kernels that tests.mutations has none of: sums in float32, scales of blocks, batches, zero points."""
         for form, tile in (
             (FORMS[23], Tile(64, 64)),
+            (FORMS[23], Tile(256, 64)),
             (FORMS[-3], Tile(64, 64, pingpong=True)),
+            (FORMS[-3], Tile(128, 96)),
             (FORMS[-3], Tile(64, 16, swap=True)),
             (FORMS[4], Tile(128, 64, cluster=(2, 1), pingpong=True)),
             (FORMS[14], Tile(64, 64)),
@@ -215,7 +219,11 @@ class TestEmulated(unittest.TestCase):
             check(product(form, 140, 72, 272), tile, habits=habits(name))
 
     def test_consumers_of_128_rows_have_scales_for_each(self):
-        check(product(FORMS[-3], 140, 80, 272), Tile(128, 64, pingpong=True))
+        check(product(FORMS[-3], 300, 80, 272), Tile(256, 64))
+
+    def test_columns_of_a_tile_have_scales_of_several_blocks(self):
+        for n in (48, 96):  # tiles that begin anywhere in a block, and lie in two
+            check(product(FORMS[-3], 70, 400, 272), Tile(64, n))
 
     def test_sums_of_floats_are_promoted_unless_one_step_is_all(self):
         assert hopper.variant_of(product(FORMS[19], 64, 64, 512), Tile(64, 64)).promoted
