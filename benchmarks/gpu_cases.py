@@ -123,7 +123,11 @@ def _alike(form: Form) -> Form:
 
 
 _NAMED = {_alike(form) for form in (*BASIC, *OTHER)}
-FORMS = (*BASIC, *OTHER, *(form for form in map(_form_of, forms.FORMS) if _alike(form) not in _NAMED))
+FORMS = (
+    *BASIC,
+    *OTHER,
+    *(form for form in map(_form_of, (f for f in forms.FORMS if not f.group)) if _alike(form) not in _NAMED),
+)
 
 
 @dataclass(frozen=True)

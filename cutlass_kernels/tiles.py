@@ -36,6 +36,10 @@ TILES = (
 )
 
 
+NIBBLE_TILES = tuple(Tile(m, n, swap=True) for m in (128, 64) for n in (8, 16, 32, 64, 128))
+"""Those of weights of 4 bits beside bfloat16."""
+
+
 class Model(NamedTuple):
     """A GPU, by cycle and multiprocessor. The first is of the data sheet; the others are assumed, and named so that
     measurements can correct them."""

@@ -72,6 +72,8 @@ class Variant:
     batched       whether there are several products, of factors in a batch
     groups        "" none, or what the device's offsets divide: "rows", whose groups have a matrix of rhs each,
                   "columns", which have one of lhs, or "k", whose groups have a result each
+    group         0, or how many elements of a row of rhs share a scale, where it has codes of 4 bits and lhs numbers in
+                  bfloat16 (cutlass_kernels.nibbles); affine, whether they share a zero point too
     scales        "" none, "vector" one for each row of lhs and column of rhs (or one for all), "block" one for 1 x 128
                   of lhs and 128 x 128 of rhs, "1x128" one for 1 x 128 of both
     bias          its dtype, or None: int32 is added to the sum, a float to the scaled result
@@ -99,6 +101,8 @@ class Variant:
     promoted: bool = False
     tma: bool = True
     groups: str = ""
+    group: int = 0
+    affine: bool = False
 
     @property
     def is_integer(self) -> bool:
@@ -207,13 +211,23 @@ class Variant:
         results = rows * columns * self.out.itemsize * self.part_stages * self.tile.consumers
         vectors = self.column_bytes + self.step_bytes + self.table_bytes + self.split_bytes
         free = SHARED_MEMORY - 2048 - results - vectors  # 2048: barriers, and the tiles' alignment
-        return min(12, free // ((self.tile.m + self.tile.n) * self.tile.k))
+        return min(12, free // self.factor_bytes)
+
+    @property
+    def factor_bytes(self) -> int:
+        """Tiles of both factors, of one step."""
+        if self.group:
+            return self.tile.k * (self.tile.m // 2 + self.tile.n * 2)
+        return (self.tile.m + self.tile.n) * self.tile.k
 
     # ---- what may be asked
 
     def declines(self) -> str | None:
         """Why no kernel can be made so, or None."""
         t = self.tile
+        if self.group:
+            fits = t.swap and t.n in (8, 16, 32, 64, 128) and t.m in (64, 128) and t.cluster == (1, 1)
+            return None if fits and not t.pingpong else f"codes of 4 bits are the rows of a cooperative tile; got {t}"
         if (self.lhs in INTEGERS) != (self.rhs in INTEGERS) or not {self.lhs, self.rhs} <= {*INTEGERS, *FLOATS}:
             return f"factors are two of {INTEGERS} or of {FLOATS}, got {self.lhs} and {self.rhs}"
         if t.m not in (64, 128, 256) or t.n % 8 or not 8 <= t.n <= 256 or (self.is_integer and t.n > 32 and t.n % 16):

@@ -99,6 +99,9 @@ def _fused(v: Variant) -> Iterator[str]:
     scales = {"vector": "scales of rows and columns", "block": "scales of blocks", "1x128": "scales of 1 x 128 of both"}
     if v.batched:
         yield "batches"
+    if v.group:
+        yield f"codes of 4 bits in groups of {v.group}{' with zero points' * v.affine}"
+        return
     if v.groups:
         yield f"groups of {v.groups if v.groups != 'k' else 'K'}"
     if v.scales:
