@@ -10,7 +10,18 @@ from torch import Tensor
 from cutlass_kernels import cache as kept
 from cutlass_kernels.hopper import TARGET
 from cutlass_kernels.prebuilt import Pack
-from cutlass_kernels.quantizing import CHUNK, GROUPS, MOST_THREADS, THREADS, TILE, Columns, Largest, Request, Rows, Tiles
+from cutlass_kernels.quantizing import (
+    CHUNK,
+    GROUPS,
+    MOST_THREADS,
+    THREADS,
+    TILE,
+    Columns,
+    Largest,
+    Request,
+    Rows,
+    Tiles,
+)
 
 _MOST = 2**31  # elements of a row
 

@@ -65,7 +65,7 @@ class FindColumns:
                     found[i] = codes.larger(found[i], codes.magnitude(values[i]))
         warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
         for i in cutlass.range_constexpr(cute.size(found)):
-            own = codes.bits(found[i])
+            own = codes.bits(codes.magnitude(found[i]))  # of a zero below 0 too
             for distance in (8, 16):
                 own = cutlass.max(own, cute.arch.shuffle_sync_bfly(own, distance))
             if lane < ACROSS:

@@ -1,8 +1,8 @@
 """The kernel that quantizes tiles of 128 rows: blocks of 128 x 128, and groups along the columns of a transposed copy.
 
-A block of threads loads a tile once. Threads that hold chunks of its rows find what blocks of 128 x 128 need, and encode
-the row-wise copy out of registers. For the transposed copy the tile passes through shared memory, where threads read
-chunks of columns; their codes pass through shared memory again, so that lines of 128 codes are written.
+A block of threads loads a tile once. Threads that hold chunks of its rows find what blocks of 128 x 128 need, and
+encode the row-wise copy out of registers. For the transposed copy the tile passes through shared memory, where threads
+read chunks of columns; their codes pass through shared memory again, so that lines of 128 codes are written.
 """
 
 from typing import Any, NamedTuple
@@ -57,8 +57,8 @@ class QuantizeTiles:
 
     @cute.jit
     def __call__(self, x: cute.Tensor, row_wise: Any, transposed: Any, known: Any, numbers: Any, stream: Any):
-        """x (rows, columns), columns innermost; of each copy the codes, scales and codes of zero, or None; what is known
-        of whole columns, or None; the least amax."""
+        """x (rows, columns), columns innermost; of each copy the codes, scales and codes of zero, or None; what is
+        known of whole columns, or None; the least amax."""
         v = self.variant
         address = x.iterator.toint()
         ends = None if const_expr(known is None) else known.iterator.toint()
@@ -120,7 +120,9 @@ class QuantizeTiles:
             own = find(v, self.of_tile(known, numbers, shared))
             first = thread == 0
             if const_expr(at is not None):
-                note(v, at, own, tile.row // TILE * cute.ceil_div(tile.columns, v.width) + tile.column // v.width, first)
+                note(
+                    v, at, own, tile.row // TILE * cute.ceil_div(tile.columns, v.width) + tile.column // v.width, first
+                )
             if const_expr(transposed is not None):
                 index = tile.column // v.width * cute.ceil_div(tile.rows, TILE) + tile.row // TILE
                 note(v, transposed, own, index, first)

@@ -67,7 +67,7 @@ class Request:
         return self.rule == "minmax" or self.zero_point is not None
 
     def results(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """The shape and dtype, for each copy, of the codes, the scale, and the zero point or amax where there is one."""
+        """The shape and dtype, for each copy, of the codes, the scale, and the zero point or amax if there is one."""
         rows, columns = self.x.shape
         row_wise, transposed = self._of(rows, columns), self._of(columns, rows)
         return {"rowwise": row_wise, "columnwise": transposed, "both": row_wise + transposed}[self.copies]
