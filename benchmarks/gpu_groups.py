@@ -59,6 +59,11 @@ def _timed(*forms: str) -> Callable[[], list[Variant]]:
     return lambda: _by_shape((gpu_times.FORMS[form], shape) for form in forms for shape in gpu_times.SHAPES)
 
 
+def grouped() -> list[Variant]:
+    asked = [(name, count, tuple(shape)) for name in gpu_times.GROUPED for count, *shape in gpu_times.EXPERTS]
+    return _unique(hopper.variant_of(p) for each in asked for p in gpu_times.experts(*each, device="meta"))
+
+
 GROUPS: dict[str, Callable[[], list[Variant]]] = {
     "first-tile": first_tile,
     "tiles": each_tile,
@@ -67,6 +72,7 @@ GROUPS: dict[str, Callable[[], list[Variant]]] = {
     "int8_to_bf16": _timed("int8 to bf16"),
     "fp8": _timed("fp8", "fp8 fast"),
     "fp8_blocks": _timed("fp8 blocks"),
+    "groups": grouped,
     "by_tile": by_tile,
     "checks": checks,
 }

@@ -44,6 +44,20 @@ FORMS: tuple[Variant, ...] = (
     _form(E5M2, E4M3, BF16, scales="vector", promoted=True),
     _form(E4M3, E4M3, BF16, scales="vector"),
     _form(E4M3, E4M3, F32),
+    # batches
+    _form(S8, S8, BF16, scales="vector", batched=True),
+    _form(E4M3, E4M3, BF16, scales="vector", promoted=True, batched=True),
+    _form(E4M3, E4M3, BF16, scales="block", batched=True),
+    # groups, as of experts: of rows forward and of columns or rows back, of K for the gradient of weights
+    _form(S8, S8, BF16, scales="vector", groups="rows"),
+    _form(S8, S8, BF16, scales="vector", bias=BF16, groups="rows"),
+    _form(S8, S8, F32, scales="vector", groups="k"),
+    *(_form(E4M3, E4M3, BF16, scales="vector", promoted=True, groups=groups) for groups in ("rows", "columns", "k")),
+    _form(E5M2, E4M3, BF16, scales="vector", promoted=True, groups="rows"),
+    _form(E4M3, E4M3, BF16, scales="block", groups="rows"),
+    _form(E4M3, E4M3, F32, scales="1x128", groups="k"),
+    # blocks of 1 x 128 on both sides
+    _form(E4M3, E4M3, F32, scales="1x128"),
     # blocks of 128
     _form(E4M3, E4M3, BF16, scales="block"),
     _form(E4M3, E4M3, F32, scales="block", bias=F32),

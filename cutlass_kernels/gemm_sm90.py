@@ -71,7 +71,7 @@ class Gemm:
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
         self.tile = variant.tile
-        self.promoted = variant.promoted or variant.scales == "block"
+        self.promoted = variant.summed
 
     # ---- launch
 
@@ -204,6 +204,9 @@ class Gemm:
         sV = None
         if const_expr(len(v.by_column) > 0):
             sV = smem.allocate_tensor(Int32, cute.make_layout((tile.n, len(v.by_column), tile.consumers)), 16)
+        sS = None
+        if const_expr(v.scales == "1x128"):
+            sS = smem.allocate_tensor(Float32, cute.make_layout((tile.n, 2, tile.consumers)), 16)
 
         cluster = cute.make_layout((*tile.cluster, 1))
         place = cluster.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
@@ -230,9 +233,8 @@ class Gemm:
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             swizzle = d_layout.inner if const_expr(v.tma) else None
-            self.consume(
-                loaded, work, (mma, sA, sB), Store(tma_d, tD, sD, swizzle, mD), epilogue.Fused(vectors, bounds, sV)
-            )
+            fused = epilogue.Fused(vectors, bounds, sV, sS)
+            self.consume(loaded, work, (mma, sA, sB), Store(tma_d, tD, sD, swizzle, mD), fused)
 
     # ---- the producer: one warp
 
@@ -351,14 +353,16 @@ class Gemm:
         products = fragments._replace(tCrC=tCrP)
         tCrC.fill(0.0)
         scales = epilogue.fetch_blocks(v, at, fused, Int32(0))
+        epilogue.begin_blocks(v, at)
         for step in range(steps):
             loaded.consumer_wait(state)
             self.issue(products, state.index, True)
             ahead = epilogue.fetch_blocks(v, at, fused, cutlass.min(step + 1, steps - 1))
+            epilogue.share_blocks(v, at, fused, step, scales)
             warpgroup.wait_group(0)
             loaded.consumer_release(state)
             state.advance()
-            epilogue.promote(v, tCrC, tCrP, scales, ahead)
+            epilogue.promote(v, (tCrC, tCrP, at, fused), step, scales, ahead)
         return state
 
     @cute.jit

@@ -7,6 +7,7 @@ share the GPU's memory. Measured times, if there are any (cutlass_kernels.tune),
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Tile, Variant
 
 SMALLEST = Tile(64, 8, swap=True)
@@ -22,6 +23,7 @@ TILES = (
     Tile(128, 64),
     Tile(128, 128),
     Tile(128, 128, cluster=(2, 1)),
+    Tile(128, 128, cluster=(1, 2)),
     Tile(128, 128, pingpong=True),
     Tile(128, 128, cluster=(2, 1), pingpong=True),
     Tile(128, 256),
@@ -43,15 +45,24 @@ class Model(NamedTuple):
 HOPPER = Model()
 
 
-def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, gpu: Model = HOPPER) -> float:
-    """An estimate of the time of a product, in cycles of the GPU."""
+def sizes(p: Product) -> tuple[int, int, int, int]:
+    """M, N and K of each product, and their count. Groups are taken to be of one size."""
+    found = {"rows": p.m, "columns": p.n, "k": p.k}
+    of_each = {name: -(-size // p.count) if name == p.groups else size for name, size in found.items()}
+    return (*of_each.values(), p.count)  # type: ignore[return-value]
+
+
+def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, batch: int = 1, gpu: Model = HOPPER) -> float:
+    """An estimate of the time of so many products, in cycles of the GPU."""
     t = v.tile
     rows, columns = (n, m) if t.swap else (m, n)
-    blocks = -(-rows // (t.m * t.cluster[0])) * -(-columns // (t.n * t.cluster[1])) * t.cluster[0] * t.cluster[1]
+    blocks = (
+        -(-rows // (t.m * t.cluster[0])) * -(-columns // (t.n * t.cluster[1])) * t.cluster[0] * t.cluster[1] * batch
+    )
     waves = -(-blocks // multiprocessors)
     steps = -(-k // t.k)
     multiply = max(t.m * t.n * t.k / gpu.products, (t.m // 64) * (64 + t.n) * t.k / gpu.shared)
-    if v.promoted or v.scales == "block":  # additions in float32, 128 a cycle, beside the products of another consumer
+    if v.summed:  # additions in float32, 128 a cycle, beside the products of another consumer
         added = 1.1 * t.m * t.n / 128
         multiply = multiply + added if t.pingpong or t.consumers == 1 else max(multiply, added)
     load = (t.m / t.cluster[1] + t.n / t.cluster[0]) * t.k / gpu.loads
@@ -59,11 +70,11 @@ def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, gpu: Model 
     write = t.m * t.n * v.out.itemsize / 32 + t.m * t.n * instructions / 128
     products = steps * max(multiply, load)
     tile = max(products, (products + write) / 2) if t.pingpong and waves > 1 else products + write
-    traffic = (rows * k + columns * k + rows * columns * v.out.itemsize) / gpu.memory
+    traffic = batch * (rows * k + columns * k + rows * columns * v.out.itemsize) / gpu.memory
     again = blocks * steps * (t.m / t.cluster[1] + t.n / t.cluster[0]) * t.k / gpu.cache  # by some blocks anew
     return max(waves * tile, traffic, again) + again / 8 + gpu.start
 
 
-def best(variants: Sequence[Variant], m: int, n: int, k: int, multiprocessors: int) -> Variant:
+def best(variants: Sequence[Variant], m: int, n: int, k: int, multiprocessors: int, batch: int = 1) -> Variant:
     """The one of least time; of equals the first."""
-    return min(variants, key=lambda v: cycles(v, m, n, k, multiprocessors))
+    return min(variants, key=lambda v: cycles(v, m, n, k, multiprocessors, batch))

@@ -19,6 +19,7 @@ from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS
 
 WARPGROUP = 128  # threads
 SHARED_MEMORY = 227 * 1024  # bytes that a block of Hopper's may have
+MOST_GROUPS = 512  # whose sizes a block keeps in shared memory
 _LARGEST = {torch.int8: 128, torch.uint8: 255}
 
 
@@ -58,8 +59,11 @@ class Variant:
 
     y[m, n] = (Σ_k (lhs[m, k] - lhs_zero[m]) (rhs[k, n] - rhs_zero[n]) · lhs_scale[m] · rhs_scale[n]) + bias[n]
 
+    batched       whether there are several products, of factors in a batch
+    groups        "" none, or what the device's offsets divide: "rows", whose groups have a matrix of rhs each,
+                  "columns", which have one of lhs, or "k", whose groups have a result each
     scales        "" none, "vector" one for each row of lhs and column of rhs (or one for all), "block" one for 1 x 128
-                  of lhs and 128 x 128 of rhs
+                  of lhs and 128 x 128 of rhs, "1x128" one for 1 x 128 of both
     bias          its dtype, or None: int32 is added to the sum, a float to the scaled result
     lhs_zero      its dtype, or None; with it, the sums of rhs's columns, rhs_sum = Σ_k rhs[k, n]
     rhs_zero      likewise; with it, the sums of what is left of lhs's rows, lhs_rest = Σ_k (lhs[m, k] - lhs_zero[m])
@@ -84,10 +88,21 @@ class Variant:
     bounded: bool = False
     promoted: bool = False
     tma: bool = True
+    groups: str = ""
 
     @property
     def is_integer(self) -> bool:
         return self.lhs in INTEGERS
+
+    @property
+    def stacked(self) -> bool:
+        """Whether there are several products, so that vectors have a row for each, or one for all."""
+        return self.batched or self.groups != ""
+
+    @property
+    def summed(self) -> bool:
+        """Whether the products of each step are added up outside the matrix unit."""
+        return self.promoted or self.scales in ("block", "1x128")
 
     @property
     def accumulates(self) -> torch.dtype:
@@ -121,7 +136,7 @@ class Variant:
 
     def in_blocks(self, vector: str) -> bool:
         """Whether it is no vector, but the matrix of the scales of blocks."""
-        return self.scales == "block" and vector in ("lhs_scale", "rhs_scale")
+        return self.scales in ("block", "1x128") and vector in ("lhs_scale", "rhs_scale")
 
     @property
     def by_row(self) -> tuple[str, ...]:
@@ -149,11 +164,22 @@ class Variant:
         return len(self.by_column) * self.tile.n * 4 * self.tile.consumers
 
     @property
+    def step_bytes(self) -> int:
+        """Scales of 1 x 128 of the columns of two steps."""
+        return 2 * self.tile.n * 4 * self.tile.consumers if self.scales == "1x128" else 0
+
+    @property
+    def table_bytes(self) -> int:
+        """Where groups end, and their tiles."""
+        return 2 * 4 * (MOST_GROUPS + 1) if self.groups else 0
+
+    @property
     def stages(self) -> int:
         """Pairs of tiles of the factors that are in shared memory at once."""
         rows, columns = self.part
         results = rows * columns * self.out.itemsize * self.part_stages * self.tile.consumers
-        free = SHARED_MEMORY - 2048 - results - self.column_bytes  # 2048: barriers, and the tiles' alignment
+        vectors = self.column_bytes + self.step_bytes + self.table_bytes
+        free = SHARED_MEMORY - 2048 - results - vectors  # 2048: barriers, and the tiles' alignment
         return min(12, free // ((self.tile.m + self.tile.n) * self.tile.k))
 
     # ---- what may be asked
@@ -165,10 +191,14 @@ class Variant:
             return f"factors are two of {INTEGERS} or of {FLOATS}, got {self.lhs} and {self.rhs}"
         if t.m not in (64, 128) or t.n % 8 or not 8 <= t.n <= 256 or (self.is_integer and t.n > 32 and t.n % 16):
             return f"a tile has 64 or 128 rows, and 8 to 256 columns in steps of 8, or of 16 for integers; got {t}"
-        if accumulators * (2 if self.promoted or self.scales == "block" else 1) > 160:
+        if accumulators * (2 if self.summed else 1) > 160:
             return f"{t}: too many accumulators for the registers"
         if self.scales == "block" and (self.is_integer or t.k != BLOCK or BLOCK % t.m or (not t.swap and BLOCK % t.n)):
             return f"block scales are for floats, and tiles that lie in one block of {BLOCK}; got {t}"
+        if self.scales == "1x128" and (self.is_integer or t.k != BLOCK):
+            return f"block scales are for floats, and steps of {BLOCK}; got {t}"
+        if self.groups in ("rows", "columns") and t.cluster[(self.groups == "columns") != t.swap] > 1:
+            return f"blocks of a cluster are beside each other where groups do not divide the result; got {t}"
         if t.swap and self.tma:
             return "transposed tiles are written by threads"
         if self.requantize and (self.out not in INTEGERS or self.scales != "vector" or not self.is_integer):

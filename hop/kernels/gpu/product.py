@@ -41,6 +41,12 @@ def mm(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, **fused: Any) -> Tensor
     return kernels().mm(lhs, rhs, out_dtype, **fused)
 
 
+def run(product: "Product") -> Tensor:
+    """What `mm` gives for a product."""
+    given = {name: value for name, value in vars(product).items() if name not in ("lhs", "rhs", "out")}
+    return mm(product.lhs, product.rhs, product.out, **{n: v for n, v in given.items() if v is not None})
+
+
 def declines(product: "Product") -> str | None:
     """Why no kernel computes a product with all that is fused into it, or None.
 
