@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import cache as kept
-from cutlass_kernels import measured, missing, prebuilt, tiles
+from cutlass_kernels import measured, missing, prebuilt, tiles, transposing
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
 from cutlass_kernels.variants import MOST_GROUPS, Tile, Variant, longest
 
@@ -198,6 +198,8 @@ def ready(x: Tensor) -> Tensor:
 
     K is filled up with zeros, which add nothing to a sum."""
     k = x.shape[-1]
+    if x.is_cuda and transposing.declines(x) is None:
+        return transposing.run(x)
     if k % 16 or k == 0:
         return torch.nn.functional.pad(x, (0, 16 - k % 16))
     copied = x.clone(memory_format=torch.contiguous_format)
