@@ -251,11 +251,11 @@ def _stacked_gradient(
     with eager.recording(), torch.enable_grad():
         given = [x, *weight] if not quantizer else [x]
         given = [t.detach().requires_grad_() for t in (*given, *(() if bias is None else (bias,)))]
-        made = _assembled(weight if quantizer else given[1:2], quantizer, shape, x.dtype)
-        out = _single(given[0], rows, ends, Stack(made, None if bias is None else given[-1]), scheme, columns)
-        found = torch.autograd.grad(out, given, grad, allow_unused=True, materialize_grads=True)
+        weights = _assembled(weight if quantizer else given[1:2], quantizer, shape, x.dtype)
+        out = _single(given[0], rows, ends, Stack(weights, None if bias is None else given[-1]), scheme, columns)
+        gradients = torch.autograd.grad(out, given, grad, allow_unused=True, materialize_grads=True)
     none = x.new_empty(0)
-    return [found[0], none if quantizer else found[1], none.clone() if bias is None else found[-1]]
+    return [gradients[0], none if quantizer else gradients[1], none.clone() if bias is None else gradients[-1]]
 
 
 @_stacked_gradient.register_fake

@@ -39,8 +39,8 @@ def _declines(call: Call) -> str | None:
         return f"for GPUs, and the operands are on {call.device}"
     if not (eager.is_plain_eager() or inductor.is_compiling_for_here()):
         return "for eager mode, and programs that are compiled for this process"
-    found = asked(call)
-    return found if isinstance(found, str) else gpu.declines(found.product)
+    request = asked(call)
+    return request if isinstance(request, str) else gpu.declines(request.product)
 
 
 def asked(call: Call) -> "Asked | str":
@@ -138,15 +138,15 @@ def _floats(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     if any(x.quantizer.format.dtype not in _FLOAT8 for x in (lhs, rhs)):
         return "scales in float32 are for floats of 8 bits"
     left, right = plain(lhs, usage(call, LHS)), plain(rhs, usage(call, RHS))
-    found = _transposed(call, left, right)
+    fused = _transposed(call, left, right)
     of_lhs, of_rhs = block_of(lhs, usage(call, LHS)), block_of(rhs, usage(call, RHS))
     if of_lhs[-1] == -1 and of_rhs[along] == -1:
-        return found | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
+        return fused | {"lhs_scale": _rows(left), "rhs_scale": _columns(right, along)}
     across = (1, BLOCK) if along == -1 else (BLOCK, 1)
     if of_lhs[-2:] != (1, BLOCK) or of_rhs not in ((BLOCK, BLOCK), across):
         return f"for blocks of 1 x {BLOCK} and {BLOCK} x {BLOCK}, or {across}, not {of_lhs} and {of_rhs}"
     step = right.scale if along == -2 else right.scale.mT
-    return found | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
+    return fused | {"lhs_scale": left.scale.flatten(0, -2), "rhs_scale": step}
 
 
 def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
@@ -154,7 +154,7 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     along = call.roles.rhs_sums
     if usage(call, LHS) != copies.ROWWISE or (usage(call, RHS) == copies.COLUMNWISE) != (along == -2):
         return "a factor has no copy in blocks along the summed dimension"
-    found: dict[str, Any] = {}
+    fused: dict[str, Any] = {}
     outer = None
     for name, x, role in (("lhs", lhs, LHS), ("rhs", rhs, RHS)):
         q, own = x.quantizer, x.of(usage(call, role))
@@ -172,8 +172,8 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
                 return "a second scale for each row"
             outer = outer_scale.reshape(1) if outer is None else outer * outer_scale.reshape(1)
         codes, scale = (t.flatten(0, -2) if name == "lhs" else t.mT for t in (codes, scale))
-        found |= {name: codes, f"{name}_scale": scale}
-    return found if outer is None else found | {"global_scale": outer}
+        fused |= {name: codes, f"{name}_scale": scale}
+    return fused if outer is None else fused | {"global_scale": outer}
 
 
 def _transposed(call: Call, left: Operand, right: Operand) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _is_not_fused(call: Call) -> str | None:
 def _requantized(q: Quantizer, stored: list[Tensor]) -> dict[str, Any]:
     rule = q.scale.requantization
     assert rule is not None
-    found = {
+    options = {
         "out_dtype": q.format.dtype,
         "out_scale": stored[0].reshape(-1),
         "requantize": "division" if isinstance(rule, Division) else "multiplier",
@@ -232,15 +232,15 @@ def _requantized(q: Quantizer, stored: list[Tensor]) -> dict[str, Any]:
         "high": rule.high,
         "stored": stored,
     }
-    return found | ({"out_zero": stored[1].reshape(-1)} if len(stored) > 1 else {})
+    return options | ({"out_zero": stored[1].reshape(-1)} if len(stored) > 1 else {})
 
 
 def _run(call: Call) -> Any:
-    found = asked(call)
-    assert not isinstance(found, str)
-    y = gpu.run(found.product)
+    request = asked(call)
+    assert not isinstance(request, str)
+    y = gpu.run(request.product)
     y = y.reshape([*call.find(LHS).shape[:-1], y.shape[-1]])
-    return [y, *found.stored] if found.stored else finish(call, y)
+    return [y, *request.stored] if request.stored else finish(call, y)
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:
@@ -248,9 +248,9 @@ def _planned(call: Call, general: Plan) -> Plan | None:
     lhs, rhs = call.find(LHS), call.find(RHS)
     if call.op not in (aten.linear.default, aten.mm.default) or call.output not in REALS or lhs.dim() != 2:
         return None
-    if not all(_lies_plainly(x) for x in (lhs, rhs)) or not isinstance(found := asked(call), Asked):
+    if not all(_lies_plainly(x) for x in (lhs, rhs)) or not isinstance(request := asked(call), Asked):
         return None
-    transposed, p, output = call.op is aten.linear.default, found.product, call.output
+    transposed, p, output = call.op is aten.linear.default, request.product, call.output
     if (p.lhs_scale.numel(), p.rhs_scale.numel()) != (lhs.scale.numel(), rhs.scale.numel()):  # one for several rows
         return None
     multiply, layouts, blocks = gpu.prepared(p), (p.lhs.stride(), p.rhs.stride()), p.scaling in ("block", "1x128")

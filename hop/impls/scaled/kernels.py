@@ -141,9 +141,9 @@ def _run_groups(call: Call) -> Any:
     a = centered(lhs).to(torch.float32).flatten(0, -2)
     b = centered(rhs).to(torch.float32)
     b = b.t() if along == -1 else b
-    found = groups(lhs, rhs, along)
+    parts = groups(lhs, rhs, along)
     scales = []
-    for start, length, of_lhs, of_rhs in found:
+    for start, length, of_lhs, of_rhs in parts:
         of_rows, of_columns = group_scale(lhs, -1, of_lhs), group_scale(rhs, along, of_rhs)
         of_rows = of_rows.reshape(1, 1) if is_one(of_rows) else of_rows.expand([*lead, 1]).reshape(-1, 1)
         of_columns = of_columns.mT if along == -1 else of_columns
@@ -206,16 +206,16 @@ def _is_zero(zero: Tensor | int) -> bool:
     return isinstance(zero, int) and zero == 0
 
 
-def _epilogue(call: Call, found: Sum) -> Any:
+def _epilogue(call: Call, total: Sum) -> Any:
     """The result, of one sum."""
     bias = call.find(BIAS)
     if by_sum(call.output):
-        return requantized(call, with_bias(call, found))
+        return requantized(call, with_bias(call, total))
     if bias is not None and not bias.is_floating_point():
-        found, bias = found._replace(total=found.total + bias), None
+        total, bias = total._replace(total=total.total + bias), None
     if not eager.is_plain_eager() or call.kwargs:
-        return finish(call, biased(call, found.real(), bias))
-    y = found.total.to(torch.float32).mul_(found.lhs).mul_(found.rhs)
+        return finish(call, biased(call, total.real(), bias))
+    y = total.total.to(torch.float32).mul_(total.lhs).mul_(total.rhs)
     if bias is not None:
         y = y.add_(bias) if bias.dtype == torch.float32 else y.add_(bias.to(torch.float32))
     return finish(call, y)
