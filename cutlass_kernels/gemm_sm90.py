@@ -20,7 +20,7 @@ from cutlass import Float32, Int32, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import hopper_helpers
 
-from cutlass_kernels import epilogue, schedule
+from cutlass_kernels import epilogue, schedule, split
 from cutlass_kernels.variants import WARPGROUP, Variant
 
 TYPES = {
@@ -39,10 +39,12 @@ K = cute.nvgpu.common.OperandMajorMode.K
 
 
 class Work(NamedTuple):
-    """The counts of tiles (cutlass_kernels.schedule), the steps along k, and the place of the block in its cluster."""
+    """The counts of tiles (cutlass_kernels.schedule), the steps along k of a block and the first of them, and the place
+    of the block in its cluster."""
 
     counts: Any
     steps: Any
+    first: Any
     place: Any
 
 
@@ -63,13 +65,15 @@ class Turn(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Where results go: by the copy engine, through shared memory whose rows are swizzled, or straight to mD."""
+    """Where results go: by the copy engine, through shared memory whose rows are swizzled, or straight to mD; and where
+    sums come from that other blocks share."""
 
     tma: Any
     tD: Any
     sD: Any
     swizzle: Any
     mD: Any
+    shared: Any
 
 
 class Gemm:
@@ -119,7 +123,8 @@ class Gemm:
             cute.ceil_div(cute.size(mB, mode=[0]), tile.n * tile.cluster[1]),
             cute.size(mA, mode=[2]),
         )
-        clusters = cutlass.min(schedule.total(counts), multiprocessors // (tile.cluster[0] * tile.cluster[1]))
+        clusters = cutlass.min(schedule.total(counts), multiprocessors // tile.blocks)
+        shape = self.blocks
         self.kernel(
             tma_a,
             tA,
@@ -137,12 +142,17 @@ class Gemm:
             vectors,
             bounds,
         ).launch(
-            grid=(*tile.cluster, cutlass.max(clusters, 1)),
+            grid=(*shape, cutlass.max(clusters, 1)),
             block=[tile.threads, 1, 1],
-            cluster=(*tile.cluster, 1),
+            cluster=(*shape, 1),
             min_blocks_per_mp=1,
             stream=stream,
         )
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """The shape of a cluster: blocks of neighbouring tiles, or of one tile."""
+        return self.tile.cluster if self.tile.split == 1 else (self.tile.split, 1)
 
     @property
     def a_type(self) -> torch.dtype:
@@ -210,9 +220,13 @@ class Gemm:
         sV = None
         if const_expr(len(v.by_column) > 0):
             sV = smem.allocate_tensor(Int32, cute.make_layout((tile.n, len(v.by_column), tile.consumers)), 16)
+        shared = split.allocate(v, smem)
+        split.begin(v, shared, warp)
 
         cluster = cute.make_layout((*tile.cluster, 1))
         place = cluster.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
+        if const_expr(tile.split > 1):
+            place = (Int32(0), Int32(0))
         copies = tile.cluster[0] + tile.cluster[1] - 1
         releasing = (1 if const_expr(tile.pingpong) else tile.consumers) * 4 * copies  # warps, once for each copy
         loaded = pipeline.PipelineTmaAsync.create(
@@ -224,11 +238,12 @@ class Gemm:
             cta_layout_vmnk=cute.make_layout((1, *tile.cluster, 1)),
             defer_sync=True,
         )
-        pipeline.pipeline_init_arrive(cluster_shape_mn=tile.cluster, is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=tile.cluster)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=self.blocks, is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=self.blocks)
 
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
-        work = Work(counts, cute.ceil_div(k, tile.k), place)
+        steps = cute.ceil_div(k, tile.k * tile.split)  # what they load beyond k are zeros
+        work = Work(counts, steps, shared.rank * steps if const_expr(tile.split > 1) else Int32(0), place)
         if group == 0:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
@@ -236,16 +251,15 @@ class Gemm:
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             swizzle = d_layout.inner if const_expr(v.tma) else None
-            self.consume(
-                loaded, work, (mma, sA, sB), Store(tma_d, tD, sD, swizzle, mD), epilogue.Fused(vectors, bounds, sV)
-            )
+            store = Store(tma_d, tD, sD, swizzle, mD, shared)
+            self.consume(loaded, work, (mma, sA, sB), store, epilogue.Fused(vectors, bounds, sV))
 
     # ---- the producer: one warp
 
     @cute.jit
     def produce(self, loaded: Any, work: Any, a: Any, b: Any):
         """Load the tiles of both factors, as far ahead of the consumers as there are stages."""
-        tile, (counts, steps, place) = self.tile, work
+        tile, (counts, steps, first, place) = self.tile, work
         cluster = cute.make_layout((*tile.cluster, 1))
         tma_a, tA, sA = a
         tma_b, tB, sB = b
@@ -270,14 +284,14 @@ class Gemm:
                 barrier = loaded.producer_get_barrier(state)
                 cute.copy(
                     tma_a,
-                    tAgA[(None, row, step, batch)],
+                    tAgA[(None, row, first + step, batch)],
                     tAsA[(None, state.index)],
                     tma_bar_ptr=barrier,
                     mcast_mask=a_mask,
                 )
                 cute.copy(
                     tma_b,
-                    tBgB[(None, column, step, batch)],
+                    tBgB[(None, column, first + step, batch)],
                     tBsB[(None, state.index)],
                     tma_bar_ptr=barrier,
                     mcast_mask=b_mask,
@@ -293,7 +307,7 @@ class Gemm:
         mma, sA, sB = factors
         consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        v, tile, (counts, steps, place) = self.variant, self.tile, work
+        v, tile, (counts, steps, _, place) = self.variant, self.tile, work
         thr_mma = mma.get_slice(0)
         own = consumer * 0 if const_expr(tile.pingpong) else consumer
         height = 64 if v.adds_up else tile.rows  # of the rows that are multiplied at once
@@ -313,7 +327,7 @@ class Gemm:
                 state.advance(steps)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
             first, stride = first + consumer * stride, 2 * stride
-        parts = Int32(0)  # of results that this consumer has stored
+        parts, phase = Int32(0), Int32(0)  # of results that this consumer has stored; of the sums that blocks share
         for index in range(first, schedule.total(counts), stride):
             row, column, batch = schedule.at(counts, index)
             row, column = row * tile.cluster[0] + place[0], column * tile.cluster[1] + place[1]
@@ -329,7 +343,17 @@ class Gemm:
             if const_expr(tile.pingpong):
                 state.advance(steps)
             epilogue.share(v, at, ahead, fused.sV)
-            parts = self.store(epilogue.Sums(at, tCrC, ahead, fused), store, parts)
+            sums = epilogue.Sums(at, tCrC, ahead, fused)
+            if const_expr(tile.split == 1):
+                parts = self.store(sums, store, parts, 0)
+            else:
+                split.send(v, at, tCrC, store.shared, phase)
+                for owner in cutlass.range_constexpr(v.owners):
+                    if store.shared.rank == owner:
+                        split.receive(v, at, tCrC, store.shared, phase, owner)
+                        parts = self.store(sums, store, parts, owner)
+                phase = phase ^ 1
+        split.end(v, consumer, store.shared, phase)
         if const_expr(v.tma):  # noqa: SIM102 - one is decided when the kernel is compiled, the other when it runs
             if thread == 0:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -401,12 +425,13 @@ class Gemm:
     # ---- results
 
     @cute.jit
-    def store(self, sums: Any, store: Any, parts: Int32) -> Int32:
-        """Finish the sums of a tile, and write them; the count of parts after it."""
+    def store(self, sums: Any, store: Any, parts: Int32, owner: cutlass.Constexpr) -> Int32:
+        """Finish the sums of a tile in the columns of an owner, and write them; the count of parts after it."""
         v, tile = self.variant, self.tile
         rows, columns = v.part
+        count = tile.n // v.owners // columns
         for m in cutlass.range_constexpr(tile.rows // rows):
-            for n in cutlass.range_constexpr(tile.n // columns):
+            for n in cutlass.range_constexpr(owner * count, (owner + 1) * count):
                 if const_expr(v.tma):
                     self.store_part(sums, store, parts, m, n)
                     parts = parts + 1

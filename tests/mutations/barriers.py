@@ -41,7 +41,7 @@ BARRIERS: dict[str, Mutation] = {
         "a block signals another one that has not initialized its mbarriers",
         (Edit(r"^\tbarrier\.cluster\.arrive.*\n"), Edit(r"^\tbarrier\.cluster\.wait.*\n", "\tbar.sync \t0;\n")),
         UNINITIALIZED,
-        ("first_ahead", "last_ahead"),
+        ("first_ahead", "last_ahead", "others_stop"),
     ),
     "barriers initialized by all lanes": Mutation(
         "cooperative",
@@ -62,7 +62,7 @@ BARRIERS: dict[str, Mutation] = {
         "a stage is loaded again while the second consumer multiplies it",
         (Edit(r"^(\tmov\.b32 \t%r\d+), 8;\n(?=\tmbarrier\.init)", r"\1, 4;\n"),),
         "|".join((HANGS, WRONG, MISCOUNTED)),
-        ("late_loads", "reordered_loads", "late_products", "first_ahead", "last_ahead"),
+        ("late_loads", "reordered_loads", "late_products", "first_ahead", "last_ahead", "others_stop"),
     ),
     "empty after twice the arrivals": Mutation(
         "cooperative",

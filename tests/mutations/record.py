@@ -75,13 +75,15 @@ class Kernel:
 
 
 # Two consumers that share a tile; two with a tile each; blocks that load for each other; results stored by threads;
-# sums in float32, to which the products of each step are added, those of 128 rows in two halves.
+# sums in float32, to which the products of each step are added, those of 128 rows in two
+# halves; two blocks that share each sum.
 KERNELS = {
     "cooperative": Kernel(Tile(128, 64), 300, 72),
     "pingpong": Kernel(Tile(64, 64, pingpong=True), 300, 72),
     "cluster": Kernel(Tile(64, 64, cluster=(2, 1)), 260, 72),
     "swapped": Kernel(Tile(64, 16, swap=True), 36, 130, 200),
     "promoted": Kernel(Tile(64, 64), 140, 72, form=FORMS[23]),
+    "split": Kernel(Tile(64, 64, split=2), 140, 72),
     "halves": Kernel(Tile(256, 64), 300, 72, form=FORMS[23]),
 }
 
