@@ -132,6 +132,7 @@ class Gemm(Results):
             cluster=(*shape, 1),
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=True,
         )
 
     @property
@@ -225,6 +226,8 @@ class Gemm(Results):
         )
         pipeline.pipeline_init_arrive(cluster_shape_mn=self.blocks, is_relaxed=True)
         pipeline.pipeline_init_wait(cluster_shape_mn=self.blocks)
+        cute.arch.griddepcontrol_wait()  # so far the kernel before may have run; now what it writes may be read
+        cute.arch.griddepcontrol_launch_dependents()
 
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
         steps = cute.ceil_div(k, tile.k * tile.split)  # what they load beyond k are zeros

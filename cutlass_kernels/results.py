@@ -1,4 +1,4 @@
-"""How the results of a tile leave: finished part by part, by the copy engine out of shared memory, or by each thread."""
+"""How the results of a tile leave: finished part by part, through shared memory by the copy engine, or by threads."""
 
 from typing import Any, NamedTuple
 

@@ -4,6 +4,7 @@ from tests.mutations.patterns import (
     AGAIN,
     BRANCH,
     DIFFER,
+    EARLY,
     EVERY,
     HANGS,
     MISCOUNTED,
@@ -104,6 +105,20 @@ BARRIERS: dict[str, Mutation] = {
         "setmaxnreg takes multiples of eight",
         (Edit(r"^(\tsetmaxnreg\.inc\S+ \t)240", r"\g<1>228"),),
         STEPS,
+        EVERY,
+    ),
+    "data read while the kernel before still runs": Mutation(
+        "cooperative",
+        "the launch may begin before the kernel that writes its factors has ended",
+        (Edit(r"^\tgriddepcontrol\.(?:wait|launch_dependents);\n"),),
+        EARLY,
+        EVERY,
+    ),
+    "the kernel after begins before the kernel before has ended": Mutation(
+        "swapped",
+        "the next kernel waits for this one alone, and would read what the kernel before has not written",
+        (Edit(r"^\tgriddepcontrol\.wait;\n", "\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;\n"),),
+        EARLY,
         EVERY,
     ),
 }

@@ -116,16 +116,16 @@ def bulk_load(ins: Instruction, program: Program) -> Run:
 
 
 def land(w: Warp, block: Block, box: Box, offset: int, signal: int, text: str) -> None:
-    machine, offsets = w.block.machine, box.offsets(offset)
+    machine, memory, offsets = w.block.machine, w.memory, box.offsets(offset)
     block.mbarrier(signal, abroad=True)
     block.shared.write_async(offsets, POISON)
 
     def happen() -> None:
         barrier = block.mbarrier(signal)
         if box.map is not None:
-            data = box.map.load(machine.memory, box.start)
+            data = box.map.load(memory, box.start)
         else:
-            data = machine.memory.load(np.array(box.start), box.size)[0]
+            data = memory.load(np.array(box.start), box.size)[0]
         block.shared.write_async(offsets, data)
         barrier.expect(-box.size)
 
@@ -204,7 +204,7 @@ def bulk_store(ins: Instruction, program: Program) -> Run:
 
 
 def depart(w: Warp, box: Box, base: int, text: str) -> Copy:
-    block, machine = w.block, w.block.machine
+    block, machine, memory = w.block, w.block.machine, w.memory
     offsets = box.offsets(base)
     block.shared.check_async(offsets, "a bulk store reads")
 
@@ -215,9 +215,9 @@ def depart(w: Warp, box: Box, base: int, text: str) -> Copy:
 
     def write(data: np.ndarray) -> None:
         if box.map is not None:
-            box.map.store(machine.memory, box.start, data)
+            box.map.store(memory, box.start, data)
         else:
-            machine.memory.store(np.array(box.start), data[None])
+            memory.store(np.array(box.start), data[None])
 
     copy = Copy(Event("read", text, read, block), Event("write", text, lambda: None))
     machine.start(copy.reading)
