@@ -27,10 +27,10 @@ from cutlass_kernels.gemm_sm90 import (
     Fragments,
     Gemm,
     K,
-    Store,
     Turn,
     with_batch,
 )
+from cutlass_kernels.results import Store
 from cutlass_kernels.variants import MOST_GROUPS, WARPGROUP
 
 WARP = 32
