@@ -51,7 +51,7 @@ class Transpose:
             self.put(out, (batch, across * SIDE + row, down * WORDS + lane), tile[(lane ^ (row // 4), row)])
 
     @cute.jit
-    def word(self, x: cute.Tensor, batch: Int32, row: Int32, column: Int32) -> Uint32:
+    def word(self, x: Any, batch: Int32, row: Int32, column: Int32) -> Uint32:
         """Four bytes; zeros outside."""
         found = Uint32(0)
         if row < x.shape[1] and column < x.shape[2]:
@@ -59,7 +59,7 @@ class Transpose:
         return found
 
     @cute.jit
-    def put(self, out: cute.Tensor, at: Any, word: Uint32):
+    def put(self, out: Any, at: Any, word: Uint32):
         if at[1] < out.shape[1] and at[2] < out.shape[2]:
             out[at] = word
 
