@@ -60,7 +60,7 @@ def _timed(*forms: str) -> Callable[[], list[Variant]]:
 
 
 def grouped() -> list[Variant]:
-    asked = [(name, count, tuple(shape)) for name in gpu_times.GROUPED for count, *shape in gpu_times.EXPERTS]
+    asked = [(name, count, (m, n, k)) for name in gpu_times.GROUPED for count, m, n, k in gpu_times.EXPERTS]
     return _unique(hopper.variant_of(p) for each in asked for p in gpu_times.experts(*each, device="meta"))
 
 

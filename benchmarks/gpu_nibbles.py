@@ -38,10 +38,9 @@ def check() -> Cases:
 
 
 def checked(shape: tuple[int, int, int], group: int, affine: bool, device: str = "cuda") -> None:
-    args = given(shape, group, affine, device)
-    x, codes, scale, zero, bias, _ = args
+    x, codes, scale, zero, bias, group = given(shape, group, affine, device)
     got = nibbles.mm(x, codes, scale, zero, bias, group=group, out_dtype=torch.float32)
-    wrong = got != nibbles.reference(*args, torch.float32)
+    wrong = got != nibbles.reference(x, codes, scale, zero, bias, group, torch.float32)
     assert not bool(wrong.any()), f"{int(wrong.sum())} of {wrong.numel()} elements are wrong"
 
 

@@ -223,7 +223,8 @@ def groups() -> Cases:
         turn = iter(range(10**9))
         calls = {"ours": run, "one product": lambda lhs, rhs: alone(lhs, copies[next(turn) % len(copies)])}
         if name == "fp8":
-            scales = (p.lhs_scale.reshape(-1), p.rhs_scale)  # type: ignore[union-attr]
+            assert p.lhs_scale is not None and p.rhs_scale is not None
+            scales = (p.lhs_scale.reshape(-1), p.rhs_scale)
             calls["_scaled_grouped_mm"] = lambda lhs, rhs: torch._scaled_grouped_mm(
                 lhs, rhs, *scales, offs=p.offs, out_dtype=p.out
             )
@@ -231,8 +232,8 @@ def groups() -> Cases:
         return found | {"bytes": found["bytes"] + (count - 1) * shape[1] * shape[2]}
 
     for name in GROUPED:
-        for count, *shape in EXPERTS:
-            yield f"{name}, {count} x {shape}", lambda name=name, c=count, s=shape: timed(name, c, tuple(s))
+        for count, m, n, k in EXPERTS:
+            yield f"{name}, {count} x {m, n, k}", lambda name=name, c=count, s=(m, n, k): timed(name, c, s)
 
 
 def nibbles() -> Cases:

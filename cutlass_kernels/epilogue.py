@@ -162,7 +162,7 @@ def begin_blocks(v: Variant, at: Place) -> None:
         cute.arch.barrier(barrier_id=PART + at.consumer, number_of_threads=WARPGROUP)
 
 
-def share_blocks(v: Variant, at: Place, fused: Fused, step: Int32, scales: Any) -> None:
+def share_blocks(v: Variant, at: Place, fused: Fused, step: Any, scales: Any) -> None:
     """Put the scales of a step's columns in shared memory, in turns in two places, so that one barrier suffices: who
     writes to a place has passed the barrier of the step between, before which all have read it."""
     if v.scales == "1x128":
@@ -182,7 +182,7 @@ def put_below(v: cutlass.Constexpr, sS: cute.Tensor, column: Any, where: Any, sc
         sS[(column, *where)] = scale
 
 
-def promote(v: Variant, sums: Any, scales: Any, step: Int32, m: int) -> None:
+def promote(v: Variant, sums: Any, scales: Any, step: Any, m: int) -> None:
     """Add the products of a step to the sums of the m-th 64 rows in float32, times the scales of its blocks, if any.
     `sums` are the sums, the products, the place, and what is fused."""
     tCrC, tCrP, at, fused = sums

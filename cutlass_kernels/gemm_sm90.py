@@ -20,8 +20,9 @@ from cutlass import Float32, Int32, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import hopper_helpers
 
-from cutlass_kernels import epilogue, schedule
-from cutlass_kernels.variants import WARPGROUP, Variant
+from cutlass_kernels import epilogue, schedule, split
+from cutlass_kernels.results import Results, Store
+from cutlass_kernels.variants import WARPGROUP
 
 TYPES = {
     torch.int8: cutlass.Int8,
@@ -39,10 +40,12 @@ K = cute.nvgpu.common.OperandMajorMode.K
 
 
 class Work(NamedTuple):
-    """The counts of tiles (cutlass_kernels.schedule), the steps along k, and the place of the block in its cluster."""
+    """The counts of tiles (cutlass_kernels.schedule), the steps along k of a block and the first of them, and the place
+    of the block in its cluster."""
 
     counts: Any
     steps: Any
+    first: Any
     place: Any
 
 
@@ -62,22 +65,8 @@ class Turn(NamedTuple):
     follows: Any
 
 
-class Store(NamedTuple):
-    """Where results go: by the copy engine, through shared memory whose rows are swizzled, or straight to mD."""
-
-    tma: Any
-    tD: Any
-    sD: Any
-    swizzle: Any
-    mD: Any
-
-
-class Gemm:
+class Gemm(Results):
     """The kernel of one variant."""
-
-    def __init__(self, variant: Variant) -> None:
-        self.variant = variant
-        self.tile = variant.tile
 
     # ---- launch
 
@@ -119,7 +108,8 @@ class Gemm:
             cute.ceil_div(cute.size(mB, mode=[0]), tile.n * tile.cluster[1]),
             cute.size(mA, mode=[2]),
         )
-        clusters = cutlass.min(schedule.total(counts), multiprocessors // (tile.cluster[0] * tile.cluster[1]))
+        clusters = cutlass.min(schedule.total(counts), multiprocessors // tile.blocks)
+        shape = self.blocks
         self.kernel(
             tma_a,
             tA,
@@ -137,12 +127,18 @@ class Gemm:
             vectors,
             bounds,
         ).launch(
-            grid=(*tile.cluster, cutlass.max(clusters, 1)),
+            grid=(*shape, cutlass.max(clusters, 1)),
             block=[tile.threads, 1, 1],
-            cluster=(*tile.cluster, 1),
+            cluster=(*shape, 1),
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=True,
         )
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """The shape of a cluster: blocks of neighbouring tiles, or of one tile."""
+        return self.tile.cluster if self.tile.split == 1 else (self.tile.split, 1)
 
     @property
     def a_type(self) -> torch.dtype:
@@ -213,9 +209,13 @@ class Gemm:
         sS = None
         if const_expr(v.scales == "1x128"):
             sS = smem.allocate_tensor(Float32, cute.make_layout((tile.n, 2, tile.consumers)), 16)
+        shared = split.allocate(v, smem)
+        split.begin(v, shared, warp)
 
         cluster = cute.make_layout((*tile.cluster, 1))
         place = cluster.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
+        if const_expr(tile.split > 1):
+            place = (Int32(0), Int32(0))
         copies = tile.cluster[0] + tile.cluster[1] - 1
         releasing = (1 if const_expr(tile.pingpong) else tile.consumers) * 4 * copies  # warps, once for each copy
         loaded = pipeline.PipelineTmaAsync.create(
@@ -227,11 +227,14 @@ class Gemm:
             cta_layout_vmnk=cute.make_layout((1, *tile.cluster, 1)),
             defer_sync=True,
         )
-        pipeline.pipeline_init_arrive(cluster_shape_mn=tile.cluster, is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=tile.cluster)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=self.blocks, is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=self.blocks)
+        cute.arch.griddepcontrol_wait()  # so far the kernel before may have run; now what it writes may be read
+        cute.arch.griddepcontrol_launch_dependents()
 
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
-        work = Work(counts, cute.ceil_div(k, tile.k), place)
+        steps = cute.ceil_div(k, tile.k * tile.split)  # what they load beyond k are zeros
+        work = Work(counts, steps, shared.rank * steps if const_expr(tile.split > 1) else Int32(0), place)
         if group == 0:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
@@ -240,14 +243,15 @@ class Gemm:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             swizzle = d_layout.inner if const_expr(v.tma) else None
             fused = epilogue.Fused(vectors, bounds, sV, sS)
-            self.consume(loaded, work, (mma, sA, sB), Store(tma_d, tD, sD, swizzle, mD), fused)
+            store = Store(tma_d, tD, sD, swizzle, mD, shared)
+            self.consume(loaded, work, (mma, sA, sB), store, fused)
 
     # ---- the producer: one warp
 
     @cute.jit
     def produce(self, loaded: Any, work: Any, a: Any, b: Any):
         """Load the tiles of both factors, as far ahead of the consumers as there are stages."""
-        tile, (counts, steps, place) = self.tile, work
+        tile, (counts, steps, first, place) = self.tile, work
         cluster = cute.make_layout((*tile.cluster, 1))
         tma_a, tA, sA = a
         tma_b, tB, sB = b
@@ -272,14 +276,14 @@ class Gemm:
                 barrier = loaded.producer_get_barrier(state)
                 cute.copy(
                     tma_a,
-                    tAgA[(None, row, step, batch)],
+                    tAgA[(None, row, first + step, batch)],
                     tAsA[(None, state.index)],
                     tma_bar_ptr=barrier,
                     mcast_mask=a_mask,
                 )
                 cute.copy(
                     tma_b,
-                    tBgB[(None, column, step, batch)],
+                    tBgB[(None, column, first + step, batch)],
                     tBsB[(None, state.index)],
                     tma_bar_ptr=barrier,
                     mcast_mask=b_mask,
@@ -295,7 +299,7 @@ class Gemm:
         mma, sA, sB = factors
         consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP) - 1
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        v, tile, (counts, steps, place) = self.variant, self.tile, work
+        v, tile, (counts, steps, _, place) = self.variant, self.tile, work
         thr_mma = mma.get_slice(0)
         own = consumer * 0 if const_expr(tile.pingpong) else consumer
         height = 64 if v.adds_up else tile.rows  # of the rows that are multiplied at once
@@ -315,7 +319,7 @@ class Gemm:
                 state.advance(steps)
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
             first, stride = first + consumer * stride, 2 * stride
-        parts = Int32(0)  # of results that this consumer has stored
+        parts, phase = Int32(0), Int32(0)  # of results that this consumer has stored; of the sums that blocks share
         for index in range(first, schedule.total(counts), stride):
             row, column, batch = schedule.at(counts, index)
             row, column = row * tile.cluster[0] + place[0], column * tile.cluster[1] + place[1]
@@ -331,7 +335,17 @@ class Gemm:
             if const_expr(tile.pingpong):
                 state.advance(steps)
             epilogue.share(v, at, ahead, fused.sV)
-            parts = self.store(epilogue.Sums(at, tCrC, ahead, fused), store, parts)
+            sums = epilogue.Sums(at, tCrC, ahead, fused)
+            if const_expr(tile.split == 1):
+                parts = self.store(sums, store, parts, 0)
+            else:
+                split.send(v, at, tCrC, store.shared, phase)
+                for owner in cutlass.range_constexpr(v.owners):
+                    if store.shared.rank == owner:
+                        split.receive(v, at, tCrC, store.shared, phase, owner)
+                        parts = self.store(sums, store, parts, owner)
+                phase = phase ^ 1
+        split.end(v, consumer, store.shared, phase)
         if const_expr(v.tma):  # noqa: SIM102 - one is decided when the kernel is compiled, the other when it runs
             if thread == 0:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -401,65 +415,6 @@ class Gemm:
             mma.set(warpgroup.Field.ACCUMULATE, not (fresh and i == 0))
             cute.gemm(mma, tCrC, tCrA[(None, None, i, stage)], tCrB[(None, None, i, stage)], tCrC)
         warpgroup.commit_group()
-
-    # ---- results
-
-    @cute.jit
-    def store(self, sums: Any, store: Any, parts: Int32) -> Int32:
-        """Finish the sums of a tile, and write them; the count of parts after it."""
-        v, tile = self.variant, self.tile
-        rows, columns = v.part
-        for m in cutlass.range_constexpr(tile.rows // rows):
-            for n in cutlass.range_constexpr(tile.n // columns):
-                if const_expr(v.tma):
-                    self.store_part(sums, store, parts, m, n)
-                    parts = parts + 1
-                else:
-                    self.store_elements(sums, store, m, n)
-        return parts
-
-    @cute.jit
-    def store_part(self, sums: Any, store: Any, parts: Int32, m: cutlass.Constexpr, n: cutlass.Constexpr):
-        """By the copy engine, which leaves out what lies beyond the result."""
-        v, at = self.variant, sums.at
-        rows, columns = v.part
-        stage = at.consumer * v.part_stages + parts % v.part_stages
-        if at.thread == 0:  # the part that was here before has been read
-            cute.arch.cp_async_bulk_wait_group(v.part_stages - 1, read=True)
-        cute.arch.barrier(barrier_id=epilogue.PART + at.consumer, number_of_threads=WARPGROUP)
-        plain = cute.recast_tensor(store.sD, epilogue.PAIRS[v.out.itemsize])  # which forgets how rows are swizzled
-        sP = cute.make_tensor(cute.recast_ptr(plain.iterator, store.swizzle), plain.layout)
-        finish = epilogue.finisher(v, sums, m, n)
-        for pair in cutlass.range_constexpr(rows * columns // WARPGROUP // 2):
-            row, column = epilogue.place_of(at.thread, pair)
-            sP[(row, column // 2, stage)] = epilogue.joined(v, finish(pair))
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier(barrier_id=epilogue.PART + at.consumer, number_of_threads=WARPGROUP)
-        if at.thread == 0:
-            gD = cute.local_tile(store.tD, (rows, columns), (None, None, None))
-            bSG_sD, bSG_gD = cpasync.tma_partition(
-                store.tma, 0, cute.make_layout(1), cute.group_modes(store.sD, 0, 2), cute.group_modes(gD, 0, 2)
-            )
-            first_row, first_column, batch = at.first
-            place = (None, first_row // rows + m, first_column // columns + n, batch)
-            cute.copy(store.tma, bSG_sD[(None, stage)], bSG_gD[place])
-            cute.arch.cp_async_bulk_commit_group()
-
-    @cute.jit
-    def store_elements(self, sums: Any, store: Any, m: cutlass.Constexpr, n: cutlass.Constexpr):
-        """By each thread, of any strides."""
-        v, at = self.variant, sums.at
-        rows, columns = v.part
-        first_row, first_column, batch = at.first
-        bits = cute.recast_tensor(store.mD, epilogue.BITS[v.out.itemsize])
-        finish = epilogue.finisher(v, sums, m, n)
-        for pair in cutlass.range_constexpr(rows * columns // WARPGROUP // 2):
-            row, column = epilogue.place_of(at.thread, pair)
-            row, column = first_row + m * rows + row, first_column + n * columns + column
-            values = finish(pair)
-            for j in cutlass.range_constexpr(2):
-                if row < at.shape[0] and column + j < at.shape[1]:
-                    bits[(row, column + j, batch)] = values[j]
 
 
 def with_batch(t: cute.Tensor) -> cute.Tensor:

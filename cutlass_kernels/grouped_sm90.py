@@ -27,10 +27,10 @@ from cutlass_kernels.gemm_sm90 import (
     Fragments,
     Gemm,
     K,
-    Store,
     Turn,
     with_batch,
 )
+from cutlass_kernels.results import Store
 from cutlass_kernels.variants import MOST_GROUPS, WARPGROUP
 
 WARP = 32
@@ -197,7 +197,7 @@ class GroupedGemm(Gemm):
         pipeline.pipeline_init_wait(cluster_shape_mn=tile.cluster)  # without a cluster for the tables too
 
         steps = cute.ceil_div(cute.size(tA, mode=[1]), tile.k)
-        groups = Groups(*tables, count, extent, (*self.in_tiles(tA, tB), count), steps, own)
+        groups = Groups(tables[0], tables[1], count, extent, (*self.in_tiles(tA, tB), count), steps, own)
         group = cute.arch.make_warp_uniform(thread // WARPGROUP)
         if group == 0:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
@@ -258,7 +258,7 @@ class GroupedGemm(Gemm):
         return group
 
     @cute.jit
-    def before(self, table: cute.Tensor, group: Int32) -> Int32:
+    def before(self, table: Any, group: Int32) -> Int32:
         """The entry of a table before a group's, 0 for the first."""
         found = Int32(0)
         if group > 0:

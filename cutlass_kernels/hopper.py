@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import cache as kept
-from cutlass_kernels import measured, missing, prebuilt, tiles
+from cutlass_kernels import measured, missing, prebuilt, tiles, transposing
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
 from cutlass_kernels.variants import MOST_GROUPS, Tile, Variant, longest
 
@@ -174,7 +175,7 @@ def plan(p: Product, tile: Tile | None = None) -> Callable[..., Tensor]:
     lhs_is_ready, rhs_is_ready = is_ready(p.lhs), is_ready(p.rhs.mT)
 
     def run(lhs: Tensor, rhs: Tensor, out_dtype: torch.dtype, offs: Tensor | None = None, **fused: Any) -> Tensor:
-        out = torch.empty(shape, dtype=out_dtype, device=lhs.device)
+        out = lhs.new_empty(shape, dtype=out_dtype)
         vectors = tuple([read(lhs, rhs, fused) for read in readers]) or None
         a = lhs if lhs_is_ready and lhs.data_ptr() % 16 == 0 else ready(lhs)
         b = rhs if rhs_is_ready and rhs.data_ptr() % 16 == 0 else ready(rhs.mT).mT
@@ -198,6 +199,8 @@ def ready(x: Tensor) -> Tensor:
 
     K is filled up with zeros, which add nothing to a sum."""
     k = x.shape[-1]
+    if x.is_cuda and transposing.declines(x) is None:
+        return transposing.run(x)
     if k % 16 or k == 0:
         return torch.nn.functional.pad(x, (0, 16 - k % 16))
     copied = x.clone(memory_format=torch.contiguous_format)
@@ -215,11 +218,32 @@ def _reader(variant: Variant, name: str, p: Product) -> Callable[[Tensor, Tensor
         return lambda lhs, rhs, fused: form(column_sums(rhs) if fused.get(name) is None else fused[name])
     if name == "lhs_rest":
         return lambda lhs, rhs, fused: form(row_rests(lhs, fused.get("lhs_zero")))
+    if not variant.stacked and not name.startswith("lhs"):
+        form = _kept_flat()
     return lambda lhs, rhs, fused: form(fused[name])
 
 
 def _flat(x: Tensor) -> Tensor:
-    return x if x.dim() == 1 and x.is_contiguous() else x.reshape(-1).contiguous()
+    if x.is_contiguous():
+        return x if x.dim() == 1 else x.view(-1)
+    return x.reshape(-1).contiguous()
+
+
+def _kept_flat() -> Callable[[Tensor], Tensor]:
+    """`_flat` for what a weight has: mostly the tensor of the call before, whose view need not be made again."""
+    last: list[tuple[weakref.ref[Tensor], Tensor]] = []
+
+    def flat(x: Tensor) -> Tensor:
+        if x.dim() == 1 or not x.is_contiguous():
+            return _flat(x)
+        if last:
+            of, view = last[0]
+            if of() is x and view.data_ptr() == x.data_ptr() and view.numel() == x.numel():
+                return view
+        last[:] = [(weakref.ref(x), _flat(x))]
+        return last[0][1]
+
+    return flat
 
 
 def _rows(x: Tensor, own: bool) -> Tensor:

@@ -162,7 +162,8 @@ def on_hopper(
     tile = tile or tile_for(x.shape[0], codes.shape[0], count)
     y = torch.empty((x.shape[0], codes.shape[0]), dtype=out, device=x.device)
     x, codes = (t if _lies_well(t) else t.clone(memory_format=torch.contiguous_format) for t in (x, codes))
-    scale, zero, bias = (None if t is None else t.contiguous() for t in (scale, zero, bias))
+    scale = scale.contiguous()
+    zero, bias = (None if t is None else t.contiguous() for t in (zero, bias))
     compiled(variant(zero, bias, group, out, tile))(x, codes, scale, zero, y, None if bias is None else (bias,), count)
     return y
 

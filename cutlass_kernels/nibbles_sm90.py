@@ -18,7 +18,8 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import hopper_helpers
 
 from cutlass_kernels import epilogue, schedule
-from cutlass_kernels.gemm_sm90 import CONSUMER_REGISTERS, PRODUCER_REGISTERS, Gemm, K, Store, with_batch
+from cutlass_kernels.gemm_sm90 import CONSUMER_REGISTERS, PRODUCER_REGISTERS, Gemm, K, with_batch
+from cutlass_kernels.results import Store
 from cutlass_kernels.variants import WARPGROUP
 
 DEPTH = 16  # of K, that one wgmma multiplies

@@ -174,12 +174,17 @@ class Variant:
         """Columns of a tile that always share the scale of a block of rhs."""
         return math.gcd(self.tile.n, BLOCK)
 
+    @property
+    def owners(self) -> int:
+        """Of the blocks that share a tile along K, those that finish a part of its columns."""
+        return math.gcd(self.tile.n // 8, self.tile.split)
+
     # ---- shared memory, in bytes
 
     @property
     def part(self) -> tuple[int, int]:
         """Rows and columns of the result that pass through shared memory at a time: 4 KiB."""
-        return 64, math.gcd(self.tile.n, 64 // self.out.itemsize)
+        return 64, math.gcd(self.tile.n // self.owners, 64 // self.out.itemsize)
 
     @property
     def part_stages(self) -> int:
@@ -202,7 +207,7 @@ class Variant:
     @property
     def split_bytes(self) -> int:
         """Sums that other blocks of the cluster send."""
-        return (self.tile.split - 1) * self.tile.m * self.tile.n * 4
+        return (self.tile.split - 1) * self.tile.m * self.tile.n // self.owners * 4
 
     @property
     def stages(self) -> int:

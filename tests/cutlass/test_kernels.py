@@ -69,13 +69,11 @@ class TestVariants(unittest.TestCase):
         for v in variants():
             rows, columns = v.part
             results = rows * columns * v.out.itemsize * v.part_stages * v.tile.consumers
-            factors = v.stages * (v.tile.m + v.tile.n) * v.tile.k
+            factors = v.stages * v.factor_bytes
             barriers = 2 * 8 * v.stages
-            assert (
-                factors + results + v.column_bytes + v.step_bytes + v.table_bytes + barriers + 3 * 1024
-                <= SHARED_MEMORY + 2048
-            ), v.name
-            assert v.tile.m % rows == 0 and v.tile.n % columns == 0
+            others = v.column_bytes + v.step_bytes + v.table_bytes + v.split_bytes + barriers + 3 * 1024
+            assert factors + results + others <= SHARED_MEMORY + 2048, v.name
+            assert v.tile.m % rows == 0 and v.tile.n // v.owners % columns == 0
 
     @parameterized.expand(
         [
@@ -87,6 +85,9 @@ class TestVariants(unittest.TestCase):
             (replace(FORMS[-1], tile=Tile(128, 136)), "scales of their own"),
             (replace(FORMS[-1], tile=Tile(128, 64, pingpong=True)), "hidden by nothing"),
             (replace(FORM, tile=Tile(64, 32, swap=True)), "written by threads"),
+            (replace(FORMS[-1], tile=Tile(64, 64, split=2)), "share sums of integers"),
+            (replace(FORM, tile=Tile(64, 64, split=2, pingpong=True)), "share sums of integers"),
+            (replace(FORM, tile=Tile(64, 64, split=2, cluster=(2, 1))), "share sums of integers"),
             (replace(FORM, out=torch.int32, tma=False), "the result"),
             (replace(FORM, requantize="division", tma=False), "requantized results"),
         ]
@@ -120,7 +121,7 @@ class TestEmulated(unittest.TestCase):
     def test_each_tile(self, _, tile):
         """Tails in all dimensions, and several tiles for a block, so that all stages are used again."""
         rows, columns = (tile.n + 5, 5 * tile.m - 30) if tile.swap else (2 * tile.m - 20, 2 * tile.n - 48)
-        check(product(FORM, rows, columns, 400), tile, multiprocessors=tile.cluster[0] * tile.cluster[1])
+        check(product(FORM, rows, columns, 400), tile, multiprocessors=tile.blocks)
 
     @parameterized.expand([(f"{i}_{short(f.lhs)}_{short(f.out)}", i, f) for i, f in enumerate(GEMMS)])
     @pytest.mark.sampled(3)
@@ -147,6 +148,19 @@ class TestEmulated(unittest.TestCase):
                 with self.subTest(variant.name):
                     check_code(variant)
                     check(product(form, 140, 160, 400), tile, multiprocessors=4, seed=1)
+
+    @pytest.mark.full
+    def test_blocks_that_share_a_sum(self):
+        """Fewer steps along K than blocks, owners of few columns, and all that follows a sum."""
+        for tile, form, k in (
+            (Tile(64, 64, split=4), FORM, 16),
+            (Tile(64, 8, swap=True, split=4), FORM, 528),
+            (Tile(64, 24, swap=True, split=2), FORMS[14], 272),
+            (Tile(128, 64, split=2), FORMS[17], 400),
+            (Tile(64, 64, split=8), FORMS[0], 1040),
+        ):
+            for names in ((), ("late_loads", "others_stop")):
+                check(product(form, 140, 72, k), tile, multiprocessors=tile.split, habits=habits(*names))
 
     @given(
         st.sampled_from(TILES),

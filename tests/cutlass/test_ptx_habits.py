@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from parameterized import parameterized
 
 from tests.cutlass.test_ptx import LOAD, PARAMETERS, gemm, kernel, multiply, run
-from tests.ptx import HABITS, Fault, Habits, Memory, TensorMap, habits
+from tests.ptx import HABITS, Fault, Habits, Memory, TensorMap, habits, launch
 from tests.ptx.habits import KINDS
 
 
@@ -43,6 +43,46 @@ class Loads(unittest.TestCase):
         """For its own barrier it is right; for the other's, if loads land in order; without, if they do at once."""
         found = {name for name in HABITS if not np.array_equal(loaded(waits, name), np.arange(32))}
         self.assertEqual(found, wrong)
+
+
+def sent(wait: str, *names: str) -> NDArray:
+    """What a block finds of 32 times four numbers that another one stores in its shared memory."""
+    ptx = kernel(f"""
+    mov.b32 %r1, smem; mov.u32 %r3, %tid.x; setp.ne.u32 %p1, %r3, 0; mov.u32 %r2, %cluster_ctarank;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
+    READY: bar.warp.sync -1; barrier.cluster.arrive; barrier.cluster.wait;
+    shl.b32 %r4, %r3, 4; add.s32 %r5, %r4, %r1; setp.eq.u32 %p2, %r2, 0;
+    @%p2 bra OWNER;
+    add.s32 %r5, %r5, 64; mapa.shared::cluster.u32 %r6, %r5, 0; mapa.shared::cluster.u32 %r7, %r1, 0;
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%r6], {{%r3, %r3, %r4, %r3}}, [{wait or "%r7"}];
+    bra.uni END;
+    OWNER:
+    @%p1 bra WAIT;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 512;
+    WAIT: {"" if wait else "mbarrier.try_wait.parity.shared.b64 %p3, [%r1], 0; @!%p3 bra WAIT;"}
+    ld.shared.b32 %r10, [%r5+72];
+    ld.param.u64 %d2, [c]; mad.wide.u32 %d2, %r3, 4, %d2; st.global.b32 [%d2], %r10;
+    END: barrier.cluster.arrive; barrier.cluster.wait;
+    """, ".param .u64 c")  # fmt: skip
+    y, memory = np.zeros(32, np.uint32), Memory()
+    launch(ptx, None, grid=(2,), block=(32,), cluster=(2,), parameters=[memory.add(y)], memory=memory,
+           dynamic_shared_bytes=1024, habits=habits(*names))  # fmt: skip
+    return y
+
+
+class Stores(unittest.TestCase):
+    @parameterized.expand([(name,) for name in HABITS])
+    def test_into_another_block(self, name):
+        np.testing.assert_array_equal(sent("", name), 16 * np.arange(32))
+
+    def test_that_signal_elsewhere(self):
+        with self.assertRaisesRegex(Fault, "another block than it fills"):
+            sent("%r1")
+
+    def test_that_nobody_waits_for(self):
+        with self.assertRaisesRegex(Fault, "ends before this is done"):
+            sent("%r7", "late_loads")
 
 
 class Products(unittest.TestCase):

@@ -7,7 +7,8 @@ from tests.mutations.loads import LOADS
 from tests.mutations.products import PRODUCTS
 from tests.mutations.record import KERNELS
 from tests.mutations.results import RESULTS
+from tests.mutations.sums import SUMS
 
 __all__ = ["HARMLESS", "KERNELS", "MUTATIONS"]
 
-MUTATIONS = BARRIERS | GROUPS | LOADS | PRODUCTS | RESULTS
+MUTATIONS = BARRIERS | GROUPS | LOADS | PRODUCTS | RESULTS | SUMS

@@ -4,6 +4,7 @@ from tests.mutations.patterns import (
     AGAIN,
     BRANCH,
     DIFFER,
+    EARLY,
     EVERY,
     HANGS,
     MISCOUNTED,
@@ -41,7 +42,7 @@ BARRIERS: dict[str, Mutation] = {
         "a block signals another one that has not initialized its mbarriers",
         (Edit(r"^\tbarrier\.cluster\.arrive.*\n"), Edit(r"^\tbarrier\.cluster\.wait.*\n", "\tbar.sync \t0;\n")),
         UNINITIALIZED,
-        ("first_ahead", "last_ahead"),
+        ("first_ahead", "last_ahead", "others_stop"),
     ),
     "barriers initialized by all lanes": Mutation(
         "cooperative",
@@ -62,7 +63,7 @@ BARRIERS: dict[str, Mutation] = {
         "a stage is loaded again while the second consumer multiplies it",
         (Edit(r"^(\tmov\.b32 \t%r\d+), 8;\n(?=\tmbarrier\.init)", r"\1, 4;\n"),),
         "|".join((HANGS, WRONG, MISCOUNTED)),
-        ("late_loads", "reordered_loads", "late_products", "first_ahead", "last_ahead"),
+        ("late_loads", "reordered_loads", "late_products", "first_ahead", "last_ahead", "others_stop"),
     ),
     "empty after twice the arrivals": Mutation(
         "cooperative",
@@ -104,6 +105,20 @@ BARRIERS: dict[str, Mutation] = {
         "setmaxnreg takes multiples of eight",
         (Edit(r"^(\tsetmaxnreg\.inc\S+ \t)240", r"\g<1>228"),),
         STEPS,
+        EVERY,
+    ),
+    "data read while the kernel before still runs": Mutation(
+        "cooperative",
+        "the launch may begin before the kernel that writes its factors has ended",
+        (Edit(r"^\tgriddepcontrol\.(?:wait|launch_dependents);\n"),),
+        EARLY,
+        EVERY,
+    ),
+    "the kernel after begins before the kernel before has ended": Mutation(
+        "swapped",
+        "the next kernel waits for this one alone, and would read what the kernel before has not written",
+        (Edit(r"^\tgriddepcontrol\.wait;\n", "\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;\n"),),
+        EARLY,
         EVERY,
     ),
 }

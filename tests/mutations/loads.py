@@ -100,6 +100,6 @@ LOADS: dict[str, Mutation] = {
         "a block ends while another still signals its mbarriers",
         (Edit(WAIT, part="producer", which=(-2, None)),),
         ENDED,
-        ("late_loads", "reordered_loads", "first_ahead", "last_ahead"),
+        ("late_loads", "reordered_loads", "first_ahead", "last_ahead", "others_stop"),
     ),
 }

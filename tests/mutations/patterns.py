@@ -29,5 +29,6 @@ UNORDERED = "or never ordered, since the last wgmma.fence"
 UNDER_WAY = "wgmma that is not waited for"
 UNFENCED = "without fence.proxy.async"
 SIZES = "others expect"
+EARLY = "before griddepcontrol.wait"
 OVERFLOWS = "an mbarrier waits for -"
 WRONG = "wrong results"  # Kernel.outcome

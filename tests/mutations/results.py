@@ -16,7 +16,7 @@ RESULTS: dict[str, Mutation] = {
         "a warp is a tile ahead of those that still read its columns' scales",
         (Edit(TOGETHER, which=(0, 1)),),
         WRONG,
-        ("first_ahead",),
+        ("first_ahead", "others_stop"),
     ),
     "store not waited for": Mutation(
         "cooperative",
@@ -58,7 +58,7 @@ RESULTS: dict[str, Mutation] = {
         "the copy engine reads a part of which some warps have not written theirs",
         (Edit(TOGETHER, which=(3, None, 2)),),
         WRONG,
-        ("first_ahead", "last_ahead"),
+        ("first_ahead", "last_ahead", "others_stop"),
     ),
     "no proxy fence": Mutation(
         "cooperative",
@@ -72,7 +72,7 @@ RESULTS: dict[str, Mutation] = {
         "the copy engine is asked before other warps' fences",
         (Edit(r"^(\tfence\.proxy\.async.*\n)(\tbar\.sync.*\n)", r"\2\1"),),
         UNFENCED,
-        ("first_ahead",),
+        ("first_ahead", "others_stop"),
     ),
     "consumers share a barrier": Mutation(
         "cooperative",
@@ -86,7 +86,7 @@ RESULTS: dict[str, Mutation] = {
         "two of a consumer's warps pass without the others",
         (Edit(TOGETHER, r"\tbar.sync \t\1, 64;\n"),),
         "|".join((WRONG, UNFENCED)),
-        ("late_stores", "first_ahead", "last_ahead"),
+        ("late_stores", "first_ahead", "last_ahead", "others_stop"),
     ),
     "last store not waited for": Mutation(
         "cooperative",

@@ -25,7 +25,7 @@ def load(w: Warp, space: str, where: NDArray, lanes: NDArray, size: int) -> Byte
     """(n,) addresses of the lanes -> (n, size) bytes."""
     aligned(where, size)
     if space == "global":
-        return w.block.machine.memory.load(where, size)
+        return w.memory.load(where, size)
     if space == "shared" and (where >> RANK_SHIFT == 0).all():
         return w.block.shared.load(where, size)
     parts = []
@@ -36,7 +36,7 @@ def load(w: Warp, space: str, where: NDArray, lanes: NDArray, size: int) -> Byte
             block, offset = w.block.locate(offset)
             parts.append(block.shared.load(np.array([offset]), size))
         elif kind == "global":
-            parts.append(w.block.machine.memory.load(at, size))
+            parts.append(w.memory.load(at, size))
         else:
             data = w.block.machine.parameters if kind == "param" else w.local[lane]
             if not 0 <= offset <= data.size - size:
@@ -48,7 +48,7 @@ def load(w: Warp, space: str, where: NDArray, lanes: NDArray, size: int) -> Byte
 def store(w: Warp, space: str, where: NDArray, lanes: NDArray, values: Bytes) -> None:
     aligned(where, values.shape[1])
     if space == "global":
-        w.block.machine.memory.store(where, values)
+        w.memory.store(where, values)
         return
     if space == "shared" and (where >> RANK_SHIFT == 0).all():
         w.block.shared.store(where, values, w.index)
@@ -59,7 +59,7 @@ def store(w: Warp, space: str, where: NDArray, lanes: NDArray, values: Bytes) ->
             block, offset = w.block.locate(offset)
             block.shared.store(np.array([offset]), values[i : i + 1], w.index)
         elif kind == "global":
-            w.block.machine.memory.store(np.array([offset]), values[i : i + 1])
+            w.memory.store(np.array([offset]), values[i : i + 1])
         elif kind == "local" and 0 <= offset <= w.local.shape[1] - values.shape[1]:
             w.local[lane, offset : offset + values.shape[1]] = values[i]
         else:

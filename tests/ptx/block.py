@@ -141,6 +141,7 @@ class Machine:
         self.notes: dict[str, int] = {}
         self.on_leave: list[Callable[[Warp], None]] = []
         self.habits = habits or Habits.drawn(self.rng)
+        self.programmatic = False  # whether the kernel before may still run
         self.idle = 0  # instructions since one that others may have waited for
         self._dice = np.empty(0)
 

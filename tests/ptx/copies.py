@@ -11,7 +11,7 @@ from tests.ptx.access import space_of
 from tests.ptx.arithmetic import unsupported
 from tests.ptx.block import Block, Event, Machine
 from tests.ptx.memory import PARAM, POISON, WINDOW, Fault
-from tests.ptx.operands import TYPES, address, reader
+from tests.ptx.operands import TYPES, address, items, reader
 from tests.ptx.program import Program, implements
 from tests.ptx.synchronization import barrier_at
 from tests.ptx.syntax import Address, Imm, Instruction, Operand
@@ -116,20 +116,72 @@ def bulk_load(ins: Instruction, program: Program) -> Run:
 
 
 def land(w: Warp, block: Block, box: Box, offset: int, signal: int, text: str) -> None:
-    machine, offsets = w.block.machine, box.offsets(offset)
+    machine, memory, offsets = w.block.machine, w.memory, box.offsets(offset)
     block.mbarrier(signal, abroad=True)
     block.shared.write_async(offsets, POISON)
 
     def happen() -> None:
         barrier = block.mbarrier(signal)
         if box.map is not None:
-            data = box.map.load(machine.memory, box.start)
+            data = box.map.load(memory, box.start)
         else:
-            data = machine.memory.load(np.array(box.start), box.size)[0]
+            data = memory.load(np.array(box.start), box.size)[0]
         block.shared.write_async(offsets, data)
         barrier.expect(-box.size)
 
     machine.start(Event("load", text, happen, block))
+
+
+@implements("st.async")
+def store_async(ins: Instruction, program: Program) -> Run:
+    """Registers into shared memory of the cluster, some time; each lane's bytes count for an mbarrier beside it."""
+    if set(ins.parts) - {
+        "st",
+        "async",
+        "weak",
+        "shared::cluster",
+        "mbarrier::complete_tx::bytes",
+        "v2",
+        "v4",
+        ins.type,
+    }:
+        raise unsupported(ins)
+    target, source, barrier = ins.operands
+    where, signal, space = address(target, program), address(barrier, program), space_of(ins)
+    reads = [reader(o, TYPES[ins.type], program) for o in items(source)]
+    text = f"line {ins.line}: {ins.text}"
+
+    def run(w: Warp, mask: Mask) -> None:
+        values = np.stack([read(w) for read in reads], axis=1)
+        data = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+        size = data.shape[1]
+        groups: dict[tuple[Block, int], list[tuple[int, int]]] = {}
+        for lane in np.flatnonzero(mask):
+            block, offset = w.block.locate(int(where(w)[lane]))
+            other, at = barrier_at(w, space, int(signal(w)[lane]))
+            if other is not block:
+                raise Fault("a store signals an mbarrier of another block than it fills")
+            if offset % size:
+                raise Fault(f"{size} bytes at {offset} of shared memory are misaligned")
+            groups.setdefault((block, at), []).append((int(lane), offset))
+        for (block, at), found in groups.items():
+            lanes, starts = (np.array(x) for x in zip(*found, strict=True))
+            land_sums(w, block, starts[:, None] + np.arange(size), data[lanes], at, f"{w}, {text}")
+
+    return run
+
+
+def land_sums(w: Warp, block: Block, offsets: np.ndarray, data: np.ndarray, at: int, text: str) -> None:
+    """Poisons where the data will land, and lands it some time."""
+    block.mbarrier(at, abroad=block is not w.block)
+    block.shared.write_abroad(offsets, POISON)
+
+    def happen() -> None:
+        barrier = block.mbarrier(at)
+        block.shared.write_abroad(offsets, data)
+        barrier.expect(-data.size)
+
+    w.block.machine.start(Event("load", text, happen, block))
 
 
 def bulk_store(ins: Instruction, program: Program) -> Run:
@@ -152,7 +204,7 @@ def bulk_store(ins: Instruction, program: Program) -> Run:
 
 
 def depart(w: Warp, box: Box, base: int, text: str) -> Copy:
-    block, machine = w.block, w.block.machine
+    block, machine, memory = w.block, w.block.machine, w.memory
     offsets = box.offsets(base)
     block.shared.check_async(offsets, "a bulk store reads")
 
@@ -163,9 +215,9 @@ def depart(w: Warp, box: Box, base: int, text: str) -> Copy:
 
     def write(data: np.ndarray) -> None:
         if box.map is not None:
-            box.map.store(machine.memory, box.start, data)
+            box.map.store(memory, box.start, data)
         else:
-            machine.memory.store(np.array(box.start), data[None])
+            memory.store(np.array(box.start), data[None])
 
     copy = Copy(Event("read", text, read, block), Event("write", text, lambda: None))
     machine.start(copy.reading)

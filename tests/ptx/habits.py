@@ -56,6 +56,7 @@ HABITS: dict[str, dict[str, Any]] = {
     "late_products": {"products": 0.0},
     "first_ahead": {"warps": "first", "turns": 0.0},
     "last_ahead": {"warps": "last", "turns": 0.0},
+    "others_stop": {"warps": "first"},
     "impatient": {"gives_up": True},
 }
 

@@ -26,7 +26,10 @@ from tests.ptx.syntax import parse
 # cudaLaunchConfig_t: grid, block, dynamic shared bytes, stream, attributes and how many; an attribute has 72 bytes.
 CONFIG = struct.Struct("<3I3IQQQI")
 ATTRIBUTE = struct.Struct("<I4x3I52x")
-CLUSTER = 4  # the attribute that says the shape of a cluster
+CLUSTER, PROGRAMMATIC = (
+    4,
+    6,
+)  # attributes: the shape of a cluster; whether it may begin before the kernel before has ended
 CUDA = 2  # kDLCUDA
 ON_LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -73,15 +76,16 @@ class Host:
 
     def _record(self, config: int, kernel: bytes, parameters: Any) -> None:
         *shape, shared, _, attributes, count = CONFIG.unpack(ctypes.string_at(config, CONFIG.size))
-        cluster = (1, 1, 1)
+        cluster, programmatic = (1, 1, 1), False
         for i in range(count):
             where = attributes + i * ATTRIBUTE.size
             name, *value = ATTRIBUTE.unpack(ctypes.string_at(where, ATTRIBUTE.size))
             cluster = tuple(value) if name == CLUSTER else cluster
+            programmatic = bool(value[0]) if name == PROGRAMMATIC else programmatic
         program = self.programs[kernel.decode()]
         values = [ctypes.string_at(parameters[i], v.size) for i, v in enumerate(program.entry.parameters)]
         shapes = {"grid": shape[:3], "block": shape[3:], "cluster": cluster, "dynamic_shared_bytes": shared}
-        self._launches.append({"ptx": program, **shapes, "parameters": values})
+        self._launches.append({"ptx": program, **shapes, "parameters": values, "programmatic": programmatic})
 
 
 def link(compiled: Any) -> tuple[Any, ctypes.CDLL]:

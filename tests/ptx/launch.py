@@ -49,13 +49,15 @@ def launch(
     habits: Habits | None = None,
     resident: int = 1,
     registers: int | None = None,
+    programmatic: bool = False,
 ) -> Report:
     """Runs all blocks of a grid; raises Fault or Deadlock, which say who did what where.
 
     `habits` decide what the hardware leaves open: which warp runs, when copies land, when products run; without them
     they are drawn, by `seed`. `resident` is how many clusters run at once; `registers`, how many each thread has at
-    first, without which setmaxnreg is not checked against the block's pool. A parameter that is an int or float fills
-    its declared size; bytes are taken as they are, so that an aggregate may hold `TensorMap.encode()`."""
+    first, without which setmaxnreg is not checked against the block's pool; a `programmatic` launch may begin before
+    the kernel before it has ended. A parameter that is an int or float fills its declared size; bytes are taken as they
+    are, so that an aggregate may hold `TensorMap.encode()`."""
     program = ptx if isinstance(ptx, Program) else prepare(ptx, entry)
     check(program, block, grid, cluster)
     program.counts = [0] * len(program.steps)
@@ -63,6 +65,7 @@ def launch(
     machine.on_leave.append(check_end)
     report = Report()
     clusters = place(machine, *(pad(x) for x in (grid, block, cluster)), dynamic_shared_bytes, registers)
+    machine.programmatic = programmatic
     with np.errstate(all="ignore"):
         while wave := list(itertools.islice(clusters, resident)):
             blocks = [b for c in wave for b in c.blocks]
@@ -144,7 +147,7 @@ def place(
             values |= {"%globaltimer": 0, "%is_explicit_cluster": math.prod(shape) > 1, "%gridid": 0}
             one.warps = [warp(one, index, block, values) for index in range(-(-math.prod(block) // LANES))]
             for each in one.warps:
-                each.registers_given = registers
+                each.registers_given, each.is_alone = registers, not machine.programmatic
         yield cluster
 
 

@@ -142,6 +142,13 @@ class Shared:
             raise Fault("an asynchronous copy writes to an mbarrier")
         self.data[offsets] = values
 
+    def write_abroad(self, offsets: NDArray[np.int64], values: Bytes | int) -> None:
+        """By the generic proxy, of another block: no fence of this one shows it to the async proxy."""
+        self.check(offsets)
+        if self.barrier[offsets].any():
+            raise Fault("a store of another block to an mbarrier")
+        self.data[offsets], self.writer[offsets] = values, 255
+
 
 def aligned(addresses: NDArray[np.int64], size: int) -> None:
     if (addresses % size).any():

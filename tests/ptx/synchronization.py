@@ -184,7 +184,7 @@ def publish(ins: Instruction, program: Program) -> Run:
     return lambda w, mask: w.block.publish(w)
 
 
-@implements("fence", "membar", "prefetch", "prefetchu", "griddepcontrol", "nanosleep", "bar.warp.sync", "applypriority")
+@implements("fence", "membar", "prefetch", "prefetchu", "nanosleep", "bar.warp.sync", "applypriority")
 @implements("pmevent", "createpolicy")
 def nothing(ins: Instruction, program: Program) -> Run:
     """Memory is in order here, and hints change no result."""
@@ -192,6 +192,20 @@ def nothing(ins: Instruction, program: Program) -> Run:
         write = writer(ins.operands[0], TYPES["b64"])
         return lambda w, mask: write(w, np.zeros(LANES, np.uint64), mask)
     return lambda w, mask: None
+
+
+@implements("griddepcontrol")
+def kernel_before(ins: Instruction, program: Program) -> Run:
+    """A launch that may begin before the kernel before it has ended waits for that before it touches global memory, and
+    before it lets the next one begin, which waits for this one alone."""
+
+    def wait(w: Warp, mask: Mask) -> None:
+        w.is_alone = True
+
+    def launch_dependents(w: Warp, mask: Mask) -> None:
+        w.after_the_kernel_before("the kernel after it is launched")
+
+    return wait if ins.has("wait") else launch_dependents
 
 
 @implements("setmaxnreg")

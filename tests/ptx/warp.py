@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.ptx.memory import Fault
+from tests.ptx.memory import Fault, Memory
 
 if TYPE_CHECKING:
     from tests.ptx.block import Block
@@ -64,6 +64,7 @@ class Warp:
     unfenced: set[int] = field(default_factory=set)  # registers of wgmma's that others used since the last wgmma.fence
     given_up: set[int] = field(default_factory=set)  # lines of the waits that gave up when they last ran
     registers_given: int | None = None  # of each thread, where the launch says how many
+    is_alone: bool = True  # whether the kernel before has ended
     products: list[Group] = field(default_factory=list)  # of wgmma; the last is not committed
     product_count: int = 0
     copies: dict[int, list[list[Copy]]] = field(default_factory=dict)  # bulk groups of stores, of each lane
@@ -182,6 +183,17 @@ class Warp:
         if not self.groups:
             self.block.leave(self)
         return True
+
+    def after_the_kernel_before(self, what: str) -> None:
+        """What may only happen once the kernel before has ended."""
+        if not self.is_alone:
+            raise Fault(f"{what} before griddepcontrol.wait")
+
+    @property
+    def memory(self) -> Memory:
+        """Global memory."""
+        self.after_the_kernel_before("global memory is used")
+        return self.block.machine.memory
 
     def fault(self, step: Step, message: str) -> None:
         raise Fault(f"{self}, line {step.instruction.line}: {step.instruction.text}\n    {message}")

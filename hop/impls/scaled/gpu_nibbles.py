@@ -37,8 +37,10 @@ def form_declines(call: Call) -> str | None:
         return "for rows of the weight, as linear's"
     if not isinstance(rhs, Operand) or isinstance(lhs, Operand) or lhs.dtype != torch.bfloat16 or lhs.dim() < 1:
         return "for bfloat16 beside a quantized weight"
-    if rhs.dim() != 2 or (reason := misfit(call, lhs, rhs)) is not None:
-        return reason if rhs.dim() == 2 else "for a matrix of weights"
+    if rhs.dim() != 2:
+        return "for a matrix of weights"
+    if (reason := misfit(call, lhs, rhs)) is not None:
+        return reason
     q = rhs.quantizer
     if q.format not in (INT4, UINT4) or q.per_byte() != 2 or q.layout is not None or q.flat or q.hadamard is not None:
         return f"for plain codes of 4 bits, two to a byte, not {q}"

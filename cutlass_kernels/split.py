@@ -1,0 +1,102 @@
+"""Sums of integers that the blocks of a cluster share: each multiplies a part of K, and all add up.
+
+Columns of a tile are dealt out to owners (Variant.owners). Every block sends its sums of an owner's columns into the
+owner's shared memory, asynchronously, and the owner adds them to its own and finishes those columns. No memory beside
+that is needed, and none is left in a state: a launch may be captured, repeated, or killed. Sums of integers are exact
+in any order.
+
+    gathered    an mbarrier of an owner: the bytes of all others have come
+    taken       one of each block: all owners have read what was sent, and the next tile's sums may follow
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from cutlass_kernels.variants import WARPGROUP, Variant
+
+
+class Split(NamedTuple):
+    """The sums that others send, (4, thread, fours, consumer, sender); both barriers of each consumer; the rank of the
+    block in its cluster."""
+
+    sums: Any
+    gathered: Any
+    taken: Any
+    rank: Any
+
+
+def fours(v: Variant) -> int:
+    """How many times four sums of a thread belong to an owner."""
+    return v.tile.rows * v.tile.n // v.owners // WARPGROUP // 4
+
+
+def index(v: Variant, owner: int, i: int) -> int:
+    """The first of a thread's four sums in the columns of an owner: those of 64 rows come after each other."""
+    of_64_rows = v.tile.n // 8 // v.owners
+    return i // of_64_rows * (v.tile.n // 2) + 4 * (owner * of_64_rows + i % of_64_rows)
+
+
+def allocate(v: cutlass.Constexpr, smem: Any) -> Any:
+    """The shared memory for it; None where nothing is split."""
+    if v.tile.split == 1:
+        return None
+    barriers = smem.allocate_array(cutlass.Int64, 2 * v.tile.consumers)
+    shape = (4, WARPGROUP, fours(v), v.tile.consumers, v.tile.split - 1)
+    sums = smem.allocate_tensor(Int32, cute.make_layout(shape), 16)
+    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    return Split(sums, barriers, barriers + v.tile.consumers, rank)
+
+
+@cute.jit
+def begin(v: cutlass.Constexpr, split: Any, warp: Any):
+    """Initialize the barriers, before the cluster meets."""
+    if const_expr(v.tile.split > 1):  # noqa: SIM102 - one is decided when the kernel is compiled
+        if warp == 0:
+            with cute.arch.elect_one():
+                for consumer in range(v.tile.consumers):
+                    cute.arch.mbarrier_init(split.gathered + consumer, 1)
+                    cute.arch.mbarrier_init(split.taken + consumer, WARPGROUP // v.tile.split * v.owners)
+
+
+@cute.jit
+def send(v: cutlass.Constexpr, at: Any, tCrC: cute.Tensor, split: Any, phase: Any):
+    """Give each owner the sums of its columns, once it has taken those of the tile before."""
+    cute.arch.mbarrier_wait(split.taken + at.consumer, phase ^ 1)
+    for owner in cutlass.range_constexpr(v.owners):
+        if split.rank != owner:
+            sender = cutlass.select_(split.rank < owner, split.rank, split.rank - 1)
+            for i in cutlass.range_constexpr(fours(v)):
+                first = index(v, owner, i)
+                cute.arch.store_async_dsmem(
+                    split.sums[(None, at.thread, i, at.consumer, sender)].iterator,
+                    tuple(tCrC[first + j] for j in range(4)),
+                    split.gathered + at.consumer,
+                    Int32(owner),
+                )
+
+
+@cute.jit
+def receive(v: cutlass.Constexpr, at: Any, tCrC: cute.Tensor, split: Any, phase: Any, owner: cutlass.Constexpr):
+    """Add what the others have sent to the sums of an owner's columns, and tell them that it is taken."""
+    gathered = split.gathered + at.consumer
+    if at.thread == 0:
+        cute.arch.mbarrier_arrive_and_expect_tx(gathered, (v.tile.split - 1) * fours(v) * 16 * WARPGROUP)
+    cute.arch.mbarrier_wait(gathered, phase)
+    for sender in cutlass.range_constexpr(v.tile.split - 1):
+        for i in cutlass.range_constexpr(fours(v)):
+            found = cute.make_rmem_tensor(4, Int32)
+            cute.autovec_copy(split.sums[(None, at.thread, i, at.consumer, sender)], found)
+            first = index(v, owner, i)
+            for j in cutlass.range_constexpr(4):
+                tCrC[first + j] = tCrC[first + j] + found[j]
+    cute.arch.mbarrier_arrive(split.taken + at.consumer, at.thread % v.tile.split)  # each block hears of its share
+
+
+@cute.jit
+def end(v: cutlass.Constexpr, at_consumer: Any, split: Any, phase: Any):
+    """Wait until owners have told so of the last tile: they may signal no block that has ended."""
+    if const_expr(v.tile.split > 1):
+        cute.arch.mbarrier_wait(split.taken + at_consumer, phase ^ 1)
