@@ -38,6 +38,15 @@ TILES = (
     Tile(256, 128, cluster=(1, 2)),
 )
 
+# Those that are best for few shapes: compiled ahead of time for the forms that are asked for most.
+RARE = (
+    Tile(64, 16, swap=True, split=2),
+    Tile(64, 128, split=4),
+    Tile(128, 160),
+    Tile(128, 192),
+    Tile(128, 256, split=2),
+)
+
 
 class Model(NamedTuple):
     """A GPU, by cycle and multiprocessor. The first is of the data sheet; the others are assumed, and named so that
