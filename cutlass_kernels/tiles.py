@@ -103,7 +103,7 @@ def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, gpu: Model 
     waves = -(-blocks // (multiprocessors // t.blocks * t.blocks))
     steps = -(-k // (t.k * t.split))
     products = steps * max(step_of(v, gpu))
-    instructions = 8 if not v.requantize else 40 if v.requantize == "division" else 60  # for an element of the result
+    instructions = 7 if not v.requantize else 40 if v.requantize == "division" else 60  # for an element of the result
     write = t.m * t.n / t.split * (v.out.itemsize / 32 + instructions / 128)
     if t.split > 1:  # sums go to the others of the cluster, and theirs come
         write += t.m * t.n * 4 * (t.split - 1) / t.split / gpu.sent + 2 * gpu.start / 3
