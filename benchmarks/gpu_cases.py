@@ -315,14 +315,15 @@ def _emulated(p: Product, tile: Tile | None) -> Tensor:
 
 
 def cases(form: Form) -> Iterator[Case]:
-    """Every tile that takes a form, with sizes that end within tiles; the basic forms also with odd N."""
+    """Every tile that takes a form, with sizes that end within tiles; the basic forms also with odd N. Rare tiles are
+    for the basic forms alone."""
     for i, tile in enumerate(tiles.TILES):
         draw = zlib.crc32(f"{form.name} {tile}".encode())
         m = 1 + int(2 ** (draw % 997 / 997 * 11))  # 1 to 2,048, small ones as often as large ones
         n, k = 16 * (1 + draw // 997 % 60), 16 * (9 + draw // 59821 % 112)
         whole = "random" if form.is_integer else "whole"
         case = Case(form, tile, (m, n, k), whole)
-        if isinstance(case.variant(), str):
+        if isinstance(case.variant(), str) or (tile in tiles.RARE and form not in BASIC):
             continue
         yield case
         strides = STRIDES[i % len(STRIDES)]

@@ -1,4 +1,4 @@
-"""The forms of products that kernels are compiled for ahead of time: dtypes, and what is fused, each with every tile.
+"""The forms of products that kernels are compiled for ahead of time: dtypes, and what is fused, with their tiles.
 
 Other combinations are compiled when they are first asked for.
 """
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from cutlass_kernels.tiles import NIBBLE_TILES, TILES
+from cutlass_kernels.tiles import NIBBLE_TILES, RARE, TILES
 from cutlass_kernels.variants import Variant
 
 S8, U8, E4M3, E5M2 = torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2
@@ -66,11 +66,20 @@ FORMS: tuple[Variant, ...] = (
     _form(E5M2, E4M3, BF16, scales="block"),
 )
 
+# Those that are asked for most.
+MAIN = (
+    _form(S8, S8, S32),
+    _form(S8, S8, BF16, scales="vector"),
+    _form(E4M3, E4M3, BF16, scales="vector", promoted=True),
+    _form(E4M3, E4M3, BF16, scales="vector"),
+    _form(E4M3, E4M3, BF16, scales="block"),
+)
+
 
 def variants() -> Iterator[Variant]:
-    """Every form with every tile that it can have."""
+    """Every form with the tiles that it can have, the rare ones for MAIN alone."""
     for form in FORMS:
         for tile in NIBBLE_TILES if form.group else TILES:
             v = replace(form, tile=tile, tma=not tile.swap)
-            if v.declines() is None:
+            if v.declines() is None and (tile not in RARE or form in MAIN):
                 yield v

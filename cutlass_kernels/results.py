@@ -36,17 +36,19 @@ class Results:
         v, tile = self.variant, self.tile
         rows, columns = v.part
         count = tile.n // v.owners // columns
+        alike = v.tma and tile.rows // rows * count % v.part_stages == 0  # whether each tile begins at the same stage
         for m in cutlass.range_constexpr(tile.rows // rows):
             for n in cutlass.range_constexpr(owner * count, (owner + 1) * count):
                 if const_expr(v.tma):
-                    self.store_part(sums, store, parts, m, n)
+                    before = m * count + n % count if const_expr(alike) else parts  # then addresses are constants
+                    self.store_part(sums, store, before, m, n)
                     parts = parts + 1
                 else:
                     self.store_elements(sums, store, m, n)
         return parts
 
     @cute.jit
-    def store_part(self, sums: Any, store: Any, parts: Int32, m: cutlass.Constexpr, n: cutlass.Constexpr):
+    def store_part(self, sums: Any, store: Any, parts: Any, m: cutlass.Constexpr, n: cutlass.Constexpr):
         """By the copy engine, which leaves out what lies beyond the result."""
         v, at = self.variant, sums.at
         rows, columns = v.part

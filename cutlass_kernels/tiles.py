@@ -40,6 +40,15 @@ TILES = (
     Tile(256, 128, cluster=(1, 2)),
 )
 
+# Those that are best for few shapes: compiled ahead of time for the forms that are asked for most.
+RARE = (
+    Tile(64, 16, swap=True, split=2),
+    Tile(64, 128, split=4),
+    Tile(128, 160),
+    Tile(128, 192),
+    Tile(128, 256, split=2),
+)
+
 
 NIBBLE_TILES = tuple(Tile(m, n, swap=True) for m in (128, 64) for n in (8, 16, 32, 64, 128))
 """Those of weights of 4 bits beside bfloat16."""
@@ -109,7 +118,7 @@ def cycles(v: Variant, m: int, n: int, k: int, multiprocessors: int, batch: int 
     waves = -(-blocks // (multiprocessors // t.blocks * t.blocks))
     steps = -(-k // (t.k * t.split))
     products = steps * max(step_of(v, gpu))
-    instructions = 8 if not v.requantize else 40 if v.requantize == "division" else 60  # for an element of the result
+    instructions = 7 if not v.requantize else 40 if v.requantize == "division" else 60  # for an element of the result
     write = t.m * t.n / t.split * (v.out.itemsize / 32 + instructions / 128)
     if t.split > 1:  # sums go to the others of the cluster, and theirs come
         write += t.m * t.n * 4 * (t.split - 1) / t.split / gpu.sent + 2 * gpu.start / 3
