@@ -12,7 +12,7 @@ from torch import Tensor
 
 import cutlass_kernels
 import hop
-from cutlass_kernels import quantize, quantizing
+from cutlass_kernels import dequantize, quantize, quantizing
 from cutlass_kernels.elements import FORMATS
 from cutlass_kernels.quantizing import Largest, Request, Rows
 from hop import presets
@@ -259,6 +259,51 @@ class TestRows(unittest.TestCase):
             (presets.NVFP4, torch.tensor(5.0), None),
         ):
             check(q, x, scale=scale, zero_point=zero)
+
+
+def check_numbers(q: Quantizer, x: Tensor, dtype: torch.dtype) -> None:
+    """The numbers of x's codes, NaN for NaN."""
+    own = hop.quantize(q, x)
+    wanted = hop.dequantize(own, dtype)
+
+    def dequantized(c: dequantize.Codes) -> Tensor:
+        dequantize.check(c)
+        assert dequantize.declines(c) is None
+        return dequantize.run(c)
+
+    with emulated.here(), mock.patch.object(gpu.kernels(), "dequantized", dequantized):
+        got = gpu.DEQUANTIZE.run((str(q), list(own.buffers().values()), ["rowwise"], list(x.shape), dtype))
+    assert got.dtype == dtype and got.shape == wanted.shape
+    known = ~wanted.isnan()
+    assert torch.equal(got.isnan(), wanted.isnan())
+    words = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    assert torch.equal(got[known].view(words), wanted[known].view(words))
+
+
+class TestNumbers(unittest.TestCase):
+    def test_fp8_rows(self):
+        check_numbers(presets.FP8_ROW, numbers(torch.bfloat16, *SHAPES[0]), torch.bfloat16)
+
+    @parameterized.expand(CASES)
+    @pytest.mark.full
+    @pytest.mark.sampled(3)
+    def test_each(self, _, q, dtype, vector):
+        check_numbers(q, numbers(torch.float32, *SETTINGS[vector]), dtype)
+
+    @parameterized.expand(EVERY)
+    @pytest.mark.exhaustive
+    def test_each_dtype_and_form(self, _, q, dtype, vector):
+        for rows, columns in (SETTINGS[vector], (1, 16 if vector else 1), (3, 2064 if vector else 2061)):
+            check_numbers(q, numbers(torch.float32, rows, columns, odd=rows > 9), dtype)
+
+    @pytest.mark.full
+    def test_other_blocks(self):
+        x = numbers(torch.bfloat16, 144, 272)
+        check_numbers(presets.FP8_128X128, x, torch.bfloat16)
+        for shape in ((144 * 272,), (2, 72, 272), (1, 2, 72, 272)):
+            check_numbers(presets.MXFP8, x.reshape(shape), torch.float32)
+        check_numbers(presets.STATE_FP8, x, torch.float32)
+        check_numbers(presets.INT8_CONV, x.reshape(16, 9, 16, 17), torch.float16)
 
 
 def code_of(variant: Any) -> None:
