@@ -63,7 +63,7 @@ def check(c: Codes) -> None:
         )
     kind = _SMALL[c.scale.dtype]
     shape, dtype = ((1, 1), torch.float32) if kind == "two_level" else (counts, f.dtype)
-    if (c.second is None) == (kind == "two_level") or (c.second is not None and kind == "mx"):
+    if (c.second is None and kind == "two_level") or (c.second is not None and kind == "mx"):
         raise ValueError("dequantize: second is the amax of scales in e4m3, and a zero point beside scales in float32")
     if c.second is not None and (tuple(c.second.shape) != shape or c.second.dtype != dtype):
         raise ValueError(

@@ -1,5 +1,6 @@
 """The kernels that quantize, in the emulator, as hop asks for them: the CPU's codes and scales, bit for bit."""
 
+import functools
 import unittest
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import cutlass_kernels
 import hop
@@ -17,7 +20,7 @@ from cutlass_kernels.elements import FORMATS
 from cutlass_kernels.quantizing import Largest, Request, Rows
 from hop import presets
 from hop.kernels.gpu import quantize as gpu
-from hop.numerics import formats
+from hop.numerics import copies, formats
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, CurrentScaling, Microscaling, MinMax
 
@@ -326,6 +329,62 @@ class TestCompile(unittest.TestCase):
     @pytest.mark.full
     def test_registers(self, variant):
         code_of(variant)
+
+
+class TestInPrograms(unittest.TestCase):
+    """What our operators ask a GPU for, traced with tensors that have no data."""
+
+    def setUp(self):
+        for name, value in (
+            ("torch.cuda.is_available", lambda: True),
+            ("torch.cuda.get_device_capability", lambda *_: (9, 0)),
+            ("hop.compat.inductor.is_compiling_for_here", lambda: True),
+        ):
+            patched = mock.patch(name, value)
+            patched.start()
+            self.addCleanup(patched.stop)
+
+    def test_the_leaves_stand_in_them(self):
+        for q, usages in (
+            (presets.FP8_ROW, ["rowwise"]),
+            (presets.MXFP8, ["rowwise", "columnwise"]),
+            (presets.NVFP4, ["columnwise"]),
+            (presets.INT8_TENSOR_AFFINE, ["rowwise"]),
+        ):
+
+            def quantized(q: Quantizer, usages: list[str], x: Tensor) -> list[Tensor]:
+                call = asked(q, x, tuple(usages))
+                assert gpu.QUANTIZE.declines(call) is None
+                buffers = list(gpu.QUANTIZE.run(call))
+                if "rowwise" not in usages:
+                    return buffers
+                back = (str(q), buffers, usages, list(x.shape), torch.bfloat16)
+                assert gpu.DEQUANTIZE.declines(back) is None
+                return [*buffers, gpu.DEQUANTIZE.run(back)]  # type: ignore[list-item]
+
+            with FakeTensorMode():
+                x = torch.empty(2, 24, 64, device="cuda", dtype=torch.bfloat16)
+            graph = make_fx(functools.partial(quantized, q, usages))(x)
+            targets = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+            leaves = [t for t in targets if "cutlass_kernels" in str(t)]
+            assert leaves == [torch.ops.cutlass_kernels.quantize.default] + (
+                [torch.ops.cutlass_kernels.dequantize.default] if "rowwise" in usages else []
+            )
+            wanted = [(b.shape, b.dtype) for b in copies.describe(q, (2, 24, 64), tuple(usages))]
+            outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+            assert [(tuple(o.meta["val"].shape), o.meta["val"].dtype) for o in outputs][: len(wanted)] == wanted
+
+    def test_packs_that_lack_a_kernel(self):
+        pack = mock.Mock(has=lambda name, _: "tiles" not in name, folder="kernels")
+        with (
+            mock.patch("cutlass_kernels.quantize_operators.missing", lambda: "the CuTe DSL is not installed"),
+            mock.patch("cutlass_kernels.prebuilt.pack", lambda: pack),
+        ):
+            x = torch.zeros(128, 256)
+            operators = gpu.kernels()
+            assert operators.declines(Request(x, "s8", "amax", (1, -1)), (9, 0)) is None
+            reason = operators.declines(Request(x, "e4m3", "current", (128, 128)), (9, 0))
+            assert "kernels has no kernel tiles_f32_e4m3_current_square" in reason
 
 
 class TestDeclines(unittest.TestCase):
