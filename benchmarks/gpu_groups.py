@@ -6,20 +6,21 @@
 import fnmatch
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from benchmarks import gpu_cases as g
-from benchmarks import gpu_checks, gpu_nibbles, gpu_times
+from benchmarks import gpu_checks, gpu_nibbles, gpu_quantize, gpu_times
 from benchmarks.isolated import Cases
-from cutlass_kernels import cache, hopper, nibbles, prebuilt, tiles
+from cutlass_kernels import ahead, cache, hopper, nibbles, prebuilt, tiles
 from cutlass_kernels.variants import Variant
 
 Shape = tuple[int, int, int]
 _SHAPE = (200, 256, 256)  # where any will do
 
 
-def _unique(found: Iterable[Variant | str]) -> list[Variant]:
+def _unique(found: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(v for v in found if not isinstance(v, str)))
 
 
@@ -78,7 +79,7 @@ def four_bits() -> list[Variant]:
     return _unique(found)
 
 
-GROUPS: dict[str, Callable[[], list[Variant]]] = {
+GROUPS: dict[str, Callable[[], list[Any]]] = {
     "first-tile": first_tile,
     "tiles": each_tile,
     "host": host,
@@ -88,23 +89,24 @@ GROUPS: dict[str, Callable[[], list[Variant]]] = {
     "fp8_blocks": _timed("fp8 blocks"),
     "groups": grouped,
     "nibbles": four_bits,
+    "quantize": gpu_quantize.variants,
     "by_tile": by_tile,
     "checks": checks,
 }
 
 
-def variants() -> list[Variant]:
+def variants() -> list[Any]:
     """What all groups need, each once, the most important first."""
     return _unique(v for group in GROUPS.values() for v in group())
 
 
-def chosen(patterns: Sequence[str]) -> list[Variant]:
+def chosen(patterns: Sequence[str]) -> list[Any]:
     """The kernels of the groups that match patterns of the shell; of one that matches none, those with such names.
 
     Raises:
         LookupError: a pattern matches neither a group nor a kernel.
     """
-    found: list[Variant] = []
+    found: list[Any] = []
     for pattern in patterns:
         own = [v for name, group in GROUPS.items() if fnmatch.fnmatch(name, pattern) for v in group()]
         own = own or [v for v in variants() if fnmatch.fnmatch(v.name, pattern)]
@@ -124,11 +126,11 @@ def build(part: str, parts: str) -> Cases:
         yield variant.name, lambda variant=variant: _built(variant)
 
 
-def _built(variant: Variant) -> float | None:
+def _built(variant: Any) -> float | None:
     if cache.is_kept(variant.name, hopper.TARGET):
         return None
     begin = time.perf_counter()
-    hopper.compiled(variant)
+    ahead.compiled(variant)
     return round(time.perf_counter() - begin, 3)
 
 
@@ -138,10 +140,10 @@ def load() -> Cases:
         yield variant.name, lambda variant=variant: _loaded(variant)
 
 
-def _loaded(variant: Variant) -> float | None:
+def _loaded(variant: Any) -> float | None:
     pack = prebuilt.pack()
     if not (cache.is_kept(variant.name, hopper.TARGET) or (pack and pack.has(variant.name, hopper.TARGET))):
         return None
     begin = time.perf_counter()
-    hopper.compiled(variant)
+    ahead.compiled(variant)
     return round((time.perf_counter() - begin) * 1e3, 2)

@@ -1,13 +1,15 @@
-"""Kernels compiled ahead of time, with or without a GPU: those of cutlass_kernels.forms."""
+"""Kernels compiled ahead of time, with or without a GPU: those of cutlass_kernels.forms, and quantize's variants."""
 
 import fnmatch
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from typing import Any
 
-from cutlass_kernels import cache, hopper, missing
+from cutlass_kernels import cache, dequantize, hopper, missing, quantize
 from cutlass_kernels.forms import variants
+from cutlass_kernels.quantizing import Numbers
 from cutlass_kernels.variants import Variant
 
 ARCHITECTURES = (hopper.TARGET,)
@@ -18,11 +20,11 @@ def matching(pattern: str = "*") -> list[Variant]:
     return [v for v in variants() if fnmatch.fnmatch(v.name, pattern)]
 
 
-def is_built(variant: Variant) -> bool:
+def is_built(variant: Any) -> bool:
     return cache.is_kept(variant.name, hopper.TARGET)
 
 
-def build(chosen: list[Variant], processes: int | None = None) -> Iterator[tuple[Variant, str | None]]:
+def build(chosen: list[Any], processes: int | None = None) -> Iterator[tuple[Any, str | None]]:
     """Compile variants that are not on disk, several at a time; each with what went wrong, or None, as it is done.
 
     Raises:
@@ -44,11 +46,23 @@ def build(chosen: list[Variant], processes: int | None = None) -> Iterator[tuple
             yield running[done], done.result()
 
 
-def _built(variant: Variant) -> str | None:
+def _built(variant: Any) -> str | None:
     from cutlass.base_dsl.common import DSLBaseError
 
     try:
-        cache.keep(variant.name, hopper.TARGET, hopper.build(variant))
+        cache.keep(variant.name, hopper.TARGET, _module(variant).build(variant))
     except (DSLBaseError, RuntimeError, ValueError, OSError) as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return None
+
+
+def compiled(variant: Any) -> Callable[..., None]:
+    """The kernel of a variant of any kind."""
+    return _module(variant).compiled(variant)
+
+
+def _module(variant: Any) -> Any:
+    """The module that compiles it."""
+    if isinstance(variant, Variant):
+        return hopper
+    return dequantize if isinstance(variant, Numbers) else quantize

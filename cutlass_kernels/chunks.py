@@ -9,7 +9,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64, Uint8, Uint16, Uint32, const_expr
+from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32, const_expr
 
 from cutlass_kernels.codes import (
     INFINITY,
@@ -129,6 +129,58 @@ def store_chunk(v: cutlass.Constexpr, address: Any, left: Any, words: Any) -> No
                 byte = select(left == 2 * i + 1, byte & Uint32(15), byte)
             if left > i * f.per_byte:
                 store1(address + i, byte)
+
+
+@cute.jit
+def load_codes(v: cutlass.Constexpr, address: Any, left: Any, words: Any) -> None:
+    """A chunk's codes into a fragment; what is not there is 0."""
+    count = CHUNK // v.format.per_word
+    for i in cutlass.range_constexpr(count):
+        words[i] = Uint32(0)
+    if const_expr(v.vector):
+        if left > 0:
+            found = load16(address) if const_expr(count == 4) else load8(address)
+            for i in cutlass.range_constexpr(count):
+                words[i] = found[i]
+    else:
+        for i in cutlass.range_constexpr(CHUNK // v.format.per_byte):
+            if left > i * v.format.per_byte:
+                words[i // 4] = words[i // 4] | (load(address + i, 1).to(Uint32) << (8 * (i % 4)))
+
+
+def load8(address: Any) -> Any:
+    text = "ld.global.nc.v2.b32 {{$w0}, {$w1}}, [{$r0}];"
+    return cute.arch.inline_ptx(text, write_only_types=[Uint32] * 2, read_only_args=[address])
+
+
+def load_zero(f: Any, address: Any) -> Any:
+    """The code of zero that is there, as a number."""
+    code = load(address, 1).to(Int32)
+    if f.low < 0:
+        sign = Int32(1 << 7)
+        code = (code ^ sign) - sign
+    return code.to(Float32)
+
+
+@cute.jit
+def store_numbers(v: cutlass.Constexpr, address: Any, left: Any, words: Any) -> None:
+    """A chunk's numbers."""
+    if const_expr(v.vector):
+        for i in cutlass.range_constexpr(len(words) // 4):
+            store(address + 16 * i, words[4 * i : 4 * i + 4])
+    else:
+        size = ITEM[v.memory]
+        for i in cutlass.range_constexpr(CHUNK):
+            if left > i:
+                if const_expr(size == 4):
+                    store(address + 4 * i, [words[i]])
+                else:
+                    store2(address + 2 * i, words[i // 2] >> (16 * (i % 2)))
+
+
+def store2(address: Any, value: Any) -> None:
+    """Two bytes: the low ones of a Uint32."""
+    cute.arch.inline_ptx("st.global.b16 [{$r0}], {$r1};", read_only_args=[address, value.to(Uint16)])
 
 
 # ---- what is known of a chunk

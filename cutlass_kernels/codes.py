@@ -137,14 +137,14 @@ def _e2m1(y: Any) -> Any:
     bits how many gaps it has."""
     m = smaller(magnitude(y), Float32(6.0))
     power = cutlass.max(bits(m) & Uint32(INFINITY), Uint32(0x3F800000))
-    steps = bits(fma(number(power), Float32(2.0**22), m)) - power
-    return (steps + (power >> 22) - Uint32((22 << 23) + 254)) | ((bits(y) >> 28) & Uint32(8))
+    steps = bits(fma(number(power), Float32(2.0**22), m)) - power - Uint32((22 << 23) + 254)
+    return (power >> 22) + steps + ((bits(y) >> 28) & Uint32(8))
 
 
 def _eights(codes: Sequence[Any]) -> Any:
     word = codes[0]
     for i, code in enumerate(codes[1:], 1):
-        word = word | (code << (4 * i))
+        word = word + (code << (4 * i))
     return word
 
 
@@ -184,8 +184,8 @@ class Divisor(NamedTuple):
     """The scale of a block, and what makes quotients by it cheap.
 
     Rounding x / scale to an integer needs no division: with a and b a little above and below 1 / scale, the rounded
-    quotient lies between the rounded x · a and x · b. Where those differ, near a tie, it is divided after all, in three
-    steps that correct a first guess: exactly rounded for quotients of 2^-20 and more (Markstein 1990).
+    quotient lies between the rounded x · a and x · b. Where those differ, near a tie, it is divided after all, by two
+    corrections of a first guess: exactly rounded for quotients of 2^-20 and more (Markstein 1990).
 
     `usual` says whether the scale is far from float32's ends, so that all this holds.
     """

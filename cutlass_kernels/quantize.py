@@ -9,7 +9,6 @@ from torch import Tensor
 
 from cutlass_kernels import cache as kept
 from cutlass_kernels.hopper import TARGET
-from cutlass_kernels.prebuilt import Pack
 from cutlass_kernels.quantizing import (
     CHUNK,
     GROUPS,
@@ -46,7 +45,7 @@ def declines(r: Request) -> str | None:
     return None
 
 
-def tiles_of(r: Request, vector: bool | None = None) -> Tiles | None:
+def tiles_of(r: Request) -> Tiles | None:
     """The kernel that makes the transposed copy of a request, or its blocks of 128 x 128; None without one."""
     square, columns = r.block == (TILE, TILE), r.block[1]
     if (r.copies == "rowwise" and not square) or columns not in (-1, 16, 32, 64, TILE):
@@ -62,7 +61,7 @@ def tiles_of(r: Request, vector: bool | None = None) -> Tiles | None:
         r.copies == "rowwise",
         r.copies != "rowwise",
         whole,
-        (is_whole(r.x) and (r.copies == "rowwise" or r.x.shape[0] % CHUNK == 0)) if vector is None else vector,
+        in_chunks(r.x) and (r.copies == "rowwise" or r.x.shape[0] % CHUNK == 0),
         r.power_of_two,
         r.most_of_dtype,
         r.rounding,
@@ -71,28 +70,23 @@ def tiles_of(r: Request, vector: bool | None = None) -> Tiles | None:
     return replace(made, row_wise=True) if is_both and fits else made
 
 
-def kernels_of(r: Request, vector: bool) -> list[Any]:
-    """The kernels that a request takes, in the form for whole chunks or that for elements one by one."""
+def kernels_of(r: Request) -> list[Any]:
+    """The kernels that a request takes, by its dtypes and shape."""
     found: list[Any] = []
     if r.scale is None and (r.block == (-1, -1) or r.rule == "two_level"):
-        found.append(Largest(r.x.dtype, r.is_affine, vector=vector))
-    tiles = tiles_of(r, vector)
+        found.append(Largest(r.x.dtype, r.is_affine, vector=in_chunks(r.x)))
+    tiles = tiles_of(r)
     if tiles is not None:
-        found += [Columns(r.x.dtype, r.is_affine, vector=vector)] if tiles.is_by_column else []
+        found += [Columns(r.x.dtype, r.is_affine, vector=in_chunks(r.x))] if tiles.is_by_column else []
         found.append(tiles)
-    if tiles is None or (r.copies != "columnwise" and not tiles.row_wise):
-        found.append(variant_of(r, vector))
+    if tiles is None and r.copies != "rowwise":
+        found.append(variant_of(replace(r, x=r.x.t(), copies="rowwise")))
+    if r.copies != "columnwise" and (tiles is None or not tiles.row_wise):
+        found.append(variant_of(r))
     return found
 
 
-def lacks(r: Request, pack: Pack) -> str | None:
-    """Which of its kernels a folder of prebuilt ones has not, where nothing can be compiled."""
-    names = [v.name for vector in (True, False) for v in kernels_of(r, vector)]
-    gone = [name for name in names if not pack.has(name, TARGET)]
-    return f"{pack.folder} has no kernel {', '.join(gone)}, and nothing is here to compile it" if gone else None
-
-
-def variant_of(r: Request, vector: bool | None = None) -> Rows:
+def variant_of(r: Request) -> Rows:
     """The kernel for a request that is not declined."""
     rows, columns = r.block
     whole = rows == -1 and columns == -1
@@ -109,7 +103,7 @@ def variant_of(r: Request, vector: bool | None = None) -> Rows:
         held,
         threads,
         whole or r.rule == "two_level",
-        is_whole(r.x) if vector is None else vector,
+        in_chunks(r.x),
         "" if r.noise is None else "seed" if r.stream >= 0 else "given",
         r.zero_point is not None,
         r.power_of_two,
@@ -118,10 +112,19 @@ def variant_of(r: Request, vector: bool | None = None) -> Rows:
     )
 
 
-def is_whole(x: Tensor) -> bool:
-    """Whether each row begins at a multiple of 16 bytes and has whole chunks."""
-    (rows, columns), stride = x.shape, x.stride(0) * x.element_size()
-    return columns % CHUNK == 0 and x.data_ptr() % 16 == 0 and (rows == 1 or stride % 16 == 0)
+def in_chunks(x: Tensor) -> bool:
+    """Whether rows are whole chunks, which kernels then read 16 bytes at a time."""
+    return x.shape[1] % CHUNK == 0
+
+
+def ready(x: Tensor) -> Tensor:
+    """x with its columns innermost; rows of whole chunks begin at multiples of 16 bytes. What is not so is copied."""
+    if x.stride(1) != 1 and x.shape[1] > 1:
+        x = x.contiguous()
+    steps = x.stride(0) * x.element_size() % 16 == 0 or x.shape[0] == 1
+    if in_chunks(x) and not (steps and x.data_ptr() % 16 == 0):
+        x = x.clone(memory_format=torch.contiguous_format)
+    return x.as_strided(x.shape, (x.stride(0), 1))
 
 
 def _power(chunks: int, least: int, held: int = 2) -> int:
@@ -205,8 +208,7 @@ def _described(v: Any) -> tuple[Any, ...]:
 
 def run(r: Request) -> list[Tensor]:
     """The buffers of `r.results`, on x's device and the current stream."""
-    x = r.x if r.x.stride(1) == 1 or r.x.shape[1] == 1 else r.x.contiguous()
-    r = replace(r, x=x.as_strided(x.shape, (x.stride(0), 1)))
+    r = replace(r, x=ready(r.x))
     amax = r.scale
     if amax is None and (r.block == (-1, -1) or r.rule == "two_level"):
         amax = largest(r.x, r.is_affine)
@@ -227,10 +229,10 @@ def _rows(r: Request, amax: Tensor | None) -> list[Tensor]:
             assert own is not None
             buffer.copy_(own.view(buffer.shape))
     second = buffers[2] if v.has_second else None
-    others = [None if t is None else _bytes(t) for t in (second, amax, r.noise)]
+    others = [None if t is None else flat_bytes(t) for t in (second, amax, r.noise)]
     given = None if all(t is None for t in others) else tuple(others)
     numbers = (float(r.floor), max(r.stream, 0))
-    compiled(v)(r.x, _bytes(buffers[0]), _bytes(buffers[1]), given, numbers, _shift(v, r.x.shape[1]))
+    compiled(v)(r.x, flat_bytes(buffers[0]), flat_bytes(buffers[1]), given, numbers, _shift(v, r.x.shape[1]))
     return buffers
 
 
@@ -240,7 +242,7 @@ def _tiles(r: Request, v: Tiles, amax: Tensor | None) -> list[Tensor]:
     transposed = [] if r.copies == "rowwise" else _buffers(replace(r, copies="columnwise"))
     known = columns_of(r.x, r.is_affine) if v.is_by_column else amax
     made = [_copy(v, row_wise) if v.row_wise else None, _copy(v, transposed) if v.transposed else None]
-    compiled(v)(r.x, *made, None if known is None else _bytes(known), (float(r.floor),))
+    compiled(v)(r.x, *made, None if known is None else flat_bytes(known), (float(r.floor),))
     if r.rule == "two_level":
         assert amax is not None
         for buffers in filter(None, (row_wise, transposed)):
@@ -251,16 +253,17 @@ def _tiles(r: Request, v: Tiles, amax: Tensor | None) -> list[Tensor]:
 
 
 def _copy(v: Tiles, buffers: list[Tensor]) -> tuple[Tensor | None, ...]:
-    return _bytes(buffers[0]), _bytes(buffers[1]), _bytes(buffers[2]) if v.is_affine else None
+    return flat_bytes(buffers[0]), flat_bytes(buffers[1]), flat_bytes(buffers[2]) if v.is_affine else None
 
 
 def _buffers(r: Request) -> list[Tensor]:
     return [torch.empty(shape, dtype=dtype, device=r.x.device) for shape, dtype in r.results()]
 
 
-def _bytes(x: Tensor) -> Tensor:
-    """In one dimension; codes and what has 8 bits as uint8."""
+def flat_bytes(x: Tensor) -> Tensor:
+    """In one dimension, at a multiple of 16 bytes; codes and what has 8 bits as uint8."""
     flat = x.contiguous().view(-1)
+    flat = flat if flat.data_ptr() % 16 == 0 else flat.clone()
     return flat.view(torch.uint8) if flat.element_size() == 1 else flat
 
 
@@ -268,7 +271,7 @@ def largest(x: Tensor, both: bool = False) -> Tensor:
     """float32: the largest magnitude of x, without NaN; or the largest number above 0, and the magnitude of the least
     below 0."""
     found = torch.zeros(2 if both else 1, dtype=torch.float32, device=x.device)
-    v = Largest(x.dtype, both, vector=is_whole(x))
+    v = Largest(x.dtype, both, vector=in_chunks(x))
     compiled(v)(x, found, _shift(v, x.shape[1]))
     return found
 
@@ -276,5 +279,5 @@ def largest(x: Tensor, both: bool = False) -> Tensor:
 def columns_of(x: Tensor, both: bool = False) -> Tensor:
     """float32, of each column what `largest` finds of a tensor."""
     found = torch.zeros((2 if both else 1) * x.shape[1], dtype=torch.float32, device=x.device)
-    compiled(Columns(x.dtype, both, vector=is_whole(x)))(x, found)
+    compiled(Columns(x.dtype, both, vector=in_chunks(x)))(x, found)
     return found

@@ -1,8 +1,9 @@
-"""The leaf operator that quantizes a matrix on a GPU, by our own kernel.
+"""The leaf operators that quantize and dequantize matrices on a GPU, by our own kernels.
 
     cutlass_kernels::quantize(x, format, rule, block, ...) -> Tensor[]
+    cutlass_kernels::dequantize(codes, scale, second, format, block, columns, dtype) -> Tensor
 
-It stands in graphs as any operator of PyTorch, has no gradient of its own, and is captured in CUDA graphs.
+They stand in graphs as any operator of PyTorch, have no gradient of their own, and are captured in CUDA graphs.
 """
 
 from collections.abc import Sequence
@@ -11,25 +12,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutlass_kernels import missing, prebuilt, quantize
+from cutlass_kernels import dequantize, missing, prebuilt, quantize
+from cutlass_kernels.dequantize import Codes
+from cutlass_kernels.hopper import TARGET
 from cutlass_kernels.quantizing import Request, check
 
 _library = torch.library.Library("cutlass_kernels", "FRAGMENT")
 _library.define(
     "quantize(Tensor x, str format, str rule, int[] block, *, str copies='rowwise', Tensor? scale=None, "
-    "Tensor? zero_point=None, Tensor? noise=None, int stream=-1, float floor=0., bool power_of_two=False, bool most_of_dtype=False, "
-    "str rounding='') -> Tensor[]"
+    "Tensor? zero_point=None, Tensor? noise=None, int stream=-1, float floor=0., bool power_of_two=False, "
+    "bool most_of_dtype=False, str rounding='') -> Tensor[]"
+)
+_library.define(
+    "dequantize(Tensor codes, Tensor scale, Tensor? second, str format, int[] block, int columns, ScalarType dtype) "
+    "-> Tensor"
 )
 
 
-def declines(r: Request, capability: tuple[int, int]) -> str | None:
-    """Why no kernel takes a request on a GPU of a compute capability, or None."""
+def declines(r: "Request | Codes", capability: tuple[int, int]) -> str | None:
+    """Why no kernel takes a request, or codes, on a GPU of a compute capability; or None."""
     if capability != (9, 0):
         return f"for compute capability 9.0, and this GPU has {capability[0]}.{capability[1]}"
-    if (reason := missing()) is None:
-        return quantize.declines(r)
+    asked = quantize.declines(r) if isinstance(r, Request) else dequantize.declines(r)
+    if asked is not None or (reason := missing()) is None:
+        return asked
     pack = prebuilt.pack()
-    return reason if pack is None else quantize.declines(r) or quantize.lacks(r, pack)
+    if pack is None:
+        return reason
+    kernels = quantize.kernels_of(r) if isinstance(r, Request) else [dequantize.variant_of(r)]
+    gone = [kernel.name for kernel in kernels if not pack.has(kernel.name, TARGET)]
+    return f"{pack.folder} has no kernel {', '.join(gone)}, and nothing is here to compile it" if gone else None
 
 
 def quantized(r: Request) -> list[Tensor]:
@@ -44,13 +56,28 @@ def quantized(r: Request) -> list[Tensor]:
     return torch.ops.cutlass_kernels.quantize.default(r.x, r.format, r.rule, list(r.block), **given)
 
 
+def dequantized(c: Codes) -> Tensor:
+    """The numbers, (R, C) in `c.dtype`, contiguous: hop's, bit for bit, but for what bits a NaN has.
+
+    Raises:
+        TypeError, ValueError: an argument is not what Codes describes. NotImplementedError: no kernel takes it.
+    """
+    return torch.ops.cutlass_kernels.dequantize.default(
+        c.codes, c.scale, c.second, c.format, list(c.block), c.columns, c.dtype
+    )
+
+
 def _quantize(x: Tensor, format: str, rule: str, block: Sequence[int], **given: Any) -> list[Tensor]:
     r = _checked(x, format, rule, block, **given)
-    reason = declines(r, torch.cuda.get_device_capability(x.device))
-    if reason is not None:
-        raise NotImplementedError(f"quantize: no kernel takes this: {reason}")
+    _taken("quantize", r, x)
     with torch.cuda.device(x.device):
         return quantize.run(r)
+
+
+def _taken(name: str, r: "Request | Codes", x: Tensor) -> None:
+    reason = declines(r, torch.cuda.get_device_capability(x.device))
+    if reason is not None:
+        raise NotImplementedError(f"{name}: no kernel takes this: {reason}")
 
 
 def _describe(x: Tensor, format: str, rule: str, block: Sequence[int], **given: Any) -> list[Tensor]:
@@ -64,5 +91,25 @@ def _checked(x: Tensor, format: str, rule: str, block: Sequence[int], **given: A
     return r
 
 
+def _dequantize(codes: Tensor, *rest: Any) -> Tensor:
+    c = _checked_codes(codes, *rest)
+    _taken("dequantize", c, codes)
+    with torch.cuda.device(codes.device):
+        return dequantize.run(c)
+
+
+def _describe_numbers(codes: Tensor, *rest: Any) -> Tensor:
+    c = _checked_codes(codes, *rest)
+    return codes.new_empty((codes.shape[0], c.columns), dtype=c.dtype)
+
+
+def _checked_codes(codes: Tensor, scale: Tensor, second: Any, format: str, block: Any, *rest: Any) -> Codes:
+    c = Codes(codes, scale, second, format, tuple(block), *rest)
+    dequantize.check(c)
+    return c
+
+
 _library.impl("quantize", _quantize, "CUDA")
+_library.impl("dequantize", _dequantize, "CUDA")
+torch.library.register_fake("cutlass_kernels::dequantize", _describe_numbers, lib=_library)
 torch.library.register_fake("cutlass_kernels::quantize", _describe, lib=_library)

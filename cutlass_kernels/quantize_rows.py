@@ -30,6 +30,14 @@ class Addresses(NamedTuple):
     noise: Any
 
 
+def addresses(x: Any, copy: Any, known: Any) -> Addresses | None:
+    """Those of a copy's buffers."""
+    if copy is None:
+        return None
+    codes_at, scale_at, second_at = (None if t is None else t.iterator.toint() for t in copy)
+    return Addresses(x, codes_at, scale_at, second_at, known, None)
+
+
 class Shape(NamedTuple):
     """Rows and columns of x, the elements from one row to the next, the threads of a row as a power of two."""
 
@@ -193,10 +201,7 @@ class Quantize:
         v = self.variant
         f, zero = v.format, Float32(float(v.format.zero))
         if const_expr(v.zero):
-            code = chunks.load(at.second + index, 1).to(Int32)
-            if const_expr(f.low < 0):
-                code = (code ^ Int32(128)) - Int32(128)
-            zero = code.to(Float32)
+            zero = chunks.load_zero(f, at.second + index)
         by = codes.divisor(codes.number(chunks.load(at.amax + index * 4, 4)))
         return scales.Scale(None, None, by, zero)
 

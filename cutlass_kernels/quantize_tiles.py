@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from cutlass_kernels import chunks, codes, scales
 from cutlass_kernels.epilogue import select
-from cutlass_kernels.quantize_rows import Addresses, encode_values, find, known_of, note, row_stride
+from cutlass_kernels.quantize_rows import addresses, encode_values, find, known_of, note, row_stride
 from cutlass_kernels.quantizing import CHUNK, TILE, Tiles
 
 PIECES = TILE // CHUNK  # chunks of a column of a tile
@@ -27,13 +27,6 @@ class Tile(NamedTuple):
     stride: Any
     row: Any
     column: Any
-
-
-def addresses(x: Any, copy: Any, known: Any) -> Addresses | None:
-    """Those of a copy's buffers."""
-    if copy is None:
-        return None
-    return Addresses(x, *[None if t is None else t.iterator.toint() for t in copy], known, None)
 
 
 def common(v: Any, at: Any, numbers: Any) -> Any:
@@ -76,7 +69,8 @@ class QuantizeTiles:
         smem = cutlass.memory.SmemAllocator()
         shared = smem.allocate_array(Uint32, 64)
         block = cute.arch.block_idx()[0]
-        tile = Tile(*sizes, block // across * TILE, block % across * v.width)
+        rows, columns, stride = sizes
+        tile = Tile(rows, columns, stride, block // across * TILE, block % across * v.width)
         row_wise, transposed = at
         values, written, stats = None, None, None
         if const_expr(v.transposed):

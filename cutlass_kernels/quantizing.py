@@ -272,6 +272,35 @@ class Columns:
         return _name(self, f"columns_{self.memory}", 1)
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """A kernel that dequantizes.
+
+    out, format     the dtype of the numbers, and what the codes are
+    scale           "" float32, "mx" a power of two, "two_level" e4m3 under an amax
+    down, span      elements of a column, and of a row, that share a scale; 0 for all of them
+    zero            whether blocks have codes of zero
+    """
+
+    out: torch.dtype
+    format: Format
+    scale: str = ""
+    down: int = 1
+    span: int = 0
+    zero: bool = False
+    held: int = 2
+    threads: int = THREADS
+    vector: bool = True
+
+    @property
+    def memory(self) -> str:
+        return MEMORY[self.out]
+
+    @property
+    def name(self) -> str:
+        return _name(self, f"dequantize_{self.format.name}_{self.memory}", 2)
+
+
 def _name(variant: Any, start: str, skipped: int) -> str:
     parts = [start]
     for f in fields(variant)[skipped:]:

@@ -110,7 +110,7 @@ class DequantizeBuffers(Hop):
         return torch.empty(tuple(shape), dtype=dtype, device=codes.device)
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        return ((native.DEQUANTIZE, args), (_TILES, args), (kernels.DEQUANTIZE, args))
+        return ((native.DEQUANTIZE, args), (gpu.DEQUANTIZE, args), (_TILES, args), (kernels.DEQUANTIZE, args))
 
     def shard(self, quantizer: str, buffers: Sequence[Tensor], /, *rest: Any) -> Tensor:
         parsed, (usages, shape, dtype) = Quantizer.parse(quantizer), rest

@@ -1,5 +1,6 @@
 """The kernels that quantize, in the emulator, as hop asks for them: the CPU's codes and scales, bit for bit."""
 
+import functools
 import unittest
 from dataclasses import replace
 from typing import Any
@@ -9,15 +10,17 @@ import pytest
 import torch
 from parameterized import parameterized
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import cutlass_kernels
 import hop
-from cutlass_kernels import quantize, quantizing
+from cutlass_kernels import dequantize, quantize, quantizing
 from cutlass_kernels.elements import FORMATS
 from cutlass_kernels.quantizing import Largest, Request, Rows
 from hop import presets
 from hop.kernels.gpu import quantize as gpu
-from hop.numerics import formats
+from hop.numerics import copies, formats
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.scale_rules import Amax, CurrentScaling, Microscaling, MinMax
 
@@ -261,6 +264,51 @@ class TestRows(unittest.TestCase):
             check(q, x, scale=scale, zero_point=zero)
 
 
+def check_numbers(q: Quantizer, x: Tensor, dtype: torch.dtype) -> None:
+    """The numbers of x's codes, NaN for NaN."""
+    own = hop.quantize(q, x)
+    wanted = hop.dequantize(own, dtype)
+
+    def dequantized(c: dequantize.Codes) -> Tensor:
+        dequantize.check(c)
+        assert dequantize.declines(c) is None
+        return dequantize.run(c)
+
+    with emulated.here(), mock.patch.object(gpu.kernels(), "dequantized", dequantized):
+        got = gpu.DEQUANTIZE.run((str(q), list(own.buffers().values()), ["rowwise"], list(x.shape), dtype))
+    assert got.dtype == dtype and got.shape == wanted.shape
+    known = ~wanted.isnan()
+    assert torch.equal(got.isnan(), wanted.isnan())
+    words = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    assert torch.equal(got[known].view(words), wanted[known].view(words))
+
+
+class TestNumbers(unittest.TestCase):
+    def test_fp8_rows(self):
+        check_numbers(presets.FP8_ROW, numbers(torch.bfloat16, *SHAPES[0]), torch.bfloat16)
+
+    @parameterized.expand(CASES)
+    @pytest.mark.full
+    @pytest.mark.sampled(3)
+    def test_each(self, _, q, dtype, vector):
+        check_numbers(q, numbers(torch.float32, *SETTINGS[vector]), dtype)
+
+    @parameterized.expand(EVERY)
+    @pytest.mark.exhaustive
+    def test_each_dtype_and_form(self, _, q, dtype, vector):
+        for rows, columns in (SETTINGS[vector], (1, 16 if vector else 1), (3, 2064 if vector else 2061)):
+            check_numbers(q, numbers(torch.float32, rows, columns, odd=rows > 9), dtype)
+
+    @pytest.mark.full
+    def test_other_blocks(self):
+        x = numbers(torch.bfloat16, 144, 272)
+        check_numbers(presets.FP8_128X128, x, torch.bfloat16)
+        for shape in ((144 * 272,), (2, 72, 272), (1, 2, 72, 272)):
+            check_numbers(presets.MXFP8, x.reshape(shape), torch.float32)
+        check_numbers(presets.STATE_FP8, x, torch.float32)
+        check_numbers(presets.INT8_CONV, x.reshape(16, 9, 16, 17), torch.float16)
+
+
 def code_of(variant: Any) -> None:
     """It compiles without spills, and nothing in it can be fused."""
     made = emulated.compiled(variant)
@@ -281,6 +329,62 @@ class TestCompile(unittest.TestCase):
     @pytest.mark.full
     def test_registers(self, variant):
         code_of(variant)
+
+
+class TestInPrograms(unittest.TestCase):
+    """What our operators ask a GPU for, traced with tensors that have no data."""
+
+    def setUp(self):
+        for name, value in (
+            ("torch.cuda.is_available", lambda: True),
+            ("torch.cuda.get_device_capability", lambda *_: (9, 0)),
+            ("hop.compat.inductor.is_compiling_for_here", lambda: True),
+        ):
+            patched = mock.patch(name, value)
+            patched.start()
+            self.addCleanup(patched.stop)
+
+    def test_the_leaves_stand_in_them(self):
+        for q, usages in (
+            (presets.FP8_ROW, ["rowwise"]),
+            (presets.MXFP8, ["rowwise", "columnwise"]),
+            (presets.NVFP4, ["columnwise"]),
+            (presets.INT8_TENSOR_AFFINE, ["rowwise"]),
+        ):
+
+            def quantized(q: Quantizer, usages: list[str], x: Tensor) -> list[Tensor]:
+                call = asked(q, x, tuple(usages))
+                assert gpu.QUANTIZE.declines(call) is None
+                buffers = list(gpu.QUANTIZE.run(call))
+                if "rowwise" not in usages:
+                    return buffers
+                back = (str(q), buffers, usages, list(x.shape), torch.bfloat16)
+                assert gpu.DEQUANTIZE.declines(back) is None
+                return [*buffers, gpu.DEQUANTIZE.run(back)]  # type: ignore[list-item]
+
+            with FakeTensorMode():
+                x = torch.empty(2, 24, 64, device="cuda", dtype=torch.bfloat16)
+            graph = make_fx(functools.partial(quantized, q, usages))(x)
+            targets = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+            leaves = [t for t in targets if "cutlass_kernels" in str(t)]
+            assert leaves == [torch.ops.cutlass_kernels.quantize.default] + (
+                [torch.ops.cutlass_kernels.dequantize.default] if "rowwise" in usages else []
+            )
+            wanted = [(b.shape, b.dtype) for b in copies.describe(q, (2, 24, 64), tuple(usages))]
+            outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+            assert [(tuple(o.meta["val"].shape), o.meta["val"].dtype) for o in outputs][: len(wanted)] == wanted
+
+    def test_packs_that_lack_a_kernel(self):
+        pack = mock.Mock(has=lambda name, _: "tiles" not in name, folder="kernels")
+        with (
+            mock.patch("cutlass_kernels.quantize_operators.missing", lambda: "the CuTe DSL is not installed"),
+            mock.patch("cutlass_kernels.prebuilt.pack", lambda: pack),
+        ):
+            x = torch.zeros(128, 256)
+            operators = gpu.kernels()
+            assert operators.declines(Request(x, "s8", "amax", (1, -1)), (9, 0)) is None
+            reason = operators.declines(Request(x, "e4m3", "current", (128, 128)), (9, 0))
+            assert "kernels has no kernel tiles_f32_e4m3_current_square" in reason
 
 
 class TestDeclines(unittest.TestCase):

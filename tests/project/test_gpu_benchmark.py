@@ -25,6 +25,7 @@ from benchmarks import (
     gpu_operators,
     gpu_oracle,
     gpu_profiles,
+    gpu_quantize,
     gpu_report,
     gpu_run,
     gpu_stages,
@@ -33,6 +34,7 @@ from benchmarks import (
 )
 from cutlass_kernels import forms, missing, prebuilt, tiles, tune
 from cutlass_kernels.product import Product
+from cutlass_kernels.variants import Variant
 from docs import gpu_tables
 from tests.support.files import InFolder
 
@@ -296,7 +298,8 @@ class TestCases(unittest.TestCase):
 
     def test_kernels_to_build(self):
         own = gpu_groups.variants()
-        assert len(set(own)) == len(own) and all(v.declines() is None for v in own)
+        assert len(set(own)) == len(own) and all(v.declines() is None for v in own if isinstance(v, Variant))
+        assert set(gpu_quantize.variants()) <= set(own)
         assert {v for v in forms.variants() if v.tma} <= set(own), "what is compiled ahead of time is checked"
 
     def test_in_turns_on_a_cpu(self):

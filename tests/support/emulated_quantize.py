@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-from torch import Tensor
-
-from cutlass_kernels import quantize
+from cutlass_kernels import dequantize, quantize
+from cutlass_kernels.quantizing import Numbers
 from tests.ptx import Report
 from tests.ptx.host import Host
 from tests.support import cubin
@@ -22,7 +20,8 @@ class Compiled:
 
     def __init__(self, variant: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            made = quantize.build(variant, f"--keep-ptx --keep-cubin --dump-dir {folder}")
+            build = dequantize.build if isinstance(variant, Numbers) else quantize.build
+            made = build(variant, f"--keep-ptx --keep-cubin --dump-dir {folder}")
             self.cubin = next(Path(folder).glob("*.cubin")).read_bytes()
             self.made, self.ptx = made, made.artifacts.PTX
 
@@ -34,18 +33,9 @@ class Compiled:
 compiled = functools.lru_cache(maxsize=64)(Compiled)
 
 
-def poison(*tensors: Any) -> None:
-    """Fill results, so that what a kernel does not write shows."""
-    for t in tensors:
-        if isinstance(t, Tensor):
-            t.untyped_storage().copy_(
-                torch.full((t.untyped_storage().nbytes(),), 0xA5, dtype=torch.uint8).untyped_storage()
-            )
-
-
 @contextmanager
 def here(reports: list[Report] | None = None) -> Iterator[None]:
-    """Within it, cutlass_kernels.quantize runs its kernels here, on tensors of the CPU."""
+    """Within it, cutlass_kernels runs the kernels that quantize and dequantize here, on tensors of the CPU."""
 
     def kernel(variant: Any) -> Callable[..., None]:
         host = compiled(variant).host
@@ -57,5 +47,5 @@ def here(reports: list[Report] | None = None) -> Iterator[None]:
 
         return run
 
-    with mock.patch.object(quantize, "compiled", kernel):
+    with mock.patch.object(quantize, "compiled", kernel), mock.patch.object(dequantize, "compiled", kernel):
         yield

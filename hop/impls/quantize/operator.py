@@ -20,6 +20,7 @@ from hop.impls.quantize.arguments import checked, needless
 from hop.impls.quantize.kernels import dequantizing, quantizing
 from hop.kernels.aten import quantize as kernels
 from hop.kernels.cpu import quantize as native
+from hop.kernels.gpu import quantize as gpu
 from hop.numerics import blocks, copies, memory_format
 from hop.numerics.estimators import Derivatives, Position
 from hop.numerics.formats import NOISE_BITS
@@ -61,7 +62,7 @@ class FakeQuantize(Hop):
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
     def kernels(self, /, *args: Any) -> Iterable[tuple[Kernel, Any]]:
-        return ((native.FAKE_QUANTIZE, args), (kernels.FAKE_QUANTIZE, args))
+        return ((native.FAKE_QUANTIZE, args), (gpu.FAKE_QUANTIZE, args), (kernels.FAKE_QUANTIZE, args))
 
     def differentiable(self, /, *args: Any) -> bool:
         return True

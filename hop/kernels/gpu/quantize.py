@@ -1,4 +1,4 @@
-"""Quantizing on GPUs: the leaf operator of cutlass_kernels, which is imported when a GPU asks for it.
+"""Quantizing on GPUs: the leaf operators of cutlass_kernels, which are imported when a GPU asks for them.
 
 A tensor becomes a matrix whose rows have the blocks; the operator is told the format and the rule in plain words.
 """
@@ -6,7 +6,7 @@ A tensor becomes a matrix whose rows have the blocks; the operator is told the f
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,7 +106,7 @@ def matrix_of(q: Quantizer, shape: Sequence[int]) -> tuple[tuple[int, int], tupl
     if first == len(shape) - 1:
         return (rows, columns), (1, sizes[-1])
     if first == len(shape) - 2 == 0 and sizes == (_TILE, _TILE):
-        return (shape[0], shape[1]), sizes
+        return (shape[0], shape[1]), (_TILE, _TILE)
     return f"for blocks within rows, tiles of {_TILE} and the whole tensor, not {q.block} of {tuple(shape)}"
 
 
@@ -173,7 +173,8 @@ def _request(q: Quantizer, x: Tensor, block: Any, words: _Words, given: _Given, 
     if zero_point is not None:
         codes = zero_point.round() if zero_point.is_floating_point() else zero_point
         named["zero_point"] = codes.clamp(q.format.min, q.format.max).to(r.elements.dtype).reshape(counts)
-    return Request(**(vars(r) | {n: t for n, t in named.items() if t is not None}))
+    known: dict[str, Any] = {n: t for n, t in named.items() if t is not None}
+    return replace(r, **known)
 
 
 def _columns(x: Tensor) -> Tensor:
@@ -198,4 +199,60 @@ def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
     return list(result.values())
 
 
+# ---- dequantize
+
+
+def _declines_back(call: tuple[Any, ...]) -> str | None:
+    quantizer, buffers, usages, sizes, dtype = call
+    if not all(takes(b) for b in buffers):
+        return "for tensors on GPUs, in eager mode and in programs that are compiled for this process"
+    shape = tracing.hints(sizes)
+    if shape is None or 0 in shape or dtype not in _DTYPES or copies.ROWWISE not in usages:
+        return f"for row-wise copies of known sizes, to float32, bfloat16 and float16; not {dtype} of {shape}"
+    q = Quantizer.parse(quantizer)
+    if isinstance(words := described(quantizer, False), str):
+        return words
+    if any(memory_format.is_channels_last(b) or b.is_neg() for b in buffers):
+        return "for buffers that lie neither channels last nor negated"
+    found = matrix_of(q, shape)
+    if isinstance(found, str):
+        return found
+    if not torch.cuda.is_available():
+        return "there is no GPU"
+    return kernels().declines(_codes(call), torch.cuda.get_device_capability(buffers[0].device))
+
+
+def _codes(call: tuple[Any, ...]) -> Any:
+    from cutlass_kernels.dequantize import Codes
+
+    quantizer, buffers, _, sizes, dtype = call
+    q = Quantizer.parse(quantizer)
+    found, words = matrix_of(q, sizes), described(quantizer, False)
+    assert not isinstance(found, str) and not isinstance(words, str)
+    (rows, columns), block = found
+    counts = tuple(1 if b == -1 else -(-n // b) for n, b in zip((rows, columns), block, strict=True))
+    codes, scale, *rest = buffers[: 1 + len(q.stored())]
+    second = rest[0].reshape((1, 1) if isinstance(q.scale, TwoLevel) else counts) if rest else None
+    return Codes(codes.reshape(rows, -1), scale.reshape(counts), second, words["format"], block, columns, dtype)
+
+
+def _dequantize(call: tuple[Any, ...]) -> Tensor:
+    return kernels().dequantized(_codes(call)).reshape(tuple(call[3]))
+
+
+def _declines_fake(call: tuple[Any, ...]) -> str | None:
+    quantizer, x, scale, zero_point, noise, _ = call
+    if Quantizer.parse(quantizer).adds_noise():
+        return "noise in the place of rounding"
+    return _declines((quantizer, x, scale, zero_point, noise, (copies.ROWWISE,)))
+
+
+def _fake_quantize(call: tuple[Any, ...]) -> Tensor:
+    quantizer, x, scale, zero_point, noise, _ = call
+    buffers = _quantize((quantizer, x, scale, zero_point, noise, (copies.ROWWISE,)))
+    return _dequantize((quantizer, buffers, (copies.ROWWISE,), x.shape, x.dtype))
+
+
+DEQUANTIZE = Kernel("GPU", _declines_back, _dequantize)
+FAKE_QUANTIZE = Kernel("GPU", _declines_fake, _fake_quantize)
 QUANTIZE = Kernel("GPU", _declines, _quantize)

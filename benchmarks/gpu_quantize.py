@@ -1,0 +1,146 @@
+"""Groups of cases for benchmarks.isolated: quantizing on a GPU, against the CPU's bits, and beside a copy.
+
+The bandwidth of a copy is that of x.clone(), read and written; a kernel's bytes are what it must read and write once.
+"""
+
+import unittest
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hop
+from benchmarks.isolated import Cases
+from cutlass_kernels import dequantize, quantize, tune
+from cutlass_kernels.dequantize import Codes
+from cutlass_kernels.quantizing import Request
+from hop import presets
+from hop.kernels.gpu import quantize as gpu
+from hop.numerics.quantizer import Quantizer
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+NAMES = (
+    *("INT8_ROW", "FP8_ROW", "FP8_1X128", "FP8_128X128", "MXFP8", "NVFP4", "MXFP4", "INT8_TENSOR", "FP8_TENSOR"),
+    *("INT8_ROW_AFFINE", "INT4_32", "UINT4_128_AFFINE", "FP8_E5M2_1X128"),
+)
+TRANSPOSED = ("FP8_128X128", "FP8_1X128", "MXFP8", "NVFP4", "INT8_ROW", "FP8_TENSOR")
+SHAPES = ((384, 4096), (130, 1040), (77, 333), (3, 40000))
+TIMED = ((8192, 4096), (4096, 14336), (16384, 8192))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A quantizer by its name among the presets, and what is quantized."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, int]
+    copies: str = "rowwise"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {str(self.dtype).removeprefix('torch.')}, {self.shape}, {self.copies}"
+
+    @property
+    def quantizer(self) -> Quantizer:
+        return getattr(presets, self.name)
+
+    @property
+    def usages(self) -> tuple[str, ...]:
+        return ("rowwise", "columnwise") if self.copies == "both" else (self.copies,)
+
+    def numbers(self, device: str = "cpu") -> Tensor:
+        if device == "meta":
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
+        g = torch.Generator().manual_seed(self.shape[0] + self.shape[1])
+        x = torch.randn(self.shape, generator=g) * torch.exp2(torch.randint(-6, 7, self.shape, generator=g).float())
+        x[: len(x) // 3, 5] = torch.nan
+        x[len(x) // 2 :, 7] = torch.inf
+        return x.to(self.dtype)
+
+    def request(self, x: Tensor) -> Request:
+        words, found = gpu.described(str(self.quantizer), False), gpu.matrix_of(self.quantizer, x.shape)
+        assert not isinstance(words, str) and not isinstance(found, str)
+        return Request(x, block=found[1], copies=self.copies, **words)
+
+    def variants(self) -> list[Any]:
+        """The kernels that it takes, those that dequantize included."""
+        found = quantize.kernels_of(self.request(self.numbers("meta")))
+        return found if self.copies == "columnwise" else [*found, dequantize.variant_of(self.codes("meta"))]
+
+    def codes(self, device: str) -> Codes:
+        with torch.device(device):
+            made = {
+                name: torch.empty(shape, dtype=dtype)
+                for name, (shape, dtype) in self.quantizer.buffers(self.shape).items()
+            }
+        words, found = gpu.described(str(self.quantizer), False), gpu.matrix_of(self.quantizer, self.shape)
+        assert not isinstance(words, str) and not isinstance(found, str)
+        codes, scale, *rest = made.values()
+        return Codes(codes, scale, rest[0] if rest else None, words["format"], found[1], self.shape[1], self.dtype)
+
+    def check(self) -> str:
+        """Codes, scales and numbers must be the CPU's to the bit, by our own kernels."""
+        x, q = self.numbers(), self.quantizer
+        wanted = hop.quantize(q, x, usages=self.usages)
+        on_gpu = x.to("cuda")
+        said = hop.explain(hop.quantize, q, on_gpu, usages=self.usages)
+        if "GPU" not in said.splitlines()[0]:
+            raise unittest.SkipTest(said)
+        found = hop.quantize(q, on_gpu, usages=self.usages)
+        for name, own in wanted.buffers().items():
+            a, b = (t.contiguous().view(-1).view(torch.uint8) for t in (own, found.buffers()[name].cpu()))
+            assert torch.equal(a, b), f"{name}: {int((a != b).sum())} of {len(a)} bytes differ from the CPU's"
+        back, numbers = hop.dequantize(found).cpu(), hop.dequantize(wanted)
+        assert torch.equal(back.nan_to_num(7e7), numbers.nan_to_num(7e7)), "the numbers of the codes differ"
+        return said.splitlines()[0]
+
+    def timed(self) -> dict[str, Any]:
+        """Microseconds beside a copy's, and the share of its bandwidth."""
+        x, q = self.numbers().nan_to_num(1.0, 1.0).to("cuda"), self.quantizer
+        if "GPU" not in hop.explain(hop.quantize, q, x, usages=self.usages).splitlines()[0]:
+            raise unittest.SkipTest("another kernel takes it")
+        xs, r = tune.in_turns(x), self.request(x)
+        made = quantize.run(r)
+        calls = [
+            lambda i: quantize.run(Request(**(vars(r) | {"x": xs[i % len(xs)]}))),
+            lambda i: xs[i % len(xs)].clone(),
+        ]
+        us, copied = tune.microseconds(calls, rounds=5)
+        moved = x.nbytes + sum(t.nbytes for t in made)
+        share = (moved / us) / (2 * x.nbytes / copied)
+        return {"us": round(us, 3), "copy_us": round(copied, 3), "bytes": moved, "share": round(share, 3)}
+
+
+def checked() -> Iterator[Case]:
+    """What is compared with the CPU's bits: every preset with each dtype, shapes in turns."""
+    for i, name in enumerate(NAMES):
+        for j, dtype in enumerate((BF16, F32, F16)):
+            yield Case(name, dtype, SHAPES[(i + j) % len(SHAPES)])
+    for i, name in enumerate(TRANSPOSED):
+        yield Case(name, (BF16, F32)[i % 2], SHAPES[i % 3], "both")
+        yield Case(name, (BF16, F32)[i % 2], SHAPES[i % 3], "columnwise")
+
+
+def timings_of() -> Iterator[Case]:
+    for shape in TIMED:
+        for name in NAMES[:9]:
+            yield Case(name, BF16, shape)
+        for name in TRANSPOSED[:3]:
+            yield Case(name, BF16, shape, "both")
+
+
+def variants() -> list[Any]:
+    """The kernels that the checks and timings take."""
+    return list(dict.fromkeys(v for case in (*checked(), *timings_of()) for v in case.variants()))
+
+
+def checks() -> Cases:
+    for case in checked():
+        yield str(case), case.check
+
+
+def timings() -> Cases:
+    for case in timings_of():
+        yield str(case), case.timed
