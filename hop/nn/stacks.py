@@ -20,7 +20,6 @@ from hop.compat import eager
 from hop.impls.quantize import quantize
 from hop.impls.quantized import quantized
 from hop.numerics import blocks
-from hop.numerics.layouts import Stacked
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -146,7 +145,8 @@ def _matrix(weight: Any, i: int) -> Any:
 def _of_matrix(q: Quantizer) -> Quantizer:
     """The quantizer of each matrix of a stack."""
     plain = q.plain.of_blocks(lambda block: block[1:])
-    return replace(plain, layout=q.layout.of_matrix) if isinstance(q.layout, Stacked) else plain
+    of_matrix = None if q.layout is None else q.layout.of_matrix
+    return plain if of_matrix is None else replace(plain, layout=of_matrix)
 
 
 # ---- as one operator of programs
