@@ -169,17 +169,8 @@ def _stacked(
 
 
 @_stacked.register_fake
-def _(
-    x: Tensor,
-    rows: Tensor | None,
-    ends: Tensor,
-    weight: Sequence[Tensor],
-    bias: Tensor | None,
-    scheme: str,
-    quantizer: str,
-    shape: Sequence[int],
-    columns: bool,
-) -> Tensor:
+def _(x: Tensor, rows: Tensor | None, *others: Any) -> Tensor:
+    *_, shape, columns = others
     return x.new_empty(x.shape[0] if rows is None else rows.shape[0], shape[2 if columns else 1])
 
 
@@ -225,18 +216,8 @@ def _stacked_gradient(
 
 
 @_stacked_gradient.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    rows: Tensor | None,
-    ends: Tensor,
-    weight: Sequence[Tensor],
-    bias: Tensor | None,
-    scheme: str,
-    quantizer: str,
-    shape: Sequence[int],
-    columns: bool,
-) -> list[Tensor]:
+def _(grad: Tensor, x: Tensor, *others: Any) -> list[Tensor]:
+    _, _, weight, bias, _, quantizer, *_ = others
     none = x.new_empty(0)
     own = none if quantizer else torch.empty_like(weight[0])
     return [torch.empty_like(x), own, none.clone() if bias is None else torch.empty_like(bias)]
