@@ -28,14 +28,24 @@ from hop.nn.selectors import Selector
 from hop.nn.transforms import InputTransform
 
 
-def _check_alphas(name: str, alphas: Any) -> None:
-    given = alphas if isinstance(alphas, tuple) else ()
-    if not given or not all(isinstance(a, int | float) and 0 <= a <= 1 for a in given):
-        raise ValueError(f"{name}: alphas must be numbers from 0 to 1 in a tuple, got {alphas!r}; give (0.5,)")
+class _Factors:
+    """Factors of channels, of one number α each."""
+
+    alphas: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        alphas = self.alphas if isinstance(self.alphas, tuple) else ()
+        if not alphas or not all(isinstance(a, int | float) and 0 <= a <= 1 for a in alphas):
+            name = type(self).__name__
+            raise ValueError(f"{name}: alphas must be numbers from 0 to 1 in a tuple, got {self.alphas!r}; give (0.5,)")
+
+    def factor(self, alpha: float, most: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
+        """s (K,), of max|x_j|, mean|x_j| and max|W_j|."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class SmoothQuant:
+class SmoothQuant(_Factors):
     """The factors of `smoothquant`.
 
     Args:
@@ -47,32 +57,17 @@ class SmoothQuant:
 
     alphas: tuple[float, ...] = tuple(i / 20 for i in range(21))
 
-    def __post_init__(self) -> None:
-        _check_alphas("SmoothQuant", self.alphas)
-
     def factor(self, alpha: float, most: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
-        """s (K,), of max|x_j|, mean|x_j| and max|W_j|."""
         return most**alpha / weights ** (1 - alpha)
 
 
 @dataclass(frozen=True)
-class AWQ:
-    """The factors of `awq`.
-
-    Args:
-        alphas: the exponents α that are tried, from 0 to 1.
-
-    Raises:
-        ValueError: there is none, or one is not from 0 to 1.
-    """
+class AWQ(_Factors):
+    """The factors of `awq`. Arguments and errors as for SmoothQuant."""
 
     alphas: tuple[float, ...] = tuple(i / 20 for i in range(20))
 
-    def __post_init__(self) -> None:
-        _check_alphas("AWQ", self.alphas)
-
     def factor(self, alpha: float, most: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
-        """s (K,), of max|x_j|, mean|x_j| and max|W_j|."""
         s = mean**alpha
         return s / (s.max() * s.min()).sqrt()
 

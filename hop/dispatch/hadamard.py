@@ -12,7 +12,7 @@ H / √size is symmetric and orthogonal: the transform is its own inverse, and i
 import torch
 from torch import Tensor
 
-from hop.numerics.hadamard import SIZES
+from hop.numerics.hadamard import check_size
 from hop.numerics.tables import float32
 
 _library = torch.library.Library("hop", "FRAGMENT")
@@ -20,11 +20,7 @@ _library.define("hadamard(Tensor x, int size) -> Tensor", tags=(torch.Tag.flexib
 
 
 def _hadamard(x: Tensor, size: int) -> Tensor:
-    if size not in SIZES or x.dim() == 0 or x.shape[-1] % size:
-        raise ValueError(
-            f"hop::hadamard: size must be one of {SIZES} that divides the last dimension of x, got {size} for a tensor "
-            f"of {tuple(x.shape)}; give such a size"
-        )
+    check_size(size, x.shape, "hop::hadamard: size")
     y = x.unflatten(-1, (-1, size))
     for _ in range(size.bit_length() - 1):
         a, b = y.chunk(2, -1)

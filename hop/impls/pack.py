@@ -17,7 +17,7 @@ from hop.dispatch.composite import Composite
 from hop.kernels.cpu import native
 from hop.kernels.cpu import product as native_product
 from hop.numerics import blocks, copies, spelling
-from hop.numerics.layouts import Decoded, Layout, Stacked, Tiled, sums_first
+from hop.numerics.layouts import Decoded, Layout, Tiled, sums_first
 from hop.numerics.quantizer import Quantizer
 from hop.tensor import QuantizedTensor
 
@@ -86,8 +86,8 @@ pack_operator = Pack("hop_pack")
 
 def _natively(x: QuantizedTensor, wanted: Layout | None) -> Tensor | None:
     """What is held of plain codes in tiles, where the native kernels lay it out."""
-    if isinstance(wanted, Stacked):
-        tiles, is_matrix = wanted.of_matrix, True
+    if wanted is not None and (tiles := wanted.of_matrix) is not None:
+        is_matrix = True
         if not len(x) or not _is_native(x, tiles, is_matrix):
             return None
         return torch.stack([native_product.tiles(codes, x.quantizer.format, tiles) for codes in x.codes])

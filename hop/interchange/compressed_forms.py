@@ -16,7 +16,7 @@ from hop.interchange.gguf import unheld
 from hop.interchange.packed import AT_ONCE, packed_words
 from hop.numerics import blocks
 from hop.numerics.float_rules import Microscaling
-from hop.numerics.formats import E2M1, E4M3, Integer
+from hop.numerics.formats import E2M1, E4M3
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.stored_scales import StoredScales
 from hop.tensor import QuantizedTensor
@@ -43,7 +43,7 @@ def form_of(tensor: QuantizedTensor, wanted: str | None = None) -> Form:
     if why := _refused(tensor, q):
         raise ValueError(why)
     buffers = tensor.buffers()
-    if isinstance(q.format, Integer):
+    if q.format.is_integer:
         return _integers(tensor, _block(q, shape), wanted)
     if isinstance(q.scale, Microscaling) and q.format in (E2M1, E4M3):
         return _mx(q, shape, buffers)
@@ -64,7 +64,7 @@ def rows_of(tensor: QuantizedTensor, form: Form) -> Iterator[tuple[int, Tensor]]
         buffers, q = q.packed(buffers, (rows, size), None), q.plain
     high = buffers.get("high_codes")
     dtype, _ = form.entries[form.end]
-    signed = isinstance(q.format, Integer) and q.format.dtype.is_signed
+    signed = q.format.is_integer and q.format.dtype.is_signed
     for first in range(0, rows, step := max(AT_ONCE // max(size, 1), 1)):
         part = slice(first, first + step)
         codes = buffers["codes"][part].detach().cpu()

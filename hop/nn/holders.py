@@ -16,7 +16,7 @@ from hop.compat import dtensor
 from hop.impls.pack import layout_for, pack_operator
 from hop.impls.quantize import dequantize, quantize
 from hop.nn.contexts import SchemeNeeds, active
-from hop.numerics.layouts import Stacked, Tiled
+from hop.numerics.layouts import Stacked
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -96,8 +96,9 @@ class Holder:
     def _layout(self, weight: QuantizedTensor) -> Stacked | None:
         q = self.scheme.rhs
         assert q is not None
-        tiles = layout_for(q.transposed(2) if self.columns else q, 2, weight.device.type)
-        return Stacked(self.columns) if isinstance(tiles, Tiled) and tiles.columns == self.columns else None
+        layout = layout_for(q.transposed(2) if self.columns else q, 2, weight.device.type)
+        tiles = None if layout is None else layout.tiles
+        return Stacked(self.columns) if tiles is not None and tiles.columns == self.columns else None
 
     def freeze(self, packs: bool) -> None:
         """Replace the weights by their codes, or bring codes to another layout."""

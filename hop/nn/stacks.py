@@ -22,7 +22,6 @@ from hop.impls.quantized import quantized
 from hop.impls.scaled import gpu_groups
 from hop.kernels.gpu import product as gpu
 from hop.numerics import blocks
-from hop.numerics.layouts import Stacked
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.schemes import Scheme
 from hop.tensor import QuantizedTensor
@@ -180,7 +179,8 @@ def _matrix(weight: Any, i: int) -> Any:
 def _of_matrix(q: Quantizer) -> Quantizer:
     """The quantizer of each matrix of a stack."""
     plain = q.plain.of_blocks(lambda block: block[1:])
-    return replace(plain, layout=q.layout.of_matrix) if isinstance(q.layout, Stacked) else plain
+    of_matrix = None if q.layout is None else q.layout.of_matrix
+    return plain if of_matrix is None else replace(plain, layout=of_matrix)
 
 
 # ---- as one operator of programs
@@ -203,17 +203,8 @@ def _stacked(
 
 
 @_stacked.register_fake
-def _(
-    x: Tensor,
-    rows: Tensor | None,
-    ends: Tensor,
-    weight: Sequence[Tensor],
-    bias: Tensor | None,
-    scheme: str,
-    quantizer: str,
-    shape: Sequence[int],
-    columns: bool,
-) -> Tensor:
+def _(x: Tensor, rows: Tensor | None, *others: Any) -> Tensor:
+    *_, shape, columns = others
     return x.new_empty(x.shape[0] if rows is None else rows.shape[0], shape[2 if columns else 1])
 
 
@@ -259,18 +250,8 @@ def _stacked_gradient(
 
 
 @_stacked_gradient.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    rows: Tensor | None,
-    ends: Tensor,
-    weight: Sequence[Tensor],
-    bias: Tensor | None,
-    scheme: str,
-    quantizer: str,
-    shape: Sequence[int],
-    columns: bool,
-) -> list[Tensor]:
+def _(grad: Tensor, x: Tensor, *others: Any) -> list[Tensor]:
+    _, _, weight, bias, _, quantizer, *_ = others
     none = x.new_empty(0)
     own = none if quantizer else torch.empty_like(weight[0])
     return [torch.empty_like(x), own, none.clone() if bias is None else torch.empty_like(bias)]

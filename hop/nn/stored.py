@@ -104,4 +104,4 @@ def _layout(weight: QuantizedTensor) -> Tiled | None:
     if not weight.quantizer.scale.scale_is_told:
         return None  # no kernel multiplies under such scales, and the plain form dequantizes faster
     layout = layout_for(weight.quantizer.plain, weight.dim(), weight.device.type)
-    return layout if isinstance(layout, Tiled) else None  # of which plain codes can be made again
+    return None if layout is None else layout.tiles  # of which plain codes can be made again

@@ -1,7 +1,9 @@
 """The random Hadamard transform, which spreads an outlier over its block."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,16 @@ def largest_size(width: int) -> int | None:
     """The largest of SIZES that divides `width`; None where none does."""
     fitting = [size for size in SIZES if width % size == 0]
     return fitting[-1] if fitting else None
+
+
+def check_size(size: int, shape: Sequence[Any], which: str) -> None:
+    """Raise ValueError unless blocks of `size` elements fill the last dimension of a tensor of `shape`. `which` is the
+    argument, as messages name it."""
+    if size not in SIZES or not shape or shape[-1] % size:
+        raise ValueError(
+            f"{which} must be one of {SIZES} that divides the last dimension, got {size} for a tensor of "
+            f"{tuple(shape)}; give such a size"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

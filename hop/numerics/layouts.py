@@ -39,6 +39,11 @@ class Layout(Value):
         """The tiles that the native kernels read, if it is of such."""
         return None
 
+    @property
+    def of_matrix(self) -> "Tiled | None":
+        """The layout of each matrix of a stack, if it is one for stacks."""
+        return None
+
     def transposed(self) -> "Layout | None":
         """The layout in which what is held of a matrix is what is held of the transposed one; None if there is none."""
         return None

@@ -13,7 +13,7 @@ Source: the block formats of ggml, as the package gguf dequantizes them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class StoredScales(Rule):
     divided: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.scale, Format) and self.scale not in _DTYPES:
+        if self._format is None and self.scale not in _DTYPES:
             raise TypeError(
                 f"StoredScales: scale must be a format or one of {_DTYPES}, got {spelling.shown(self.scale)}; give one "
                 "such as torch.float16"
@@ -88,13 +88,18 @@ class StoredScales(Rule):
                 )
             return
         object.__setattr__(self, "outer", blocks.checked(self.outer, "StoredScales: outer"))
-        if not isinstance(self.scale, Format):
+        if self._format is None:
             raise ValueError(
                 f"StoredScales: outer={self.outer} is for scales that are codes, and scale is {self.scale}; give a "
                 "format such as hop.formats.INT8, or leave outer out"
             )
 
     # ---- what it stores
+
+    @property
+    def _format(self) -> Format | None:
+        """Of scales that are codes."""
+        return self.scale if isinstance(self.scale, Format) else None
 
     @property
     def given_name(self) -> str:  # type: ignore[override]
@@ -124,7 +129,7 @@ class StoredScales(Rule):
         return self if self.outer is None else replace(self, outer=change(self.outer))
 
     def stored(self, format: Format, block: Block) -> dict[str, tuple[torch.dtype, Block]]:
-        dtype = self.scale.dtype if isinstance(self.scale, Format) else self.scale
+        dtype: Any = self.scale if self._format is None else self._format.dtype
         names = ["scale", "offset"] if self.offset else ["scale"]
         stored = dict.fromkeys(names, (dtype, block))
         if self.outer is None:
@@ -157,7 +162,7 @@ class StoredScales(Rule):
 
     def _number(self, tensors: Sequence[Tensor], which: int) -> Tensor:
         stored = tensors[which]
-        number = self.scale.decode(stored) if isinstance(self.scale, Format) else stored.to(torch.float32)
+        number = stored.to(torch.float32) if self._format is None else self._format.decode(stored)
         if self.outer is None:
             return number
         outer = tensors[1 + self.offset + which].to(torch.float32)
@@ -184,22 +189,23 @@ class StoredScales(Rule):
 
     def _rounded(self, parts: Blocks, number: Tensor) -> tuple[Tensor, Tensor | None]:
         """A number of each block as it is stored, and the float of several blocks."""
-        if not isinstance(self.scale, Format):
-            return _as(number, self.scale, parts), None
+        format, dtype = self._format, cast(torch.dtype, self.scale)
+        if format is None:
+            return _as(number, dtype, parts), None
         if self.outer is None:
-            return self.scale.encode(number), None
+            return format.encode(number), None
         largest, ndim = number, len(parts.places)
         sizes = (blocks.per_dimension(b, ndim) for b in (parts.block, self.outer))
         for place, own, of_outer in zip(parts.places, *sizes, strict=True):
             largest = _largest(largest, place, of_outer if of_outer == -1 else of_outer // own)
         largest = parts.combined(largest, "max", self.outer)
-        outer = _over(largest, self.scale.max)
+        outer = _over(largest, format.max)
         if self.divided:
             outer = torch.where(outer == 0, 1.0, 1 / outer).clamp(min=torch.finfo(self.outer_dtype).tiny)
         outer = _as(outer, self.outer_dtype, parts)
         (unit,) = blocks.served([outer], [(self.outer_dtype, self.outer)], parts.block, parts.places, number.shape)
         unit = 1 / unit.to(torch.float32) if self.divided else unit.to(torch.float32)
-        return self.scale.encode(torch.where(unit == 0, 0.0, number / torch.where(unit == 0, 1.0, unit))), outer
+        return format.encode(torch.where(unit == 0, 0.0, number / torch.where(unit == 0, 1.0, unit))), outer
 
 
 def _largest(x: Tensor, place: int, count: int) -> Tensor:

@@ -18,7 +18,6 @@ from hop.impls.scaled.operands import spread
 from hop.impls.scaled.outputs import given_buffers
 from hop.impls.scaled.products import Sum, aligned, bias_steps, sums
 from hop.numerics import blocks, copies
-from hop.numerics.formats import Integer
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.requantization import FixedPoint, fixed_point
 
@@ -89,7 +88,7 @@ class Arrays:
         named = dict(zip(copies.names(quantizer, usages), tensors, strict=True))
         for buffer, x in named.items():
             self.add(name if buffer == "codes" else f"{name}.{buffer}", x)
-        if isinstance(quantizer.format, Integer) and "codes" in named and "zero_point" not in named:
+        if quantizer.format.is_integer and "codes" in named and "zero_point" not in named:
             self.add(f"{name}.zero_point", torch.tensor(quantizer.format.zero, dtype=torch.int32))
 
     # ---- calls
@@ -153,8 +152,9 @@ class Arrays:
 
     def _range(self, call: Call, buffers: Sequence[Tensor]) -> None:
         """The least and the greatest code, where the codes are clamped and not the floats."""
-        format, convention = call.output.format, call.output.scale.requantization  # type: ignore[union-attr]
-        if not isinstance(format, Integer) or buffers[1].numel() != 1:
+        q: Any = call.output
+        format, convention = q.format, q.scale.requantization
+        if not format.is_integer or buffers[1].numel() != 1:
             return
         limits = torch.tensor([format.low, format.high], dtype=torch.int32)
         if convention is not None and (convention.low, convention.high) != (None, None):

@@ -8,16 +8,12 @@ from hop.dispatch.operators import TRANSFORM
 from hop.impls.scaled.calls import Call, compute_dtype, values
 from hop.impls.scaled.family import Meaning, Places
 from hop.impls.scaled.native_rows import ROWS
-from hop.numerics.hadamard import SIZES
+from hop.numerics.hadamard import check_size
 
 
 def _check(call: Call) -> None:
     x, size = call.args
-    if size not in SIZES or x.dim() == 0 or x.shape[-1] % size:
-        raise ValueError(
-            f"scaled: argument 'size' of {call.op} must be one of {SIZES} that divides the last dimension, got {size} "
-            f"for an operand of {tuple(x.shape)}; give such a size"
-        )
+    check_size(size, x.shape, f"scaled: argument 'size' of {call.op}")
 
 
 def _transformed(call: Call) -> Tensor:
