@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import gpu_cases as g
-from benchmarks import gpu_nibbles
+from benchmarks import gpu_nibbles, gpu_steps
 from benchmarks.gpu_oracle import compare
 from benchmarks.isolated import Cases
 from cutlass_kernels import hopper, tiles
@@ -39,7 +39,7 @@ def names() -> list[str]:
     """The groups of checks, the most important first."""
     own = "benchmarks.gpu_checks"
     forms = [f"{own}:check:{first}" for first in range(0, len(g.FORMS), CHUNK)]
-    return [forms[0], f"{own}:surroundings", f"{own}:large", *forms[1:], f"{own}:nibbles"]
+    return [forms[0], f"{own}:surroundings", f"{own}:large", *gpu_steps.names(), *forms[1:], f"{own}:nibbles"]
 
 
 def nibbles() -> Cases:

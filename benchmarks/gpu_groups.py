@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_cases as g
-from benchmarks import gpu_checks, gpu_nibbles, gpu_quantize, gpu_times
+from benchmarks import gpu_checks, gpu_nibbles, gpu_quantize, gpu_steps, gpu_times
 from benchmarks.isolated import Cases
-from cutlass_kernels import ahead, cache, hopper, nibbles, prebuilt, tiles
+from cutlass_kernels import ahead, hopper, nibbles, prebuilt, tiles
 from cutlass_kernels.variants import Variant
 
 Shape = tuple[int, int, int]
@@ -65,7 +65,7 @@ def grouped() -> list[Variant]:
     return _unique(hopper.variant_of(p) for each in asked for p in gpu_times.experts(*each, device="meta"))
 
 
-def four_bits() -> list[Variant]:
+def four_bits() -> list[Any]:
     """What the checks and timings of codes of 4 bits run."""
     bf16, f32, found = torch.bfloat16, torch.float32, []
     for out, shapes, groups, kinds in (
@@ -91,6 +91,7 @@ GROUPS: dict[str, Callable[[], list[Any]]] = {
     "nibbles": four_bits,
     "quantize": gpu_quantize.variants,
     "by_tile": by_tile,
+    "steps": lambda: [*gpu_steps.updates()],
     "checks": checks,
 }
 
@@ -127,7 +128,7 @@ def build(part: str, parts: str) -> Cases:
 
 
 def _built(variant: Any) -> float | None:
-    if cache.is_kept(variant.name, hopper.TARGET):
+    if ahead.is_built(variant):
         return None
     begin = time.perf_counter()
     ahead.compiled(variant)
@@ -142,7 +143,7 @@ def load() -> Cases:
 
 def _loaded(variant: Any) -> float | None:
     pack = prebuilt.pack()
-    if not (cache.is_kept(variant.name, hopper.TARGET) or (pack and pack.has(variant.name, hopper.TARGET))):
+    if not (ahead.is_built(variant) or (pack and pack.has(variant.name, variant.target))):
         return None
     begin = time.perf_counter()
     ahead.compiled(variant)

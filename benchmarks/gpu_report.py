@@ -166,6 +166,13 @@ def tile_line(row: Row) -> str:
     return f"{row['form']:13}{row['m']:5} {row['n']:6} {row['k']:6}  {chosen} {row['us'][chosen]:.1f} µs: {lost}"
 
 
+def step_line(row: Row, results: Results) -> str:
+    """A step of an optimizer."""
+    times, limit = ", ".join(f"{name} {us:.0f}" for name, us in row["us"].items()), of_memory(row, results)
+    share = "" if limit is None else f", {limit:.0f} % of memory's bandwidth"
+    return f"step, {row['kind']}, {row['elements'] / 1e6:.0f} million parameters: µs: {times}{share}"
+
+
 def of_limit(row: Row, results: Results, ours: str = "ours") -> str:
     """Percent of memory's bandwidth up to FEW rows, else of the matrix unit's peak."""
     share = of_memory(row, results, ours) if row["m"] <= FEW else 100 * tops(row, ours) * 1e12 / PEAK

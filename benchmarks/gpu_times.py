@@ -44,7 +44,7 @@ Call = Callable[[Tensor, Tensor], Tensor]  # of both factors
 
 def names() -> list[str]:
     groups = ("limits", "host", "int8", "int8_to_bf16", "fp8", "fp8_blocks", "groups", "nibbles", "by_tile")
-    return [f"benchmarks.gpu_times:{group}" for group in groups]
+    return [*(f"benchmarks.gpu_times:{group}" for group in groups), "benchmarks.gpu_steps:step_times"]
 
 
 # ---- limits of the GPU

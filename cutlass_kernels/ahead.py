@@ -1,15 +1,16 @@
-"""Kernels compiled ahead of time, with or without a GPU: those of cutlass_kernels.forms, and quantize's variants."""
+"""Kernels compiled ahead of time, with or without a GPU: those of cutlass_kernels.forms, and what else is chosen."""
 
 import fnmatch
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import Any
 
-from cutlass_kernels import cache, dequantize, hopper, missing, quantize
+from cutlass_kernels import cache, dequantize, hopper, missing, quantize, steps
 from cutlass_kernels.forms import variants
 from cutlass_kernels.quantizing import Numbers
+from cutlass_kernels.updates import Update
 from cutlass_kernels.variants import Variant
 
 ARCHITECTURES = (hopper.TARGET,)
@@ -20,12 +21,12 @@ def matching(pattern: str = "*") -> list[Variant]:
     return [v for v in variants() if fnmatch.fnmatch(v.name, pattern)]
 
 
-def is_built(variant: Any) -> bool:
-    return cache.is_kept(variant.name, hopper.TARGET)
+def is_built(kernel: Any) -> bool:
+    return cache.is_kept(kernel.name, kernel.target)
 
 
-def build(chosen: list[Any], processes: int | None = None) -> Iterator[tuple[Any, str | None]]:
-    """Compile variants that are not on disk, several at a time; each with what went wrong, or None, as it is done.
+def build(chosen: Sequence[Any], processes: int | None = None) -> Iterator[tuple[Any, str | None]]:
+    """Compile kernels that are not on disk, several at a time; each with what went wrong, or None, as it is done.
 
     Raises:
         RuntimeError: the CuTe DSL is not installed, or no folder is there to keep kernels in.
@@ -46,23 +47,21 @@ def build(chosen: list[Any], processes: int | None = None) -> Iterator[tuple[Any
             yield running[done], done.result()
 
 
-def _built(variant: Any) -> str | None:
+def _built(kernel: Any) -> str | None:
     from cutlass.base_dsl.common import DSLBaseError
 
     try:
-        cache.keep(variant.name, hopper.TARGET, _module(variant).build(variant))
+        cache.keep(kernel.name, kernel.target, _module(kernel).build(kernel))
     except (DSLBaseError, RuntimeError, ValueError, OSError) as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return None
 
 
-def compiled(variant: Any) -> Callable[..., None]:
+def compiled(kernel: Any) -> Callable[..., None]:
     """The kernel of a variant of any kind."""
-    return _module(variant).compiled(variant)
+    return _module(kernel).compiled(kernel)
 
 
-def _module(variant: Any) -> Any:
+def _module(kernel: Any) -> Any:
     """The module that compiles it."""
-    if isinstance(variant, Variant):
-        return hopper
-    return dequantize if isinstance(variant, Numbers) else quantize
+    return {Variant: hopper, Update: steps, Numbers: dequantize}.get(type(kernel), quantize)

@@ -16,7 +16,7 @@ from cutlass_kernels import measured, missing, prebuilt, tiles, transposing
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
 from cutlass_kernels.variants import MOST_GROUPS, Tile, Variant, longest
 
-TARGET = "sm_90a"
+TARGET = Variant.target
 
 
 def declines(p: Product) -> str | None:

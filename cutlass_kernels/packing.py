@@ -19,14 +19,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cutlass_kernels import cache, hopper, prebuilt
+from cutlass_kernels.ahead import Kernel
 from cutlass_kernels.prebuilt import KERNELS, LAUNCHER, LIBRARY, MANIFEST, RUNTIME, Pack
-from cutlass_kernels.variants import Variant
 
 _LINKERS = ("cc", "gcc", "clang")
 _PYTHON = re.compile(r"3\.\d+")
 
 
-def write(variants: Sequence[Variant], folder: Path, python: str, groups: Sequence[str]) -> Iterator[str]:
+def write(variants: Sequence[Kernel], folder: Path, python: str, groups: Sequence[str]) -> Iterator[str]:
     """Link kernels that cache.keep has on disk, and pack them with what loads them; gives each name as it is done.
 
     Args:
@@ -108,9 +108,9 @@ def _linker() -> str:
     return found
 
 
-def _linked(v: Variant, made: Path) -> Path:
+def _linked(v: Kernel, made: Path) -> Path:
     """A kernel's library, out of its object file."""
-    kept = cache.file_of(v.name, hopper.TARGET)
+    kept = cache.file_of(v.name, v.target)
     if kept is None:
         raise FileNotFoundError(f"the kernel {v.name} is not compiled; run hop kernels build {v.name}")
     path = made / KERNELS / f"{v.name}.so"

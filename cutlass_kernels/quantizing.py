@@ -1,7 +1,7 @@
 """What is asked of the kernels that quantize, and which of them it takes. Values only: no CuTe DSL, no GPU."""
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -141,6 +141,8 @@ class Rows:
     power_of_two, most_of_dtype, rounding   of the rules
     """
 
+    target: ClassVar[str] = "sm_90a"
+
     x: torch.dtype
     format: Format
     rule: str
@@ -191,6 +193,8 @@ class Tiles:
     The others are those of Rows; reads: whether amax was found before, for the tensor.
     """
 
+    target: ClassVar[str] = "sm_90a"
+
     x: torch.dtype
     format: Format
     rule: str
@@ -238,6 +242,8 @@ class Tiles:
 class Largest:
     """A kernel that finds the largest magnitude of a tensor, or its ends."""
 
+    target: ClassVar[str] = "sm_90a"
+
     x: torch.dtype
     both: bool = False
     held: int = 4
@@ -256,6 +262,8 @@ class Largest:
 @dataclass(frozen=True)
 class Columns:
     """A kernel that finds the largest magnitude of each column of a matrix, or its ends."""
+
+    target: ClassVar[str] = "sm_90a"
 
     x: torch.dtype
     both: bool = False
@@ -281,6 +289,8 @@ class Numbers:
     down, span      elements of a column, and of a row, that share a scale; 0 for all of them
     zero            whether blocks have codes of zero
     """
+
+    target: ClassVar[str] = "sm_90a"
 
     out: torch.dtype
     format: Format

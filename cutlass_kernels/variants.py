@@ -13,6 +13,7 @@ then columns of the result, so that a product of few rows fills the matrix unit 
 
 import math
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import torch
 
@@ -103,6 +104,9 @@ class Variant:
     groups: str = ""
     group: int = 0
     affine: bool = False
+
+    target: ClassVar[str] = "sm_90a"
+    """The GPU that it is compiled for."""
 
     @property
     def is_integer(self) -> bool:

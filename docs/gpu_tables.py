@@ -10,9 +10,10 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from benchmarks import gpu, gpu_cases, gpu_instructions, gpu_report, gpu_stages
+from benchmarks import gpu, gpu_cases, gpu_instructions, gpu_report, gpu_stages, gpu_steps
+from benchmarks import registry as benchmarks_registry
 from benchmarks.gpu_times import FORMS as TIMED
-from cutlass_kernels import operators, registry, tiles
+from cutlass_kernels import operators, registry, tiles, updates
 from cutlass_kernels.forms import BF16, E4M3, E5M2, FORMS, S8, S32, U8, variants
 from cutlass_kernels.product import FLOAT4, Product
 from cutlass_kernels.variants import Variant, short
@@ -189,7 +190,38 @@ def measured(path: Path = gpu.OUTPUT) -> str:
     return gpu_report.stages(results) + ("\n" + gpu_report.markdown(results) if results["rows"] else "")
 
 
+def of_registry(path: Path = benchmarks_registry.OUTPUT) -> str:
+    """What NVIDIA's registry has for each Blackwell, as benchmarks.registry found it: cases that are alike together."""
+    found = json.loads(path.read_text())
+    versions = [f"{name} {found['versions'][name]}" for name in ("nvidia-cutlass-operators", "nvidia-cutlass-dsl")]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in dict.fromkeys(name for own in found["targets"].values() for name in own):
+        cells = tuple(_registered(own[name]) for own in found["targets"].values())
+        alike.setdefault(cells, []).append(name)
+    rows = [[" and ".join(versions), *(f"sm_{t}" for t in found["targets"])]]
+    return pages.table([*rows, *(["; ".join(names), *cells] for cells, names in alike.items())])
+
+
+def _registered(outcome: dict[str, Any]) -> str:
+    if "seconds" in outcome:
+        return "compiles"
+    return "none" if "has no kernel" in outcome["error"] else "fails"
+
+
+def optimizers() -> str:
+    """What the kernels of optimizers are compiled for."""
+    codebooks = gpu_steps.kernels_of("adamw8", torch.bfloat16, "sm_90a")[1]
+    rows = [["", *(f"{a}.{b}" for a, b in updates.TARGETS)]]
+    rows.append(["compiled for", *updates.TARGETS.values()])
+    copies = [str(replace(codebooks, target=t).copies) for t in updates.TARGETS.values()]
+    rows.append(["copies of each table of AdamW8bit", *copies])
+    floats = ["–" if t in updates.WITHOUT_FLOAT8 else "yes" for t in updates.TARGETS.values()]
+    return pages.table([*rows, ["states in e4m3", *floats]])
+
+
 TABLES = {
+    ": registry": of_registry,
+    ": optimizers": optimizers,
     ": routes": routes,
     ": forms": forms,
     ": tiles": chosen,

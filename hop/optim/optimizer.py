@@ -11,6 +11,7 @@ from hop.compat import eager
 from hop.numerics.quantizer import Quantizer
 from hop.numerics.spelling import flag, integer, shown
 from hop.optim.states import BITS8, States, fresh, is_placed, local, quantizer, spelled
+from hop.optim.step import explain as explain_step
 from hop.optim.step import step_
 from hop.optim.updates import UpdateRule
 from hop.tensor import QuantizedTensor
@@ -158,6 +159,19 @@ class Optimizer(torch.optim.Optimizer):
                     errors,
                 )
         return loss
+
+    def explain(self) -> str:
+        """Which kernel a step of each parameter takes, and why those before it declined; of parameters that have a
+        gradient and took a step."""
+        found: dict[str, list[str]] = {}
+        for number, group in enumerate(self.param_groups):
+            seed = group["seed"] if group["stochastic_rounding"] else None
+            for place, p in enumerate(group["params"]):
+                if p.grad is not None and self.state[p]:
+                    states = [local(self.state[p][name]) for name in self._names(group)]
+                    why = explain_step(str(self._rule(group)), seed, local(p), self._gradient(p), states)
+                    found.setdefault(why, []).append(f"{number}.{place}")
+        return "\n".join(f"parameters {', '.join(places)}\n{why}" for why, places in found.items())
 
     def _zeros(self) -> tuple[list[Tensor], list[str]]:
         """Of each gradient that must be finite a number, 0 if it is on all processes, and what to say otherwise."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from hop.buffers.operators import dequantize_buffers, quantize_buffers
 from hop.compat import dynamo, eager, memory
 from hop.kernels.cpu import step as native
+from hop.kernels.gpu import step as gpu
 from hop.numerics import copies
 from hop.numerics.quantizer import Quantizer
 from hop.optim.rounding import rounded
@@ -52,8 +53,7 @@ def step_(
     errors: Sequence[str],
 ) -> None:
     """A step of parameters, whose states are in turn. None is a DTensor."""
-    quantizers = [str(x.quantizer) if isinstance(x, QuantizedTensor) else "" for x in states]
-    buffers = [b for x in states for b in (x.buffers().values() if isinstance(x, QuantizedTensor) else (x,))]
+    quantizers, buffers = spelled(states)
     own, tensor = (0.0, lr) if isinstance(lr, Tensor) else (lr, None)
     call = _step if eager.is_plain_eager() else torch.ops.hop.step_.default
     call(rule, options, own, tensor, seed, streams, steps, params, grads, quantizers, buffers, zeros, errors)
@@ -86,17 +86,51 @@ def _step(
     held = list(held)
     for p, grad, (names, own) in zip(params, grads, held, strict=True):
         _check(p, grad, names, own)
+    gpu.check_not_captured()
+    on_gpu: list[Any] = []
     for p, grad, stream, step, (names, own) in zip(params, grads, streams, steps, held, strict=True):
         step += 1
         count = step.item()
         numbers = parsed.numbers(count, lr, options)
-        key = None if seed is None or p.dtype != torch.bfloat16 else seed + int(count)
-        least = [least_part(name) if name and i >= UpdateRule.means else 0.0 for i, name in enumerate(names)]
-        call = (rule, numbers, key, stream, p, grad, names, own, least)
-        if native.declines(call) is None:
+        call = (rule, numbers, _key(seed, count, p), stream, p, grad, names, own, _least(tuple(names)))
+        if gpu.declines(call) is None:
+            on_gpu.append(call)
+        elif native.declines(call) is None:
             native.step_(call)
         else:
             _write(call)
+    if on_gpu:
+        gpu.steps_(on_gpu)
+
+
+def _key(seed: int | None, count: float, p: Tensor) -> int | None:
+    """The seed of a parameter's rounding, or None if it is rounded to the nearest."""
+    return None if seed is None or p.dtype != torch.bfloat16 else seed + int(count)
+
+
+@functools.lru_cache(maxsize=1024)
+def _least(quantizers: tuple[str, ...]) -> list[float]:
+    """Of each state, what part of its block's largest a number above 0 is at least."""
+    return [least_part(name) if name and i >= UpdateRule.means else 0.0 for i, name in enumerate(quantizers)]
+
+
+def explain(rule: str, seed: int | None, p: Tensor, grad: Tensor, states: Sequence[Tensor]) -> str:
+    """Which kernel a step of a parameter takes, and why those before it declined: a line each."""
+    quantizers, buffers = spelled(states)
+    call = (rule, (), _key(seed, 0, p), 0, p, grad, quantizers, buffers, _least(tuple(quantizers)))
+    lines = []
+    for name, declines in (("gpu", gpu.declines), ("native", native.declines)):
+        reason = declines(call)
+        lines.append(f"{name}: {reason or 'runs it'}")
+        if reason is None:
+            return "\n".join(lines)
+    return "\n".join([*lines, f"aten: runs it{', fused by Inductor' * p.is_cuda}"])
+
+
+def spelled(states: Sequence[Tensor]) -> tuple[list[str], list[Tensor]]:
+    """The quantizers of states, "" for floats, and the buffers of all in turn."""
+    quantizers = [str(x.quantizer) if isinstance(x, QuantizedTensor) else "" for x in states]
+    return quantizers, [b for x in states for b in (x.buffers().values() if isinstance(x, QuantizedTensor) else (x,))]
 
 
 _library.impl("step_", _step, "CompositeExplicitAutograd")

@@ -595,3 +595,20 @@ class StopsAtLine(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, *_):
         sys.settrace(self.before)
+
+
+class TestExplain(unittest.TestCase):
+    def test_names_the_kernel_and_why_others_declined(self):
+        params = [*drawn(((64, 100), (8192,)), torch.bfloat16), *drawn(((3,),), torch.float64), *drawn(((2,),))]
+        optimizer = optim.AdamW8bit(params)
+        assert optimizer.explain() == ""
+        give_gradients(params[:3], 0)
+        optimizer.step()
+        with native.use("off"):
+            said = optimizer.explain()
+        assert said.startswith("parameters 0.0, 0.1, 0.2\ngpu: for parameters on a GPU, not on cpu\nnative: ")
+        assert said.endswith("\naten: runs it")
+        if native.declines_here() is None:
+            first, second = optimizer.explain().split("\nparameters ")
+            assert first.startswith("parameters 0.0, 0.1\n") and first.endswith("\nnative: runs it")
+            assert second.startswith("0.2\n") and "not torch.float64\naten: runs it" in second

@@ -1,6 +1,7 @@
 """The GPU benchmark without a GPU: its isolation, its budget, its goals, and what it says of made-up rows."""
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -32,7 +33,8 @@ from benchmarks import (
     gpu_times,
     isolated,
 )
-from cutlass_kernels import forms, missing, prebuilt, tiles, tune
+from benchmarks import registry as benchmarks_registry
+from cutlass_kernels import forms, missing, patches, prebuilt, product, registry, tiles, tune
 from cutlass_kernels.product import Product
 from cutlass_kernels.variants import Variant
 from docs import gpu_tables
@@ -293,8 +295,24 @@ class TestCases(unittest.TestCase):
         groups = [name.split(":") for name in gpu_checks.names()]
         firsts = [int(parts[2]) for parts in groups if parts[1] == "check"]
         assert sorted(firsts) == list(range(0, len(gpu_cases.FORMS), gpu_checks.CHUNK))
-        assert all(callable(getattr(gpu_times, name.split(":")[1])) for name in gpu_times.names())
+        timed = [name.split(":") for name in gpu_times.names()]
+        assert all(callable(getattr(importlib.import_module(module), name)) for module, name in timed)
         assert {name.split(":")[1] for name in gpu_times.names()} == set(gpu_run.WEIGHTS)
+
+    def test_what_the_registry_compiles(self):
+        """The file is of the versions that tests run with, and says what the route says."""
+        found = json.loads(benchmarks_registry.OUTPUT.read_text())
+        for package in ("nvidia-cutlass-operators", "nvidia-cutlass-dsl"):
+            assert found["versions"][package] == ".".join(map(str, patches.TESTED[package][-1])), package
+        cases = dict(benchmarks_registry.cases())
+        assert set(found["targets"]) == set(benchmarks_registry.TARGETS)
+        for target, own in found["targets"].items():
+            assert own.keys() == cases.keys()
+            for name, case in cases.items():
+                is_there = target in registry.TARGETS.values() and not (
+                    target in registry._NO_INTEGERS and case.lhs in product.INTEGERS
+                )
+                assert ("seconds" in own[name]) == is_there, (target, name)
 
     def test_kernels_to_build(self):
         own = gpu_groups.variants()

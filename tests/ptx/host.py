@@ -10,6 +10,7 @@ import ctypes
 import struct
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,12 @@ class Host:
     Args:
         compiled: what cute.compile gives with --enable-tvm-ffi --keep-ptx.
         seed, resident, registers: of `launch`; they and `habits` may be changed between calls.
+
+    `beside` are tensors that a kernel finds by addresses among its data: they keep those that they have.
     """
 
     habits: Habits | None = None
+    beside: Sequence[Tensor] = ()
 
     def __init__(self, compiled: Any, *, seed: int = 0, resident: int = 1, registers: int | None = None) -> None:
         self.ptx: str = compiled.artifacts.PTX
@@ -66,6 +70,8 @@ class Host:
     def __call__(self, *arguments: Any) -> None:
         memory, placed = Memory(), {}
         self._launches.clear()
+        for x in self.beside:
+            on_device(x, memory, placed, is_moved=False)
         self._library.set_launch(self._callback)
         self._function(*[on_device(a, memory, placed) for a in arguments])
         if not self._launches:
@@ -112,8 +118,9 @@ def link(compiled: Any) -> tuple[Any, ctypes.CDLL]:
         return tvm_ffi.load_module(library).host, ctypes.CDLL(str(library))
 
 
-def on_device(x: Any, memory: Memory, placed: dict[int, int]) -> Any:
-    """Tensors as tensors of a GPU whose storages are in `memory`; `placed` has those that are there already."""
+def on_device(x: Any, memory: Memory, placed: dict[int, int], is_moved: bool = True) -> Any:
+    """Tensors as tensors of a GPU whose storages are in `memory`, at addresses of its own or their own ones; `placed`
+    has those that are there already."""
     if isinstance(x, tuple | list):
         return tuple(on_device(i, memory, placed) for i in x)
     if not isinstance(x, Tensor):
@@ -124,7 +131,8 @@ def on_device(x: Any, memory: Memory, placed: dict[int, int]) -> Any:
     start = storage.data_ptr()
     if start not in placed:
         data = (ctypes.c_uint8 * storage.nbytes()).from_address(start) if storage.nbytes() else bytearray()
-        placed[start] = memory.add(np.frombuffer(data, np.uint8), f"tensor {tuple(x.shape)} {x.dtype}")
+        name, address = f"tensor {tuple(x.shape)} {x.dtype}", None if is_moved else start
+        placed[start] = memory.add(np.frombuffer(data, np.uint8), name, address=address)
     return tvm_ffi.from_dlpack(Elsewhere(x, placed[start] + x.data_ptr() - start))
 
 

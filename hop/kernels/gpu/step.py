@@ -1,0 +1,191 @@
+"""A step of an optimizer on a GPU, one kernel for all parameters of a group: the CPU's bits (cutlass_kernels.steps)."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cutlass_kernels import prebuilt, steps
+from cutlass_kernels.books import Book
+from cutlass_kernels.updates import MOST_BLOCK, TARGETS, Codes, Kind, State, Update
+from hop.numerics.formats import E4M3, Codebook
+from hop.numerics.quantizer import Quantizer
+from hop.numerics.scale_rules import Amax
+
+Call = tuple[Any, ...]  # as hop.kernels.cpu.step.step_ takes it
+
+
+class _State(NamedTuple):
+    """A state in codes: its quantizer in the kernel's terms."""
+
+    format: torch.dtype | Book
+    block: int
+    scales: steps.Scales
+
+
+@functools.cache
+def target_of(device: torch.device) -> str | None:
+    """What kernels are compiled for on a GPU, or None if there are none for it."""
+    return TARGETS.get(torch.cuda.get_device_capability(device))
+
+
+def is_here(p: Tensor) -> bool:
+    """Whether a parameter lies where these kernels may run."""
+    return p.is_cuda
+
+
+def declines(call: Call) -> str | None:
+    """Why there is no kernel for a step, or None."""
+    rule, _, key, _, p, grad, _, buffers, _ = call
+    if not is_here(p):
+        return f"for parameters on a GPU, not on {p.device}"
+    if p.numel() == 0:
+        return "for parameters that are not empty"
+    if (target := target_of(p.device)) is None:
+        return f"for GPUs of compute capability {', '.join(f'{a}.{b}' for a, b in TARGETS)}"
+    for x in (p, grad, *buffers):
+        if type(x) not in (Tensor, torch.nn.Parameter) or x.device != p.device or x.layout != torch.strided:
+            return f"for plain tensors on {p.device}, and one is a {type(x).__name__} on {x.device}"
+        if x.is_neg() or x.is_complex():
+            return "for tensors that are no negative views"
+    return _reason(rule, key is not None, _spelled(call), target, os.environ.get(prebuilt.FOLDER))
+
+
+def check_not_captured() -> None:
+    """Raise RuntimeError if the current stream is captured in a CUDA graph, which would repeat one step's numbers."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "step: a step of hop.optim cannot be captured in a CUDA graph, as its numbers follow from the count of "
+            "steps, which the host keeps; capture the forward and the backward pass, and step after the graph"
+        )
+
+
+def steps_(calls: Sequence[Call]) -> None:
+    """A step of parameters for which there are kernels, in place: one launch for those of a GPU with the same numbers,
+    or, of kernels that were built ahead, one for each kind of parameters."""
+    groups: dict[Any, dict[Any, list[Call]]] = {}
+    for call in calls:
+        rule, numbers, _, _, p, *_ = call
+        groups.setdefault((rule, tuple(numbers), p.device), {}).setdefault(_spelled(call), []).append(call)
+    for (_, _, device), kinds in groups.items():
+        target = target_of(device)
+        assert target is not None
+        if steps.declines(_kernel(kinds, target).update) is None:
+            _run(kinds, target)
+        else:
+            for kind, own in kinds.items():  # each has a kernel that was built ahead
+                _run({kind: own}, target)
+
+
+def _run(kinds: Mapping[Any, Sequence[Call]], target: str) -> None:
+    """One launch."""
+    step, calls = _kernel(kinds, target), [(i, call) for i, own in enumerate(kinds.values()) for call in own]
+    (_, numbers, _, _, first, *_) = calls[0][1]
+    seed = next((key for _, (_, _, key, *_) in calls if key is not None), 0)
+    written, parameters = [], []
+    for kind, call in calls:
+        _, _, _, stream, p, grad, _, buffers, _ = call
+        # What does not lie row by row is brought so, and brought back.
+        own = [x if x.is_contiguous() else x.contiguous() for x in (p, *buffers)]
+        written += zip((p, *buffers), own, strict=True)
+        parameters.append(steps.Parameter(kind, stream, own[0], grad.contiguous(), tuple(own[1:])))
+    with torch.cuda.device(first.device) if first.is_cuda else contextlib.nullcontext():
+        steps.run(step, parameters, numbers, seed)
+    torch.autograd.graph.increment_version([x for x, y in written if x is y])
+    for x, y in written:
+        if x is not y:
+            x.copy_(y)
+
+
+# ---- from calls to a kernel
+
+
+def _spelled(call: Call) -> tuple[Any, ...]:
+    """What decides on the kind of a parameter."""
+    _, _, _, _, p, grad, quantizers, buffers, least = call
+    floats, at = [], 0
+    for q in quantizers:
+        floats.append(None if q else buffers[at].dtype)
+        at += 2 if q else 1
+    return p.dtype, grad.dtype, tuple(quantizers), tuple(floats), tuple(least)
+
+
+def _kernel(kinds: Mapping[Any, Sequence[Call]], target: str) -> steps.Step:
+    """The kernel of parameters that are updated by one rule."""
+    calls = [call for own in kinds.values() for call in own]
+    is_stochastic = any(key is not None for _, _, key, *_ in calls)
+    return _made(calls[0][0], is_stochastic, tuple(kinds), target)
+
+
+@functools.lru_cache(maxsize=256)
+def _made(rule: str, is_stochastic: bool, kinds: tuple[Any, ...], target: str) -> steps.Step:
+    books: list[Book] = []
+    scales: list[steps.Scales] = []
+    found = []
+    for p, grad, quantizers, floats, least in kinds:
+        states: list[State] = []
+        for q, dtype, part in zip(quantizers, floats, least, strict=True):
+            state = _described(q, part) if q else dtype
+            if isinstance(state, str):
+                raise NotImplementedError(f"step: no kernel has such a state: {state}")
+            if isinstance(state, _State):
+                scales.append(state.scales)
+                state = _codes(state, books, part > 0)
+            states.append(state)
+        found.append(Kind(p, grad, tuple(states)))
+    name, *flags = rule.split()
+    if is_stochastic:
+        flags.append("stochastic")
+    layouts = tuple(book.layout for book in books)
+    update = Update(name, tuple(found), layouts, target=target, **dict.fromkeys(flags, True))
+    return steps.Step(update, tuple(books), tuple(scales))
+
+
+def _codes(state: _State, books: list[Book], is_raised: bool) -> Codes:
+    """A state in codes, whose codebook is put among those of the kernel."""
+    if not isinstance(state.format, Book):
+        return Codes(state.format, state.block, raised=is_raised)
+    if state.format not in books:
+        books.append(state.format)
+    return Codes(state.format.layout, state.block, books.index(state.format), is_raised)
+
+
+@functools.lru_cache(maxsize=1024)
+def _reason(rule: str, is_stochastic: bool, kind: tuple[Any, ...], target: str, _: str | None) -> str | None:
+    """Why there is no kernel for parameters of a kind, with what was built ahead in a folder, or None."""
+    _, _, quantizers, _, least = kind
+    for q, part in zip(quantizers, least, strict=True):
+        if q and isinstance(reason := _described(q, part), str):
+            return reason
+    return steps.declines(_made(rule, is_stochastic, (kind,), target).update)
+
+
+@functools.lru_cache(maxsize=1024)
+def _described(quantizer: str, least: float) -> _State | str:
+    """A quantizer in the kernel's terms, or why there are none; `least` is what part of its block's largest a number
+    above 0 is at least."""
+    q = Quantizer.parse(quantizer)
+    rule, f = q.scale, q.format
+    if type(q) is not Quantizer or type(rule) is not Amax or not q.flat or q.stochastic or q.layout is not None:
+        return f"for flat blocks with the largest magnitude as scale, rounded to the nearest; not {quantizer}"
+    (block,) = q.block
+    if not 0 < block <= MOST_BLOCK:
+        return f"for blocks of at most {MOST_BLOCK} elements, not of {block}"
+    extent = f.max - f.zero
+    if extent <= 0 or f.zero != 0:
+        return f"for formats with 0 as their zero and a number above it, not {f.name}"
+    above = min(n for n in f.numbers if n > 0)
+    if least > 0 and abs(least * extent - above) > 2.0**-20 * above:
+        return f"for formats whose least number above 0 is the least of a block, not {f.name}"
+    if f == E4M3:
+        return _State(f.dtype, block, steps.Scales(rule.floor, extent, least, 0))
+    if not isinstance(f, Codebook):
+        return f"for codebooks and e4m3, not {f.name}"
+    book = Book(f.bits, f.book, f._thresholds, f._zero_code, least > 0)
+    if (reason := book.declines()) is not None:
+        return f"for {reason}; not {f.name}"
+    return _State(book, block, steps.Scales(rule.floor, extent, least, f._zero_code))
