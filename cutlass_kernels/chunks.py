@@ -58,6 +58,17 @@ def store(address: Any, words: Sequence[Any]) -> None:
     cute.arch.inline_ptx(f"st.global{shape}.b32 [{{$r0}}], {listed};", read_only_args=[address, *words])
 
 
+def share(memory: Any, index: Any, words: Any) -> None:
+    """Words of a fragment into shared memory, from a multiple of their count on, four or two at a time."""
+    count = cute.size(words)
+    width = min(count, 4)
+    for i in range(0, count, width):
+        named = ", ".join(f"{{$r{j + 1}}}" for j in range(width))
+        own = [words[i + j] for j in range(width)]
+        address = (memory + index + i).toint()
+        cute.arch.inline_ptx(f"st.shared.v{width}.b32 [{{$r0}}], {{{named}}};", read_only_args=[address, *own])
+
+
 def store1(address: Any, value: Any) -> None:
     """A byte: the low one of a Uint32."""
     cute.arch.inline_ptx("st.global.u8 [{$r0}], {$r1};", read_only_args=[address, value.to(Uint16)])

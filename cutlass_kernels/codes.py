@@ -234,18 +234,33 @@ def encode_integers(
     x is a fragment of numbers up to `amax`, or NaN if one of them is, `words` that of the codes. zero is a Float32.
     `bounded` says whether codes may lie beyond f's."""
     whole = add(zero, Float32(WHOLE))
-    differ = Uint32(1)
+    fours = cute.make_rmem_tensor(cute.size(x) // 4, Uint32)
     if fits(by, amax):
-        differ = Uint32(0)
         above, below = mul(by.inverse, Float32(ABOVE)), mul(by.inverse, Float32(BELOW))
-        found = []
-        for i in cutlass.range_constexpr(cute.size(x)):
-            found.append(bits(fma(x[i], above, whole)))
-            differ = differ | (found[i] ^ bits(fma(x[i], below, whole)))
-        _pack(f, found, bounded, words)
-    if differ != Uint32(0):
-        exact = [_exactly(f, x[i], by.scale, zero) for i in range(cute.size(x))]
-        _pack(f, exact, False, words)
+        for i in cutlass.range_constexpr(cute.size(x) // 4):
+            own = [x[4 * i + j] for j in range(4)]
+            found = [bits(fma(value, above, whole)) for value in own]
+            others = [bits(fma(value, below, whole)) for value in own]
+            fours[i] = _four(f, found, bounded)
+            if _differ(found, others):
+                raised = bits(whole) - Uint32(WHOLE_BITS)
+                exact = [bits(add(quotient(value, by), Float32(WHOLE))) + raised for value in own]
+                fours[i] = _four(f, exact, bounded)
+    else:
+        for i in cutlass.range_constexpr(cute.size(x) // 4):
+            fours[i] = joined([_exactly(f, x[4 * i + j], by.scale, zero) for j in range(4)])
+    for i, word in enumerate(_together(f, [fours[i] for i in range(cute.size(x) // 4)])):
+        words[i] = word
+
+
+_ALSO = "{ .reg .b32 own; xor.b32 own, {$r0}, {$r1}; or.b32 {$w0}, own, {$r2}; }"
+
+
+def _differ(found: Sequence[Any], others: Sequence[Any]) -> Any:
+    differences = found[0] ^ others[0]
+    for a, b in zip(found[1:], others[1:], strict=True):
+        differences = ptx(_ALSO, Uint32, a, b, differences)
+    return differences != Uint32(0)
 
 
 def _exactly(f: Format, x: Any, scale: Any, zero: Any) -> Any:
@@ -255,18 +270,18 @@ def _exactly(f: Format, x: Any, scale: Any, zero: Any) -> Any:
     return bits(add(clamped(y, low, high), Float32(WHOLE))) + bits(add(zero, Float32(WHOLE))) - Uint32(WHOLE_BITS)
 
 
-def _pack(f: Format, found: Sequence[Any], bounded: bool, words: Any) -> None:
-    for i, word in enumerate(words_of(f, found, bounded)):
-        words[i] = word
+def words_of(f: Format, found: Sequence[Any]) -> list[Any]:
+    """Words of codes that are in the low bits of `found`."""
+    return _together(f, [joined(found[i : i + 4]) for i in range(0, len(found), 4)])
 
 
-def words_of(f: Format, found: Sequence[Any], bounded: bool = False) -> list[Any]:
-    """Words of codes that are in the low bits of `found`; with `bounded` brought between f's ends first."""
-    fours = [_four(f, found[i : i + 4], bounded) for i in range(0, len(found), 4)]
-    return fours if f.bits == 8 else [paired(*fours[i : i + 2]) for i in range(0, len(fours), 2)]
+def _together(f: Format, fours: Sequence[Any]) -> list[Any]:
+    """Words of codes, from four of them in the bytes of a word."""
+    return list(fours) if f.bits == 8 else [paired(*fours[i : i + 2]) for i in range(0, len(fours), 2)]
 
 
 def _four(f: Format, found: Sequence[Any], bounded: bool) -> Any:
+    """Four codes in the low 16 bits of numbers, in the bytes of a word; with `bounded` brought between f's ends."""
     if not bounded:
         return joined(found)
     low, high = ((end & 0xFFFF) * 0x10001 for end in (f.low, f.high))

@@ -16,8 +16,8 @@ from cutlass_kernels.quantizing import Request, check
 
 _library = torch.library.Library("cutlass_kernels", "FRAGMENT")
 _library.define(
-    "quantize(Tensor x, str format, str rule, int[] block, *, Tensor? scale=None, Tensor? zero_point=None, "
-    "Tensor? noise=None, int stream=-1, float floor=0., bool power_of_two=False, bool most_of_dtype=False, "
+    "quantize(Tensor x, str format, str rule, int[] block, *, str copies='rowwise', Tensor? scale=None, "
+    "Tensor? zero_point=None, Tensor? noise=None, int stream=-1, float floor=0., bool power_of_two=False, bool most_of_dtype=False, "
     "str rounding='') -> Tensor[]"
 )
 

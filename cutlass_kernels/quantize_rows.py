@@ -94,13 +94,13 @@ class Quantize:
         raws = [cute.make_rmem_tensor(chunks.words_in(v.memory), Uint32) for _ in places]
         for j in cutlass.range_constexpr(v.held):
             self.load(at, shape, row, places[j], columns, raws[j])
-        known = [self.known(raw) for raw in raws]
+        known = [known_of(v, raw) for raw in raws]
         common = self.common(at, numbers)
         if const_expr(v.span == 0):
             if const_expr(v.rule == "given"):
                 own = self.given(at, Int64(0) if const_expr(v.reads) else cutlass.min(row, Int64(shape.rows - 1)))
             else:
-                own = self.find(self.of_row(at, known, common, shape, shared))
+                own = find(v, self.of_row(at, known, common, shape, shared))
                 self.note(at, own, row, (place == 0) & (columns > 0))
             for j in cutlass.range_constexpr(v.held):
                 self.encode(at, shape, numbers, (row, places[j], columns), (raws[j], known[j].worst), own)
@@ -121,7 +121,7 @@ class Quantize:
                     )
                     continue
                 high, low = (None if x is None else chunks.over_lanes(x, v.span // CHUNK) for x in known[j][:2])
-                own = self.find(scales.Known(high, low, common))
+                own = find(v, scales.Known(high, low, common))
                 is_first = (places[j] % per == 0) & (places[j] * CHUNK < columns)
                 self.note(at, own, index, is_first)
                 self.encode(at, shape, numbers, (row, places[j], columns), (raws[j], known[j].worst), own)
@@ -136,17 +136,17 @@ class Quantize:
         if const_expr(not v.reads):
             for i in range(0, cute.ceil_div(columns, CHUNK), across):
                 self.load(at, shape, row, place + i, columns, raw)
-                own = self.known(raw)
+                own = known_of(v, raw)
                 high = codes.number(cutlass.max(codes.bits(high), codes.bits(own.high)))
                 if const_expr(own.low is not None):
                     low = codes.larger(low, own.low)
         common = self.common(at, numbers)
         whole = Chunk(high, low if const_expr(v.is_affine) else None, None)
-        scale = self.find(self.of_row(at, [whole], common, shape, shared))
+        scale = find(v, self.of_row(at, [whole], common, shape, shared))
         self.note(at, scale, row, (place == 0) & (columns > 0))
         for i in range(0, cute.ceil_div(columns, CHUNK), across):
             self.load(at, shape, row, place + i, columns, raw)
-            self.encode(at, shape, numbers, (row, place + i, columns), (raw, self.known(raw).worst), scale)
+            self.encode(at, shape, numbers, (row, place + i, columns), (raw, known_of(v, raw).worst), scale)
 
     # ---- steps
 
@@ -155,24 +155,6 @@ class Quantize:
         item = chunks.ITEM[self.variant.memory]
         address = at.x + (row * shape.stride + place * CHUNK) * item
         chunks.load_chunk(self.variant, address, columns - place * CHUNK, raw)
-
-    @cute.jit
-    def known(self, raw: Any) -> Any:
-        """What is known of a chunk, as far as the rule and the format ask."""
-        v = self.variant
-        words = [raw[i] for i in range(cute.size(raw))]
-        high, low, worst = None, None, None
-        if const_expr(v.format.is_integer or scales.divides(v.rule)):
-            worst = chunks.largest(v.memory, words, True)
-        if const_expr(v.is_affine):
-            high, low = chunks.ends(v.memory, words)
-        elif const_expr(worst is not None):
-            high = worst
-            if codes.is_nan(worst):
-                high = chunks.largest(v.memory, words, False)
-        else:
-            high = chunks.largest(v.memory, words, v.rule == "mx" and v.rounding != "rceil")
-        return Chunk(high, low, worst)
 
     @cute.jit
     def common(self, at: Any, numbers: Any) -> Any:
@@ -206,14 +188,6 @@ class Quantize:
         return scales.Known(high, low, common)
 
     @cute.jit
-    def find(self, known: Any) -> Any:
-        """The scale; with a divisor where elements are divided."""
-        found = scales.find(self.variant, known)
-        if const_expr(scales.divides(self.variant.rule)):
-            found = found._replace(by=codes.divisor(found.by))
-        return found
-
-    @cute.jit
     def given(self, at: Any, index: Any) -> Any:
         """The scale and the code of zero that are there."""
         v = self.variant
@@ -226,19 +200,10 @@ class Quantize:
         by = codes.divisor(codes.number(chunks.load(at.amax + index * 4, 4)))
         return scales.Scale(None, None, by, zero)
 
-    @cute.jit
     def note(self, at: Any, scale: Any, index: Any, here: Any):
         """Store the scale of a block, by one of its threads; that of the tensor, by one of all."""
         v = self.variant
-        if const_expr(v.reads and v.rule != "two_level"):
-            here = here & (index == 0)
-        if here:
-            if const_expr(scale.stored.dtype is Float32):
-                chunks.store(at.scale + index * 4, [codes.bits(scale.stored)])
-            else:
-                chunks.store1(at.scale + index, scale.stored.to(Uint32))
-            if const_expr(scale.second is not None):
-                chunks.store1(at.second + index, scale.second.to(Uint32))
+        note(v, at, scale, index, here & (index == 0) if v.reads and v.rule != "two_level" else here)
 
     @cute.jit
     def encode(self, at: Any, shape: Any, numbers: Any, where: Any, own: Any, scale: Any):
@@ -304,6 +269,42 @@ class Chunk(NamedTuple):
     high: Any
     low: Any
     worst: Any
+
+
+@cute.jit
+def known_of(v: cutlass.Constexpr, raw: Any) -> Any:
+    """What is known of a chunk, as far as the rule and the format ask."""
+    words = [raw[i] for i in range(cute.size(raw))]
+    high, low, worst = None, None, None
+    if const_expr(v.format.is_integer or scales.divides(v.rule)):
+        worst = chunks.largest(v.memory, words, True)
+    if const_expr(v.is_affine):
+        high, low = chunks.ends(v.memory, words)
+    elif const_expr(worst is not None):
+        high = worst
+        if codes.is_nan(worst):
+            high = chunks.largest(v.memory, words, False)
+    else:
+        high = chunks.largest(v.memory, words, v.rule == "mx" and v.rounding != "rceil")
+    return Chunk(high, low, worst)
+
+
+def find(v: Any, known: Any) -> Any:
+    """The scale; with a divisor where elements are divided."""
+    found = scales.find(v, known)
+    return found._replace(by=codes.divisor(found.by)) if scales.divides(v.rule) else found
+
+
+@cute.jit
+def note(v: cutlass.Constexpr, at: Any, scale: Any, index: Any, here: Any) -> None:
+    """Store the scale of a block, by one of its threads."""
+    if here:
+        if const_expr(scale.stored.dtype is Float32):
+            chunks.store(at.scale + index * 4, [codes.bits(scale.stored)])
+        else:
+            chunks.store1(at.scale + index, scale.stored.to(Uint32))
+        if const_expr(scale.second is not None):
+            chunks.store1(at.second + index, scale.second.to(Uint32))
 
 
 @cute.jit

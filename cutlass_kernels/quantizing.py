@@ -11,9 +11,11 @@ from cutlass_kernels.elements import FORMATS, Format
 CHUNK = 16  # elements that a thread takes at a time
 MEMORY = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 RULES = ("amax", "minmax", "current", "mx", "two_level", "given")
+COPIES = ("rowwise", "columnwise", "both")
 ROUNDINGS = ("rceil", "floor", "ceil", "even")
 GROUPS = (16, 32, 64, 128, 256)
 THREADS, MOST_THREADS = 256, 1024  # of a block
+TILE = 128  # rows and columns
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Request:
         format: a name of cutlass_kernels.elements.FORMATS.
         rule: "amax" scale = max(amax, floor) / top; "minmax", with a zero point; "current" scale = 1 / S, S = top /
             max(amax, floor); "mx" a power of two in e8m0; "two_level" e4m3 under an amax of the tensor; "given".
-        block: (1, -1) rows, (1, b) groups of b, (-1, -1) the matrix.
+        block: of each copy: (1, -1) rows, (1, b) groups of b, (-1, -1) the matrix, (128, 128) tiles.
+        copies: "rowwise" x, "columnwise" x transposed, (C, R), or "both", in this order.
         scale, zero_point: of "given", float32 and codes, in the shape of the results; of "two_level" the amax, (1, 1).
         noise: of stochastic rounding: uint8 of x's shape; or, with stream >= 0, the int64 seed of shape ().
         floor, power_of_two, most_of_dtype, rounding: of the rules: the least amax; whether S is rounded down to a power
@@ -36,6 +39,7 @@ class Request:
     format: str
     rule: str
     block: tuple[int, ...]
+    copies: str = "rowwise"
     scale: Tensor | None = None
     zero_point: Tensor | None = None
     noise: Tensor | None = None
@@ -51,9 +55,11 @@ class Request:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Blocks along rows and columns."""
-        sizes = zip(self.x.shape, self.block, strict=True)
-        down, across = (1 if b == -1 else -(-n // b) for n, b in sizes)
+        """Blocks along rows and columns of the row-wise copy."""
+        return self._counts(*self.x.shape)
+
+    def _counts(self, rows: int, columns: int) -> tuple[int, int]:
+        down, across = (1 if b == -1 else -(-n // b) for n, b in zip((rows, columns), self.block, strict=True))
         return down, across
 
     @property
@@ -61,13 +67,18 @@ class Request:
         return self.rule == "minmax" or self.zero_point is not None
 
     def results(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """The shape and dtype of the codes, the scale, and the zero point or amax where there is one."""
-        f, (rows, columns) = self.elements, self.x.shape
+        """The shape and dtype, for each copy, of the codes, the scale, and the zero point or amax if there is one."""
+        rows, columns = self.x.shape
+        row_wise, transposed = self._of(rows, columns), self._of(columns, rows)
+        return {"rowwise": row_wise, "columnwise": transposed, "both": row_wise + transposed}[self.copies]
+
+    def _of(self, rows: int, columns: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        f, counts = self.elements, self._counts(rows, columns)
         small = {"mx": torch.uint8, "two_level": torch.float8_e4m3fn}
-        dtype = torch.uint8 if f.bits < 8 else f.dtype
-        found = [((rows, -(-columns // f.per_byte)), dtype), (self.counts, small.get(self.rule, torch.float32))]
+        found = [((rows, -(-columns // f.per_byte)), torch.uint8 if f.bits < 8 else f.dtype)]
+        found.append((counts, small.get(self.rule, torch.float32)))
         if self.is_affine:
-            found.append((self.counts, f.dtype))
+            found.append((counts, f.dtype))
         return [*found, ((1, 1), torch.float32)] if self.rule == "two_level" else found
 
 
@@ -77,7 +88,7 @@ def check(r: Request) -> None:
         raise TypeError(
             f"quantize: x must be a matrix of float32, bfloat16 or float16, got {r.x.dtype} of {tuple(r.x.shape)}"
         )
-    for name, value, known in (("format", r.format, FORMATS), ("rule", r.rule, RULES)):
+    for name, value, known in (("format", r.format, FORMATS), ("rule", r.rule, RULES), ("copies", r.copies, COPIES)):
         if value not in known:
             raise ValueError(f"quantize: {name} must be one of {tuple(known)}, got {value!r}")
     if len(r.block) != 2 or any(b < 1 and b != -1 for b in r.block):
@@ -90,6 +101,8 @@ def check(r: Request) -> None:
 
 
 def _check_given(r: Request) -> None:
+    if r.copies != "rowwise" and (r.rule == "given" or r.noise is not None):
+        raise ValueError(f"quantize: copies must be 'rowwise' for given scales and with noise, got {r.copies!r}")
     if (r.rule == "given") != (r.scale is not None) and r.rule != "two_level":
         raise ValueError(f"quantize: scale is for rules given, which needs it, and two_level; got rule {r.rule!r}")
     shape = (1, 1) if r.rule == "two_level" else r.counts
@@ -167,6 +180,61 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """A kernel that quantizes tiles of 128 rows.
+
+    square          whether blocks are 128 x 128
+    across          elements of a row that share a scale in the row-wise copy
+    down            elements of a column that share one in the transposed copy; 0 for all, whose amax was found before
+    row_wise, transposed   which copies are made
+
+    The others are those of Rows; reads: whether amax was found before, for the tensor.
+    """
+
+    x: torch.dtype
+    format: Format
+    rule: str
+    square: bool = False
+    across: int = 0
+    down: int = 0
+    row_wise: bool = False
+    transposed: bool = True
+    reads: bool = False
+    vector: bool = True
+    power_of_two: bool = False
+    most_of_dtype: bool = False
+    rounding: str = ""
+    threads: int = THREADS
+
+    @property
+    def memory(self) -> str:
+        return MEMORY[self.x]
+
+    @property
+    def width(self) -> int:
+        """Columns of a tile."""
+        return TILE if self.square or self.x.itemsize == 2 else TILE // 2
+
+    @property
+    def words(self) -> int:
+        """Words of a row of a tile."""
+        return self.width * self.x.itemsize // 4
+
+    @property
+    def is_affine(self) -> bool:
+        return self.rule == "minmax"
+
+    @property
+    def is_by_column(self) -> bool:
+        """Whether each column of x has a scale, whose amax was found before."""
+        return self.transposed and self.down == 0 and not (self.square or self.reads)
+
+    @property
+    def name(self) -> str:
+        return _name(self, f"tiles_{self.memory}_{self.format.name}_{self.rule}", 3)
+
+
+@dataclass(frozen=True)
 class Largest:
     """A kernel that finds the largest magnitude of a tensor, or its ends."""
 
@@ -183,6 +251,25 @@ class Largest:
     @property
     def name(self) -> str:
         return _name(self, f"largest_{self.memory}", 1)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A kernel that finds the largest magnitude of each column of a matrix, or its ends."""
+
+    x: torch.dtype
+    both: bool = False
+    vector: bool = True
+    threads: int = THREADS
+    rows: int = 8  # that a thread reads
+
+    @property
+    def memory(self) -> str:
+        return MEMORY[self.x]
+
+    @property
+    def name(self) -> str:
+        return _name(self, f"columns_{self.memory}", 1)
 
 
 def _name(variant: Any, start: str, skipped: int) -> str:

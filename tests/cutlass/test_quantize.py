@@ -55,6 +55,21 @@ ROWS = {
     "fp8 rows, powers of two": Quantizer(formats.E4M3, (1, -1), CurrentScaling(power_of_two=True, eps=1e-4)),
     "int8 affine in 16": Quantizer(formats.INT8, (1, 16), MinMax()),
 }
+TRANSPOSED = {
+    "fp8 in 128 x 128": presets.FP8_128X128,
+    "fp8 in 1 x 128": presets.FP8_1X128,
+    "mxfp8": presets.MXFP8,
+    "mxfp4": presets.MXFP4,
+    "nvfp4": presets.NVFP4,
+    "int8 rows": presets.INT8_ROW,
+    "fp8 tensor": presets.FP8_TENSOR,
+    "int8 affine rows": presets.INT8_ROW_AFFINE,
+    "int8 affine tensor": presets.INT8_TENSOR_AFFINE,
+    "mxfp8, floor": Quantizer(formats.E4M3, (1, 32), Microscaling(rounding="floor")),
+    "int8 affine in 16": Quantizer(formats.INT8, (1, 16), MinMax()),
+    "uint4 affine in 64": presets.UINT4_64_AFFINE,
+    "int8 in 128 x 128": Quantizer(formats.INT8, (128, 128)),
+}
 RANDOM = ("int8 rows", "fp8 rows", "nvfp4", "mxfp4, floor", "uint8 affine tensor", "int4 in 32", "e5m2 in 1 x 128")
 
 
@@ -182,12 +197,33 @@ class TestRows(unittest.TestCase):
         check(presets.FP8_TENSOR, torch.tensor(3.0))
         check(presets.STATE_FP8, x)
 
+    @parameterized.expand([(name, q, DTYPES[i % 2], i % 3 > 0) for i, (name, q) in enumerate(TRANSPOSED.items())])
     @pytest.mark.full
-    def test_both_copies(self):
-        x = numbers(torch.bfloat16, 48, 32)
-        for q in (presets.INT8_ROW, presets.FP8_TENSOR, presets.MXFP8, presets.NVFP4):
-            check(q, x, ("rowwise", "columnwise"))
-            check(q, x, ("columnwise",))
+    @pytest.mark.sampled(3)
+    def test_transposed_copies(self, _, q, dtype, vector):
+        x = numbers(dtype, *((144, 272) if vector else (77, 150)))
+        check(q, x, ("rowwise", "columnwise"))
+        check(q, x, ("columnwise",))
+
+    @parameterized.expand(list(TRANSPOSED.items()))
+    @pytest.mark.exhaustive
+    def test_transposed_copies_of_each_dtype(self, _, q):
+        for dtype in DTYPES:
+            for shape in ((144, 272), (77, 150), (16, 400), (300, 16)):
+                for usages in (("rowwise",), ("columnwise",), ("rowwise", "columnwise")):
+                    check(q, numbers(dtype, *shape), usages)
+
+    @pytest.mark.full
+    def test_copies_that_are_made_one_by_one(self):
+        x = numbers(torch.bfloat16, 48, 256)
+        check(presets.INT8_256, x, ("rowwise", "columnwise"))
+        noise = torch.randint(0, 256, x.shape, dtype=torch.uint8)
+        check(replace(presets.MXFP8, stochastic=True), x, ("rowwise", "columnwise"), noise=noise)
+
+    @pytest.mark.full
+    def test_blocks_of_128_by_128(self):
+        check(presets.FP8_128X128, numbers(torch.bfloat16, 144, 272))
+        check(presets.FP8_128X128, numbers(torch.float32, 77, 150))
 
     @parameterized.expand([(name, ROWS[name], i) for i, name in enumerate(RANDOM)])
     @pytest.mark.full
@@ -253,7 +289,7 @@ class TestDeclines(unittest.TestCase):
         with mock.patch.object(gpu, "takes", lambda _: True), mock.patch("torch.cuda.is_available", lambda: True):
             for q, words in (
                 (presets.STATE8, "for int8, int4, fp8 and fp4"),
-                (presets.FP8_128X128, "blocks within rows"),
+                (Quantizer(formats.INT8, (64, 64)), "blocks within rows"),
                 (presets.NVFP4_ROW, "under an amax of the tensor"),
                 (presets.INT8_TENSOR_STATIC, "scale is None"),
                 (presets.TERNARY_ROW, "for int8, int4, fp8 and fp4"),

@@ -5,9 +5,9 @@ A tensor becomes a matrix whose rows have the blocks; the operator is told the f
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,11 @@ from hop.numerics.requantization import Reciprocal
 from hop.numerics.rule import Rule
 from hop.numerics.scale_rules import Amax, BlockScaling, CurrentScaling, Microscaling, MinMax, Static, TwoLevel
 
+if TYPE_CHECKING:
+    from cutlass_kernels.quantizing import Request
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TILE = 128
 _FORMATS = {INT8: "s8", UINT8: "u8", INT4: "s4", UINT4: "u4", E4M3: "e4m3", E5M2: "e5m2", E2M1: "e2m1"}
 
 
@@ -101,7 +105,9 @@ def matrix_of(q: Quantizer, shape: Sequence[int]) -> tuple[tuple[int, int], tupl
         return (rows, columns), (1, -1)
     if first == len(shape) - 1:
         return (rows, columns), (1, sizes[-1])
-    return f"for blocks within rows, and of the whole tensor, not {q.block} of {tuple(shape)}"
+    if first == len(shape) - 2 == 0 and sizes == (_TILE, _TILE):
+        return (shape[0], shape[1]), sizes
+    return f"for blocks within rows, tiles of {_TILE} and the whole tensor, not {q.block} of {tuple(shape)}"
 
 
 # ---- quantize
@@ -123,13 +129,11 @@ def _declines(call: tuple[Any, ...]) -> str | None:
         return words
     if scale is None and (missing := q.scale.missing()) is not None:
         return missing
-    for usage in usages:
-        own = shape if usage == copies.ROWWISE else tuple(copies.columns(shape))
-        if usage == copies.COLUMNWISE and q.hadamard is not None:
-            return "the column-wise copy is transformed first"
-        if isinstance(found := matrix_of(q, own), str):
-            return found
-        asked = _asked(q, x, usage, found, words, scale, zero_point, noise)
+    if copies.COLUMNWISE in usages and q.hadamard is not None:
+        return "the column-wise copy is transformed first"
+    for asked in _asked(q, x, usages, words, scale, zero_point, noise):
+        if isinstance(asked, str):
+            return asked
         if not torch.cuda.is_available():
             return "there is no GPU"
         if (reason := kernels().declines(asked, torch.cuda.get_device_capability(x.device))) is not None:
@@ -137,21 +141,38 @@ def _declines(call: tuple[Any, ...]) -> str | None:
     return None
 
 
-def _asked(q: Quantizer, x: Tensor, usage: str, found: Any, words: _Words, *given: Any) -> Any:
-    """What the operator is asked for."""
+_Given = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given: Any) -> "Iterator[Request | str]":
+    """What the operator is asked for, in one call for both copies if it makes them so; or why it is not."""
+    found = [matrix_of(q, x.shape if usage == copies.ROWWISE else copies.columns(x.shape)) for usage in usages]
+    one = words["rule"] != "given" and given[2] is None and x.dim() >= 2 and copies.COLUMNWISE in usages
+    plain = matrix_of(q, [math.prod(x.shape[:-1]), x.shape[-1]]) if one else ""
+    if one and not isinstance(plain, str) and all(not isinstance(f, str) and f[1] == plain[1] for f in found):
+        named = "both" if len(usages) > 1 else "columnwise"
+        yield _request(q, x.reshape(copies.columns(x.shape)[::-1]), plain[1], words, given, named)
+        return
+    for usage, own in zip(usages, found, strict=True):
+        if isinstance(own, str):
+            yield own
+            return
+        scale, zero_point, noise = given
+        wise = (lambda t: t) if usage == copies.ROWWISE else _columns
+        noise = None if noise is None else wise(noise).reshape(own[0])
+        yield _request(q, wise(x).reshape(own[0]), own[1], words, (scale, zero_point, noise), "rowwise")
+
+
+def _request(q: Quantizer, x: Tensor, block: Any, words: _Words, given: _Given, which: str) -> "Request":
     from cutlass_kernels.quantizing import Request
 
-    sizes, block = found
     scale, zero_point, noise = given
-    if usage == copies.COLUMNWISE:
-        x, noise = _columns(x), None if noise is None else _columns(noise)
-    r = Request(x.reshape(sizes), block=block, **words)
+    r = Request(x, block=block, copies=which, **words)
     counts = (1, 1) if words["rule"] == "two_level" else r.counts
-    named = {"scale": None if scale is None else scale.to(torch.float32).reshape(counts)}
+    named = {"scale": None if scale is None else scale.to(torch.float32).reshape(counts), "noise": noise}
     if zero_point is not None:
         codes = zero_point.round() if zero_point.is_floating_point() else zero_point
         named["zero_point"] = codes.clamp(q.format.min, q.format.max).to(r.elements.dtype).reshape(counts)
-    named["noise"] = None if noise is None else noise.reshape(sizes)
     return Request(**(vars(r) | {n: t for n, t in named.items() if t is not None}))
 
 
@@ -162,12 +183,16 @@ def _columns(x: Tensor) -> Tensor:
 def _quantize(call: tuple[Any, ...]) -> list[Tensor]:
     quantizer, x, scale, zero_point, noise, usages, *_ = call
     q, words = Quantizer.parse(quantizer), described(quantizer, scale is not None)
+    assert not isinstance(words, str)
+    made: list[Tensor] = []
+    for asked in _asked(q, x, usages, words, scale, zero_point, noise):
+        assert not isinstance(asked, str)
+        made += kernels().quantized(asked)
     result: dict[str, Tensor] = {}
     for usage in usages:
         own = list(x.shape) if usage == copies.ROWWISE else copies.columns(x.shape)
-        asked = _asked(q, x, usage, matrix_of(q, own), words, scale, zero_point, noise)  # type: ignore[arg-type]
-        made = zip(q.buffers(own).items(), kernels().quantized(asked), strict=True)
-        for (name, (shape, dtype)), buffer in made:
+        for name, (shape, dtype) in q.buffers(own).items():
+            buffer = made.pop(0)
             buffer = buffer if buffer.dtype == dtype else buffer.view(dtype)
             result.setdefault(copies.name_of(q, usage, name), buffer.reshape(shape))
     return list(result.values())
