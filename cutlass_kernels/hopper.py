@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cutlass_kernels import cache as kept
-from cutlass_kernels import measured, missing, prebuilt, tiles, transposing
+from cutlass_kernels import measured, missing, nibble_kernel, prebuilt, tiles, transposing
 from cutlass_kernels.product import BLOCK, FLOATS, INTEGERS, Product
 from cutlass_kernels.variants import MOST_GROUPS, Tile, Variant, longest
 
@@ -100,9 +100,7 @@ def build(variant: Variant, options: str = "") -> Any:
     from cutlass_kernels.grouped_sm90 import GroupedGemm
 
     if variant.group:
-        from cutlass_kernels import nibbles
-
-        return nibbles.build(variant, options)
+        return nibble_kernel.build(variant, options)
     gemm = GroupedGemm(variant) if variant.groups else Gemm(variant)
     return cute.compile(gemm, *_described(variant), options=f"--gpu-arch {TARGET} --enable-tvm-ffi {options}")
 

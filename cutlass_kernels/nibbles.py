@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutlass_kernels import cache, hopper, missing, prebuilt
+from cutlass_kernels import cache, hopper, missing, nibble_kernel, prebuilt
 from cutlass_kernels.product import REALS
 from cutlass_kernels.tiles import NIBBLE_TILES
 from cutlass_kernels.variants import Tile, Variant
@@ -121,37 +121,8 @@ def tile_for(m: int, n: int, multiprocessors: int) -> Tile:
     return Tile(128 if n >= 128 * multiprocessors else 64, columns, swap=True)
 
 
-def build(v: Variant, options: str = "") -> Any:
-    """Compile a variant; no GPU is needed."""
-    import cutlass
-    import cutlass.cute as cute
-    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-
-    from cutlass_kernels.gemm_sm90 import TYPES
-    from cutlass_kernels.nibbles_sm90 import NibbleGemm
-
-    m, n, k, half, steps = (cute.sym_int32() for _ in range(5))
-
-    def matrix(dtype: torch.dtype, shape: tuple[Any, Any], align: int) -> Any:
-        strides = (cute.sym_int64(divisibility=align // dtype.itemsize), 1)
-        return make_fake_tensor(TYPES[dtype], shape, strides, assumed_align=align)
-
-    bias = None if v.bias is None else (make_fake_tensor(TYPES[v.bias], (n,), (1,), assumed_align=v.bias.itemsize),)
-    arguments = (
-        matrix(torch.bfloat16, (m, k), 16),
-        matrix(torch.uint8, (n, half), 16),
-        matrix(torch.float32, (n, steps), 4),
-        matrix(torch.uint8, (n, steps), 1) if v.affine else None,
-        matrix(v.out, (m, n), v.out.itemsize),
-        bias,
-        cutlass.Int32(1),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-    )
-    return cute.compile(NibbleGemm(v), *arguments, options=f"--gpu-arch {hopper.TARGET} --enable-tvm-ffi {options}")
-
-
 def compiled(v: Variant) -> Callable[..., None]:
-    return cache.kernel(v.name, hopper.TARGET, lambda: build(v))
+    return cache.kernel(v.name, hopper.TARGET, lambda: nibble_kernel.build(v))
 
 
 def on_hopper(
