@@ -27,10 +27,10 @@ class _Style(PlacesLayers):
         if isinstance(module, Layer):
             style: Any = self
             for name, placement in placements.items():
-                own = getattr(module, name, None)
-                if own is not None:
-                    spread = distribute_tensor(own, mesh, [placement], src_data_rank=style.src_data_rank)
-                    setattr(module, name, nn.Parameter(spread, requires_grad=own.requires_grad))
+                parameter = getattr(module, name, None)
+                if parameter is not None:
+                    spread = distribute_tensor(parameter, mesh, [placement], src_data_rank=style.src_data_rank)
+                    setattr(module, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
             return True
         return not isinstance(module, nn.Linear | nn.Embedding)
 
