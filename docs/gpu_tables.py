@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -9,7 +10,8 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from benchmarks import gpu, gpu_report, gpu_stages
+from benchmarks import gpu, gpu_cases, gpu_instructions, gpu_report, gpu_stages
+from benchmarks.gpu_times import FORMS as TIMED
 from cutlass_kernels import operators, registry, tiles
 from cutlass_kernels.forms import BF16, E4M3, E5M2, FORMS, S8, S32, U8, variants
 from cutlass_kernels.product import FLOAT4, Product
@@ -27,6 +29,7 @@ GPUS = {
 }
 WEIGHTS = {"Llama-3 8B": ((6144, 4096), (28672, 4096), (4096, 14336)), "70B": ((10240, 8192), (8192, 28672))}
 ROWS = (1, 16, 32, 64, 128, 256, 1024, 4096, 8192)
+CLOCK = 1.55e9  # cycles a second, assumed of a GPU that multiplies at the limit of its power
 
 
 def _products() -> Iterator[tuple[str, Product]]:
@@ -45,12 +48,21 @@ def _products() -> Iterator[tuple[str, Product]]:
     zero, e8m0 = torch.empty(1, dtype=S8), torch.float8_e8m0fnu
     yield "int8, uint8 to int32", made(S8, U8, S32)
     yield "a batch of them", Product(torch.empty(4, m, k, dtype=S8), torch.empty(4, k, n, dtype=S8), S32)
+    stacked: dict[str, Any] = {"lhs_scale": torch.empty(4, m), "rhs_scale": torch.empty(4, n)}
+    batch = torch.empty(4, m, k, dtype=S8), torch.empty(4, k, n, dtype=S8)
+    yield "a batch with scales", Product(*batch, BF16, **stacked)
     yield "with scales, bias", made(S8, S8, BF16, **of_rows, bias=torch.empty(n))
     yield "with zero points", made(S8, S8, BF16, **of_rows, lhs_zero=zero, rhs_zero=zero)
     yield "requantized", made(S8, S8, S8, **of_rows, out_scale=torch.empty(1), requantize="division")
     yield "fp8, scales of rows, columns", made(E4M3, E4M3, BF16, **of_rows)
     yield "e5m2 by e4m3", made(E5M2, E4M3, BF16, **of_rows)
     yield "fp8, blocks of 128", made(E4M3, E4M3, BF16, **blocks)
+    lines: dict[str, Any] = {"lhs_scale": blocks["lhs_scale"], "rhs_scale": torch.empty(k // 128, n)}
+    yield "fp8, blocks of 1 x 128 on both sides", made(E4M3, E4M3, BF16, **lines)
+    offs = torch.empty(4, dtype=torch.int32)
+    weights: dict[str, Any] = {"lhs_scale": torch.empty(m), "rhs_scale": torch.empty(4, n), "offs": offs}
+    yield "groups, int8", Product(torch.empty(m, k, dtype=S8), batch[1], BF16, **weights)
+    yield "groups, fp8", Product(torch.empty(m, k, dtype=E4M3), batch[1].view(E4M3), BF16, **weights)
     yield "MXFP8", made(E4M3, E4M3, BF16, **groups(32, e8m0))
     yield "MXFP4", made(FLOAT4, FLOAT4, BF16, k // 2, **groups(32, e8m0))
     yield "NVFP4", made(FLOAT4, FLOAT4, BF16, k // 2, **groups(16, E4M3), global_scale=torch.empty(1))
@@ -84,9 +96,14 @@ def _alike(form: Variant, v: Variant) -> bool:
 
 
 def _fused(v: Variant) -> Iterator[str]:
-    scales = {"vector": "scales of rows and columns", "block": "scales of blocks"}
+    scales = {"vector": "scales of rows and columns", "block": "scales of blocks", "1x128": "scales of 1 x 128 of both"}
     if v.batched:
         yield "batches"
+    if v.group:
+        yield f"codes of 4 bits in groups of {v.group}{' with zero points' * v.affine}"
+        return
+    if v.groups:
+        yield f"groups of {v.groups if v.groups != 'k' else 'K'}"
     if v.scales:
         yield scales[v.scales]
     for name in ("lhs_zero", "rhs_zero"):
@@ -96,7 +113,7 @@ def _fused(v: Variant) -> Iterator[str]:
         yield f"bias in {short(v.bias)}"
     if v.requantize:
         yield f"requantized by {v.requantize}{', bounded' * v.bounded}"
-    if not v.is_integer and v.scales != "block":
+    if not v.is_integer and v.scales not in ("block", "1x128"):
         yield "sums in float32" if v.promoted else "sums of 14 bits"
 
 
@@ -105,11 +122,56 @@ def chosen() -> str:
     rows = [["N, K", *(f"M = {m}" for m in ROWS)]]
     for model, shapes in WEIGHTS.items():
         for n, k in shapes:
-            fitting = [v for t in tiles.TILES if (v := Variant(S8, S8, BF16, t, scales="vector", tma=not t.swap))]
-            fitting = [v for v in fitting if v.declines() is None]
-            best = [str(tiles.best(fitting, m, n, k, 132).tile).replace("_", " ") for m in ROWS]
+            best = [str(tiles.best(_fitting("int8 to bf16"), m, n, k, 132).tile).replace("_", " ") for m in ROWS]
             rows.append([f"{n}, {k} ({model})", *best])
     return pages.table(rows)
+
+
+def _fitting(form: str) -> list[Variant]:
+    """The variants of a form of benchmarks.gpu_times, one for each tile."""
+    one = gpu_cases.Case(TIMED[form], tiles.SMALLEST, (64, 64, 512)).variant()
+    assert isinstance(one, Variant), one
+    made = [replace(one, tile=t, tma=not t.swap) for t in tiles.TILES]
+    return [v for v in made if v.declines() is None]
+
+
+def steps() -> str:
+    """What the model says of a step of the largest tiles."""
+    rows = [["", "tile", *(f.replace("_", " ") for f in tiles.Step._fields), "limit", "of the matrix unit, %"]]
+    for form in TIMED:
+        for v in _fitting(form):
+            if v.tile.m * v.tile.n >= 128 * 128 and v.tile.split == 1:
+                step = tiles.step_of(v)
+                share = f"{100 * step.multiply / max(step):.0f}"
+                rows.append([form, str(v.tile).replace("_", " "), *(f"{x:.0f}" for x in step), step.limit, share])
+    return pages.table(rows)
+
+
+def predicted() -> str:
+    """Of each form, over the layers of WEIGHTS: for few rows the part of the memory's bandwidth, else operations."""
+    rows = [["", *(f"M = {m}" for m in ROWS)]]
+    for form in TIMED:
+        fitting = _fitting(form)
+        cells = []
+        for m in ROWS:
+            found = [_predicted(fitting, m, n, k) for shapes in WEIGHTS.values() for n, k in shapes]
+            low, high = (f"{f([x[m > 64] for x in found]):,.0f}" for f in (min, max))
+            cells.append(f"{low} to {high}{'' if m > 64 else ' %'}")
+        rows.append([form, *cells])
+    return pages.table(rows)
+
+
+def _predicted(fitting: list[Variant], m: int, n: int, k: int) -> tuple[float, float]:
+    """Percent of the memory's bandwidth, and tera-operations a second."""
+    v = tiles.best(fitting, m, n, k, 132)
+    cycles = tiles.cycles(v, m, n, k, 132)
+    size = m * k + n * k + m * n * v.out.itemsize
+    return 100 * size / tiles.HOPPER.memory / cycles, 2 * m * n * k / cycles * CLOCK / 1e12
+
+
+def instructions(path: Path = gpu_instructions.OUTPUT) -> str:
+    """What benchmarks.gpu_instructions has counted."""
+    return gpu_instructions.table(json.loads(path.read_text())["rows"])
 
 
 def stages() -> str:
@@ -127,4 +189,13 @@ def measured(path: Path = gpu.OUTPUT) -> str:
     return gpu_report.stages(results) + ("\n" + gpu_report.markdown(results) if results["rows"] else "")
 
 
-TABLES = {": routes": routes, ": forms": forms, ": tiles": chosen, ": stages": stages, ": measured": measured}
+TABLES = {
+    ": routes": routes,
+    ": forms": forms,
+    ": tiles": chosen,
+    ": steps": steps,
+    ": predicted": predicted,
+    ": instructions": instructions,
+    ": stages": stages,
+    ": measured": measured,
+}
