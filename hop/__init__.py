@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from hop.tensor import storage as storage
 
 # Imported when they are first asked for; and what has another name (hop/_aliases.py).
-_LATER = ("algorithms", "checkpoint", "export", "integrations", "nn", "optim", "report")
+_LATER = ("algorithms", "checkpoint", "distributed", "export", "integrations", "nn", "optim", "report")
 _FUNCTIONS = {
     "compile_decode": "hop.integrations",
     "load_model": "hop.integrations",

@@ -19,7 +19,6 @@ PUBLIC = {
     "hop.integer_functions": "hop.numerics.integer_functions",
     "hop.schemes": "hop.numerics.schemes",
     "hop.storage": "hop.tensor.storage",
-    "hop.distributed": "hop.nn.parallel",
     "hop.export.onnx": "hop.export.targets.onnx",
 }
 

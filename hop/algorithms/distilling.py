@@ -58,11 +58,11 @@ def teacher_of(model: nn.Module) -> nn.Module:
     for name, module in list(modules_of(result, every_name=True)):
         if isinstance(module, Layer):
             floats = module.to_float()
-            path, _, own = name.rpartition(".")
+            path, _, attribute = name.rpartition(".")
             if not name:
                 result = floats
             else:
-                setattr(result.get_submodule(path), own, floats)
+                setattr(result.get_submodule(path), attribute, floats)
     for parameter in result.parameters():
         if parameter.requires_grad:
             parameter.requires_grad_(False)

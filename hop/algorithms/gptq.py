@@ -222,9 +222,9 @@ def _chosen(
         known = dict(zip(every, moments(model, every, data, survey, taken), strict=True))
     left = list(taken)
     for stage in stages:
-        own = known.pop(stage[0], None) or moments(model, stage[:1], data, survey, left)[0]
+        observed = known.pop(stage[0], None) or moments(model, stage[:1], data, survey, left)[0]
         for layer in stage:
-            rows[layer] = _take(layer, rows[layer], own, settings, pack)
+            rows[layer] = _take(layer, rows[layer], observed, settings, pack)
             left.remove(layer)
     return tuple(rows.values())
 
@@ -247,23 +247,23 @@ def _declined(layer: Layer, uses: int) -> str:
     return reason and f"rounded to the nearest: {reason}"
 
 
-def _take(layer: Layer, row: LayerError, own: Moments, settings: Settings, pack: bool) -> LayerError:
+def _take(layer: Layer, row: LayerError, observed: Moments, settings: Settings, pack: bool) -> LayerError:
     """Freeze a layer, unless they find nothing better than the nearest codes."""
-    if not bool(own.sum.isfinite().all()):
+    if not bool(observed.sum.isfinite().all()):
         return replace(row, note="rounded to the nearest: its input is not finite once the layers before are quantized")
     rounded: Any = quantized_weight(layer)
     q, shape = rounded.quantizer, rounded.shape
     weight = layer.folded_weight().detach().to(torch.float32)
     flat = weight.flatten(1)
-    whole = error(flat, own.sum) or 1.0
-    nearest = error(flat - rounded.dequantize().flatten(1), own.sum) / whole
-    row = replace(row, rows=own.rows, nearest=nearest, error=nearest, damping=settings.damping)
+    whole = error(flat, observed.sum) or 1.0
+    nearest = error(flat - rounded.dequantize().flatten(1), observed.sum) / whole
+    row = replace(row, rows=observed.rows, nearest=nearest, error=nearest, damping=settings.damping)
     grid = Grid.of(q, rounded.buffers(), shape).map(lambda t: t.flatten(1))
-    codes, damping = settings.solve(flat, grid, own.sum)
+    codes, damping = settings.solve(flat, grid, observed.sum)
     row = replace(row, damping=damping)
     if codes is None:
         return replace(row, note=f"rounded to the nearest: its Hessian is singular, with a damping of {damping:g} too")
-    after = error(flat - grid.decode(codes), own.sum) / whole
+    after = error(flat - grid.decode(codes), observed.sum) / whole
     if not after < nearest:
         return replace(row, note="rounded to the nearest, which is no worse")
     buffers = q.with_codes(rounded.buffers(), codes.reshape(shape))

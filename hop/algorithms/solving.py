@@ -78,9 +78,9 @@ def _rounded(columns: Tensor, grid: Grid, factor: Tensor, block: int) -> Tensor:
         end = min(start + block, count)
         errors = torch.empty_like(columns[start:end])
         for j in range(start, end):
-            own = grid[j]
-            codes.append(own.encode(columns[j]))
-            errors[j - start] = (columns[j] - own.decode(codes[-1])) / factor[j, j]
+            column_grid = grid[j]
+            codes.append(column_grid.encode(columns[j]))
+            errors[j - start] = (columns[j] - column_grid.decode(codes[-1])) / factor[j, j]
             columns[j + 1 : end].addr_(factor[j, j + 1 : end], errors[j - start], alpha=-1)
         columns[end:].addmm_(factor[start:end, end:].t(), errors, alpha=-1)
     return torch.stack(codes)

@@ -66,9 +66,9 @@ class QuantizeBuffers(Hop):
         parsed, (x, *others, usages) = Quantizer.parse(quantizer), _given(*rest)
         shapes = [b.shape for b in copies.describe(parsed, x.shape, tuple(usages))]
 
-        def of_parts(own: Quantizer, *parts: Any) -> list[Tensor]:
-            if sharding.is_shared(own):
-                return list(copies.quantize(own, parts[0], tuple(usages), *parts[1:]).values())
+        def of_parts(quantizer_of_part: Quantizer, *parts: Any) -> list[Tensor]:
+            if sharding.is_shared(quantizer_of_part):
+                return list(copies.quantize(quantizer_of_part, parts[0], tuple(usages), *parts[1:]).values())
             return self(quantizer, *parts, usages)
 
         return sharding.run(parsed, x.shape, usages, (x, *others), of_parts, shapes)
@@ -116,11 +116,11 @@ class DequantizeBuffers(Hop):
         parsed, (usages, shape, dtype) = Quantizer.parse(quantizer), rest
 
         def of_parts(_: Quantizer, *parts: Tensor) -> list[Tensor]:
-            own = list(shape)
-            if own and not parsed.flat and not parsed.is_tiled() and tuple(usages) == (copies.ROWWISE,):
-                whole = tracing.known_equal(own[-1] % parsed.per_byte(), 0)
-                own = [*parts[0].shape[:-1], parts[0].shape[-1] * parsed.per_byte() if whole else own[-1]]
-            return [self(quantizer, list(parts), usages, own, dtype)]
+            part_shape = list(shape)
+            if part_shape and not parsed.flat and not parsed.is_tiled() and tuple(usages) == (copies.ROWWISE,):
+                whole = tracing.known_equal(part_shape[-1] % parsed.per_byte(), 0)
+                part_shape = [*parts[0].shape[:-1], parts[0].shape[-1] * parsed.per_byte() if whole else part_shape[-1]]
+            return [self(quantizer, list(parts), usages, part_shape, dtype)]
 
         return sharding.run(parsed, shape, usages, buffers, of_parts, [shape])[0]
 

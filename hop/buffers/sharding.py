@@ -59,8 +59,8 @@ class _SharedQuantizer(FastQuantizer):
 
 def shared(quantizer: Quantizer, reduce: Reduce) -> Quantizer:
     """`quantizer` for a part of a tensor, with the scales of the whole, whose statistics `reduce` combines."""
-    own = fast(str(quantizer))
-    result = _SharedQuantizer(**{f.name: getattr(own, f.name) for f in fields(own)})
+    kernel = fast(str(quantizer))
+    result = _SharedQuantizer(**{f.name: getattr(kernel, f.name) for f in fields(kernel)})
     object.__setattr__(result, "reduce", reduce)
     return result
 

@@ -144,17 +144,17 @@ def _check_plain(fqn: str, value: Any, saved: Any) -> None:
 
 def _checked(fqn: str, part: Part, saved: Any, metadata: Any) -> Mapping[str, Any]:
     """What the checkpoint says of the tensor, if that is what the tensor is."""
-    own = describe(part)
+    described = describe(part)
     if saved is None and fqn in metadata.state_dict_metadata:
         raise ValueError(
-            f"{fqn!r}: the checkpoint holds it plain, and the state dict quantized by {own['quantizer']}; load it into "
-            "the plain tensor, and quantize that"
+            f"{fqn!r}: the checkpoint holds it plain, and the state dict quantized by {described['quantizer']}; load "
+            "it into the plain tensor, and quantize that"
         )
     if saved is None:
         raise RuntimeError(f"{fqn!r} is missing in the checkpoint")
-    different = [field for field in own if saved.get(field) != own[field]]
+    different = [field for field in described if saved.get(field) != described[field]]
     if different:
-        has, wants = ({field: d.get(field) for field in different} for d in (saved, own))
+        has, wants = ({field: d.get(field) for field in different} for d in (saved, described))
         raise ValueError(
             f"{fqn!r}: the checkpoint holds {has}, and the state dict {wants}; make the tensor as it was saved, load "
             "it, and convert it then"

@@ -81,9 +81,11 @@ def part_of(x: Any) -> Part | None:
 def _ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:
     """For each buffer and dimension where the range begins, and whether other parts share it."""
     t = part.tensor
-    own = units.of_buffers(t.quantizer, t.usages, t.dim())
+    units_of = units.of_buffers(t.quantizer, t.usages, t.dim())
     along = list(zip(part.offsets, t.shape, part.shape, strict=True))
-    return {name: [_range(name, f"dimension {d}", u[d], *along[d]) for d in range(t.dim())] for name, u in own.items()}
+    return {
+        name: [_range(name, f"dimension {d}", u[d], *along[d]) for d in range(t.dim())] for name, u in units_of.items()
+    }
 
 
 def _flat_ranges(part: Part) -> dict[str, list[tuple[int, bool]]]:

@@ -45,8 +45,8 @@ def headers_of_float8() -> Changes:
     cls: Any = cpp_wrapper_cpu.CppWrapperCpu
     path = cls.get_device_include_path
     names = (name for name in dir(torch) if name.startswith("float8_e") and name != "float8_e8m0fnu")
-    own = "\n".join(f"#include <c10/util/Float8_{name.removeprefix('float8_')}.h>" for name in sorted(names))
-    yield cls, "get_device_include_path", staticmethod(lambda device: f"{path(device)}\n{own}")
+    includes = "\n".join(f"#include <c10/util/Float8_{name.removeprefix('float8_')}.h>" for name in sorted(names))
+    yield cls, "get_device_include_path", staticmethod(lambda device: f"{path(device)}\n{includes}")
 
 
 @changing(

@@ -36,9 +36,9 @@ def check(tensors: Iterable[Any]) -> None:
     """Raise RuntimeError unless the storage of each dense tensor of PyTorch's own class holds all of its elements; in
     eager mode, as tensors that are traced have no memory. 1.2 µs for one tensor, 1.6 for three."""
     if eager.is_plain_eager():
-        own = [x for x in tensors if type(x) in PLAIN and has_storage(x)]
-        if own and not _looks[-1](own):
-            for x in own:  # one of them may be of a dtype that only Python knows
+        plain_tensors = [x for x in tensors if type(x) in PLAIN and has_storage(x)]
+        if plain_tensors and not _looks[-1](plain_tensors):
+            for x in plain_tensors:  # one of them may be of a dtype that only Python knows
                 if not holds(x):
                     raise short(x)
 

@@ -27,8 +27,8 @@ def combined_over(x: torch.Tensor, op: str, over: Any, axis: int = 0) -> torch.T
 
 def gather_numbers(n: int, mesh: Any) -> list[int]:
     """The numbers that the processes of a mesh of one dimension give, in the order of their ranks."""
-    own, ops = torch.tensor([n], device=mesh.device_type), functional
-    return ops.wait_tensor(ops.all_gather_into_tensor(own, mesh.size(), mesh.get_group().group_name)).tolist()
+    count, ops = torch.tensor([n], device=mesh.device_type), functional
+    return ops.wait_tensor(ops.all_gather_into_tensor(count, mesh.size(), mesh.get_group().group_name)).tolist()
 
 
 def group_size(group: Any) -> int:

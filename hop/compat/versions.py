@@ -35,8 +35,8 @@ class Lack:
 
     def shows(self, torch_version: Version | None = None) -> bool:
         """Whether that version, by default the one that runs, lacks it."""
-        own = version() if torch_version is None else torch_version
-        return (self.since is None or own >= self.since) and (self.until is None or own < self.until)
+        running = version() if torch_version is None else torch_version
+        return (self.since is None or running >= self.since) and (self.until is None or running < self.until)
 
 
 LACKS: dict[str, Lack] = {

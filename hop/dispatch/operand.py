@@ -68,16 +68,16 @@ class Operand(NamedTuple):
 
     def values(self, usage: str = "") -> Tensor:
         """The numbers that it stands for, float32, from the copy named."""
-        own = self.of(usage) if usage else self
+        copy = self.of(usage) if usage else self
         dequantize = operators["hop_dequantize_buffers"]
-        return dequantize(str(own.quantizer), list(own.tensors), list(own.usages), list(own.shape), torch.float32)
+        return dequantize(str(copy.quantizer), list(copy.tensors), list(copy.usages), list(copy.shape), torch.float32)
 
     def of(self, usage: str) -> "Operand":
         """The operand with one of its copies alone."""
         if self.usages == (usage,):
             return self
-        own = self.buffers
-        tensors = tuple(own[name] for name in copies.names(self.quantizer, (usage,)))
+        buffers = self.buffers
+        tensors = tuple(buffers[name] for name in copies.names(self.quantizer, (usage,)))
         return self._replace(tensors=tensors, usages=(usage,))
 
 

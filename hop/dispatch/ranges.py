@@ -32,8 +32,12 @@ def _operands(function: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _format(x: Any) -> str:
     if isinstance(x, Quantizer):
         return x.format.name
-    own = getattr(x, "quantizer", None)
-    return _format(own) if own is not None else str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
+    quantizer = getattr(x, "quantizer", None)
+    return (
+        _format(quantizer)
+        if quantizer is not None
+        else str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
+    )
 
 
 def _sizes(op: OpOverload | None, tensors: list[Tensor]) -> list[int]:

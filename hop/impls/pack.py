@@ -65,8 +65,8 @@ class Pack(Composite):
                 codes = q.format.unpack(x.codes, x.shape[-1]) if q.per_byte() > 1 else x.codes
                 rest |= wanted.beside(codes, q.format)
             return x.rebuilt({"codes": packed} | rest, quantizer=replace(q, layout=wanted))
-        own = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
-        return x.rebuilt(q.packed(own, x.shape, wanted), quantizer=replace(q, layout=wanted))
+        buffers = {name: b if name == "codes" else b.clone() for name, b in x.buffers().items()}
+        return x.rebuilt(q.packed(buffers, x.shape, wanted), quantizer=replace(q, layout=wanted))
 
     def differentiable(self, x: Tensor, layout: str, /) -> bool:
         return True

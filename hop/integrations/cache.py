@@ -108,8 +108,8 @@ class QuantizedLayer(CacheLayerMixin):
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each sequence `repeats` times, one after the other."""
         if self.is_initialized:
-            own = torch.arange(self.batch_size, device=self.cache.length.device)
-            self.cache.select(own.repeat_interleave(repeats))
+            indices = torch.arange(self.batch_size, device=self.cache.length.device)
+            self.cache.select(indices.repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """The sequences that `indices` name."""

@@ -134,11 +134,11 @@ class Decoder:
     def _mask(self, kind: str, at: int) -> Tensor:
         """Which slots the token at position `at` sees: (batch_size, 1, 1, count)."""
         if kind == FULL or at < self._window:
-            own = self._seen[:, : max(at + 1, 2)]  # a dimension of 1 would be another program
+            mask = self._seen[:, : max(at + 1, 2)]  # a dimension of 1 would be another program
         else:
             first = at + 1 - self._window
-            own = self._seen[:, first : at + 1].roll(first % self._window, 1)
-        return own.contiguous()[:, None, None]
+            mask = self._seen[:, first : at + 1].roll(first % self._window, 1)
+        return mask.contiguous()[:, None, None]
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Any:
         """What model.generate gives, in steps of the compiled program: sampling, beams, streamers and the rest.

@@ -64,10 +64,10 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     (up, first), (down, _) = (_part(getattr(self, name)) for name in holder.names)
     tokens, k = top_k_index.shape
     count, scheme = up.shape[0], holder.plan()
-    own = top_k_index.reshape(-1) - first
-    own = torch.where((own < 0) | (own >= count), count, own)
-    sorted_experts, order = torch.sort(own, stable=True)
-    ends = torch.searchsorted(sorted_experts, torch.arange(1, count + 1, device=own.device))
+    local_experts = top_k_index.reshape(-1) - first
+    local_experts = torch.where((local_experts < 0) | (local_experts >= count), count, local_experts)
+    sorted_experts, order = torch.sort(local_experts, stable=True)
+    ends = torch.searchsorted(sorted_experts, torch.arange(1, count + 1, device=local_experts.device))
     stacks = [
         Stack(weight, _bias(self, name, first, count)) for weight, name in zip((up, down), holder.names, strict=True)
     ]

@@ -304,9 +304,9 @@ def config_of(file: GGUFFile, model: Model) -> Any:
         known |= {} if token is None else {field: token}
     if "output" in model.names:
         known["tie_word_embeddings"] = "output.weight" not in file
-    own = model.configure(data)
+    fields = model.configure(data)
     try:
-        return AutoConfig.for_model(model.model_type, vocab_size=file.shape(_TABLE)[0], **known, **own)
+        return AutoConfig.for_model(model.model_type, vocab_size=file.shape(_TABLE)[0], **known, **fields)
     except (TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
         raise ValueError(f"load_model: {file.path}: its metadata make no configuration: {error}") from error
 

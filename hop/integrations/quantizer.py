@@ -129,9 +129,9 @@ class HopQuantizer(_Base):
         """The layers whose weights the scheme quantizes, and what holds such weights, under each of their names."""
         layers: dict[str, Layer | Holder] = {}
         for name, module in modules_of(model, every_name=True):
-            own = module if isinstance(module, Layer) else holder_of(module)
-            if own is not None and own.frozen_quantizer() is not None:
-                layers[name] = own
+            layer = module if isinstance(module, Layer) else holder_of(module)
+            if layer is not None and layer.frozen_quantizer() is not None:
+                layers[name] = layer
         return layers
 
     @staticmethod

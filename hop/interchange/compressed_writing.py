@@ -127,11 +127,11 @@ def _of_module(module: nn.Module) -> dict[str, Tensor]:
 
 def _config(place: Path, tensors: Any, config: Mapping[str, Any] | None) -> dict[str, Any]:
     """config.json without a quantization_config."""
-    own: Any = getattr(tensors, "config", None)
+    config_of: Any = getattr(tensors, "config", None)
     if config is not None:
         configuration: Any = dict(config)
-    elif isinstance(tensors, nn.Module) and hasattr(own, "to_dict"):
-        configuration = own.to_dict()
+    elif isinstance(tensors, nn.Module) and hasattr(config_of, "to_dict"):
+        configuration = config_of.to_dict()
         configuration["architectures"] = configuration.get("architectures") or [type(tensors).__name__]
     else:
         file = place / _CONFIG

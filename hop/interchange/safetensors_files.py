@@ -96,13 +96,13 @@ def read_header(path: Path) -> Header:
         length = int.from_bytes(file.read(8), "little")
         held: dict[str, Any] = json.loads(file.read(length))
     entries: list[Entry] = []
-    for name, own in held.items():
+    for name, entry in held.items():
         if name == "__metadata__":
             continue
-        if own["dtype"] not in DTYPES:
-            raise ValueError(f"{path}: tensor {name!r} is of dtype {own['dtype']}, which is not read")
-        start, end = (8 + length + at for at in own["data_offsets"])
-        entries.append(Entry(name, DTYPES[own["dtype"]], tuple(own["shape"]), start, end))
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(f"{path}: tensor {name!r} is of dtype {entry['dtype']}, which is not read")
+        start, end = (8 + length + at for at in entry["data_offsets"])
+        entries.append(Entry(name, DTYPES[entry["dtype"]], tuple(entry["shape"]), start, end))
     return Header(path, {e.name: e for e in sorted(entries, key=lambda e: e.start)})
 
 

@@ -144,8 +144,8 @@ def _converted_functions(
     rows: list[Conversion] = []
     learn_scales, every = options
     for name, module in modules_of(model, every_name=True):
-        own = module if isinstance(module, Function) else function_of(module)
-        if own is None or not _asks_for_functions(pairs, every):
+        function = module if isinstance(module, Function) else function_of(module)
+        if function is None or not _asks_for_functions(pairs, every):
             continue
         scheme, reason = _choice(pairs, name, module, matched)
         if scheme is None or not (every or scheme.output is not None):
@@ -153,12 +153,12 @@ def _converted_functions(
         of_report = None if scheme.output is None else Scheme(None, None, scheme.output)
         reason = "" if of_report is not None else "floats, by functions that are correctly rounded"
         try:
-            if isinstance(own, Function):
-                own.scheme = scheme
+            if isinstance(function, Function):
+                function.scheme = scheme
             elif id(module) in done:
                 model = _put(model, name, done[id(module)])
             else:
-                done[id(module)] = FUNCTION_OF[type(own)].from_float(own, scheme, learn_scales)
+                done[id(module)] = FUNCTION_OF[type(function)].from_float(function, scheme, learn_scales)
                 model = _put(model, name, done[id(module)])
         except (TypeError, ValueError) as error:
             of_report, reason = None, str(error)
@@ -177,11 +177,11 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
         raise not_a_model("float_state_dict", model)
     layers = {name: m for name, m in modules_of(model, every_name=True) if isinstance(m, Layer)}
     states = ("scales.", "input_transform.", "input_order")
-    own = tuple(f"{name}.{state}" if name else state for name in layers for state in states)
+    prefixes = tuple(f"{name}.{state}" if name else state for name in layers for state in states)
     result: dict[str, Tensor] = {}
     for key, value in model.state_dict().items():
         path, _, last = key.rpartition(".")
-        if key.startswith(own) or last == FROZEN:
+        if key.startswith(prefixes) or last == FROZEN:
             continue
         floats = dequantize(value) if isinstance(value, QuantizedTensor) else value
         result[key] = layers[path].float_weight(floats) if last == WEIGHT and path in layers else floats
@@ -323,8 +323,8 @@ def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
     """The model, with `new` in the place `name`."""
     if not name:
         return new
-    path, _, own = name.rpartition(".")
-    setattr(model.get_submodule(path), own, new)
+    path, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(path), attribute, new)
     return model
 
 

@@ -141,8 +141,10 @@ class FoldedBatchNorm(nn.Module):
         y = y.to(z.dtype)
         if scheme.output is None:
             return y
-        own: dict[str, Any] = {} if scales is None else {"scale": scales.output, "zero_point": scales.output_zero_point}
-        return quantize(scheme.output, y, **own)
+        given_scales: dict[str, Any] = (
+            {} if scales is None else {"scale": scales.output, "zero_point": scales.output_zero_point}
+        )
+        return quantize(scheme.output, y, **given_scales)
 
     def _running_sigma(self) -> Tensor:
         return torch.sqrt(self.running_var + self.eps)

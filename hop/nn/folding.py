@@ -206,7 +206,7 @@ def _fold(model: nn.Module, modules: dict[str, nn.Module], layer: str, norm: str
     old, new = modules[norm], FoldedBatchNorm(modules[norm])
     for name, module in modules.items():
         if module is old:
-            path, _, own = name.rpartition(".")
-            setattr(model.get_submodule(path), own, new)
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, new)
     target: Any = modules[layer]
     target.fold(new)

@@ -80,8 +80,8 @@ def bytes_gathered(layer: Layer, processes: int) -> int:
             f"bytes_gathered: layer must be one that gather_as_codes has prepared, got {layer}; call "
             "hop.nn.gather_as_codes before"
         )
-    own = local.gathering
-    return sum(fsdp.bytes_sent(q, own.shape, processes) for q in own.quantizers())
+    gathering = local.gathering
+    return sum(fsdp.bytes_sent(q, gathering.shape, processes) for q in gathering.quantizers())
 
 
 def _quantizer(name: str, layer: Layer) -> Quantizer:

@@ -106,10 +106,10 @@ class Holder:
         if q is None:
             return
         for name in self.names:
-            own: Any = getattr(self.module, name)
-            part = dtensor.own_part(own).detach()
+            weight: Any = getattr(self.module, name)
+            part = dtensor.own_part(weight).detach()
             codes = part if isinstance(part, QuantizedTensor) else quantize(q, part)
-            self._put(name, own, self.laid_out(codes, packs))  # type: ignore[arg-type]
+            self._put(name, weight, self.laid_out(codes, packs))  # type: ignore[arg-type]
         self.frozen, self.packs = True, packs
 
     def take_frozen(self, packs: bool) -> bool:
@@ -125,10 +125,10 @@ class Holder:
     def thaw(self) -> None:
         """Bring back floats, the numbers that the codes stand for, and forget the scheme."""
         for name in self.names:
-            own: Any = getattr(self.module, name)
-            part = dtensor.own_part(own).detach()
+            weight: Any = getattr(self.module, name)
+            part = dtensor.own_part(weight).detach()
             if isinstance(part, QuantizedTensor):
-                self._put(name, own, dequantize(part))
+                self._put(name, weight, dequantize(part))
         self.frozen = False
         delattr(self.module, _OWN)
 

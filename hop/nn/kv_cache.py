@@ -148,10 +148,10 @@ class KVCache(Float32State):
         for of, buffers in new.items():
             slid: dict[str, Tensor] = {}
             for name, t in buffers.items():
-                own, t_bytes = _bytes(getattr(self, f"{of}_{name}")), _bytes(t)
-                both = torch.cat([own.index_select(_TOKENS, order), t_bytes], _TOKENS)
+                buffer, t_bytes = _bytes(getattr(self, f"{of}_{name}")), _bytes(t)
+                both = torch.cat([buffer.index_select(_TOKENS, order), t_bytes], _TOKENS)
                 slid[name] = both.index_copy_(_TOKENS, places, t_bytes).view(t.dtype)
-                own.index_copy_(_TOKENS, slots, t_bytes.narrow(_TOKENS, count - last, last))
+                buffer.index_copy_(_TOKENS, slots, t_bytes.narrow(_TOKENS, count - last, last))
             whole[of] = self._tensor(of, slid)
         self.length.add_(count)
         return whole["key"], whole["value"]
@@ -173,18 +173,18 @@ class KVCache(Float32State):
         for of, buffers in self._quantized(key, value).items():
             written: dict[str, Tensor] = {}
             for name, t in buffers.items():
-                own = getattr(self, f"{of}_{name}")
-                _bytes(own).index_copy_(_TOKENS, slots, _bytes(t))
-                written[name] = own.narrow(_TOKENS, 0, count)
+                buffer = getattr(self, f"{of}_{name}")
+                _bytes(buffer).index_copy_(_TOKENS, slots, _bytes(t))
+                written[name] = buffer.narrow(_TOKENS, 0, count)
             whole[of] = self._tensor(of, written)
         return whole["key"], whole["value"]
 
     def mask(self, positions: Tensor, window: int | None = None) -> Tensor:
         """Which tokens queries see: bool (T, length), True for those up to their own positions, int64 (T,); with a
         window, for the last so many of them."""
-        slots, own = torch.arange(self.shape[_TOKENS], device=positions.device), positions.unsqueeze(-1)
-        seen = slots <= own
-        return seen if window is None else seen & (slots > own - window)
+        slots, queries = torch.arange(self.shape[_TOKENS], device=positions.device), positions.unsqueeze(-1)
+        seen = slots <= queries
+        return seen if window is None else seen & (slots > queries - window)
 
     def forward(
         self,
@@ -229,10 +229,10 @@ class KVCache(Float32State):
     def select(self, indices: Tensor) -> None:
         """Let each sequence of the batch be the one that `indices`, int64, name: in place where their number stays."""
         for name in self._names():
-            own: Tensor = getattr(self, name)
-            selected = own.index_select(0, indices.to(own.device))
-            if selected.shape == own.shape:
-                own.copy_(selected)
+            buffer: Tensor = getattr(self, name)
+            selected = buffer.index_select(0, indices.to(buffer.device))
+            if selected.shape == buffer.shape:
+                buffer.copy_(selected)
             else:
                 setattr(self, name, selected)
 
@@ -275,8 +275,8 @@ class KVCache(Float32State):
 
     def _first(self, of: str, name: str, count: int) -> Tensor:
         """The first `count` tokens of a buffer."""
-        own: Tensor = getattr(self, f"{of}_{name}")
-        return own if own.shape[_TOKENS] == count else own.narrow(_TOKENS, 0, count)
+        buffer: Tensor = getattr(self, f"{of}_{name}")
+        return buffer if buffer.shape[_TOKENS] == count else buffer.narrow(_TOKENS, 0, count)
 
     def _is_known(self) -> bool:
         """Whether the length is a number at no cost."""

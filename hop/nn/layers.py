@@ -139,8 +139,12 @@ class Linear(Layer, nn.Linear):
         order = state_dict.get(f"{prefix}input_order")
         if order is not None and self.input_order is None:
             self.input_order = torch.empty_like(order, device=self._device)
-        own = f"{prefix}input_transform."
-        state = {key.removeprefix(own): value for key, value in state_dict.items() if key.startswith(own)}
+        transform_prefix = f"{prefix}input_transform."
+        state = {
+            key.removeprefix(transform_prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(transform_prefix)
+        }
         if (loaded := InputTransform.loaded(state)) is not None:  # the weight of the file goes with it
             self.input_transform = loaded if self.weight.is_meta else loaded.to(self.weight.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

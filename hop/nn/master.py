@@ -106,11 +106,11 @@ class MasterWeight(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            own = self.gathering
-            copied = memo.get(id(own.layer()))  # where the layer is copied too
+            gathering = self.gathering
+            copied = memo.get(id(gathering.layer()))  # where the layer is copied too
             if copied is not None:
-                own = replace(own, layer=weakref.ref(copied))
-            memo[id(self)] = parameter_like(self, MasterWeight(self.data_.detach().clone(), own))
+                gathering = replace(gathering, layer=weakref.ref(copied))
+            memo[id(self)] = parameter_like(self, MasterWeight(self.data_.detach().clone(), gathering))
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -121,24 +121,24 @@ class MasterWeight(Tensor):
 
     def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Tensor, ...], list[Sent]]:
         """What this process sends: the codes and scales of its part, as bytes."""
-        own = self.gathering
-        parts, rank = Parts(own.shape[0], mesh.size()), mesh.get_local_rank()
-        if tuple(self.shape) != (parts.length(rank), *own.shape[1:]):
+        gathering = self.gathering
+        parts, rank = Parts(gathering.shape[0], mesh.size()), mesh.get_local_rank()
+        if tuple(self.shape) != (parts.length(rank), *gathering.shape[1:]):
             raise ValueError(
                 f"fully_shard: a weight that is gathered as codes must be sharded along its first dimension; the part "
-                f"{rank} of {mesh.size()} of {own.shape} is {tuple(self.shape)}. Leave shard_placement_fn out"
+                f"{rank} of {mesh.size()} of {gathering.shape} is {tuple(self.shape)}. Leave shard_placement_fn out"
             )
         inputs: list[Tensor] = []
         sent: list[Sent] = []
-        for q in own.quantizers():
-            described = Sent(q, own.shape, parts)
-            part = _Part(own, q, parts, rank, mesh)
+        for q in gathering.quantizers():
+            described = Sent(q, gathering.shape, parts)
+            part = _Part(gathering, q, parts, rank, mesh)
             grids, inside = part.quantized(self.data_.detach())
             of_copy = fsdp.send(described, grids)
             sent.append(described.with_inputs(of_copy))
             inputs += of_copy
-            if own.masks:
-                _mask_gradient(own.owner().weight, inside)
+            if gathering.masks:
+                _mask_gradient(gathering.owner().weight, inside)
         return tuple(inputs), sent
 
     def fsdp_post_all_gather(

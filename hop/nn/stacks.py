@@ -92,8 +92,8 @@ def _products(
         if end > start:
             y = _range(given, start, end)
             for j, (weight, bias) in enumerate(stacks):
-                own = None if bias is None else bias[i]
-                y = _product(between(y) if j else y, _matrix(weight, i), own, scheme, columns)
+                row_bias = None if bias is None else bias[i]
+                y = _product(between(y) if j else y, _matrix(weight, i), row_bias, scheme, columns)
             results.append(y)
             start = end
     if start < count or not results:

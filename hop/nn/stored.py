@@ -58,8 +58,8 @@ class StoredWeight(nn.Module):
         if not any(
             key.startswith(f"{prefix}scales.") for key in state_dict
         ):  # a float layer's: scales keep their values
-            own = nn.ModuleDict(self.scales).state_dict()
-            state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in own.items()})
+            state = nn.ModuleDict(self.scales).state_dict()
+            state_dict.update({f"{prefix}scales.{k}": t.detach() for k, t in state.items()})
         assigns = local_metadata.get("assign_to_params_buffers", False)
         self.prepare_loading(state_dict, f"{prefix}{WEIGHT}", assigns)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)

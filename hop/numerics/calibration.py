@@ -106,8 +106,8 @@ def entropy(q: Quantizer, *batches: Tensor, bins: int = 2048, steps: int = 64, l
 def _divergence(q: Quantizer, counts: Tensor, centres: Tensor, limits: Tensor, scales: dict[str, Tensor]) -> Tensor:
     """Of each row of counts (rows, bins), clipped to its ends (2, rows)."""
     by_row = replace(q, block=(1, -1), flat=False, stochastic=False, layout=None)
-    own = {name: value.reshape(-1, 1) for name, value in scales.items()}
-    values = by_row.fake_quantize(centres, own["scale"], own.get("zero_point"))
+    by_rows = {name: value.reshape(-1, 1) for name, value in scales.items()}
+    values = by_row.fake_quantize(centres, by_rows["scale"], by_rows.get("zero_point"))
     inside = (centres >= limits[0].unsqueeze(1)) & (centres <= limits[1].unsqueeze(1))
     kept = torch.where(inside, counts, 0.0)
     places = torch.arange(counts.shape[1], device=counts.device).expand_as(counts)
@@ -187,17 +187,17 @@ def _joined(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor]
     count = (joined == joined).sum(-1, keepdim=True).to(torch.float64)
     place = (count * percent / 100).round().clamp(min=1) - 1
     quantiles = joined.gather(-1, place.to(torch.int64)).squeeze(-1).nan_to_num(0.0)
-    own = _served(q)
-    return quantiles.reshape(tuple(blocks.counts(own.rows(batches[0].shape), own.block)))
+    served = _served(q)
+    return quantiles.reshape(tuple(blocks.counts(served.rows(batches[0].shape), served.block)))
 
 
 def _rows(q: Quantizer, batches: tuple[Tensor, ...], change: Callable[[Tensor], Tensor]) -> Tensor:
     """The numbers of change(x) of all batches, (blocks, numbers); NaN where a block has none."""
-    own = _served(q)
+    served = _served(q)
     rows: list[Tensor] = []
     for x in batches:
         changed = change(x.to(torch.float32)).clamp(-LARGEST, LARGEST)
-        cut, dims = blocks.split(changed.reshape(own.rows(x.shape)), own.block, fill=math.nan)
+        cut, dims = blocks.split(changed.reshape(served.rows(x.shape)), served.block, fill=math.nan)
         kept = [d for d in range(cut.dim()) if d not in dims]
         blocks_as_rows = cut.permute(*kept, *dims).flatten(len(kept))
         rows.append(blocks_as_rows.reshape(-1, blocks_as_rows.shape[-1]))
@@ -239,10 +239,10 @@ def _check(name: str, q: Any, batches: tuple[Any, ...]) -> None:
     if len(devices := {str(x.device) for x in batches}) > 1:
         raise ValueError(f"{name}: batches must be on one device, got {', '.join(sorted(devices))}; move them to one")
     memory.check(batches)
-    own = _served(q)
-    if len({tuple(blocks.counts(own.rows(x.shape), own.block)) for x in batches}) > 1:
+    served = _served(q)
+    if len({tuple(blocks.counts(served.rows(x.shape), served.block)) for x in batches}) > 1:
         shapes = [tuple(x.shape) for x in batches]
         raise ValueError(
-            f"{name}: batches must cut into the same number of blocks of {own.block}, got shapes {shapes}; give "
+            f"{name}: batches must cut into the same number of blocks of {served.block}, got shapes {shapes}; give "
             "batches of one shape"
         )

@@ -133,10 +133,10 @@ def quantize(
 def dequantize(quantizer: Quantizer, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
     """The numbers of a tensor of `shape`, in float32, from its row-wise copy if there is one."""
     usage = of(list(buffers))[0]
-    own = {name: buffers[name_of(quantizer, usage, name)] for name in ("codes", *quantizer.stored())}
+    stored = {name: buffers[name_of(quantizer, usage, name)] for name in ("codes", *quantizer.stored())}
     if usage == ROWWISE:
-        return quantizer.dequantize(own, shape)
-    values = quantizer.dequantize(own, columns(shape))
+        return quantizer.dequantize(stored, shape)
+    values = quantizer.dequantize(stored, columns(shape))
     if quantizer.hadamard is not None:
         values = quantizer.hadamard.invert(values)
     return values.t().reshape(shape)

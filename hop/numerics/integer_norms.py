@@ -61,12 +61,12 @@ class IBertLayerNorm(IntegerFunction):
         wide = torch.float64
         unit = torch.full((), n, dtype=wide, device=x.device).sqrt() / 2.0**30
         y = _normalized(x.to(torch.int64) - scalar(units.zero_point, x, torch.int64), n, self.shift)
-        own = torch.ones(n, dtype=wide, device=x.device) if weight is None else weight.to(wide)
+        factors = torch.ones(n, dtype=wide, device=x.device) if weight is None else weight.to(wide)
         if bias is not None:
-            offset = (bias.to(wide) / own / unit).floor().clamp(-(2.0**31), 2.0**31 - 1)
-            y = y + torch.where(own == 0, 0.0, offset).to(torch.int64)
-        mantissa, shift = fixed_point(own.abs() * unit / scalar(units.output_scale, x, wide))
-        product = y.clamp(-(2**31), 2**31 - 1) * torch.where(own < 0, -mantissa, mantissa)
+            offset = (bias.to(wide) / factors / unit).floor().clamp(-(2.0**31), 2.0**31 - 1)
+            y = y + torch.where(factors == 0, 0.0, offset).to(torch.int64)
+        mantissa, shift = fixed_point(factors.abs() * unit / scalar(units.output_scale, x, wide))
+        product = y.clamp(-(2**31), 2**31 - 1) * torch.where(factors < 0, -mantissa, mantissa)
         y = nearest(product, power_of_two((31 - shift).clamp(0, 62)), "even")
         return y + scalar(units.output_zero_point, x, torch.int64)
 

@@ -195,9 +195,9 @@ class Pt2eResizeBilinear(OfFloats, _Bilinear):
 
 def _added(values: list[Tensor], weights: list[Tensor], start: int, count: int, order: Sequence[int]) -> Tensor:
     """Four products of some channels, in that order."""
-    own = [values[i].narrow(1, start, count) for i in order]
-    total = own[0] * weights[order[0]]
-    for value, i in zip(own[1:], order[1:], strict=True):
+    parts = [values[i].narrow(1, start, count) for i in order]
+    total = parts[0] * weights[order[0]]
+    for value, i in zip(parts[1:], order[1:], strict=True):
         total = fma(value, weights[i], total)
     return total
 

@@ -93,15 +93,15 @@ class TfliteTable(IntegerFunction):
 
     def compute(self, x: Tensor, units: Units, codes: Codes) -> Tensor:
         """The codes of the function of x."""
-        own, out = units.scales(x, torch.float32)
+        scale, out = units.scales(x, torch.float32)
         zero, out_zero = units.zeros(x, torch.float32)
         function, index = FUNCTIONS[self.function], x.to(torch.int64)
         if x.dtype == torch.int16:
             self.whole(codes, torch.int16)
-            return fp.interpolated(fp.table_513(function, own, zero, out, out_zero), index)
+            return fp.interpolated(fp.table_513(function, scale, zero, out, out_zero), index)
         low = torch.iinfo(x.dtype).min
         every = torch.arange(low, low + 256, device=x.device).to(torch.float32)
-        y = fp.half_away(function(own * (every - zero)) * (torch.ones_like(out) / out)) + out_zero
+        y = fp.half_away(function(scale * (every - zero)) * (torch.ones_like(out) / out)) + out_zero
         table = torch.where(y == y, y, codes.low).clamp(codes.low, codes.high).to(torch.int64)
         return table.index_select(0, (index - low).reshape(-1)).reshape(x.shape)
 
@@ -123,14 +123,14 @@ class TfliteRsqrt(IntegerFunction):
     def compute(self, x: Tensor, units: Units, codes: Codes) -> Tensor:
         """The codes of 1 / √x."""
         self.whole(codes, torch.int16)
-        own, out = units.scales(x, torch.float32)
+        scale, out = units.scales(x, torch.float32)
         zero, out_zero = units.zeros(x, torch.float32)
         most = out * (32767 - out_zero)
 
         def function(x: Tensor) -> Tensor:
             return torch.where(x > 0, torch.ones_like(x) / torch.where(x > 0, x, 1.0).sqrt(), most)
 
-        return fp.interpolated(fp.table_513(function, own, zero, out, out_zero), x.to(torch.int64))
+        return fp.interpolated(fp.table_513(function, scale, zero, out, out_zero), x.to(torch.int64))
 
 
 # fmt: off

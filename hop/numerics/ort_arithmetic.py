@@ -147,10 +147,10 @@ class OrtSoftmax(_Ort):
         n = int(x.shape[dim])
         if not 1 < n <= MOST:
             raise ValueError(f"OrtSoftmax: dimension {dim} must have 2 to {MOST} elements, got {n}; take Division()")
-        own, out = scalar(units.scale, x, torch.float64), scalar(units.output_scale, x, torch.float32)
-        room = torch.full_like(own, max(0.0, math.log(float32(_LARGEST / n)) - _RESERVE))
+        scale, out = scalar(units.scale, x, torch.float64), scalar(units.output_scale, x, torch.float32)
+        room = torch.full_like(scale, max(0.0, math.log(float32(_LARGEST / n)) - _RESERVE))
         below = torch.arange(-255, 1, dtype=torch.float64, device=x.device)
-        table = ((below + room / own) * own).exp().to(torch.float32)
+        table = ((below + room / scale) * scale).exp().to(torch.float32)
         wide = x.to(torch.int64)
         e = table[wide - wide.amax(dim, keepdim=True) + 255]
         total = e.select(dim, 0)

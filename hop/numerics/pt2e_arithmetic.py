@@ -32,8 +32,8 @@ MOST = 1024  # elements of a sum; of longer ones, one in a thousand lies halfway
 
 def floats(x: Tensor, units: Units) -> Tensor:
     """What codes mean, in float32."""
-    zero, own = scalar(units.zero_point, x, torch.float32), scalar(units.scale, x, torch.float32)
-    return (x.to(torch.float32) - zero) * own
+    zero, scale = scalar(units.zero_point, x, torch.float32), scalar(units.scale, x, torch.float32)
+    return (x.to(torch.float32) - zero) * scale
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,8 +44,8 @@ class OfFloats(IntegerFunction):
 
     def finished(self, y: Tensor, units: Units, codes: Codes) -> Tensor:
         """The codes of floats."""
-        own, zero = (scalar(n, y, torch.float32) for n in units[2:])
-        steps = (self.bounded(y) * (torch.ones_like(own) / own)).round() + zero
+        scale, zero = (scalar(n, y, torch.float32) for n in units[2:])
+        steps = (self.bounded(y) * (torch.ones_like(scale) / scale)).round() + zero
         return steps.clamp(codes.low, codes.high).to(codes.dtype)
 
 
@@ -181,7 +181,7 @@ def _places(spans: Sequence[Any], stride: list[int], kernel: list[int]) -> list[
 
 
 def _windows(x: Tensor, places: Sequence[Sequence[slice]]) -> Tensor:
-    return _one_by_one([x[(..., *own)] for own in itertools.product(*places)])
+    return _one_by_one([x[(..., *place)] for place in itertools.product(*places)])
 
 
 def _counted(x: Tensor, kernel: list[int], stride: list[int], padding: list[int], spans: Sequence[Any]) -> Tensor:

@@ -47,8 +47,8 @@ class Value:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = cls.__module__.split(".")[0] == __name__.split(".")[0]
-        _classes[cls.__name__ if own else f"{cls.__module__}.{cls.__qualname__}"] = cls
+        is_ours = cls.__module__.split(".")[0] == __name__.split(".")[0]
+        _classes[cls.__name__ if is_ours else f"{cls.__module__}.{cls.__qualname__}"] = cls
         register_value(cls)
 
     @functools.cached_property
@@ -136,9 +136,11 @@ def _spelled(value: Any, where: str) -> str:
         return constant
     shown = []
     for f in dataclasses.fields(value):
-        own = getattr(value, f.name)
-        if f.init and not (f.default is not dataclasses.MISSING and type(own) is type(f.default) and own == f.default):
-            shown.append(f"{f.name}={_spelled(own, f'{where}.{f.name}')}")
+        value_of = getattr(value, f.name)
+        if f.init and not (
+            f.default is not dataclasses.MISSING and type(value_of) is type(f.default) and value_of == f.default
+        ):
+            shown.append(f"{f.name}={_spelled(value_of, f'{where}.{f.name}')}")
     return f"{name}({', '.join(shown)})"
 
 

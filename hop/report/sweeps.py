@@ -174,11 +174,11 @@ class _Trial:
         """The figures of a program; of the float one for None."""
         module: Any = self.float if program is None else program.module()
         outputs = self.wanted if program is None else [module(*x.args, **x.kwargs) for x in self.data]
-        own: list[float] = []
+        losses: list[float] = []
         floats: list[float] = []
         for _ in range(self.options.rounds):  # by turns, so that what else the machine does slows both
             floats.append(_seconds(self.float, self.data[0]))
-            own.append(floats[-1] if program is None else _seconds(module, self.data[0]))
+            losses.append(floats[-1] if program is None else _seconds(module, self.data[0]))
         return Candidate(
             name=FLOAT,
             scheme="",
@@ -186,7 +186,7 @@ class _Trial:
             cosine=_cosine(outputs, self.wanted),
             loss=None if self.loss is None else float(self.loss(outputs)),
             parameter_bytes=parameter_bytes(Meter(program or self.program, "model", "sweep")),
-            seconds=statistics.median(own),
+            seconds=statistics.median(losses),
             float_seconds=statistics.median(floats),
             rewritten=0,
             left=0,

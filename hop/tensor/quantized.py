@@ -107,9 +107,9 @@ class QuantizedTensor(Tensor):
     ) -> "QuantizedTensor":
         """As `fitting`, of contiguous buffers that were just made on the CPU, with a byte for each code. 1 µs."""
         t: QuantizedTensor = subclasses.make_contiguous_wrapper(QuantizedTensor, shape, dtype)
-        own = vars(t)
-        own.update(zip(names, buffers, strict=True))
-        own["quantizer"], own["_names"] = quantizer, names
+        attributes = vars(t)
+        attributes.update(zip(names, buffers, strict=True))
+        attributes["quantizer"], attributes["_names"] = quantizer, names
         return t
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -134,13 +134,13 @@ class QuantizedTensor(Tensor):
     def operand(self) -> Operand:
         """What holds it, of which `check` has been asked."""
         self.check()
-        own = vars(self)
-        return Operand(self.quantizer, tuple(own[name] for name in self._names), self.usages, tuple(self.shape))
+        attributes = vars(self)
+        return Operand(self.quantizer, tuple(attributes[name] for name in self._names), self.usages, tuple(self.shape))
 
     def fits(self) -> bool:
         """Whether it still has the form and the memory that its quantizer describes."""
-        own, form = vars(self), self._form or form_of(self)
-        buffers = [own[name] for name in self._names]
+        attributes, form = vars(self), self._form or form_of(self)
+        buffers = [attributes[name] for name in self._names]
         if self.device.type == "cpu":
             return form.fits(buffers)
         pairs = zip(buffers, form.described, strict=True)
@@ -150,8 +150,8 @@ class QuantizedTensor(Tensor):
         """Raise ValueError where a buffer has lost its form since it was assigned, by `resize_`, `set_` or the like,
         and RuntimeError where it has lost its memory; in eager mode, as graphs know the sizes of what they trace."""
         if eager.is_plain_eager():
-            own, form = vars(self), self._form or form_of(self)
-            buffers = [own[name] for name in self._names]
+            attributes, form = vars(self), self._form or form_of(self)
+            buffers = [attributes[name] for name in self._names]
             if not form.fits(buffers):
                 if self.numel():  # an empty part of a DTensor may hold the scale of the block that was cut off last
                     copies.check(form.described, buffers)

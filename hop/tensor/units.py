@@ -70,8 +70,8 @@ def block_of(units: Units) -> Block:
 
 
 def _same(block: Block, wanted: Units, shape: Sequence[int]) -> bool:
-    own = blocks.per_dimension(block, len(shape))
-    pairs = zip(own, wanted, shape, strict=True)
+    sizes = blocks.per_dimension(block, len(shape))
+    pairs = zip(sizes, wanted, shape, strict=True)
     return all(a == b or (n != 0 and is_whole(a, n) and is_whole(b, n)) for a, b, n in pairs)
 
 

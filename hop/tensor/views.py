@@ -35,8 +35,8 @@ def each(t: Any, shape: Sequence[int], change: Callable[[Tensor, Units], tuple[T
     """The tensor of `shape` whose grids are what `change` makes of t's."""
     if t.quantizer.flat:
         raise IndivisibleError("its blocks run over the flattened tensor")
-    own = units.of_buffers(t.quantizer, t.usages, t.dim())
-    changed = {name: change(grid, own[name]) for name, grid in t.buffers().items()}
+    units_of = units.of_buffers(t.quantizer, t.usages, t.dim())
+    changed = {name: change(grid, units_of[name]) for name, grid in t.buffers().items()}
     fit = _remembering(units.fitting, t, shape)
     quantizer = fit(t.quantizer, tuple((name, u) for name, (_, u) in changed.items()), tuple(shape))
     return t.rebuilt({name: grid for name, (grid, _) in changed.items()}, quantizer=quantizer, shape=shape)
@@ -197,11 +197,11 @@ def _reshaped(
     quantizer: Quantizer, usages: copies.Usages, old: tuple[int, ...], new: tuple[int, ...]
 ) -> tuple[Quantizer, dict[str, tuple[int, ...]]]:
     """The quantizer after a reshape, and the shape of each buffer."""
-    own = units.of_buffers(quantizer, usages, len(old))
+    units_of = units.of_buffers(quantizer, usages, len(old))
     if 0 in new:
         return quantizer, {name: size for name, (size, _) in quantizer.buffers(new).items()}
     parts = units.groups(old, new)
-    regrouped = {name: units.regrouped(u, old, new, parts) for name, u in own.items()}
+    regrouped = {name: units.regrouped(u, old, new, parts) for name, u in units_of.items()}
     quantizer = units.fitting.__wrapped__(quantizer, tuple(regrouped.items()), new)
     sizes = {
         name: tuple(1 if u == -1 else -(-n // u) for n, u in zip(new, us, strict=True))
@@ -244,12 +244,12 @@ def joined(t: Any, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> Quan
             raise IndivisibleError("its blocks run over the flattened tensor")
         rest = math.prod(shape[dim + 1 :])
         sizes, dim, rows = [n * rest for n in sizes], 0, [math.prod(shape)]
-        own = {"codes": (q.per_byte(),)} | {name: block for name, (_, block) in q.stored().items()}
+        blocks_of = {"codes": (q.per_byte(),)} | {name: block for name, (_, block) in q.stored().items()}
     else:
-        own = units.of_buffers(q, t.usages, t.dim())
+        blocks_of = units.of_buffers(q, t.usages, t.dim())
     if len(sizes) == 1:
         return q
-    new = {name: (*u[:dim], _joint(name, u[dim], sizes, dim), *u[dim + 1 :]) for name, u in own.items()}
+    new = {name: (*u[:dim], _joint(name, u[dim], sizes, dim), *u[dim + 1 :]) for name, u in blocks_of.items()}
     if q.flat:
         return units.with_units(q, new, rows)
     return _remembering(units.fitting, t, shape)(q, tuple(new.items()), tuple(shape))
@@ -261,9 +261,9 @@ def separable(t: Any, dim: int) -> Any:
     q = t.quantizer
     if q.flat or q.scale.outer_block is None:
         return t
-    own = units.of_buffers(q, t.usages, t.dim())
+    units_of = units.of_buffers(q, t.usages, t.dim())
     name = q.scale.given_name
-    inner, outer = own["scale"], own[name]
+    inner, outer = units_of["scale"], units_of[name]
     if inner[dim] == -1 or outer[dim] != -1:
         return t
     given = t.buffers()[name]
@@ -277,16 +277,18 @@ def separable(t: Any, dim: int) -> Any:
 
 def refined(t: Any, dim: int) -> Any:
     """t with blocks that divide its size along `dim`, where they are cut off at its end: with more scales, the same."""
-    own, n = units.of_buffers(t.quantizer, t.usages, t.dim()), t.shape[dim]
-    ragged = {name: u for name, u in own.items() if name != "codes" and not units.is_whole(u[dim], n) and n % u[dim]}
+    units_of, n = units.of_buffers(t.quantizer, t.usages, t.dim()), t.shape[dim]
+    ragged = {
+        name: u for name, u in units_of.items() if name != "codes" and not units.is_whole(u[dim], n) and n % u[dim]
+    }
     if not ragged:
         return t
     buffers = t.buffers()
     for name, u in ragged.items():
         unit = math.gcd(n, u[dim])
-        own[name] = (*u[:dim], unit, *u[dim + 1 :])
+        units_of[name] = (*u[:dim], unit, *u[dim + 1 :])
         buffers[name] = buffers[name].repeat_interleave(u[dim] // unit, dim).narrow(dim, 0, n // unit).contiguous()
-    return t.rebuilt(buffers, quantizer=units.with_units(t.quantizer, own, t.shape))
+    return t.rebuilt(buffers, quantizer=units.with_units(t.quantizer, units_of, t.shape))
 
 
 def _joint(name: str, unit: int, sizes: Sequence[int], dim: int) -> int:

@@ -92,13 +92,5 @@ HOP_END_TARGET
 int hop_attend(const hop_attention* attention, const int8_t* q, const float* q_scale, const int8_t* k, const float* k_scale,
                const int8_t* v, const float* v_scale, const void* mask, void* result, int32_t threads) {
     const hop::AttentionCall call{*attention, q, k, v, q_scale, k_scale, v_scale, mask, result, threads};
-    switch (hop::level()) {
-#if defined(__x86_64__)
-        case hop::Level::amx:
-        case hop::Level::avx512_bf16:
-        case hop::Level::avx512: return hop::avx512::attend(call);
-        case hop::Level::avx2: return hop::avx2::attend(call);
-#endif
-        default: return hop::portable::attend(call);
-    }
+    return HOP_BY_LEVEL(attend(call));
 }

@@ -18,3 +18,20 @@ Cpu best_cpu();  // that the CPU and the operating system offer
 Level level();   // for the best, or what was asked for
 
 }  // namespace hop
+
+// A call of what was compiled for this CPU's level, of code that there is for portable, avx2 and avx512, and in the
+// second form for neon: HOP_BY_LEVEL(run(call)).
+#if defined(__x86_64__)
+#define HOP_BY_LEVEL(...)                                         \
+    (hop::level() >= hop::Level::avx512 ? hop::avx512::__VA_ARGS__ \
+     : hop::level() == hop::Level::avx2 ? hop::avx2::__VA_ARGS__   \
+                                        : hop::portable::__VA_ARGS__)
+#define HOP_BY_LEVEL_OR_NEON(...) HOP_BY_LEVEL(__VA_ARGS__)
+#elif defined(__AARCH64EL__)
+#define HOP_BY_LEVEL(...) hop::portable::__VA_ARGS__
+#define HOP_BY_LEVEL_OR_NEON(...) \
+    (hop::level() == hop::Level::portable ? hop::portable::__VA_ARGS__ : hop::neon::__VA_ARGS__)
+#else
+#define HOP_BY_LEVEL(...) hop::portable::__VA_ARGS__
+#define HOP_BY_LEVEL_OR_NEON(...) hop::portable::__VA_ARGS__
+#endif

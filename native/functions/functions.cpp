@@ -61,15 +61,7 @@ namespace functions {
 namespace {
 
 void evaluate(Function f, const float* x, float* y, int64_t n) {
-    switch (level()) {
-#if defined(__x86_64__)
-        case Level::amx:
-        case Level::avx512_bf16:
-        case Level::avx512: return avx512::evaluate(f, x, y, n);
-        case Level::avx2: return avx2::evaluate(f, x, y, n);
-#endif
-        default: return portable::evaluate(f, x, y, n);
-    }
+    return HOP_BY_LEVEL(evaluate(f, x, y, n));
 }
 
 constexpr int64_t kWords = 65536;

@@ -95,13 +95,5 @@ int hop_multiply_groups(const hop_group_product* product, int threads, const voi
     if (product->m == 0 || product->n == 0) return HOP_OK;
     const hop::GroupCall call{*product, x, x_scale, *weight, bias, y, threads};
     if (product->x_format == HOP_INT8) return hop::multiply_integers(call);
-    switch (hop::level()) {
-#if defined(__x86_64__)
-        case hop::Level::amx:
-        case hop::Level::avx512_bf16:
-        case hop::Level::avx512: return hop::avx512::run(call);
-        case hop::Level::avx2: return hop::avx2::run(call);
-#endif
-        default: return hop::portable::run(call);
-    }
+    return HOP_BY_LEVEL(run(call));
 }

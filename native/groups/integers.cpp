@@ -59,15 +59,7 @@ HOP_END_TARGET
 #endif
 
 int multiply_integers(const GroupCall& call) {
-    switch (level()) {
-#if defined(__x86_64__)
-        case Level::amx:
-        case Level::avx512_bf16:
-        case Level::avx512: return avx512::run(call);
-        case Level::avx2: return avx2::run(call);
-#endif
-        default: return portable::run(call);
-    }
+    return HOP_BY_LEVEL(run(call));
 }
 
 }  // namespace hop

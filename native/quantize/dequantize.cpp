@@ -62,18 +62,5 @@ namespace {
 int hop_dequantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const uint8_t* codes,
                    const void* scale, const void* second, void* out, int32_t threads) {
     const hop::DequantizeCall call{*q, *blocks, codes, scale, second, out, threads};
-    switch (hop::level()) {
-#if defined(__x86_64__)
-        case hop::Level::amx:
-        case hop::Level::avx512_bf16:
-        case hop::Level::avx512: return hop::avx512::dequantize(call, dtype);
-        case hop::Level::avx2: return hop::avx2::dequantize(call, dtype);
-#elif defined(__AARCH64EL__)
-        case hop::Level::neon:
-        case hop::Level::neon_dotprod:
-        case hop::Level::neon_i8mm:
-        case hop::Level::neon_bf16: return hop::neon::dequantize(call, dtype);
-#endif
-        default: return hop::portable::dequantize(call, dtype);
-    }
+    return HOP_BY_LEVEL_OR_NEON(dequantize(call, dtype));
 }

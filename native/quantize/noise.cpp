@@ -41,13 +41,5 @@ HOP_END_TARGET
 
 void hop_noise(const int64_t* seed, uint32_t stream, int64_t count, uint8_t* out, int32_t threads) {
     const uint64_t key = static_cast<uint64_t>(*seed);
-    switch (hop::level()) {
-#if defined(__x86_64__)
-        case hop::Level::amx:
-        case hop::Level::avx512_bf16:
-        case hop::Level::avx512: return hop::avx512::noise(key, stream, count, out, threads);
-        case hop::Level::avx2: return hop::avx2::noise(key, stream, count, out, threads);
-#endif
-        default: return hop::portable::noise(key, stream, count, out, threads);
-    }
+    return HOP_BY_LEVEL(noise(key, stream, count, out, threads));
 }

@@ -140,15 +140,7 @@ int hop_quantize(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype
                  uint8_t* codes, void* scale, void* second, int32_t threads) {
     const hop::QuantizeCall call{*q,    *blocks, x,     given_scale, given_codes != 0, given_zero_point,
                                  noise, codes,   scale, second,      threads};
-    switch (hop::level()) {
-#if defined(__x86_64__)
-        case hop::Level::amx:
-        case hop::Level::avx512_bf16:
-        case hop::Level::avx512: return hop::avx512::quantize(call, dtype);
-        case hop::Level::avx2: return hop::avx2::quantize(call, dtype);
-#endif
-        default: return hop::portable::quantize(call, dtype);
-    }
+    return HOP_BY_LEVEL(quantize(call, dtype));
 }
 
 int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32_t dtype, const void* x, int32_t turned,
@@ -157,13 +149,5 @@ int hop_quantize_product(const hop_quantizer* q, const hop_blocks* blocks, int32
     if (blocks->tile_rows != 1 || q->rule == HOP_TWO_LEVEL || q->rule == HOP_GIVEN) return HOP_UNSUPPORTED;
     const hop::QuantizeCall call{*q, *blocks, x, nullptr, false, nullptr, noise, codes, scale, second, threads};
     const hop::Product product{factor, turned != 0, seed, stream};
-    switch (hop::level()) {
-#if defined(__x86_64__)
-        case hop::Level::amx:
-        case hop::Level::avx512_bf16:
-        case hop::Level::avx512: return hop::avx512::quantize_product(call, product, dtype);
-        case hop::Level::avx2: return hop::avx2::quantize_product(call, product, dtype);
-#endif
-        default: return hop::portable::quantize_product(call, product, dtype);
-    }
+    return HOP_BY_LEVEL(quantize_product(call, product, dtype));
 }

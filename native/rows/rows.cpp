@@ -130,13 +130,5 @@ int hop_compute_rows(const hop_rows* rows, const void* x, const void* other, con
                                                given_codes != 0, given_zero_point, nullptr, static_cast<uint8_t*>(result),
                                                scale, second, threads},
                              result, threads};
-    switch (hop::level()) {
-#if defined(__x86_64__)
-        case hop::Level::amx:
-        case hop::Level::avx512_bf16:
-        case hop::Level::avx512: return hop::avx512::compute_rows(call, weight, bias);
-        case hop::Level::avx2: return hop::avx2::compute_rows(call, weight, bias);
-#endif
-        default: return hop::portable::compute_rows(call, weight, bias);
-    }
+    return HOP_BY_LEVEL(compute_rows(call, weight, bias));
 }

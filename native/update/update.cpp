@@ -133,18 +133,5 @@ int hop_step(const hop_update* u, int32_t threads) {
         if (!one_scale || s.block < HOP_LEAST_BLOCK || s.block > HOP_MOST_BLOCK || HOP_MOST_BLOCK % s.block != 0)
             return HOP_UNSUPPORTED;
     }
-    switch (hop::level()) {
-#if defined(__x86_64__)
-        case hop::Level::amx:
-        case hop::Level::avx512_bf16:
-        case hop::Level::avx512: return hop::avx512::update(*u, threads);
-        case hop::Level::avx2: return hop::avx2::update(*u, threads);
-#elif defined(__AARCH64EL__)
-        case hop::Level::neon:
-        case hop::Level::neon_dotprod:
-        case hop::Level::neon_i8mm:
-        case hop::Level::neon_bf16: return hop::neon::update(*u, threads);
-#endif
-        default: return hop::portable::update(*u, threads);
-    }
+    return HOP_BY_LEVEL_OR_NEON(update(*u, threads));
 }

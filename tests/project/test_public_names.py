@@ -18,6 +18,7 @@ MODULES = (
     "hop",
     "hop.algorithms",
     "hop.checkpoint",
+    "hop.distributed",
     "hop.export",
     "hop.nn",
     "hop.optim",

@@ -103,6 +103,6 @@ def _source(node: Node) -> str:
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames:
         return ""
-    own = [frame for frame in frames if not frame[0].startswith(f"{_TORCH}{os.sep}")]
-    file, line, function, code = (own or frames)[-1]
+    user_frames = [frame for frame in frames if not frame[0].startswith(f"{_TORCH}{os.sep}")]
+    file, line, function, code = (user_frames or frames)[-1]
     return f"; {file}:{line}, in {function}: {code.strip()}"

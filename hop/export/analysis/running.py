@@ -59,13 +59,17 @@ class Runner:
         return interpreter.run_node(node)
 
     def _given(self, arguments: Arguments) -> dict[Node, Any]:
-        own = placed(self.program, arguments, self.caller, self.name)
+        placed_inputs = placed(self.program, arguments, self.caller, self.name)
         placeholders = self.graph.find_nodes(op="placeholder")
         if not isinstance(self.program, ExportedProgram):
-            values: Any = tree_leaves((own.args, own.kwargs)) if own.kwargs else self.graph.process_inputs(*own.args)
+            values: Any = (
+                tree_leaves((placed_inputs.args, placed_inputs.kwargs))
+                if placed_inputs.kwargs
+                else self.graph.process_inputs(*placed_inputs.args)
+            )
             self._check(len(placeholders), len(values))
             return dict(zip(placeholders, map(self._own, values), strict=True))
-        leaves, spec = tree_flatten((own.args, own.kwargs))
+        leaves, spec = tree_flatten((placed_inputs.args, placed_inputs.kwargs))
         specs = self.program.graph_signature.input_specs
         wanted = sum(s.kind is InputKind.USER_INPUT for s in specs)
         self._check(wanted, len(leaves))

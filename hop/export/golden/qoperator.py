@@ -120,8 +120,8 @@ def _graph(model: Any) -> FileGraph:
     constants = {t.name: t for t in model.graph.initializer}
     units: dict[str, Quantization] = {}
     for note in model.graph.quantization_annotation:
-        own = {e.key: constants.get(e.value) for e in note.quant_parameter_tensor_names}
-        scale, zero = own.get("SCALE_TENSOR"), own.get("ZERO_POINT_TENSOR")
+        parameters = {e.key: constants.get(e.value) for e in note.quant_parameter_tensor_names}
+        scale, zero = parameters.get("SCALE_TENSOR"), parameters.get("ZERO_POINT_TENSOR")
         if scale is not None and zero is not None:
             scales, zeros = (numpy_helper.to_array(t).reshape(-1).tolist() for t in (scale, zero))
             units[note.tensor_name] = Quantization(tuple(scales), tuple(zeros), 0)
@@ -145,5 +145,7 @@ def _graph(model: Any) -> FileGraph:
         )
         for i, node in enumerate(model.graph.node)
     )
-    inputs, outputs = ({v.name: places[v.name] for v in own} for own in (model.graph.input, model.graph.output))
+    inputs, outputs = (
+        {v.name: places[v.name] for v in parameters} for parameters in (model.graph.input, model.graph.output)
+    )
     return FileGraph(tuple(tensors), operators, inputs, outputs)

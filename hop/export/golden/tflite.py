@@ -203,10 +203,10 @@ class Beside(Runner):
 
     def compare(self, node: Node, output: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         for pair in (self.pairs or {}).get(node, ()):
-            own = output[0] if isinstance(output, list | tuple) else output
-            theirs = pair.arranged(own, self.runtime.value(pair.tensor))
+            result = output[0] if isinstance(output, list | tuple) else output
+            theirs = pair.arranged(result, self.runtime.value(pair.tensor))
             before = pair.figures.differing
-            pair.figures.add(own, theirs)
+            pair.figures.add(result, theirs)
             if pair.figures.differing > before and self.equal_so_far:
                 self.equal_so_far = False
                 self.first.setdefault(node, []).append(Sample(args, kwargs, theirs))
@@ -293,16 +293,18 @@ class Beside(Runner):
         ends = {pair.tensor.index for pair in self.ends}
         written = [self.runtime.graph.tensors[i] for op in self.runtime.graph.operators for i in op.outputs]
         free = [t for t in written if t.index not in ends]
-        own = [n for n in self.units if n not in {pair.node for pair in self.ends}]
+        nodes = [n for n in self.units if n not in {pair.node for pair in self.ends}]
         pairs = list(self.ends)
         by_name = {t.name: t for t in free}
         named = [
-            _Pair(n, by_name[n.name], self.caller) for n in own if n.name in by_name and _same_sizes(n, by_name[n.name])
+            _Pair(n, by_name[n.name], self.caller)
+            for n in nodes
+            if n.name in by_name and _same_sizes(n, by_name[n.name])
         ]
         keeps_units = any(t.units is not None for t in self.runtime.graph.tensors)
         pairs += [pair for pair in named if not keeps_units or pair.tensor.units == self.units[pair.node]]
-        pairs += self._alike(own, free, pairs)
-        if {n for n in own if can_be_tried(n)} <= {pair.node for pair in (*named, *self.ends)}:  # by to_tflite
+        pairs += self._alike(nodes, free, pairs)
+        if {n for n in nodes if can_be_tried(n)} <= {pair.node for pair in (*named, *self.ends)}:  # by to_tflite
             taken = {pair.node for pair in pairs}, {pair.tensor.index for pair in pairs}
             rest = [pair for pair in named if can_be_tried(pair.node)]
             pairs += [pair for pair in rest if pair.node not in taken[0] and pair.tensor.index not in taken[1]]

@@ -114,5 +114,5 @@ class _Recorder(Runner):
 
 def _has_tensors(node: Node) -> bool:
     """Whether a node computes tensors, and does not only hand them on."""
-    own = getattr(node.target, "__name__", "")
-    return own not in _HANDED_ON and any(isinstance(x, Tensor) for x in tree_leaves(value(node)))
+    name = getattr(node.target, "__name__", "")
+    return name not in _HANDED_ON and any(isinstance(x, Tensor) for x in tree_leaves(value(node)))

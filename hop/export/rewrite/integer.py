@@ -375,8 +375,8 @@ class _Rewriter:
 
     def codes_of_floats(self, node: Node, e: Encoding) -> Node:
         bounds = (e.low, e.high)
-        if own := encodings.arithmetic(node):
-            return emit(node, own, *node.args)
+        if arithmetic := encodings.arithmetic(node):
+            return emit(node, arithmetic, *node.args)
         if e.codes not in FORMATS:
             return emit(node, codes_by_hand, *e[:4], bounds, e.codes)
         given = self.given(e)

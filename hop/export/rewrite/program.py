@@ -44,8 +44,8 @@ def rebuilt(
     """
     graph.lint()
     old = dict(zip(_outputs(program.graph), _outputs(graph), strict=True))
-    own = signature or copy.deepcopy(program.graph_signature)
-    for spec in own.output_specs:  # outputs are found by the names of their nodes
+    new_signature = signature or copy.deepcopy(program.graph_signature)
+    for spec in new_signature.output_specs:  # outputs are found by the names of their nodes
         if spec.arg is not None and getattr(spec.arg, "name", None) in old:
             spec.arg.name = old[spec.arg.name]
     given: dict[str, Any] = {
@@ -56,7 +56,7 @@ def rebuilt(
         "constants": program.constants,
         "verifiers": program.verifiers,
     }
-    return ExportedProgram(GraphModule(program.graph_module, graph), graph, own, **{**given, **changes})
+    return ExportedProgram(GraphModule(program.graph_module, graph), graph, new_signature, **{**given, **changes})
 
 
 def propagate(graph: Graph) -> None:

@@ -68,15 +68,17 @@ def difference(op: Any, output_dtype: torch.dtype, args: tuple[Any, ...]) -> str
     dtypes = {output_dtype, *(x.dtype for x in args if isinstance(x, torch.Tensor))}
     if dtypes <= _SAME and not divides:
         return None
-    own = common_dtype(describe(op), output_dtype, args, {})
+    our_dtype = common_dtype(describe(op), output_dtype, args, {})
     theirs = stock.stock_common_dtype(output_dtype, args)
     if theirs is None:
         return f"PyTorch does not promote {', '.join(sorted(map(str, dtypes)))}"
-    if theirs != own:
-        return f"PyTorch computes it in {theirs}, hop in {own}"
-    if output_dtype is torch.bool and is_integer(own) and op not in _ELEMENTWISE:
-        return f"as torch.bool, PyTorch's result is that of sums in {own}, which wrap, and hop's that of exact sums"
-    if divides and is_integer(own):
+    if theirs != our_dtype:
+        return f"PyTorch computes it in {theirs}, hop in {our_dtype}"
+    if output_dtype is torch.bool and is_integer(our_dtype) and op not in _ELEMENTWISE:
+        return (
+            f"as torch.bool, PyTorch's result is that of sums in {our_dtype}, which wrap, and hop's that of exact sums"
+        )
+    if divides and is_integer(our_dtype):
         return f"PyTorch divides integers in the default dtype, now {torch.get_default_dtype()}, hop in torch.float32"
     return None
 

@@ -127,8 +127,8 @@ class Target:
             }
             for row in self.rows
         ]
-        own = {"name": self.name, "integer_only": self.integer_only, "dtypes": list(self.dtypes)}
-        return {"hop_target": 1, **own, "rows": rows}
+        fields = {"name": self.name, "integer_only": self.integer_only, "dtypes": list(self.dtypes)}
+        return {"hop_target": 1, **fields, "rows": rows}
 
     @classmethod
     def load(cls, path: str | Path) -> "Target":

@@ -148,11 +148,15 @@ def _quantizer_of(x: Tensor) -> Quantizer | None:
     """The quantizer of a quantized tensor, for its dimensions, or inside of vmap for those of a member, with codes in
     the plain form; None of a tensor that is not quantized."""
     inner: Any = functorch.innermost(x)
-    own = getattr(inner, "quantizer", None)
-    if own is None:
+    quantizer = getattr(inner, "quantizer", None)
+    if quantizer is None:
         return None
-    own, members = _per_dimension(own.plain, inner.dim()), inner.dim() - x.dim()
-    return replace(own, block=own.block[members:]) if members and set(own.block[:members]) == {1} else own
+    quantizer, members = _per_dimension(quantizer.plain, inner.dim()), inner.dim() - x.dim()
+    return (
+        replace(quantizer, block=quantizer.block[members:])
+        if members and set(quantizer.block[:members]) == {1}
+        else quantizer
+    )
 
 
 def _per_dimension(q: Quantizer, ndim: int) -> Quantizer:
@@ -176,13 +180,13 @@ def _check_operands(call: SchemeCall) -> None:
                 f"quantized: argument {name!r} of {call.op} must be float16, bfloat16, float32 or float64, got "
                 f"{x.dtype}; cast it, or use hop.out_dtype for bare codes"
             )
-        own = _quantizer_of(x)
+        quantizer = _quantizer_of(x)
         wanted = call.quantizer(role) if role != BIAS else None
         fits = [] if wanted is None else [wanted, *([wanted.transposed(x.dim())] * call.is_transposed(role))]
-        if own is not None and own not in [_per_dimension(q, x.dim()) for q in fits]:
+        if quantizer is not None and quantizer not in [_per_dimension(q, x.dim()) for q in fits]:
             raise ValueError(
-                f"quantized: argument {name!r} of {call.op} is quantized by {own}, and the scheme says {wanted}; give "
-                "it as a float tensor, or a scheme that fits"
+                f"quantized: argument {name!r} of {call.op} is quantized by {quantizer}, and the scheme says {wanted}; "
+                "give it as a float tensor, or a scheme that fits"
             )
     check_devices("quantized", call.op, operands)
     check_shapes("quantized", call.op, call.args)

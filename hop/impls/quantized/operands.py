@@ -89,8 +89,8 @@ def rows_of_columns(x: QuantizedTensor) -> QuantizedTensor:
     q, shape = replace(x.quantizer, hadamard=None), copies.columns(x.shape)
     columns = copies.names(x.quantizer, (copies.COLUMNWISE,))
     rows = copies.names(q, (copies.ROWWISE,))
-    own = x.buffers()
-    return x.rebuilt({r: own[c] for r, c in zip(rows, columns, strict=True)}, quantizer=q, shape=shape)
+    buffers = x.buffers()
+    return x.rebuilt({r: buffers[c] for r, c in zip(rows, columns, strict=True)}, quantizer=q, shape=shape)
 
 
 def argument(call: SchemeCall, role: str) -> Any:

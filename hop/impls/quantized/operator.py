@@ -219,10 +219,10 @@ def _planned(op: OpOverload, scheme: Scheme, dtype: torch.dtype | None, args: tu
     check_op(op)
     described = describe(op)
     bound, _ = described.bind(args, {})
-    own = calls.autocast_dtype(calls.operands_of(op, bound)[0]) if dtype is None else dtype
-    fixed = (op, str(scheme), own, None, *Scales())
+    autocast = calls.autocast_dtype(calls.operands_of(op, bound)[0]) if dtype is None else dtype
+    fixed = (op, str(scheme), autocast, None, *Scales())
     quantized_operator.check(*fixed, *bound)
-    call = taken(op, str(scheme), own, (None, *Scales(), *bound), {})
+    call = taken(op, str(scheme), autocast, (None, *Scales(), *bound), {})
     floats = [role for role in (LHS, RHS) if call.quantizer(role) is not None and not is_quantized(call.find(role))]
     if scheme.output is not None or any(map(call.is_transposed, floats)):
         return lambda *args: quantized_operator.reference(*fixed, *described.bind(args, {})[0])

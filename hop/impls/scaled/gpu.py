@@ -157,8 +157,8 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
     fused: dict[str, Any] = {}
     outer = None
     for name, x, role in (("lhs", lhs, LHS), ("rhs", rhs, RHS)):
-        q, own = x.quantizer, x.of(usage(call, role))
-        codes, scale, *_ = own.tensors
+        q, copy = x.quantizer, x.of(usage(call, role))
+        codes, scale, *_ = copy.tensors
         if blocks.per_dimension(q.block, 2)[0] != 1 or q.hadamard is not None:
             return f"for blocks of one row that are not transformed, not {q}"
         codes = codes if q.per_byte() == 1 else codes.view(torch.float4_e2m1fn_x2)
@@ -167,7 +167,7 @@ def _fine(call: Call, lhs: Operand, rhs: Operand) -> "dict[str, Any] | str":
             return f"for scales in e8m0 and e4m3, and of 4 bits e2m1, not {q}"
         scale = scale.view(scale_dtype)
         if not q.scale.outer_scale_is_one():
-            outer_scale = q.scale.outer_scale_of(own.tensors[1:], q.format)
+            outer_scale = q.scale.outer_scale_of(copy.tensors[1:], q.format)
             if outer_scale is None or q.scale.outer_block != (-1, -1):
                 return "a second scale for each row"
             outer = outer_scale.reshape(1) if outer is None else outer * outer_scale.reshape(1)

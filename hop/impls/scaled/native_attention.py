@@ -90,9 +90,9 @@ def _described(call: Call) -> _Described:
 def _run(call: Call) -> Any:
     form, codes = _described(call), []
     for x, sizes in zip(call.args[:3], form.scale_sizes, strict=True):
-        own = plain(x, copies.ROWWISE)
-        scale = spread(own.scale, own.block, own.shape).expand(sizes)
-        codes += [_in_four(own.codes), _in_four(scale)]
+        operand = plain(x, copies.ROWWISE)
+        scale = spread(operand.scale, operand.block, operand.shape).expand(sizes)
+        codes += [_in_four(operand.codes), _in_four(scale)]
     y = native_operators.attention(*codes, _mask(options(call).mask, form.mask_sizes), *form.numbers)
     y = y.reshape(form.sizes)
     return y if y.dtype == call.output else finish(call, y)
@@ -125,10 +125,10 @@ def _planned(call: Call, general: Plan) -> Plan | None:
 
 def _is_stored(x: Operand) -> bool:
     """Whether codes and scales are those of the buffers."""
-    own = plain(x, copies.ROWWISE)
-    if x.usages != (copies.ROWWISE,) or own.codes is not x.codes or own.scale is not x.scale:
+    operand = plain(x, copies.ROWWISE)
+    if x.usages != (copies.ROWWISE,) or operand.codes is not x.codes or operand.scale is not x.scale:
         return False
-    return all(b in (-1, 1) or n == 1 for b, n in zip(own.block, own.scale.shape, strict=True))
+    return all(b in (-1, 1) or n == 1 for b, n in zip(operand.block, operand.scale.shape, strict=True))
 
 
 ATTENTION = Kernel("native attention", _declines, _run, _planned, native=True)

@@ -236,8 +236,8 @@ def _buffers(x: Operand) -> tuple[Any, ...]:
     if q.layout is not None:
         codes, *stored = x.tensors
         return codes, q.scale.scale_of(stored, q.format), None
-    own = plain(x, copies.ROWWISE, fast_format(q.format))
-    return own.codes, own.scale, own.zero if isinstance(own.zero, Tensor) else None
+    operand = plain(x, copies.ROWWISE, fast_format(q.format))
+    return operand.codes, operand.scale, operand.zero if isinstance(operand.zero, Tensor) else None
 
 
 def _planned(call: Call, general: Plan) -> Plan | None:

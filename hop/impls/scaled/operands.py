@@ -44,14 +44,14 @@ def plain(operand: Operand, usage: str, format: Format | None = None) -> Operand
 
 def in_integers(x: Operand, usage: str) -> Operand:
     """An operand whose codes are its numbers, which are integers; itself if it is one of integers."""
-    own: Any = x.quantizer.format
-    if own.is_integer:
+    format: Any = x.quantizer.format
+    if format.is_integer:
         return x
     codes, *stored = x.of(usage).tensors
     shape = list(x.shape) if usage == copies.ROWWISE else copies.columns(x.shape)
     if x.quantizer.per_byte() > 1:
-        codes = own.unpack(codes, shape[-1]).reshape(shape)
-    values = own.decode(codes).to(torch.int8)
+        codes = format.unpack(codes, shape[-1]).reshape(shape)
+    values = format.decode(codes).to(torch.int8)
     return Operand(_of_integers(x.quantizer), (values, *stored), (usage,), x.shape)
 
 
@@ -67,8 +67,12 @@ def _plain(q: Quantizer, block: Block, buffers: tuple[Tensor, ...], shape: Seque
 @functools.lru_cache(maxsize=4096)
 def _reading_plain(q: Quantizer, block: Block) -> Quantizer:
     """What reads a byte for each code, and a float32 scale for each block, and an offset where `q` has such."""
-    own: Any = q.format
-    format = own if own.bits >= 8 else Integer(own.name, 8, own.dtype, own.low, own.high)
+    stored_format: Any = q.format
+    format = (
+        stored_format
+        if stored_format.bits >= 8
+        else Integer(stored_format.name, 8, stored_format.dtype, stored_format.low, stored_format.high)
+    )
     has_offset = q.scale.has_offset()
     rule = StoredScales(torch.float32, offset=True) if has_offset else Static(affine=q.scale.has_zero_point())
     return Quantizer(format, block, rule)

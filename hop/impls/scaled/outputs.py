@@ -59,11 +59,11 @@ def by_integers(call: Call, **options: Any) -> list[Tensor] | None:
     if convention is None:
         return None
     q: Any = call.output
-    own = plain(tensors(call.args)[0], copies.ROWWISE)
-    stored = given_buffers(call, list(own.shape))
+    operand = plain(tensors(call.args)[0], copies.ROWWISE)
+    stored = given_buffers(call, list(operand.shape))
     zero = stored[1] if len(stored) > 1 else q.format.zero
-    units = (_number(t) for t in (own.scale, own.zero, stored[0], zero))
-    codes = convention.codes(own.codes, *units, q.format, **options)  # type: ignore[attr-defined]
+    units = (_number(t) for t in (operand.scale, operand.zero, stored[0], zero))
+    codes = convention.codes(operand.codes, *units, q.format, **options)  # type: ignore[attr-defined]
     _check_units(call, convention, stored[0], zero)
     return [_laid_out(q, codes, list(codes.shape)), *given_buffers(call, list(codes.shape))]
 

@@ -173,13 +173,13 @@ def sums(call: Call) -> list[Sum]:
     if tracing.is_describing():
         return [_without(Sum(product(call, a, b, exactly), lhs.scale, rhs.scale), row, column)]
     for start, length, of_lhs, of_rhs in groups(lhs, rhs, along):
-        own = cut(a, -1, start, length)
+        part = cut(a, -1, start, length)
         terms.append(
             Sum(
-                product(call, own, cut(b, along, start, length), exactly),
+                product(call, part, cut(b, along, start, length), exactly),
                 group_scale(lhs, -1, of_lhs),
                 _of_columns(rhs, along, of_rhs),
-                own.sum(-1, keepdim=True, dtype=torch.int32) if rhs.quantizer.scale.has_offset() else None,
+                part.sum(-1, keepdim=True, dtype=torch.int32) if rhs.quantizer.scale.has_offset() else None,
                 _of_columns(rhs, along, of_rhs, "offset") if rhs.quantizer.scale.has_offset() else None,
             )
         )
@@ -253,8 +253,8 @@ def channel_scale(call: Call, weight: Operand) -> Tensor:
     """The scale of a convolution's weight, of one for each output channel at most, beside the result."""
     transposed, groups = is_transposed(call)
     step = spread(weight.scale, weight.block, weight.shape)
-    own = step.transpose(0, 1) if transposed else step
-    channels = own.reshape(-1)
+    scale = step.transpose(0, 1) if transposed else step
+    channels = scale.reshape(-1)
     if transposed and groups > 1 and not tracing.known_equal(channels.shape[0], 1):
         channels = channels.repeat(groups)
     return channels.view(-1, *[1] * (weight.dim() - 2))

@@ -34,8 +34,8 @@ def shard(operator: Any, call: Call) -> Any:
     maps = meaning.of(call).places(call, len(shape))
     chosen: list[int | None] = []
     for axis in range(mesh.ndim):
-        own = None if maps is None else _choose(call, maps, axis, shape, mesh)
-        chosen.append(None if own in chosen else own)
+        placement = None if maps is None else _choose(call, maps, axis, shape, mesh)
+        chosen.append(None if placement in chosen else placement)
     # a quantized result is quantized where its sums are, but by the rules for quantizing
     quantized = isinstance(call.output, Quantizer)
     if quantized and by_sum(call.output):
@@ -111,8 +111,8 @@ def _local(
             return [local(v, None) for v in x]
         if not isinstance(x, Operand | Tensor):
             return x
-        own = {} if maps is None or i is None else maps.get(i, {})
-        wanted = [None if c is None else own.get(c) for c in chosen]
+        places = {} if maps is None or i is None else maps.get(i, {})
+        wanted = [None if c is None else places.get(c) for c in chosen]
         if summed is not None and i in sums:
             wanted[summed] = sums[i]
         wanted = [d if d is not None and x.shape[d] != 1 else None for d in wanted]

@@ -97,8 +97,8 @@ class FastFloat(_Packing, Float):
         code = None
         for i in reversed(range(count)):
             steps = (magnitude * 2.0 ** (self.mantissa_bits - least - i)).round()
-            own = steps + (i << self.mantissa_bits) if i else steps
-            code = own if code is None else torch.where(magnitude < 2.0 ** (least + i + 1), own, code)
+            binade_code = steps + (i << self.mantissa_bits) if i else steps
+            code = binade_code if code is None else torch.where(magnitude < 2.0 ** (least + i + 1), binade_code, code)
         assert code is not None
         sign = torch.where(x == x, torch.copysign(torch.ones_like(x), x), 1.0)
         return torch.where(sign < 0, code + 2 ** (self.bits - 1), code).to(self.dtype)
@@ -215,15 +215,15 @@ class FastQuantizer(Quantizer):
 def fast(quantizer: str) -> Quantizer:
     """A quantizer that gives what `quantizer` gives."""
     parsed = Quantizer.parse(quantizer)
-    own = {f.name: getattr(parsed, f.name) for f in fields(parsed)}
+    values = {f.name: getattr(parsed, f.name) for f in fields(parsed)}
     hadamard = FastHadamard(parsed.hadamard.signs) if type(parsed.hadamard) is Hadamard else parsed.hadamard
     faster = {"format": fast_format(parsed.format), "scale": _fast_rule(parsed.scale), "hadamard": hadamard}
-    return FastQuantizer(**own | faster)
+    return FastQuantizer(**values | faster)
 
 
 def _fast_rule(rule: Rule) -> Rule:
-    own = {f.name: getattr(rule, f.name) for f in fields(rule)}  # type: ignore[arg-type]
-    return replace(rule, **{name: fast_format(v) for name, v in own.items() if isinstance(v, Format)})
+    values = {f.name: getattr(rule, f.name) for f in fields(rule)}  # type: ignore[arg-type]
+    return replace(rule, **{name: fast_format(v) for name, v in values.items() if isinstance(v, Format)})
 
 
 # ---- the kernels

@@ -120,8 +120,8 @@ class _NativeQuantizer(Quantizer):
         return dict(zip(("codes", *self.stored()), buffers, strict=True))
 
     def dequantize(self, buffers: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
-        own = [buffers[name] for name in ("codes", *self.stored())]
-        return dequantize_native(self.spelling, own, tuple(shape), torch.float32)
+        ordered = [buffers[name] for name in ("codes", *self.stored())]
+        return dequantize_native(self.spelling, ordered, tuple(shape), torch.float32)
 
     @functools.cached_property
     def spelling(self) -> str:
@@ -174,8 +174,8 @@ def _declines_product(call: tuple[Any, ...], shape: tuple[int, ...]) -> str | No
     of_rows = all(1 in pair for pair in lead)
     if not of_rows or q.scale.outer_block is not None or q.scale.missing() is not None or q.flat:
         return f"for blocks within rows, and a rule that finds one scale for each, of x times a factor; not {quantizer}"
-    own = tracing.hints(factor.shape)
-    if factor.dtype != torch.float32 or own is None or own[-1:] != shape[-1:] or any(n != 1 for n in own[:-1]):
+    sizes = tracing.hints(factor.shape)
+    if factor.dtype != torch.float32 or sizes is None or sizes[-1:] != shape[-1:] or any(n != 1 for n in sizes[:-1]):
         return f"for a factor in float32 of each column of {shape}, not {factor.dtype} of {tuple(factor.shape)}"
     if noise is not None and not seeded and (noise.dtype != torch.uint8 or noise.shape != x.shape):
         return f"for noise in uint8 of x's shape, not {noise.dtype} of {tuple(noise.shape)}"

@@ -55,18 +55,18 @@ def _parts(t: Any, part: Sequence[int], dims: Sequence[int], shape: Sequence[int
         if set(dims) != {0} or block == -1 or size % block or size % q.per_byte():
             raise IndivisibleError(f"its blocks run over the flattened tensor, and parts of {tuple(part)} cut them")
         return buffers, q
-    own = units.of_buffers(q, t.usages, t.dim())
+    units_of = units.of_buffers(q, t.usages, t.dim())
     for d in set(dims):
-        if part[d] % own["codes"][d]:
+        if part[d] % units_of["codes"][d]:
             raise IndivisibleError(
-                f"{own['codes'][d]} codes along dimension {d} share a byte, and parts of {part[d]} cut it"
+                f"{units_of['codes'][d]} codes along dimension {d} share a byte, and parts of {part[d]} cut it"
             )
-        inner = _unit(own["scale"][d], part[d])
+        inner = _unit(units_of["scale"][d], part[d])
         for name in q.stored():
-            unit = inner if name == "global_amax" else _unit(own[name][d], part[d])
-            buffers[name] = _finer(buffers[name], own[name][d], unit, d, t.shape[d])
-            own[name] = (*own[name][:d], unit, *own[name][d + 1 :])
-    return buffers, units.with_units(q, own, shape)
+            unit = inner if name == "global_amax" else _unit(units_of[name][d], part[d])
+            buffers[name] = _finer(buffers[name], units_of[name][d], unit, d, t.shape[d])
+            units_of[name] = (*units_of[name][:d], unit, *units_of[name][d + 1 :])
+    return buffers, units.with_units(q, units_of, shape)
 
 
 def _unit(unit: int, part: int) -> int:

@@ -227,8 +227,8 @@ def hull_of_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
 
 def hull_and_index_rule(node: Node, x: Any, *rest: Any, **kwargs: Any) -> Any:
     value = node.meta["val"]
-    own = one(whole(x)) if is_integer(value[0].dtype) else bounds(x)
-    return (own, *(anything(v) for v in value[1:]))
+    interval_of = one(whole(x)) if is_integer(value[0].dtype) else bounds(x)
+    return (interval_of, *(anything(v) for v in value[1:]))
 
 
 def padded_rule(node: Node, x: Any, pad: Any, value: Any = 0) -> Any:

@@ -31,8 +31,8 @@ def sum_rule(node: Node, x: Any, dims: Any = None, keepdim: Any = False, dtype: 
     for d in reduced:
         count *= _size(shape[d], "the summed dimension")
         fixed &= isinstance(shape[d], int)
-    own = whole(x).hull()
-    return Sum(*_times(count, *own, fixed=fixed), None, f"{count:,} numbers of {interval(*own)}", True)
+    hull = whole(x).hull()
+    return Sum(*_times(count, *hull, fixed=fixed), None, f"{count:,} numbers of {interval(*hull)}", True)
 
 
 def matmul_rule(node: Node, a: Any, b: Any) -> Sum:
@@ -142,6 +142,10 @@ def convolution_rule(
         result = _of_factors(count, factors, weight, fixed=fixed, zeros=bool(pads))
     if bias is None:
         return result
-    own = whole(bias)
-    shaped = own if own.one() else Integers(*(t.view(-1, *[1] * kernel) for t in (own.low, own.high)))
+    bias_range = whole(bias)
+    shaped = (
+        bias_range
+        if bias_range.one()
+        else Integers(*(t.view(-1, *[1] * kernel) for t in (bias_range.low, bias_range.high)))
+    )
     return _with_bias(result, shaped)

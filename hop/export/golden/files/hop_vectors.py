@@ -65,8 +65,8 @@ def _node(path: Path, i: int, node: Any) -> Node:
             arrays = {n: held[n] for n in held.files}
     except (zipfile.BadZipFile, ValueError, EOFError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{path.parent / file} is damaged: {error}") from error
-    own = {n: (x.dtype.name, x.shape) for n, x in arrays.items()}
-    if own != expected:
-        wrong = sorted(n for n in {*own, *expected} if own.get(n) != expected.get(n))
+    shapes = {n: (x.dtype.name, x.shape) for n, x in arrays.items()}
+    if shapes != expected:
+        wrong = sorted(n for n in {*shapes, *expected} if shapes.get(n) != expected.get(n))
         raise ValueError(f"{path.parent / file} does not hold what vectors.json says: {', '.join(wrong)} differ")
     return Node(name, operator, node, arrays)

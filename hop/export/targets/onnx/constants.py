@@ -15,13 +15,13 @@ class Constants:
     """The values in a graph that its parameters, buffers and constants alone determine; and new ones."""
 
     def __init__(self, program: ExportedProgram, graph: Graph) -> None:
-        own, signature = {**program.constants, **program.state_dict}, program.graph_signature
+        tensors, signature = {**program.constants, **program.state_dict}, program.graph_signature
         changed = set(signature.buffers_to_mutate.values())
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         given = {
-            spec.arg.name: own[spec.target].detach()
+            spec.arg.name: tensors[spec.target].detach()
             for spec in signature.input_specs
-            if spec.kind in kinds and spec.target in own and spec.target not in changed
+            if spec.kind in kinds and spec.target in tensors and spec.target not in changed
         }
         self.values = {node: given[node.name] for node in graph.find_nodes(op="placeholder") if node.name in given}
         self.constant = set(self.values)

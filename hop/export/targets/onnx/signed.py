@@ -30,10 +30,10 @@ def choose_signed(model: Any) -> None:
             weights[b.name] = _held(ir, model.graph, b)
         forms = {name: _form(ir, node, weights[b.name], name) for name in ("then_branch", "else_branch")}
         choice = ir.node("If", [exact], {name: ir.AttrGraph(name, form) for name, form in forms.items()})
-        own, y = choice.outputs[0], node.outputs[0]
-        own.name, own.type, own.shape, y.name = y.name, y.type, y.shape, f"{y.name}_before"
+        chosen, y = choice.outputs[0], node.outputs[0]
+        chosen.name, chosen.type, chosen.shape, y.name = y.name, y.type, y.shape, f"{y.name}_before"
         model.graph.insert_after(node, choice)
-        y.replace_all_uses_with(own, replace_graph_outputs=True)
+        y.replace_all_uses_with(chosen, replace_graph_outputs=True)
         model.graph.remove(node, safe=True)
     for name in weights:
         if not model.graph.initializers[name].uses():

@@ -113,8 +113,8 @@ def _convolution(step: Step) -> None:
     stride, pad, dilation = (each(step.arg(i), n, d) for i, d in ((3, 1), (4, 0), (5, 1)))
     operands = [*operand(file, x), *_weight(step, x, weight, weight.codes), *units(file, step.result)]
     bias = _bias(step, x, weight, len(weight.codes))
-    own = {"strides": stride, "pads": [*pad, *pad], "dilations": dilation, "group": step.arg(6, 1)}
-    give(step, step.result, "QLinearConv", [*operands, *bias], **own)
+    attributes = {"strides": stride, "pads": [*pad, *pad], "dilations": dilation, "group": step.arg(6, 1)}
+    give(step, step.result, "QLinearConv", [*operands, *bias], **attributes)
 
 
 # ---- two operands
@@ -245,9 +245,9 @@ def _function(step: Step) -> None:
     info = torch.iinfo(x.dtype)
     every = torch.arange(256).to(torch.uint8).view(x.dtype)  # a code below 0 is a place from the end
     format = {f.dtype: f for f in (INT8, UINT8)}
-    own = Quantizer(format[x.dtype], (-1,), Static(affine=True))
+    quantizer = Quantizer(format[x.dtype], (-1,), Static(affine=True))
     output = Quantizer(format[result.dtype], (-1,), Static(affine=True, requantize=rule))
-    operand = Held(own, every, [x.scale, x.zero], torch.float32)
+    operand = Held(quantizer, every, [x.scale, x.zero], torch.float32)
     table = run_requantized(
         step.op, output, [operand, *step.args[1:]], step.kwargs, [result.scale, result.zero], None, []
     )

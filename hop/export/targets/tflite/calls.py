@@ -112,8 +112,8 @@ class Call:
         if (name := self.result.kind.lower()) not in self.target.dtypes:
             self.refuse(f"its result is {name}, and target {self.target.name} has {' and '.join(self.target.dtypes)}")
         row = self.target[op] if op in self.target else self.refuse(self.target.missing(str(op)))
-        own = row.per_tensor if whole_weight and row.per_tensor is not None else row.convention
-        return replace(own, low=bounds[0], high=bounds[1])
+        convention = row.per_tensor if whole_weight and row.per_tensor is not None else row.convention
+        return replace(convention, low=bounds[0], high=bounds[1])
 
     def give(
         self,

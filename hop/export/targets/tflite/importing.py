@@ -216,7 +216,11 @@ def _named(names: Any) -> list[str]:
     """Names of a file as names of arguments."""
     unique: list[str] = []
     for name in names:
-        own = re.sub(r"\W", "_", name.partition(":")[0], flags=re.ASCII) or "x"
-        own = f"x_{own}" if own[0].isdigit() or own[0] == "_" or keyword.iskeyword(own) or own == "self" else own
-        unique.append(own if own not in unique else f"{own}_{len(unique)}")
+        identifier = re.sub(r"\W", "_", name.partition(":")[0], flags=re.ASCII) or "x"
+        identifier = (
+            f"x_{identifier}"
+            if identifier[0].isdigit() or identifier[0] == "_" or keyword.iskeyword(identifier) or identifier == "self"
+            else identifier
+        )
+        unique.append(identifier if identifier not in unique else f"{identifier}_{len(unique)}")
     return unique

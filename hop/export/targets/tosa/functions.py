@@ -40,8 +40,8 @@ def _interpolated(step: Step, index: str, order: Any) -> None:
     x, rule, file = step.arg(0), step.convention, step.file
     if not isinstance(rule, TfliteTable):
         raise NotImplementedError(f"its convention is {rule}; of 16 bits TABLE has straight lines, as TfliteTable has")
-    own, out = torch.tensor(x.scale), torch.tensor(step.result.scale)
-    entries = fp.table_513(FUNCTIONS[rule.function], own, x.zero, out, step.result.zero)
+    scale_in, out = torch.tensor(x.scale), torch.tensor(step.result.scale)
+    entries = fp.table_513(FUNCTIONS[rule.function], scale_in, x.zero, out, step.result.zero)
     if int((entries[1:] - entries[:-1]).abs().max()) >= 2**15:
         raise NotImplementedError("its table rises or falls by half of all codes at once, which TABLE does not hold")
     name = step.result.name

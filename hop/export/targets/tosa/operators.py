@@ -247,8 +247,8 @@ def _concatenation(step: Step) -> None:
     for i, part in enumerate(parts):
         name = tensor(file, part, order)
         if not part.is_alike(step.result):
-            own = _float(part.scale)
-            scale = Scale.of(step.convention, own, torch.ones_like(own), _float(step.result.scale))
+            part_scale = _float(part.scale)
+            scale = Scale.of(step.convention, part_scale, torch.ones_like(part_scale), _float(step.result.scale))
             like = file.tensor(f"{step.result.name}_part{i}", file.sizes[name], part.dtype)
             name = rescaled(file, name, like, scale, (part.zero, step.result.zero))
         inputs.append(name)

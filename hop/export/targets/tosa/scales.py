@@ -147,9 +147,9 @@ def clamped(step: Step, x: str, order: Order, least: int | None = None) -> None:
 
 def result(step: Step, order: Order, shape: Sequence[int] | None = None, least: int | None = None) -> str:
     """A tensor for codes of the result before its activation."""
-    own = [step.result.shape[d] for d in order] if shape is None else shape
+    sizes = [step.result.shape[d] for d in order] if shape is None else shape
     suffix = "_whole" if _is_clamped(step, least) or shape is not None else ""
-    return step.file.tensor(step.result.name + suffix, own, step.result.dtype)
+    return step.file.tensor(step.result.name + suffix, sizes, step.result.dtype)
 
 
 def finished(step: Step, total: str, order: Order, scale: Scale, most: Tensor | int) -> None:

@@ -171,9 +171,9 @@ def _of_integers(call: Call) -> Tensor:
     parts: list[Tensor] = []
     for codes, scale in zip(_groups(codes_v, v.block[-1], of_v), of_v.split(1, -1), strict=True):
         logs = torch.where(scale <= 0, -math.inf, functions.apply("log", scale))
-        own = _exponentials(x + _heads(call, logs, v).mT)
-        gap = functions.apply("exp", torch.where(row.none, 0.0, own.most - row.most))
-        parts.append(weighted(_rounded(own.e, 255), codes) * (gap * share))
+        exponentials = _exponentials(x + _heads(call, logs, v).mT)
+        gap = functions.apply("exp", torch.where(row.none, 0.0, exponentials.most - row.most))
+        parts.append(weighted(_rounded(exponentials.e, 255), codes) * (gap * share))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 

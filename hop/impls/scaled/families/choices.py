@@ -32,13 +32,13 @@ def _declines_bound(call: Call) -> str | None:
 
 
 def _exactly(call: Call) -> Sum:
-    own = plain(call.args[0], call.args[0].usages[0])
+    operand = plain(call.args[0], call.args[0].usages[0])
     # PyTorch pools no integers on GPUs, nor, but for what is lowered, in one dimension, and repeats none.
     family = call.roles.family
     pools = family is MAXIMUM and not (is_lowering() and call.device.type == "cpu")
-    chosen = centered(own).to(torch.float32 if pools or family is NEAREST else torch.int32)
+    chosen = centered(operand).to(torch.float32 if pools or family is NEAREST else torch.int32)
     total = call.op(chosen, *call.args[1:], **call.kwargs).to(torch.int32)
-    step = own.scale.reshape(())
+    step = operand.scale.reshape(())
     return Sum(total, step, torch.ones_like(step))
 
 
@@ -50,9 +50,9 @@ def _joined_codes(call: Call) -> list[Tensor] | None:
     """The codes of operands, each brought to the scale of the result by integers, where the output says so."""
     if integer_function(call.output) is None:
         return None
-    own = [plain(x, copies.ROWWISE) for x in call.args[0]]
+    operands = [plain(x, copies.ROWWISE) for x in call.args[0]]
     dim = call.args[1] if len(call.args) > 1 else 0
-    return by_integers(call, others=[(x.codes, x.scale, x.zero) for x in own[1:]], dim=dim)
+    return by_integers(call, others=[(x.codes, x.scale, x.zero) for x in operands[1:]], dim=dim)
 
 
 MEANINGS = {

@@ -28,9 +28,9 @@ def _declines_sum(call: Call) -> str | None:
 
 
 def _exactly(call: Call) -> Sum:
-    own, indices = plain(call.args[0], call.args[0].usages[0]), call.args[1]
-    step, zero = own.scale.reshape(()), own.zero
-    rows = _take(own.codes, indices.reshape(-1)).to(torch.int32)
+    table, indices = plain(call.args[0], call.args[0].usages[0]), call.args[1]
+    step, zero = table.scale.reshape(()), table.zero
+    rows = _take(table.codes, indices.reshape(-1)).to(torch.int32)
     rows = rows - (zero.reshape(()).to(torch.int32) if isinstance(zero, Tensor) else zero)
     return Sum(rows.reshape([*indices.shape, rows.shape[1]]), step, torch.ones_like(step))
 
@@ -62,9 +62,9 @@ def _run_rows(call: Call) -> Any:
         taken.append(
             t if along == -1 else _take(t, rows if along == 1 else torch.div(rows, along, rounding_mode="floor"))
         )
-    own = replace(read, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
+    quantizer = replace(read, block=_of_rows(q.block), scale=q.scale.of_blocks(_of_rows))
     shape = [*rows.shape, weight.shape[1]]
-    values = dequantize_buffers(str(own), taken, [copies.ROWWISE], shape, torch.float32)
+    values = dequantize_buffers(str(quantizer), taken, [copies.ROWWISE], shape, torch.float32)
     return finish(call, values.reshape([*indices.shape, weight.shape[1]]))
 
 

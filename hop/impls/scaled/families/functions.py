@@ -104,12 +104,12 @@ def _of_all_codes(call: Call) -> Call | None:
         return None
     if compute_dtype(call) != torch.float32 or any(tracing.known_equal(n, 0) for n in x.shape):
         return None
-    own = plain(x, copies.ROWWISE)
-    codes, *stored = own.tensors
-    format: Any = own.quantizer.format
+    operand = plain(x, copies.ROWWISE)
+    codes, *stored = operand.tensors
+    format: Any = operand.quantizer.format
     every = torch.arange(format.low, format.high + 1, device=codes.device, dtype=torch.int32).to(codes.dtype)
     one = Operand(
-        Quantizer(format, (-1,), own.quantizer.scale),
+        Quantizer(format, (-1,), operand.quantizer.scale),
         (every, *(t.reshape(1) for t in stored)),
         (copies.ROWWISE,),
         tuple(every.shape),
@@ -123,9 +123,9 @@ def _has_one_scale(q: Any) -> bool:
 
 def _taken(table: Tensor, call: Call) -> Tensor:
     """The entry of each code."""
-    own = plain(call.args[0], copies.ROWWISE)
-    low: int = own.quantizer.format.low  # type: ignore[union-attr]
-    places = own.codes.to(torch.int32) - low
+    operand = plain(call.args[0], copies.ROWWISE)
+    low: int = operand.quantizer.format.low  # type: ignore[union-attr]
+    places = operand.codes.to(torch.int32) - low
     return table.index_select(0, places.reshape(-1)).reshape(places.shape)
 
 

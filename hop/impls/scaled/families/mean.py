@@ -20,11 +20,11 @@ def _mean(call: Call) -> Tensor:
     reduced = _reduced(call, x.dim())
     if not is_integer(x) or copies.ROWWISE not in x.usages:
         return _of(call, values(x, dtype), reduced).to(dtype)
-    own = plain(x, copies.ROWWISE)
-    if not all(own.block[d] == -1 or tracing.known_equal(own.scale.shape[d], 1) for d in reduced):
+    operand = plain(x, copies.ROWWISE)
+    if not all(operand.block[d] == -1 or tracing.known_equal(operand.scale.shape[d], 1) for d in reduced):
         return _of(call, values(x, dtype), reduced).to(dtype)
-    y = _of(call, centered(own), reduced).to(dtype)
-    step = spread(own.scale, own.block, x.shape)
+    y = _of(call, centered(operand), reduced).to(dtype)
+    step = spread(operand.scale, operand.block, x.shape)
     if call.op.overloadpacket is aten.mean:
         step = call.op(step, *call.args[1:], **_options(call))  # of single numbers
     return y * step

@@ -109,8 +109,8 @@ def _reciprocal_root(x: Tensor, eps: float) -> Tensor:
 
 def _places(call: Call, ndim: int) -> dict[int, Places]:
     if is_batch_norm(call):
-        own: Places = {d: d for d in range(ndim)}
-        return {0: own} | {i: {1: 0} for i in range(1, 5) if isinstance(call.args[i], Tensor)}
+        places: Places = {d: d for d in range(ndim)}
+        return {0: places} | {i: {1: 0} for i in range(1, 5) if isinstance(call.args[i], Tensor)}
     return {0: {d: d for d in range(ndim - len(call.args[1]))}}
 
 

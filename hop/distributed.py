@@ -1,4 +1,4 @@
-"""hop.distributed: layers of hop.nn on several processes. hop.nn does not import it, for it imports torch.distributed.
+"""Layers of hop.nn on several processes. `import hop` does not import this module, which imports torch.distributed.
 
 PyTorch's own styles of parallelize_module take layers of hop.nn whose scales are found anew in each call. A layer that
 keeps scales (those of the rules hop.scale_rules.Static and Delayed) has a submodule for them, which those styles do not
@@ -27,10 +27,10 @@ class _Style(PlacesLayers):
         if isinstance(module, Layer):
             style: Any = self
             for name, placement in placements.items():
-                own = getattr(module, name, None)
-                if own is not None:
-                    spread = distribute_tensor(own, mesh, [placement], src_data_rank=style.src_data_rank)
-                    setattr(module, name, nn.Parameter(spread, requires_grad=own.requires_grad))
+                parameter = getattr(module, name, None)
+                if parameter is not None:
+                    spread = distribute_tensor(parameter, mesh, [placement], src_data_rank=style.src_data_rank)
+                    setattr(module, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
             return True
         return not isinstance(module, nn.Linear | nn.Embedding)
 
