@@ -23,7 +23,7 @@ from hop.numerics.quantizer import Quantizer
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = (
     *("INT8_ROW", "FP8_ROW", "FP8_1X128", "FP8_128X128", "MXFP8", "NVFP4", "MXFP4", "INT8_TENSOR", "FP8_TENSOR"),
-    *("INT8_ROW_AFFINE", "INT4_32", "UINT4_128_AFFINE", "FP8_E5M2_1X128"),
+    *("INT8_ROW_AFFINE", "INT4_32", "UINT4_128_AFFINE", "FP8_E5M2_1X128", "FP8_COLUMN"),
 )
 TRANSPOSED = ("FP8_128X128", "FP8_1X128", "MXFP8", "NVFP4", "INT8_ROW", "FP8_TENSOR")
 SHAPES = ((384, 4096), (130, 1040), (77, 333), (3, 40000))

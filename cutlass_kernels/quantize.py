@@ -23,6 +23,7 @@ from cutlass_kernels.quantizing import (
 )
 
 _MOST = 2**31  # elements of a row
+_BY_COLUMN = (-1, 1)
 
 
 def declines(r: Request) -> str | None:
@@ -32,7 +33,7 @@ def declines(r: Request) -> str | None:
     if max(r.x.shape) >= _MOST or r.x.numel() >= _MOST * CHUNK:
         return f"sizes must be below 2^31, got {tuple(r.x.shape)}"
     plain = r.rule not in ("given", "two_level") and r.noise is None
-    if r.block == (TILE, TILE):
+    if r.block in ((TILE, TILE), _BY_COLUMN):
         return None if plain else f"blocks of {r.block} are for scales that are found, without noise"
     rows, columns = r.block
     whole = rows == -1 and columns == -1
@@ -48,6 +49,9 @@ def declines(r: Request) -> str | None:
 def tiles_of(r: Request) -> Tiles | None:
     """The kernel that makes the transposed copy of a request, or its blocks of 128 x 128; None without one."""
     square, columns = r.block == (TILE, TILE), r.block[1]
+    if r.block == _BY_COLUMN:
+        rules = (r.power_of_two, r.most_of_dtype, r.rounding)
+        return Tiles(r.x.dtype, r.elements, r.rule, False, 0, 0, False, True, False, True, in_chunks(r.x), *rules)
     if (r.copies == "rowwise" and not square) or columns not in (-1, 16, 32, 64, TILE):
         return None
     whole, is_both = r.block == (-1, -1), r.copies == "both"
@@ -61,6 +65,7 @@ def tiles_of(r: Request) -> Tiles | None:
         r.copies == "rowwise",
         r.copies != "rowwise",
         whole,
+        False,
         in_chunks(r.x) and (r.copies == "rowwise" or r.x.shape[0] % CHUNK == 0),
         r.power_of_two,
         r.most_of_dtype,
@@ -81,7 +86,7 @@ def kernels_of(r: Request) -> list[Any]:
         found.append(tiles)
     if tiles is None and r.copies != "rowwise":
         found.append(variant_of(replace(r, x=r.x.t(), copies="rowwise")))
-    if r.copies != "columnwise" and (tiles is None or not tiles.row_wise):
+    if r.copies != "columnwise" and (tiles is None or not (tiles.row_wise or tiles.straight)):
         found.append(variant_of(r))
     return found
 
@@ -238,6 +243,10 @@ def _rows(r: Request, amax: Tensor | None) -> list[Tensor]:
 
 def _tiles(r: Request, v: Tiles, amax: Tensor | None) -> list[Tensor]:
     """The copies by tiles, and by rows what these do not make."""
+    if v.straight:
+        buffers = _buffers(r)
+        compiled(v)(r.x, None, _copy(v, buffers), columns_of(r.x, r.is_affine), (float(r.floor),))
+        return buffers
     row_wise = [] if r.copies == "columnwise" else _buffers(replace(r, copies="rowwise"))
     transposed = [] if r.copies == "rowwise" else _buffers(replace(r, copies="columnwise"))
     known = columns_of(r.x, r.is_affine) if v.is_by_column else amax

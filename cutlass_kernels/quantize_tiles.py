@@ -42,6 +42,12 @@ def of_tensor(v: Any, at: Any, numbers: Any) -> Any:
     return scales.Known(high, codes.number(chunks.load(at.amax + 4, 4)) if v.is_affine else None, numbers[0])
 
 
+def place_of(v: Any, column: Any, piece: Any) -> Any:
+    """Where in shared memory the codes of a chunk of a column begin. Pieces of columns are exchanged, so that threads
+    that are neighbours meet other banks."""
+    return (column * PIECES + (piece ^ ((column + column // CHUNK) % PIECES))) * (CHUNK // v.format.per_word)
+
+
 class QuantizeTiles:
     """The kernel of a variant."""
 
@@ -82,7 +88,10 @@ class QuantizeTiles:
             cute.arch.sync_threads()
             self.columns(transposed, tile, numbers, own, (values, written, stats))
             cute.arch.sync_threads()
-            self.write(transposed, tile, written)
+            if const_expr(v.straight):
+                self.write_straight(transposed, tile, written)
+            else:
+                self.write(transposed, tile, written)
 
     # ---- chunks of rows
 
@@ -192,9 +201,7 @@ class QuantizeTiles:
                 scale = self.of_column(at, tile, numbers, mine, (column, piece), stats)
             words = cute.make_rmem_tensor(CHUNK // v.format.per_word, Uint32)
             encode_values(v, raw, mine.worst, scale, None, words)
-            # Pieces of columns are exchanged, so that threads that are neighbours write to other banks.
-            start = (column * PIECES + (piece ^ (column % PIECES))) * (CHUNK // v.format.per_word)
-            chunks.share(written, start, words)
+            chunks.share(written, place_of(v, column, piece), words)
 
     @cute.jit
     def of_column(self, at: Any, tile: Any, numbers: Any, mine: Any, where: Any, stats: Any) -> Any:
@@ -239,8 +246,27 @@ class QuantizeTiles:
             column, piece = unit // PIECES, unit % PIECES
             words = cute.make_rmem_tensor(size, Uint32)
             for i in cutlass.range_constexpr(size):
-                words[i] = written[(column * PIECES + (piece ^ (column % PIECES))) * size + i]
+                words[i] = written[place_of(v, column, piece) + i]
             row, own = tile.row + piece * CHUNK, Int64(tile.column + column)
             left = select(own < tile.columns, tile.rows - row, Int32(0))
             start = own * cute.ceil_div(tile.rows, f.per_byte) + row // f.per_byte
             chunks.store_chunk(v, at.codes + start, left, words)
+
+    @cute.jit
+    def write_straight(self, at: Any, tile: Any, written: Any):
+        """The codes as x lies, a chunk of a row after another."""
+        v = self.variant
+        thread, per_row = cute.arch.thread_idx()[0], v.width // CHUNK
+        for j in cutlass.range_constexpr(TILE * per_row // v.threads):
+            unit = thread + v.threads * j
+            within, first = unit // per_row, unit % per_row * CHUNK
+            words = cute.make_rmem_tensor(CHUNK // 4, Uint32)
+            for i in cutlass.range_constexpr(CHUNK // 4):
+                four = [
+                    written[place_of(v, first + 4 * i + k, within // CHUNK) + within % CHUNK // 4] >> (within % 4 * 8)
+                    for k in range(4)
+                ]
+                words[i] = codes.joined(four)
+            row, column = Int64(tile.row + within), tile.column + first
+            left = select(row < tile.rows, tile.columns - column, Int32(0))
+            chunks.store_chunk(v, at.codes + row * tile.columns + column, left, words)

@@ -27,7 +27,8 @@ class Request:
         format: a name of cutlass_kernels.elements.FORMATS.
         rule: "amax" scale = max(amax, floor) / top; "minmax", with a zero point; "current" scale = 1 / S, S = top /
             max(amax, floor); "mx" a power of two in e8m0; "two_level" e4m3 under an amax of the tensor; "given".
-        block: of each copy: (1, -1) rows, (1, b) groups of b, (-1, -1) the matrix, (128, 128) tiles.
+        block: of each copy: (1, -1) rows, (1, b) groups of b, (-1, -1) the matrix, (128, 128) tiles;
+            (-1, 1) columns, of a row-wise copy alone.
         copies: "rowwise" x, "columnwise" x transposed, (C, R), or "both", in this order.
         scale, zero_point: of "given", float32 and codes, in the shape of the results; of "two_level" the amax, (1, 1).
         noise: of stochastic rounding: uint8 of x's shape; or, with stream >= 0, the int64 seed of shape ().
@@ -101,6 +102,11 @@ def check(r: Request) -> None:
 
 
 def _check_given(r: Request) -> None:
+    if r.block == (-1, 1) and (r.copies != "rowwise" or r.elements.bits < 8 or r.rule in ("mx", "two_level")):
+        raise ValueError(
+            f"quantize: block (-1, 1) is for row-wise copies of 8-bit codes with scales in float32, got {r.copies!r}, "
+            f"{r.format} and {r.rule}"
+        )
     if r.copies != "rowwise" and (r.rule == "given" or r.noise is not None):
         raise ValueError(f"quantize: copies must be 'rowwise' for given scales and with noise, got {r.copies!r}")
     if (r.rule == "given") != (r.scale is not None) and r.rule != "two_level":
@@ -190,6 +196,8 @@ class Tiles:
     down            elements of a column that share one in the transposed copy; 0 for all, whose amax was found before
     row_wise, transposed   which copies are made
 
+    straight        whether codes with the scales of columns are written as x lies, after all
+
     The others are those of Rows; reads: whether amax was found before, for the tensor.
     """
 
@@ -204,6 +212,7 @@ class Tiles:
     row_wise: bool = False
     transposed: bool = True
     reads: bool = False
+    straight: bool = False
     vector: bool = True
     power_of_two: bool = False
     most_of_dtype: bool = False

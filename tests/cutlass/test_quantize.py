@@ -224,6 +224,13 @@ class TestRows(unittest.TestCase):
         check(replace(presets.MXFP8, stochastic=True), x, ("rowwise", "columnwise"), noise=noise)
 
     @pytest.mark.full
+    def test_columns(self):
+        for i, q in enumerate((presets.FP8_COLUMN, presets.INT8_COLUMN, Quantizer(formats.INT8, (-1, 1), MinMax()))):
+            check(q, numbers(DTYPES[i % 2], 144, 272))
+            check(q, numbers(DTYPES[i % 2], 77, 150).reshape(7, 11, 150))
+            check(q, numbers(DTYPES[i % 2], 48, 32), ("rowwise", "columnwise"))
+
+    @pytest.mark.full
     def test_blocks_of_128_by_128(self):
         check(presets.FP8_128X128, numbers(torch.bfloat16, 144, 272))
         check(presets.FP8_128X128, numbers(torch.float32, 77, 150))

@@ -99,6 +99,8 @@ def matrix_of(q: Quantizer, shape: Sequence[int]) -> tuple[tuple[int, int], tupl
     sizes = blocks.per_dimension(q.block, len(shape))
     if not shape or all(b == -1 for b in sizes):
         return (math.prod(shape[:-1]), shape[-1] if shape else 1), (-1, -1)
+    if len(shape) > 1 and sizes[-1] == 1 and all(b == -1 for b in sizes[:-1]) and q.format.bits == 8:
+        return (math.prod(shape[:-1]), shape[-1]), (-1, 1)
     first = next((i for i, (b, n) in enumerate(zip(sizes, shape, strict=True)) if b != 1 and n != 1), len(shape) - 1)
     rows, columns = math.prod(shape[:first]), math.prod(shape[first:])
     if all(b == -1 for b in sizes[first:]):
@@ -131,6 +133,8 @@ def _declines(call: tuple[Any, ...]) -> str | None:
         return missing
     if copies.COLUMNWISE in usages and q.hadamard is not None:
         return "the column-wise copy is transformed first"
+    if isinstance(q.scale, Microscaling | TwoLevel) and q.block[-1] == 1:
+        return f"for blocks along rows, not {q}"
     for asked in _asked(q, x, usages, words, scale, zero_point, noise):
         if isinstance(asked, str):
             return asked
@@ -148,6 +152,7 @@ def _asked(q: Quantizer, x: Tensor, usages: Sequence[str], words: _Words, *given
     """What the operator is asked for, in one call for both copies if it makes them so; or why it is not."""
     found = [matrix_of(q, x.shape if usage == copies.ROWWISE else copies.columns(x.shape)) for usage in usages]
     one = words["rule"] != "given" and given[2] is None and x.dim() >= 2 and copies.COLUMNWISE in usages
+    one = one and q.block[-1] != 1
     plain = matrix_of(q, [math.prod(x.shape[:-1]), x.shape[-1]]) if one else ""
     if one and not isinstance(plain, str) and all(not isinstance(f, str) and f[1] == plain[1] for f in found):
         named = "both" if len(usages) > 1 else "columnwise"
